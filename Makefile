@@ -1,0 +1,66 @@
+# Everything runs in .venv, which the first target that needs it creates from uv.lock.
+# The only requirement is Python 3.11 or newer: `make PYTHON=/path/to/python3.12 test`.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SYNCED := $(VENV)/.synced
+
+export UV_PROJECT_ENVIRONMENT := $(CURDIR)/$(VENV)
+export UV_PYTHON_DOWNLOADS := never
+unexport VIRTUAL_ENV
+# Without bytecode files every import of JAX takes more than twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Compiled programs are kept in the checkout, so only the first run waits for XLA.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.jax_cache
+export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
+export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint fmt bench fidelity tables wheel clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(SYNCED) ## train PPO on the bursty task, print it against every baseline, draw an episode
+	$(BIN)/jaxserve evaluate --agent all --task bursty_workload --episodes 20 --plot demo/episode.png
+
+test: $(SYNCED) ## run the tests, without the slow ones
+	$(BIN)/python -m pytest
+
+test-slow: $(SYNCED) ## run only the slow tests
+	$(BIN)/python -m pytest -m slow
+
+lint: $(SYNCED) ## check lock file, style, format and types
+	$(BIN)/uv lock --check --quiet
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+
+fmt: $(SYNCED) ## format the code and apply the safe fixes
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(SYNCED) ## measure speed against the peers, all in one run
+	$(BIN)/python -m benchmarks
+
+fidelity: $(SYNCED) ## compare the simulator with published measurements
+	$(BIN)/jaxserve fidelity
+
+tables: $(SYNCED) ## rebuild the latency tables in data/tables
+	$(BIN)/jaxserve table build
+
+wheel: $(SYNCED) ## build dist/*.whl and try it in an empty environment
+	scripts/wheel_smoke.sh
+
+clean: ## remove the environment, caches and build products
+	rm -rf $(VENV) .jax_cache .hypothesis .pytest_cache .ruff_cache build dist demo
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(SYNCED): pyproject.toml uv.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "jaxserve needs Python 3.11 or newer; name one with PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/uv || { $(PYTHON) -m venv --clear $(VENV) && $(BIN)/python -m pip install --quiet uv; }
+	$(BIN)/uv sync --frozen --extra dev
+	@touch $@

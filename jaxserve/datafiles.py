@@ -1,0 +1,57 @@
+"""Where packaged data lies, and how files are written without ever leaving half of one."""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from jaxserve.errors import InputError
+
+
+def data_dir() -> Path:
+    """Directory of the packaged data: `jaxserve/data` in a wheel, `data` in a source checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / "data"
+    return installed if installed.is_dir() else package.parent / "data"
+
+
+def load_json(name: str) -> Any:
+    """Parse the data file `name` (relative to `data_dir()`).
+
+    Raises:
+      InputError: the file is missing or is not valid JSON.
+    """
+    path = data_dir() / name
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"data file {name!r} does not exist under {data_dir()}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"data file {name!r} is not valid JSON: line {error.lineno} column {error.colno}: "
+            f"{error.msg}"
+        ) from None
+
+
+def write_atomic(path: Path | str, data: bytes) -> None:
+    """Write `data` to `path` through a temporary file in the same directory and `os.replace`.
+
+    An interrupted run leaves the old file or the new one, never a mixture.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes the file private; give it the mode an ordinary open() would have.
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,281 @@
+"""ServeEnv: the only place where simulator, task and reward meet.
+
+    env = jaxserve.make("bursty_workload")
+    state, timestep = env.reset(key)
+    state, timestep = env.step(state, action, key)
+
+All functions are pure; ``env`` is a frozen pytree of its own parameters, so a batch of different
+tasks or hardware is a stacked ``env`` under the same ``jax.vmap``.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sim.deployment import Deployment
+from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.table import LatencyTable
+from jaxserve.sim.window import SimState, Slo, advance_window, idle_metrics, init_sim
+from jaxserve.sim.workload import Workload, WorkloadState, draw_arrivals, init_workload
+from jaxserve.spaces import KNOBS, clip_action, clip_observation
+from jaxserve.tasks.reward import RewardModel, compute_reward
+from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
+
+
+@flax.struct.dataclass
+class EnvState:
+    """Everything an episode carries from window to window."""
+
+    workload: WorkloadState
+    sim: SimState
+    observation: ServeObservation
+    """the last one: windows without first tokens repeat its latencies."""
+    step: jax.Array
+    """int32, windows finished."""
+
+
+@flax.struct.dataclass
+class ServeEnv:
+    """One task on one deployment. Build it with ``jaxserve.make``."""
+
+    table: LatencyTable
+    deployment: Deployment
+    workload: Workload
+    slo: Slo
+    reward: RewardModel
+    knob_active: jax.Array
+    """bool[6], knobs the agent may turn, in the order of ``jaxserve.spaces.KNOBS``."""
+    locked: ServeAction
+    """values of the knobs that are not active."""
+    horizon: jax.Array
+    """int32, windows per episode."""
+    randomisation: jax.Array
+    """float32, half-width of the per-episode log-uniform slowness of the hardware, 0 = none."""
+    name: str = flax.struct.field(pytree_node=False)
+    window_s: float = flax.struct.field(pytree_node=False)
+    ticks: int = flax.struct.field(pytree_node=False)
+
+    def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
+        """Starts an episode on an idle deployment.
+
+        Args:
+          key: typed PRNG key; it is the episode's only source of randomness.
+
+        Returns:
+          the state and a TimeStep with reward 0 and the idle observation.
+        """
+        scale_key, workload_key = jax.random.split(key)
+        spread = self.randomisation * jax.random.uniform(scale_key, (), minval=-1.0)
+        class_count = self.workload.classes.prompt_tokens.shape[0]
+        metrics = idle_metrics(class_count)
+        observation = self._idle_observation(class_count)
+        state = EnvState(
+            workload=init_workload(self.workload, workload_key),
+            sim=init_sim(class_count, jnp.exp(spread)),
+            observation=observation,
+            step=jnp.int32(0),
+        )
+        zero = jnp.float32(0.0)
+        return state, TimeStep(
+            observation=observation,
+            reward=zero,
+            terminated=jnp.bool_(False),
+            truncated=jnp.bool_(False),
+            metrics=metrics,
+            parts=RewardParts(
+                throughput=zero, latency=zero, slo=zero, cost=zero, memory=zero, total=zero
+            ),
+        )
+
+    def step(
+        self, state: EnvState, action: ServeAction, key: jax.Array | None = None
+    ) -> tuple[EnvState, TimeStep]:
+        """Holds the knobs for one window.
+
+        Args:
+          action: scalars; out-of-range values are clipped, inactive knobs ignored.
+          key: not consumed here: an episode's traffic depends on its reset key alone, so that a
+            list of actions always replays. Wrappers that start new episodes consume it.
+
+        Returns:
+          the next state and its TimeStep; ``truncated`` at the horizon. Stepping on is allowed and
+          continues the traffic.
+        """
+        del key
+        action = self.effective_action(action)
+        workload_state, arrivals = draw_arrivals(
+            self.workload, state.workload, state.step, self.ticks, self.window_s
+        )
+        sim, metrics = advance_window(
+            state.sim,
+            action,
+            arrivals,
+            deployment=self.deployment,
+            classes=self.workload.classes,
+            table=self.table,
+            slo=self.slo,
+            window_s=self.window_s,
+        )
+        step = state.step + 1
+        parts = compute_reward(self.reward, metrics)
+        observation = self._observation(state.observation, metrics, step)
+        state = EnvState(workload=workload_state, sim=sim, observation=observation, step=step)
+        return state, TimeStep(
+            observation=observation,
+            reward=parts.total,
+            terminated=jnp.bool_(False),
+            truncated=step >= self.horizon,
+            metrics=metrics,
+            parts=parts,
+        )
+
+    def effective_action(self, action: ServeAction) -> ServeAction:
+        """The knobs that act: clipped, inactive ones at their locked value."""
+        action = clip_action(action)
+        return ServeAction(
+            **{
+                knob: jnp.where(
+                    self.knob_active[i], getattr(action, knob), getattr(self.locked, knob)
+                )
+                for i, knob in enumerate(KNOBS)
+            }
+        )
+
+    def observe(self, observation: ServeObservation) -> jax.Array:
+        """Normalised features for networks, float32[len(FEATURE_NAMES)], roughly in -1..2."""
+        o = observation
+        slo_ms = 1000.0 * jnp.min(self.slo.ttft_s)
+        tpot_ms = 1000.0 * jnp.min(self.slo.tpot_s)
+        mean_rate = self.reward.expected_requests_per_s
+        return jnp.stack(
+            [
+                jnp.log1p(o.queue_depth) / 6.0,
+                jnp.log1p(o.active_requests) / 6.0,
+                o.kv_cache_occupancy,
+                jnp.log2(1.0 + o.mean_prompt_length) / 13.0,
+                _log_ratio(o.p50_ttft_ms, slo_ms),
+                _log_ratio(o.p99_ttft_ms, slo_ms),
+                _log_ratio(o.p50_itl_ms, tpot_ms),
+                jnp.log1p(o.throughput_tps) / 10.0,
+                o.slo_compliance_rate,
+                o.gpu_memory_used_gb / self.deployment.device_gib,
+                jnp.log1p(100.0 * o.estimated_cost_per_1k) / 5.0,
+                _log_ratio(o.request_arrival_rate, mean_rate),
+                o.spec_acceptance_rate,
+                jnp.log1p(o.eviction_events) / 5.0,
+                o.step_index / self.horizon,
+                o.priority_distribution[0],
+                o.priority_distribution[1],
+                o.priority_distribution[2],
+                o.slo_violation_rate,
+                o.cost_so_far / (self.reward.usd_scale * self.horizon),
+                o.reconfiguring,
+            ]
+        )
+
+    def _idle_observation(self, class_count: int) -> ServeObservation:
+        zero = jnp.float32(0.0)
+        classes = self.workload.classes
+        base_gib = self.deployment.weights_gib[0] + self.deployment.activation_base_gib
+        return ServeObservation(
+            queue_depth=zero,
+            active_requests=zero,
+            kv_cache_occupancy=zero,
+            mean_prompt_length=jnp.mean(classes.prompt_tokens),
+            p50_ttft_ms=zero,
+            p99_ttft_ms=zero,
+            p50_itl_ms=zero,
+            throughput_tps=zero,
+            slo_compliance_rate=jnp.float32(1.0),
+            gpu_memory_used_gb=base_gib,
+            estimated_cost_per_1k=zero,
+            request_arrival_rate=zero,
+            spec_acceptance_rate=zero,
+            eviction_events=zero,
+            step_index=zero,
+            priority_distribution=jnp.zeros(3),
+            slo_violation_rate=zero,
+            cost_so_far=zero,
+            reconfiguring=zero,
+        )
+
+    def _observation(
+        self, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
+    ) -> ServeObservation:
+        classes = self.workload.classes
+        arrived = jnp.sum(metrics.arrivals)
+        first_tokens = jnp.sum(metrics.first_tokens)
+        ended = jnp.sum(metrics.completed + metrics.rejected + metrics.lost)
+        good = jnp.sum(metrics.good)
+        compliance = jnp.where(ended > 0.0, good / jnp.maximum(ended, 1e-9), 1.0)
+        good_tokens = jnp.sum(metrics.good * classes.output_tokens)
+        in_group = classes.priority == jnp.arange(3)[:, None]
+
+        def hold(value: jax.Array, before: jax.Array) -> jax.Array:
+            return jnp.where(first_tokens > 0.01, value, before)
+
+        return clip_observation(
+            ServeObservation(
+                queue_depth=jnp.sum(metrics.waiting),
+                active_requests=jnp.sum(metrics.running),
+                kv_cache_occupancy=metrics.kv_occupancy,
+                mean_prompt_length=jnp.where(
+                    arrived > 0.0,
+                    jnp.sum(metrics.arrivals * classes.prompt_tokens) / jnp.maximum(arrived, 1.0),
+                    last.mean_prompt_length,
+                ),
+                p50_ttft_ms=hold(
+                    1000.0 * histogram_quantile(metrics.ttft_histogram, 0.5), last.p50_ttft_ms
+                ),
+                p99_ttft_ms=hold(
+                    1000.0 * histogram_quantile(metrics.ttft_histogram, 0.99), last.p99_ttft_ms
+                ),
+                p50_itl_ms=1000.0 * metrics.itl_s,
+                throughput_tps=metrics.tokens / self.window_s,
+                slo_compliance_rate=compliance,
+                gpu_memory_used_gb=metrics.memory_gib,
+                estimated_cost_per_1k=1000.0 * metrics.cost_usd / jnp.maximum(good_tokens, 1e-3),
+                request_arrival_rate=arrived / self.window_s,
+                spec_acceptance_rate=metrics.acceptance,
+                eviction_events=metrics.preemptions,
+                step_index=step,
+                priority_distribution=jnp.sum(in_group * metrics.arrivals, axis=1)
+                / jnp.maximum(arrived, 1.0),
+                slo_violation_rate=1.0 - compliance,
+                cost_so_far=last.cost_so_far + metrics.cost_usd,
+                reconfiguring=1.0 - metrics.capacity,
+            )
+        )
+
+
+FEATURE_NAMES = (
+    "log_queue_depth",
+    "log_active_requests",
+    "kv_cache_occupancy",
+    "log_mean_prompt_length",
+    "log_p50_ttft_over_slo",
+    "log_p99_ttft_over_slo",
+    "log_p50_itl_over_slo",
+    "log_throughput",
+    "slo_compliance_rate",
+    "memory_share_of_device",
+    "log_cost_per_1k",
+    "log_arrival_rate_over_mean",
+    "spec_acceptance_rate",
+    "log_evictions",
+    "episode_progress",
+    "priority_share_0",
+    "priority_share_1",
+    "priority_share_2",
+    "slo_violation_rate",
+    "cost_share",
+    "reconfiguring",
+)
+"""What each entry of ``ServeEnv.observe`` is."""
+
+
+def _log_ratio(value: jax.Array, reference: jax.Array) -> jax.Array:
+    """log2 of value / reference, clipped to -6..6 and scaled to -1..1."""
+    return jnp.clip(jnp.log2(jnp.maximum(value, 1e-6) / reference), -6.0, 6.0) / 6.0

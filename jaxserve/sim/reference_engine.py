@@ -1,0 +1,501 @@
+"""One serving engine, iteration by iteration: continuous batching as vLLM V1 does it.
+
+An iteration first serves what is running, then admits from the waiting queue with the tokens that
+are left of its budget; prompts longer than that are prefilled in chunks. KV lives in blocks. When
+a running sequence needs a block and there is none, the sequence that would be missed least is
+preempted: its KV is dropped, and it is recomputed when it comes to the front of the queue again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+import numpy as np
+
+from jaxserve.errors import InputError
+from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, IterationTimer
+from jaxserve.sim.reference_blocks import BlockPool, CachingBlockPool
+from jaxserve.sim.reference_request import MAX_DEPTH, Request, WaitingQueue
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """Properties of the serving engine that no knob changes.
+
+    Attributes:
+      chunk_budget: tokens that one iteration may process.
+      block_tokens: tokens per KV block.
+      watermark: share of the KV blocks that admission leaves free.
+      prefix_caching: a preempted sequence finds what is left of its own KV when it comes back.
+    """
+
+    chunk_budget: int = 2048
+    block_tokens: int = 16
+    watermark: float = 0.0
+    prefix_caching: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("chunk_budget", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)!r}; 1 or more is allowed")
+        if not 0.0 <= self.watermark < 1.0:
+            raise InputError(f"watermark is {self.watermark!r}; 0 up to below 1 is allowed")
+
+
+@dataclass(frozen=True)
+class EngineKnobs:
+    """What an operator sets on one GPU.
+
+    Attributes:
+      batch_cap: sequences that may run at once (vLLM's `max_num_seqs`).
+      kv_capacity_tokens: KV pool of the GPU, tokens.
+      speculation_depth: draft tokens verified per sequence and step, 0..8.
+      tier: quantisation tier, 0..2.
+      priority_routing: serve by (priority, arrival) instead of first come first served.
+    """
+
+    batch_cap: int
+    kv_capacity_tokens: int
+    speculation_depth: int = 0
+    tier: int = 0
+    priority_routing: bool = False
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("batch_cap", 1, math.inf),
+            ("kv_capacity_tokens", 1, math.inf),
+            ("speculation_depth", 0, MAX_DEPTH),
+            ("tier", 0, 2),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                allowed = f"{low} or more" if high == math.inf else f"{low} to {high}"
+                raise InputError(f"{name} is {value!r}; {allowed} is allowed")
+
+
+class MemoryMeter(Protocol):
+    """Anything that knows how much device memory an iteration takes."""
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory of one GPU; an iteration that needs more crashes the engine."""
+        ...
+
+    def used_bytes(
+        self,
+        *,
+        kv_capacity_tokens: int,
+        tokens: int,
+        logits_rows: int,
+        speculation_depth: int,
+        tier: int,
+    ) -> float:
+        """Bytes in use on one GPU during an iteration, the whole KV pool included."""
+        ...
+
+
+class Role(Enum):
+    """What a GPU does: everything, only prefill (then hand over), or only decode."""
+
+    MIXED = "mixed"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass
+class Work:
+    """Work done at one quantisation tier; what energy is computed from."""
+
+    busy_s: float = 0.0
+    iterations: int = 0
+    tokens: int = 0
+    logits_rows: int = 0
+    attended_pairs: float = 0.0
+    kv_tokens: int = 0
+
+
+@dataclass
+class Tally:
+    """What engines did since the tally was made; one tally is shared by all of a deployment."""
+
+    first_tokens: list[Request] = field(default_factory=list)
+    completed: list[Request] = field(default_factory=list)
+    rejected: list[Request] = field(default_factory=list)
+    lost: list[Request] = field(default_factory=list)
+    preemptions: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    draft_accepted: int = 0
+    decode_s: float = 0.0
+    decode_steps: int = 0
+    peak_memory_bytes: float = 0.0
+    work: tuple[Work, Work, Work] = field(default_factory=lambda: (Work(), Work(), Work()))
+
+
+class Engine:
+    """One GPU (or tensor-parallel group) with its own queue, batch and KV pool.
+
+    `start` composes an iteration and says when it ends; `finish` applies its results. Between the
+    two only `waiting` and the transfers may change.
+
+    Attributes:
+      waiting: requests routed here that are not running.
+      prefilling: admitted, part of the prompt still to compute; oldest first.
+      decoding: running sequences in the order in which they were admitted.
+      held: prefilled sequences whose KV waits here for a decoding GPU.
+      handoffs: those of `held` that have not been collected by the deployment.
+      displaced: preempted sequences of a decode-only GPU, to be prefilled elsewhere.
+      crashed: an iteration did not fit into device memory.
+    """
+
+    def __init__(
+        self,
+        timer: IterationTimer,
+        knobs: EngineKnobs,
+        settings: SchedulerSettings,
+        rng: np.random.Generator,
+        memory: MemoryMeter | None = None,
+    ) -> None:
+        self.timer = timer
+        self.knobs = knobs
+        self.settings = settings
+        self.memory = memory
+        self.role = Role.MIXED
+        self.tally = Tally()
+        self.waiting = WaitingQueue(knobs.priority_routing)
+        self.prefilling: list[Request] = []
+        self.decoding: list[Request] = []
+        self.held: list[Request] = []
+        self.handoffs: list[Request] = []
+        self.displaced: list[Request] = []
+        self.crashed = False
+        self._incoming: list[tuple[Request, int]] = []
+        self._rng = rng
+        pool = CachingBlockPool if settings.prefix_caching else BlockPool
+        self.pool = pool(self._capacity_blocks())
+        # Row i of these arrays belongs to decoding[i].
+        self._context = np.zeros(64, np.int64)  # KV tokens held
+        self._remaining = np.zeros(64, np.int64)  # output tokens to come
+        self._blocks = np.zeros(64, np.int64)  # KV blocks held
+        self._survival = np.zeros((64, MAX_DEPTH))  # chance that draft position 1..8 is accepted
+        self._kv_tokens = 0  # sum of _context
+        self._decode_blocks = 0  # sum of _blocks
+        self._steps_to_finish = 0  # lower bound of the smallest _remaining
+        # The iteration in flight.
+        self._chunks: list[tuple[Request, int]] = []
+        self._duration_s = 0.0
+        self._depth = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences that count against the batch cap."""
+        return len(self.prefilling) + len(self.decoding) + len(self._incoming)
+
+    @property
+    def load_tokens(self) -> int:
+        """Tokens that the GPU holds or still has to prefill: the router's measure of load."""
+        prefilling = sum(request.prefill_target for request in self.prefilling)
+        incoming = sum(request.prefill_target for request, _ in self._incoming)
+        return self._kv_tokens + self.waiting.prefill_tokens + prefilling + incoming
+
+    def set_knobs(self, knobs: EngineKnobs) -> None:
+        """Applies `knobs` from the next iteration on."""
+        self.knobs = knobs
+        self.waiting.set_order(knobs.priority_routing)
+        if self._capacity_blocks() != self.pool.capacity:
+            self.pool.resize(self._capacity_blocks())
+
+    def start(self, now: float) -> float | None:
+        """Composes the next iteration; returns when it ends, or None when there is nothing to do.
+
+        Check `crashed` and `displaced` afterwards.
+        """
+        for request, blocks in self._incoming:
+            self._join(request, blocks)
+        self._incoming.clear()
+        depth, tier = self.knobs.speculation_depth, self.knobs.tier
+        preempted = self._fit_running(depth + 1)
+        sequences = len(self.decoding)
+        verified = sequences * (depth + 1)
+        budget = self.settings.chunk_budget
+        # Verifying deep drafts of a large batch may not starve prefill.
+        room = max(budget - verified, int(budget * MIN_CHUNK_SHARE))
+        self._chunks = self._schedule_prefill(now, room, admit=not preempted)
+        if not verified and not self._chunks:
+            return None
+
+        chunks = tuple((chunk, request.computed) for request, chunk in self._chunks)
+        tokens = verified + sum(chunk for chunk, _ in chunks)
+        rows = verified + len(chunks)
+        if self.memory is not None:
+            used_bytes = self.memory.used_bytes(
+                kv_capacity_tokens=self.knobs.kv_capacity_tokens,
+                tokens=tokens,
+                logits_rows=rows,
+                speculation_depth=depth,
+                tier=tier,
+            )
+            self.tally.peak_memory_bytes = max(self.tally.peak_memory_bytes, used_bytes)
+            self.crashed = used_bytes > self.memory.device_bytes
+            if self.crashed:
+                return None
+
+        # Each decode step also reads the token that it has just written.
+        kv_tokens = self._kv_tokens + sequences
+        self._depth = depth
+        self._duration_s = self.timer.iteration_s(
+            decode_seqs=sequences,
+            kv_tokens=kv_tokens,
+            chunks=chunks,
+            speculation_depth=depth,
+            tier=tier,
+        )
+        work = self.tally.work[tier]
+        work.busy_s += self._duration_s
+        work.iterations += 1
+        work.tokens += tokens
+        work.logits_rows += rows
+        work.kv_tokens += kv_tokens
+        work.attended_pairs += kv_tokens * (depth + 1) + sum(
+            chunk * (prefix + 0.5 * chunk) for chunk, prefix in chunks
+        )
+        return now + self._duration_s
+
+    def finish(self, now: float) -> None:
+        """Applies the iteration that `start` composed and that ends at `now`."""
+        if self.decoding:
+            self._advance_decoding(now)
+        for request, chunk in self._chunks:
+            request.computed += chunk
+            if request.computed == request.prefill_target:
+                self.prefilling.remove(request)
+                self._end_prefill(request, now)
+        self._chunks = []
+
+    def transfer_blocks(self, request: Request) -> int:
+        """Blocks that `request`, prefilled elsewhere, needs for its first step here."""
+        return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)
+
+    def receive(self, request: Request, blocks: int) -> None:
+        """Takes over a sequence whose KV has arrived in `blocks` that were allocated before."""
+        self._incoming.append((request, blocks))
+
+    def release_held(self, request: Request) -> None:
+        """Frees the blocks of a handed-over sequence: its KV has arrived elsewhere."""
+        self.held.remove(request)
+        self.pool.release(request.blocks)
+
+    def evacuate(self) -> list[Request]:
+        """Stops the process: all KV is lost. Returns what was running, oldest first.
+
+        Requests in `waiting` stay there for the caller to collect.
+        """
+        self._record_generated()
+        running = self.decoding + [request for request, _ in self._incoming]
+        running += self.prefilling + self.held
+        for request in running:
+            request.computed = 0
+        for requests in (self.decoding, self._incoming, self.prefilling, self.held, self.handoffs):
+            requests.clear()
+        self._chunks = []
+        self._kv_tokens = self._decode_blocks = 0
+        self.pool.clear()
+        self.crashed = False
+        return running
+
+    def _capacity_blocks(self) -> int:
+        return self.knobs.kv_capacity_tokens // self.settings.block_tokens
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.settings.block_tokens)
+
+    def _fit_running(self, positions: int) -> bool:
+        """Gives every decoding sequence blocks for its next step; True if that took preemption."""
+        preempted = False
+        while self.decoding:
+            count = len(self.decoding)
+            size = self.settings.block_tokens
+            needed = (self._context[:count] + (positions + size - 1)) // size
+            total = int(needed.sum())
+            growth = total - self._decode_blocks
+            if growth <= self.pool.free:
+                if growth > 0:
+                    self.pool.allocate(growth)
+                elif growth < 0:
+                    self.pool.release(-growth)
+                self._blocks[:count] = needed
+                self._decode_blocks = total
+                return preempted
+            self._preempt()
+            preempted = True
+        while self.prefilling and self.pool.free < 0:
+            self._preempt()
+            preempted = True
+        return preempted
+
+    def _preempt(self) -> None:
+        """Drops the KV of the newest running sequence, or of the least important one."""
+        if self.knobs.priority_routing:
+            victim = max(
+                self.decoding + self.prefilling, key=lambda r: (r.priority, r.arrival_s, r.id)
+            )
+        else:
+            victim = (self.prefilling or self.decoding)[-1]
+        if victim in self.prefilling:
+            self.prefilling.remove(victim)
+            full = victim.computed // self.settings.block_tokens
+            self.pool.evict(victim.id, victim.blocks, full)
+        else:
+            row = self.decoding.index(victim)
+            victim.generated = victim.output_tokens - int(self._remaining[row])
+            full = int(self._context[row]) // self.settings.block_tokens
+            self.pool.evict(victim.id, int(self._blocks[row]), full)
+            self._drop_rows(np.array([row]))
+        victim.computed = 0
+        victim.preemptions += 1
+        self.tally.preemptions += 1
+        if self.role is Role.DECODE:
+            self.displaced.append(victim)
+        else:
+            self.waiting.push(victim)
+
+    def _schedule_prefill(self, now: float, room: int, admit: bool) -> list[tuple[Request, int]]:
+        """(request, tokens) of this iteration's prefill chunks, at most `room` tokens in all."""
+        chunks = []
+        for request in self.prefilling:
+            if room <= 0:
+                break
+            chunk = min(request.prefill_target - request.computed, room)
+            chunks.append((request, chunk))
+            room -= chunk
+        while admit and room > 0 and (request := self._admit(now)) is not None:
+            chunk = min(request.prefill_target - request.computed, room)
+            chunks.append((request, chunk))
+            room -= chunk
+        return chunks
+
+    def _admit(self, now: float) -> Request | None:
+        """Moves the head of the queue into the batch if slots and KV blocks allow."""
+        reserve = int(self.pool.capacity * self.settings.watermark)
+        while self.waiting and self.running < self.knobs.batch_cap:
+            request = self.waiting.peek()
+            blocks = self._blocks_for(request.prefill_target)
+            if blocks + reserve > self.pool.capacity:
+                self._give_up(self.waiting.pop())
+                continue
+            if blocks + reserve > self.pool.free:
+                return None
+            self.waiting.pop()
+            cached = self.pool.admit(request.id, blocks)
+            request.computed = cached * self.settings.block_tokens
+            request.blocks = blocks
+            if math.isnan(request.first_scheduled_s):
+                request.first_scheduled_s = now
+            self.prefilling.append(request)
+            return request
+        return None
+
+    def _give_up(self, request: Request) -> None:
+        """Drops a request whose context is longer than the whole KV pool."""
+        if request.generated:
+            request.lost = True
+            self.tally.lost.append(request)
+        else:
+            request.rejected = True
+            self.tally.rejected.append(request)
+
+    def _end_prefill(self, request: Request, now: float) -> None:
+        """The last chunk of a prefill also samples a token."""
+        context = request.prefill_target
+        request.generated += 1
+        self.tally.tokens += 1
+        if math.isnan(request.first_token_s):
+            request.first_token_s = now
+            self.tally.first_tokens.append(request)
+        if request.generated == request.output_tokens:
+            self.pool.release(request.blocks)
+            self._complete(request, now)
+        elif self.role is Role.PREFILL:
+            self.held.append(request)
+            self.handoffs.append(request)
+        else:
+            self._join(request, request.blocks)
+            assert self._context[len(self.decoding) - 1] == context
+
+    def _join(self, request: Request, blocks: int) -> None:
+        """Adds a prefilled sequence to the decode batch."""
+        row = len(self.decoding)
+        if row == len(self._context):
+            grow = ((0, row),)
+            self._context = np.pad(self._context, grow)
+            self._remaining = np.pad(self._remaining, grow)
+            self._blocks = np.pad(self._blocks, grow)
+            self._survival = np.pad(self._survival, (*grow, (0, 0)))
+        # The newest token has been sampled, but its KV is written by its own step.
+        context = request.prompt_tokens + request.generated - 1
+        remaining = request.output_tokens - request.generated
+        self._context[row] = context
+        self._remaining[row] = remaining
+        self._blocks[row] = blocks
+        self._survival[row] = request.draft_survival()
+        self._kv_tokens += context
+        self._decode_blocks += blocks
+        self._steps_to_finish = min(self._steps_to_finish, remaining) if row else remaining
+        self.decoding.append(request)
+
+    def _advance_decoding(self, now: float) -> None:
+        """One step of every decoding sequence."""
+        count, depth = len(self.decoding), self._depth
+        remaining = self._remaining[:count]
+        if depth == 0:
+            self._context[:count] += 1
+            remaining -= 1
+            tokens = count
+        else:
+            # A position counts if it survives and all before it did: one draw decides how far.
+            draws = self._rng.random((count, 1))
+            steps = 1 + (draws < self._survival[:count, :depth]).sum(axis=1)
+            np.minimum(steps, remaining, out=steps)
+            self._context[:count] += steps
+            remaining -= steps
+            tokens = int(steps.sum())
+            self.tally.drafted += count * depth
+            self.tally.draft_accepted += tokens - count
+        self._kv_tokens += tokens
+        self.tally.tokens += tokens
+        self.tally.decode_s += count * self._duration_s
+        self.tally.decode_steps += count
+        self._steps_to_finish -= depth + 1
+        if self._steps_to_finish <= 0:
+            rows = np.flatnonzero(remaining == 0)
+            for row in rows:
+                request = self.decoding[row]
+                request.generated = request.output_tokens
+                self.pool.release(int(self._blocks[row]))
+                self._complete(request, now)
+            if len(rows):
+                self._drop_rows(rows)
+            self._steps_to_finish = int(self._remaining[: len(self.decoding)].min(initial=2**60))
+
+    def _complete(self, request: Request, now: float) -> None:
+        request.finish_s = now
+        request.tier = self.knobs.tier
+        self.tally.completed.append(request)
+
+    def _drop_rows(self, rows: np.ndarray) -> None:
+        """Takes decoding sequences out of the batch, keeping the order of the others."""
+        count = len(self.decoding)
+        self._kv_tokens -= int(self._context[rows].sum())
+        self._decode_blocks -= int(self._blocks[rows].sum())
+        kept = np.delete(np.arange(count), rows)
+        for array in (self._context, self._remaining, self._blocks, self._survival):
+            array[: len(kept)] = array[kept]
+        self.decoding = [self.decoding[row] for row in kept]
+
+    def _record_generated(self) -> None:
+        """Writes the decoding sequences' progress into their requests."""
+        for request, remaining in zip(self.decoding, self._remaining, strict=False):
+            request.generated = request.output_tokens - int(remaining)

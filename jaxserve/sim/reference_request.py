@@ -1,0 +1,175 @@
+"""Requests of the reference simulator: what they ask for, what happened to them, how they queue."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.errors import InputError
+
+MAX_DEPTH = 8
+"""Deepest speculation: acceptance tables have an entry for each depth 0..8."""
+
+LOG_DTYPE = np.dtype(
+    [
+        ("id", "i8"),
+        ("traffic_class", "i4"),
+        ("priority", "i4"),
+        ("prompt_tokens", "i8"),
+        ("output_tokens", "i8"),
+        ("arrival_s", "f8"),
+        ("first_scheduled_s", "f8"),
+        ("first_token_s", "f8"),
+        ("finish_s", "f8"),
+        ("ttft_s", "f8"),
+        ("tpot_s", "f8"),
+        ("preemptions", "i4"),
+        ("tier", "i4"),
+        ("rejected", "?"),
+        ("lost", "?"),
+    ]
+)
+"""One row per request. Times that have not happened are NaN; `tier` is -1 until it finishes."""
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request and its history.
+
+    Attributes:
+      id: unique; breaks ties between equal arrival times.
+      arrival_s: when it reaches the router.
+      prompt_tokens, output_tokens: lengths, at least 1 each.
+      traffic_class: class of the workload that it belongs to.
+      priority: 0 is served first when priority routing is on.
+      acceptance: float[9], mean tokens per verify step at depth 0..8; None means that every
+        draft token is rejected.
+      frontend_s: delay of the front end, part of TTFT but not of the engine's time.
+      generated: output tokens so far; they outlive a preemption.
+      computed: prompt tokens prefilled since it was last admitted.
+      blocks: KV blocks held while it is prefilling or being handed over.
+      first_scheduled_s, first_token_s, finish_s: engine times, NaN until they happen.
+      preemptions: times that it lost its KV and had to be recomputed.
+      tier: quantisation tier that finished it, -1 before.
+      rejected: turned away by the full queue, or too long for the KV pool.
+      lost: dropped while running (out of memory).
+    """
+
+    id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    traffic_class: int = 0
+    priority: int = 0
+    acceptance: np.ndarray | None = None
+    frontend_s: float = 0.0
+    generated: int = 0
+    computed: int = 0
+    blocks: int = 0
+    first_scheduled_s: float = math.nan
+    first_token_s: float = math.nan
+    finish_s: float = math.nan
+    preemptions: int = 0
+    tier: int = -1
+    rejected: bool = False
+    lost: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
+            raise InputError(
+                f"arrival_s of request {self.id} is {self.arrival_s!r}; "
+                "a finite number of seconds from 0 is allowed"
+            )
+        for name in ("prompt_tokens", "output_tokens"):
+            if getattr(self, name) < 1:
+                raise InputError(
+                    f"{name} of request {self.id} is {getattr(self, name)!r}; 1 or more is allowed"
+                )
+        if self.acceptance is not None and np.shape(self.acceptance) != (MAX_DEPTH + 1,):
+            raise InputError(
+                f"acceptance of request {self.id} has shape {np.shape(self.acceptance)}; "
+                f"({MAX_DEPTH + 1},) is allowed, one mean per depth from 0"
+            )
+
+    @property
+    def prefill_target(self) -> int:
+        """Tokens to prefill before it can decode: the prompt and, recomputed, its own output."""
+        return self.prompt_tokens + self.generated
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to first token as the client sees it, seconds; NaN before the first token."""
+        return self.first_token_s - self.arrival_s + self.frontend_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Mean seconds per token after the first; NaN while running, 0 for one-token outputs."""
+        if self.output_tokens == 1:
+            return 0.0 * self.finish_s
+        return (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+
+    def draft_survival(self) -> np.ndarray:
+        """float[8], chance that draft position 1..8 is accepted.
+
+        The mean number of tokens at depth k is one (the target model's own) plus the sum of the
+        first k chances, so the chances are the steps of the acceptance table.
+        """
+        if self.acceptance is None:
+            return np.zeros(MAX_DEPTH)
+        return np.diff(self.acceptance)
+
+
+def request_log(requests: Iterable[Request]) -> np.ndarray:
+    """Structured array of `LOG_DTYPE`, one row per request in the given order."""
+    names = LOG_DTYPE.names
+    assert names is not None
+    return np.array([tuple(getattr(r, name) for name in names) for r in requests], LOG_DTYPE)
+
+
+class WaitingQueue:
+    """Requests that wait for admission, first come first served or by priority.
+
+    Both orders use the arrival time, so a preempted request, which arrived before everything that
+    has never been admitted, goes back to the front.
+    """
+
+    def __init__(self, by_priority: bool = False) -> None:
+        self.by_priority = by_priority
+        self.prefill_tokens = 0
+        """Tokens that the waiting requests have to prefill."""
+        self._heap: list[tuple[int, float, int, Request]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def push(self, request: Request) -> None:
+        """Adds `request` at its place in the order."""
+        rank = request.priority if self.by_priority else 0
+        heapq.heappush(self._heap, (rank, request.arrival_s, request.id, request))
+        self.prefill_tokens += request.prefill_target
+
+    def peek(self) -> Request:
+        """The next request; the queue must not be empty."""
+        return self._heap[0][3]
+
+    def pop(self) -> Request:
+        """Removes and returns the next request; the queue must not be empty."""
+        request = heapq.heappop(self._heap)[3]
+        self.prefill_tokens -= request.prefill_target
+        return request
+
+    def drain(self) -> list[Request]:
+        """Removes and returns every request, in order."""
+        return [self.pop() for _ in range(len(self._heap))]
+
+    def set_order(self, by_priority: bool) -> None:
+        """Switches between first come first served and priority order."""
+        if by_priority != self.by_priority:
+            waiting = self.drain()
+            self.by_priority = by_priority
+            for request in waiting:
+                self.push(request)

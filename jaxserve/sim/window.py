@@ -1,0 +1,343 @@
+"""One control window of the fast simulator: knobs -> ticks -> what the operator sees.
+
+The knobs are held for the window. Knobs that need a restart (tier, split) start a rolling switch
+that takes one GPU at a time; the rest act at once.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sim.deployment import Deployment
+from jaxserve.sim.latency import TTFT_EDGES_S, tpot_met_share, ttft_exceeded
+from jaxserve.sim.table import LatencyTable, contract
+from jaxserve.sim.tick import (
+    Queues,
+    Tally,
+    WindowPlan,
+    advance_tick,
+    class_lookups,
+    empty_tally,
+)
+from jaxserve.sim.waiting import AGE_KNOTS
+from jaxserve.sim.workload import Arrivals, TrafficClasses
+from jaxserve.types import ServeAction, WindowMetrics
+
+_TINY = 1e-6
+
+
+@flax.struct.dataclass
+class Slo:
+    """Per-class service level objectives."""
+
+    ttft_s: jax.Array
+    """float32[F], limit on time to first token, s."""
+    tpot_s: jax.Array
+    """float32[F], limit on mean time per output token after the first, s."""
+
+
+@flax.struct.dataclass
+class SimState:
+    """The simulator's state between windows."""
+
+    queues: Queues
+    ttft_met: jax.Array
+    """float32[F], requests in service whose first token came in time."""
+    decode_s: jax.Array
+    """float32[F], seconds since first token, summed over requests in service."""
+    decode_tokens: jax.Array
+    """float32[F], tokens decoded so far, summed over requests in service."""
+    tier: jax.Array
+    """int32, quantisation tier in force."""
+    prefill_gpus: jax.Array
+    """int32, prefill GPUs in force, 0 = colocated."""
+    target_tier: jax.Array
+    """int32, tier a running switch leads to (equal to ``tier`` when none runs)."""
+    target_prefill_gpus: jax.Array
+    """int32, the same for the split."""
+    switch_left_s: jax.Array
+    """float32, seconds until the running switch is done."""
+    switch_span_s: jax.Array
+    """float32, how long the running switch takes in all."""
+    outage_left_s: jax.Array
+    """float32, seconds until an out-of-memory restart is done."""
+    time_scale: jax.Array
+    """float32, slowness of this episode's hardware relative to the table."""
+
+
+def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
+    """An idle deployment: FP16, colocated."""
+    vector = jnp.zeros(class_count)
+    zero = jnp.float32(0.0)
+    return SimState(
+        queues=Queues(
+            waiting=jnp.zeros((class_count, len(AGE_KNOTS))),
+            running=vector,
+            context=vector,
+            preempted=vector,
+            preempted_context=vector,
+        ),
+        ttft_met=vector,
+        decode_s=vector,
+        decode_tokens=vector,
+        tier=jnp.int32(0),
+        prefill_gpus=jnp.int32(0),
+        target_tier=jnp.int32(0),
+        target_prefill_gpus=jnp.int32(0),
+        switch_left_s=zero,
+        switch_span_s=zero,
+        outage_left_s=zero,
+        time_scale=jnp.asarray(time_scale, jnp.float32),
+    )
+
+
+def advance_window(
+    state: SimState,
+    action: ServeAction,
+    arrivals: Arrivals,
+    *,
+    deployment: Deployment,
+    classes: TrafficClasses,
+    table: LatencyTable,
+    slo: Slo,
+    window_s: float,
+) -> tuple[SimState, WindowMetrics]:
+    """Advances the deployment by one window under clipped knobs ``action``.
+
+    Args:
+      arrivals: counts float32[K, F]; K is the number of ticks.
+      window_s: seconds (static).
+    """
+    ticks, class_count = arrivals.counts.shape
+    state = _start_switch(state, action, deployment)
+    plan, capacity = _plan_window(
+        state, action, arrivals, deployment, classes, table, window_s, ticks
+    )
+
+    def tick(carry, counts):
+        return advance_tick(plan, deployment, classes, *carry, counts), None
+
+    (queues, tally), _ = jax.lax.scan(
+        tick, (state.queues, empty_tally(class_count)), arrivals.counts
+    )
+
+    reserved_gib = (
+        deployment.weights_gib[plan.tier]
+        + deployment.activation_base_gib
+        + _kv_pool(deployment.kv_pool_gib, plan.tier, action) * action.kv_budget_fraction
+        + jnp.where(action.speculation_depth > 0, deployment.draft_gib, 0.0)
+    )
+    memory_gib = reserved_gib + tally.peak_activation_gib
+    oom = memory_gib > deployment.device_gib
+    lost = jnp.where(oom, queues.running, 0.0)
+    queues = queues.replace(
+        running=queues.running - lost, context=jnp.where(oom, 0.0, queues.context)
+    )
+
+    tail_s = tally.jitter_s / jnp.maximum(tally.admitted, _TINY)
+    first_token_s = tally.first_token_s / jnp.maximum(tally.admitted, _TINY)
+    thresholds = jnp.concatenate(
+        [jnp.broadcast_to(TTFT_EDGES_S, (class_count, len(TTFT_EDGES_S))), slo.ttft_s[:, None]],
+        axis=1,
+    )
+    exceeded = ttft_exceeded(
+        tally.admitted, tally.admitted_by_age, first_token_s, tail_s, thresholds, plan.tick_s
+    )
+    first_tokens = jnp.sum(tally.admitted)
+    above = jnp.concatenate(
+        [first_tokens[None], jnp.sum(exceeded[:, :-1], axis=0), jnp.zeros(1)]
+    )
+    ttft_met = tally.admitted - exceeded[:, -1]
+
+    # Requests in service during the window: those there before plus those admitted.
+    in_service = jnp.maximum(
+        state.queues.running + state.queues.preempted + tally.admitted, _TINY
+    )
+    met_pool = state.ttft_met + ttft_met
+    decode_s = state.decode_s + tally.decode_s
+    decode_tokens = state.decode_tokens + tally.decode_tokens
+    tpot_s = decode_s / jnp.maximum(decode_tokens, _TINY)
+    met_share = jnp.clip(met_pool / in_service, 0.0, 1.0) * tpot_met_share(
+        tpot_s, slo.tpot_s, tally.interference_s2 / window_s, classes.output_tokens
+    )
+    stays = jnp.clip((in_service - tally.completed - lost) / in_service, 0.0, 1.0)
+    itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, _TINY)
+
+    energy_j = (
+        deployment.num_gpus
+        * window_s
+        * jnp.minimum(
+            deployment.idle_w + tally.work_j / (deployment.num_gpus * window_s), deployment.max_w
+        )
+    )
+    depth = jnp.maximum(action.speculation_depth, 1)
+    running_share = queues.running / jnp.maximum(jnp.sum(queues.running), _TINY)
+    accepted = jnp.sum(running_share * (plan.tokens_per_step - 1.0)) / depth
+    metrics = WindowMetrics(
+        arrivals=jnp.sum(arrivals.counts, axis=0),
+        completed=tally.completed,
+        good=tally.completed * met_share,
+        rejected=tally.rejected,
+        lost=lost,
+        waiting=queues.waiting[:, 0] + queues.preempted,
+        running=queues.running,
+        first_tokens=tally.admitted,
+        ttft_met=ttft_met,
+        ttft_histogram=above[:-1] - above[1:],
+        tpot_s=tpot_s,
+        itl_s=itl_s,
+        tokens=jnp.sum(tally.decode_tokens) + first_tokens,
+        preemptions=tally.preemptions,
+        memory_gib=memory_gib,
+        energy_j=energy_j,
+        cost_usd=deployment.num_gpus * window_s * deployment.usd_per_gpu_s
+        + energy_j * deployment.usd_per_joule,
+        kv_occupancy=jnp.clip(jnp.sum(queues.context) / plan.kv_tokens, 0.0, 1.0),
+        acceptance=jnp.where(action.speculation_depth > 0, accepted, 0.0),
+        capacity=capacity,
+        oom=oom.astype(jnp.float32),
+        regime=arrivals.regime,
+        tier=plan.tier,
+        prefill_gpus=state.prefill_gpus,
+    )
+    state = state.replace(
+        queues=queues,
+        ttft_met=met_pool * stays,
+        decode_s=decode_s * stays,
+        decode_tokens=decode_tokens * stays,
+        outage_left_s=jnp.where(
+            oom, deployment.oom_restart_s, jnp.maximum(state.outage_left_s - window_s, 0.0)
+        ),
+    )
+    return _finish_switch(state, window_s), metrics
+
+
+def idle_metrics(class_count: int) -> WindowMetrics:
+    """Metrics of a window in which nothing happened."""
+    vector = jnp.zeros(class_count)
+    zero = jnp.float32(0.0)
+    return WindowMetrics(
+        arrivals=vector,
+        completed=vector,
+        good=vector,
+        rejected=vector,
+        lost=vector,
+        waiting=vector,
+        running=vector,
+        first_tokens=vector,
+        ttft_met=vector,
+        ttft_histogram=jnp.zeros(len(TTFT_EDGES_S) + 1),
+        tpot_s=vector,
+        itl_s=zero,
+        tokens=zero,
+        preemptions=zero,
+        memory_gib=zero,
+        energy_j=zero,
+        cost_usd=zero,
+        kv_occupancy=zero,
+        acceptance=zero,
+        capacity=jnp.float32(1.0),
+        oom=zero,
+        regime=jnp.int32(0),
+        tier=jnp.int32(0),
+        prefill_gpus=jnp.int32(0),
+    )
+
+
+def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) -> SimState:
+    """Begins a rolling switch when the knobs ask for one and none is running."""
+    idle = state.switch_left_s <= 0.0
+    split = jnp.minimum(action.prefill_decode_split, deployment.num_gpus.astype(jnp.int32) - 1)
+    new_tier = action.quantization_tier != state.tier
+    re_roled = jnp.abs(split - state.prefill_gpus).astype(jnp.float32)
+    span = jnp.where(new_tier, deployment.restart_s * deployment.num_gpus, 0.0)
+    span = jnp.maximum(span, deployment.rerole_s * re_roled)
+    starts = idle & (span > 0.0)
+    return state.replace(
+        target_tier=jnp.where(starts, action.quantization_tier, state.target_tier),
+        target_prefill_gpus=jnp.where(starts, split, state.target_prefill_gpus),
+        switch_left_s=jnp.where(starts, span, state.switch_left_s),
+        switch_span_s=jnp.where(starts, span, state.switch_span_s),
+    )
+
+
+def _finish_switch(state: SimState, window_s: float) -> SimState:
+    """Half-way through a roll most GPUs have changed: that is when the new setting takes over."""
+    left = jnp.maximum(state.switch_left_s - window_s, 0.0)
+    over = left <= 0.5 * state.switch_span_s
+    return state.replace(
+        switch_left_s=left,
+        tier=jnp.where(over, state.target_tier, state.tier),
+        prefill_gpus=jnp.where(over, state.target_prefill_gpus, state.prefill_gpus),
+    )
+
+
+def _plan_window(
+    state: SimState,
+    action: ServeAction,
+    arrivals: Arrivals,
+    deployment: Deployment,
+    classes: TrafficClasses,
+    table: LatencyTable,
+    window_s: float,
+    ticks: int,
+) -> tuple[WindowPlan, jax.Array]:
+    """Resolves the knobs; also returns the share of the GPUs that serve, 0..1."""
+    tier = state.tier
+    depth = action.speculation_depth
+    window_table = contract(table, depth.astype(jnp.float32), tier)
+
+    switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
+    out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
+    # A single GPU that switches is an outage; of several, one is away at a time.
+    alone = deployment.num_gpus <= 1.0
+    up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
+    serving = jnp.where(
+        alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus
+    )
+    gpus = deployment.num_gpus * serving
+    prefill_pool = state.prefill_gpus.astype(jnp.float32) * serving
+    split = state.prefill_gpus > 0
+    decode_gpus = gpus - prefill_pool
+    reloads = state.target_tier != state.tier
+    re_roled = jnp.abs(state.target_prefill_gpus - state.prefill_gpus).astype(jnp.float32)
+    # Every GPU loses its KV once in a tier switch, a re-roled one in a split switch.
+    share_restarted = jnp.where(reloads, 1.0, re_roled / deployment.num_gpus)
+    restart_rate = jnp.where(
+        state.switch_left_s > 0.5 * state.switch_span_s,
+        2.0 * share_restarted / jnp.maximum(state.switch_span_s, window_s),
+        0.0,
+    )
+    lookups = class_lookups(window_table, classes, deployment.token_budget)
+    scale = arrivals.acceptance_scale
+    at_depth = jnp.take_along_axis(
+        classes.tokens_per_step, jnp.broadcast_to(depth, (classes.prompt_tokens.shape[0], 1)), 1
+    )[:, 0]
+    plan = WindowPlan(
+        table=window_table,
+        added_log=lookups.added_log,
+        alone_s=lookups.alone_s,
+        chunks=lookups.chunks,
+        tokens_per_step=1.0 + scale * (at_depth - 1.0),
+        batch_cap=action.batch_cap.astype(jnp.float32),
+        verify_tokens=depth.astype(jnp.float32) + 1.0,
+        group=jnp.where(action.priority_routing > 0, classes.priority, 0),
+        split=split,
+        prefill_gpus=jnp.where(split, prefill_pool, gpus),
+        decode_gpus=decode_gpus,
+        kv_tokens=decode_gpus
+        * action.kv_budget_fraction
+        * _kv_pool(deployment.kv_pool_tokens, tier, action),
+        tier=tier,
+        restart_rate=restart_rate,
+        time_scale=state.time_scale,
+        tick_s=jnp.float32(window_s / ticks),
+        up_s=up_share * (window_s / ticks),
+    )
+    return plan, up_share * serving
+
+
+def _kv_pool(pool: jax.Array, tier: jax.Array, action: ServeAction) -> jax.Array:
+    return jnp.where(action.speculation_depth > 0, pool[tier, 1], pool[tier, 0])

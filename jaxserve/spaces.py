@@ -1,0 +1,157 @@
+"""Bounds of actions and observations, and the one place where an action from outside is checked."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.errors import InputError
+from jaxserve.types import ServeAction, ServeObservation
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Inclusive range of a field."""
+
+    low: float
+    high: float
+    integer: bool = False
+
+
+ACTION_BOUNDS: dict[str, Bound] = {
+    "batch_cap": Bound(1, 512, integer=True),
+    "kv_budget_fraction": Bound(0.1, 1.0),
+    "speculation_depth": Bound(0, 8, integer=True),
+    "quantization_tier": Bound(0, 2, integer=True),
+    "prefill_decode_split": Bound(0, 7, integer=True),
+    "priority_routing": Bound(0, 1, integer=True),
+}
+"""The six knobs. A split of all GPUs or more is clipped to one decoding GPU."""
+
+KNOBS = tuple(ACTION_BOUNDS)
+
+OBSERVATION_BOUNDS: dict[str, Bound] = {
+    "queue_depth": Bound(0, 4096),
+    "active_requests": Bound(0, 4096),
+    "kv_cache_occupancy": Bound(0, 1),
+    "mean_prompt_length": Bound(0, 131072),
+    "p50_ttft_ms": Bound(0, 200_000),
+    "p99_ttft_ms": Bound(0, 200_000),
+    "p50_itl_ms": Bound(0, 60_000),
+    "throughput_tps": Bound(0, 1_000_000),
+    "slo_compliance_rate": Bound(0, 1),
+    "gpu_memory_used_gb": Bound(0, 1024),
+    "estimated_cost_per_1k": Bound(0, 1000),
+    "request_arrival_rate": Bound(0, 10_000),
+    "spec_acceptance_rate": Bound(0, 1),
+    "eviction_events": Bound(0, 100_000),
+    "step_index": Bound(0, 1_000_000),
+    "priority_distribution": Bound(0, 1),
+    "slo_violation_rate": Bound(0, 1),
+    "cost_so_far": Bound(0, 1_000_000),
+    "reconfiguring": Bound(0, 1),
+}
+"""Every observation is clipped to these, so they hold under any overload."""
+
+DEFAULT_ACTION = {
+    "batch_cap": 32,
+    "kv_budget_fraction": 1.0,
+    "speculation_depth": 0,
+    "quantization_tier": 0,
+    "prefill_decode_split": 0,
+    "priority_routing": 0,
+}
+"""What an operator gets who turns no knob; also the value of knobs that a task locks."""
+
+
+def make_action(**knobs: float) -> ServeAction:
+    """A checked action of scalars; knobs left out take their default.
+
+    Raises:
+      InputError: an unknown knob, a value that is no finite number, not whole where it must be,
+        or out of range.
+    """
+    return validate_action({**DEFAULT_ACTION, **knobs})
+
+
+def validate_action(action: ServeAction | Mapping[str, object]) -> ServeAction:
+    """Checks an action that comes from outside; arrays are checked element by element.
+
+    Raises:
+      InputError: as ``make_action``; also a missing knob.
+    """
+    values = action if isinstance(action, Mapping) else vars(action)
+    unknown = sorted(set(values) - set(KNOBS))
+    if unknown:
+        raise InputError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(KNOBS)}")
+    missing = [knob for knob in KNOBS if knob not in values]
+    if missing:
+        raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(KNOBS)}")
+    return ServeAction(**{knob: _checked(knob, values[knob]) for knob in KNOBS})
+
+
+def clip_action(action: ServeAction) -> ServeAction:
+    """Inside jit: out-of-range values are clipped, reals rounded, NaN becomes the lower bound."""
+
+    def clip(knob: str, value: jax.Array) -> jax.Array:
+        bound = ACTION_BOUNDS[knob]
+        value = jnp.asarray(value)
+        if bound.integer:
+            if not jnp.issubdtype(value.dtype, jnp.integer):
+                value = jnp.round(jnp.nan_to_num(value, nan=bound.low))
+            return jnp.clip(value, bound.low, bound.high).astype(jnp.int32)
+        return jnp.clip(jnp.nan_to_num(value.astype(jnp.float32), nan=bound.low), bound.low, 1.0)
+
+    return ServeAction(**{knob: clip(knob, getattr(action, knob)) for knob in KNOBS})
+
+
+def clip_observation(observation: ServeObservation) -> ServeObservation:
+    """Makes every entry a finite float32 inside its bound."""
+
+    def clip(name: str, value: jax.Array) -> jax.Array:
+        bound = OBSERVATION_BOUNDS[name]
+        value = jnp.nan_to_num(
+            jnp.asarray(value, jnp.float32), nan=bound.low, posinf=bound.high, neginf=bound.low
+        )
+        return jnp.clip(value, bound.low, bound.high)
+
+    return ServeObservation(
+        **{name: clip(name, getattr(observation, name)) for name in OBSERVATION_BOUNDS}
+    )
+
+
+def _checked(knob: str, value: object) -> jax.Array:
+    bound = ACTION_BOUNDS[knob]
+    kind = "a whole number" if bound.integer else "a number"
+    allowed = f"{kind} from {bound.low:g} to {bound.high:g}"
+    if isinstance(value, numbers.Real) or value is None or isinstance(value, str):
+        scalar = _as_float(value)
+        if scalar is None:
+            raise InputError(f"{knob} is {value!r}; it must be {allowed}")
+        array = np.asarray(scalar)
+    else:
+        try:
+            array = np.asarray(value, dtype=np.float64)
+        except (TypeError, ValueError):
+            raise InputError(f"{knob} is of type {type(value).__name__}; it must be {allowed}") from None
+    bad = ~np.isfinite(array) | (array < bound.low - 1e-6) | (array > bound.high + 1e-6)
+    if bound.integer:
+        bad |= array != np.round(array)
+    if np.any(bad):
+        raise InputError(f"{knob} is {array[bad].flat[0]:g}; it must be {allowed}")
+    return jnp.asarray(array, jnp.int32 if bound.integer else jnp.float32)
+
+
+def _as_float(value: object) -> float | None:
+    if isinstance(value, bool):
+        return float(value)
+    if isinstance(value, numbers.Real) and not isinstance(value, str):
+        number = float(value)
+        return number if not math.isnan(number) else math.nan
+    return None

@@ -1,0 +1,72 @@
+"""Reward: what the requests that met their SLOs are worth, less money and memory beyond the limit.
+
+    reward_t = (sum_i u_i - w_cost cost_t - w_mem overlimit_t) / expected arrival value per window
+    u_i      = value[class] * quality[tier, class] * 1[TTFT and TPOT inside their SLOs]
+
+credited when the request completes. Requests that are shed, starved or still queued at the end earn
+nothing, while the denominator counts every arrival, so not serving never helps.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.types import RewardParts, WindowMetrics
+
+
+@flax.struct.dataclass
+class RewardModel:
+    """Values, weights and limits of one task."""
+
+    value: jax.Array
+    """float32[F], worth of a request of each class."""
+    quality: jax.Array
+    """float32[3, F], share of that worth that answers of each quantisation tier keep."""
+    ttft_slo_s: jax.Array
+    """float32[F], scale of the latency term, s."""
+    expected_value: jax.Array
+    """float32, mean value of a window's arrivals over the task's traffic."""
+    expected_requests_per_s: jax.Array
+    """float32, mean arrival rate over the task's traffic, requests per second."""
+    memory_limit_gib: jax.Array
+    """float32, memory of one GPU that may be used without penalty, GiB."""
+    usd_scale: jax.Array
+    """float32, cost of a window in which every GPU runs at full power, US dollars."""
+    throughput_weight: jax.Array
+    """float32, weight of the value of all completed requests (alpha)."""
+    latency_weight: jax.Array
+    """float32, weight of queueing beyond the SLO (beta; 0 in the tasks' own objective)."""
+    slo_weight: jax.Array
+    """float32, weight of the value lost by requests that missed an SLO (gamma)."""
+    cost_weight: jax.Array
+    """float32, weight of money relative to the value of a window (delta)."""
+    memory_weight: jax.Array
+    """float32, weight of the over-limit share of memory relative to the value of a window."""
+
+
+def compute_reward(model: RewardModel, metrics: WindowMetrics) -> RewardParts:
+    """The reward of one window and its terms.
+
+    With weights (1, 0, 1, ...) throughput + slo is the value of the requests that met their SLOs
+    (goodput in value units). All terms are in units of the expected value per window.
+    """
+    worth = model.value * model.quality[metrics.tier]
+    completed = jnp.sum(worth * metrics.completed) / model.expected_value
+    missed = jnp.sum(worth * (metrics.completed - metrics.good)) / model.expected_value
+    late = jnp.sum(worth * (metrics.first_tokens - metrics.ttft_met)) / model.expected_value
+    over = jnp.maximum(metrics.memory_gib - model.memory_limit_gib, 0.0) / model.memory_limit_gib
+    throughput = model.throughput_weight * completed
+    latency = -model.latency_weight * late
+    slo = -model.slo_weight * missed
+    cost = -model.cost_weight * metrics.cost_usd / model.usd_scale
+    memory = -model.memory_weight * over
+    return RewardParts(
+        throughput=throughput,
+        latency=latency,
+        slo=slo,
+        cost=cost,
+        memory=memory,
+        total=throughput + latency + slo + cost + memory,
+    )
