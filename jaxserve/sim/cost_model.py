@@ -7,7 +7,7 @@ c new tokens after a prefix of p:
     t_lin  = c0 + [(P w / (BW mbw))^p + (2 m P / (F mfu))^p]^(1/p) + elem m + all-reduces
     t_head = max(2 Ph / (.8 BW), 2 rows Ph / (.6 F))
     t_dec  = L (ac + [(a0 + a1 b)^q + (kv K / (BW kvbw))^q]^(1/q))
-    t_pre  = L (c + 4 d sum(c p + c^2 / 2) / (F f_attn))
+    t_pre  = L (cp + g sum(c) + 4 d sum(c p + c^2 / 2) / (F f_attn))
 
 P and Ph are body and head parameters, w bytes per weight, L layers, d heads x head_dim, kv bytes
 of K and V per token and layer, BW and F the GPU's peak bandwidth and arithmetic rate, and mbw, mfu,
@@ -69,7 +69,8 @@ class CostModel:
       kv_read_s_per_token: per layer and KV token, decode.
       attention_q: exponent of the decode attention roofline.
       prefill_constant_s: per layer, paid once by an iteration with any prefill.
-      prefill_s_per_pair: per layer and (query, key) pair.
+      prefill_s_per_token, prefill_s_per_pair: per layer and query token, and per layer and
+        (query, key) pair.
       draft_fixed_s, draft_flat_depth: one draft costs draft_fixed_s max(1, depth / flat_depth).
       draft_s_per_token, draft_s_per_kv_token: per token through the draft, per KV token it reads.
     """
@@ -95,6 +96,7 @@ class CostModel:
     kv_read_s_per_token: float
     attention_q: float
     prefill_constant_s: float
+    prefill_s_per_token: float
     prefill_s_per_pair: float
     draft_fixed_s: float
     draft_flat_depth: float
@@ -119,10 +121,12 @@ class CostModel:
             )
         bandwidth, bf16 = gpu.bandwidth_bytes_per_s, gpu.linear[0].flops_per_s
         # Fewer KV heads than GPUs: each GPU keeps a copy of one head.
-        kv_bytes = model.kv_bytes_per_token_layer * math.ceil(model.kv_heads / tp) / model.kv_heads
+        kv_heads = math.ceil(model.kv_heads / tp)
+        kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
+        attention_width = model.heads * model.head_dim / tp
         attention, draft = gpu.attention, gpu.draft
         ring_bytes_share = 2 * (tp - 1) / tp
-        size = _draft_size(model) / _draft_size(_DRAFT_REFERENCE)
+        size = model.draft_parameters / _REFERENCE.draft_parameters
         return cls(
             gpu=gpu.name,
             model=model.name,
@@ -140,8 +144,8 @@ class CostModel:
             ),
             linear_p=_tiers(f.p_norm for f in gpu.linear),
             elementwise_s_per_token=gpu.elementwise_s_per_token
-            * _elementwise_bytes(model, tp)
-            / _elementwise_bytes(_DRAFT_REFERENCE, 1),
+            * model.elementwise_bytes_per_token(tp)
+            / _REFERENCE.elementwise_bytes_per_token(),
             allreduce_s=2 * model.layers * gpu.link_latency_s if tp > 1 else 0.0,
             allreduce_s_per_token=2
             * model.layers
@@ -156,21 +160,21 @@ class CostModel:
             head_gather_s_per_row=(tp - 1) / tp * 2 * model.vocab / gpu.link_bytes_per_s,
             attention_constant_s=attention.constant_s,
             attention_base_s=attention.base_s,
-            attention_s_per_sequence=attention.per_sequence_s,
+            attention_s_per_sequence=attention.per_sequence_s * kv_heads / _REFERENCE.kv_heads,
             kv_read_s_per_token=kv_bytes / (bandwidth * attention.bandwidth_efficiency),
             attention_q=attention.q_norm,
             prefill_constant_s=attention.prefill_constant_s,
-            prefill_s_per_pair=4
-            * model.heads
-            * model.head_dim
-            / tp
-            / (bf16 * attention.prefill_flops_efficiency),
-            draft_fixed_s=draft.fixed_s * size / tp,
+            prefill_s_per_token=attention.prefill_per_token_s
+            * attention_width
+            / (_REFERENCE.heads * _REFERENCE.head_dim),
+            prefill_s_per_pair=4 * attention_width / (bf16 * attention.prefill_flops_efficiency),
+            # Launch-bound until the weights of a larger draft take longer to read.
+            draft_fixed_s=draft.fixed_s * max(1.0, size / tp),
             draft_flat_depth=draft.flat_depth,
             draft_s_per_token=draft.per_token_s * size / tp,
             draft_s_per_kv_token=draft.per_kv_token_s
             * kv_bytes
-            / _DRAFT_REFERENCE.kv_bytes_per_token_layer,
+            / _REFERENCE.kv_bytes_per_token_layer,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,16 +192,23 @@ class CostModel:
         if set(data) != names:
             odd = sorted(names.symmetric_difference(data))
             raise InputError(f"cost_model fields {odd} are missing or unknown")
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
+        }
         for name, value in values.items():
             if name in ("gpu", "model"):
                 continue
-            entries = value if isinstance(value, tuple) else (value,)
-            numbers = all(isinstance(x, int | float) and 0 <= x < math.inf for x in entries)
-            if not numbers or isinstance(value, tuple) != (name in _TIER_FIELDS):
+            entries = value if name in _TIER_FIELDS else (value,)
+            if not (
+                isinstance(entries, tuple)
+                and len(entries) == (3 if name in _TIER_FIELDS else 1)
+                and all(isinstance(x, int | float) and 0 <= x < math.inf for x in entries)
+                and (name not in _POSITIVE_FIELDS or 0 not in entries)
+            ):
                 raise InputError(
                     f"cost_model field {name} is {value!r}; finite non-negative numbers are "
-                    "required, three of them where a field has one per tier"
+                    "required, above zero for counts and exponents, and three of them where a "
+                    "field has one per tier"
                 )
         return cls(**values)
 
@@ -230,9 +241,10 @@ class CostModel:
         return np.where(seqs > 0, self.layers * (self.attention_constant_s + kernel_s), 0.0)
 
     def prefill_attention_s(self, chunk: ArrayLike, prefix: ArrayLike) -> np.ndarray:
-        """Arithmetic part of t_pre of one chunk: causal among itself, full over its prefix."""
+        """Part of t_pre that one chunk adds: causal among itself, full over its prefix."""
         chunk, prefix = np.asarray(chunk, np.float64), np.asarray(prefix, np.float64)
-        return self.layers * self.prefill_s_per_pair * (chunk * prefix + chunk * chunk / 2)
+        pairs = chunk * prefix + chunk * chunk / 2
+        return self.layers * (self.prefill_s_per_token * chunk + self.prefill_s_per_pair * pairs)
 
     def draft_s(
         self,
@@ -248,7 +260,7 @@ class CostModel:
         sequential passes, which can not be free.
         """
         depth = np.asarray(depth, np.float64)
-        tokens = np.asarray(seqs, np.float64) * (depth + 1) + prompt_tokens
+        tokens = np.asarray(seqs, np.float64) * (depth + 1) + np.asarray(prompt_tokens, np.float64)
         draft_s = (
             self.draft_fixed_s * np.maximum(1.0, depth / self.draft_flat_depth)
             + self.draft_s_per_token * tokens
@@ -303,7 +315,11 @@ class CostModel:
                 self.attention_constant_s + (schedule_s**q + read_s**q) ** (1 / q)
             )
         if prompt_tokens:
-            total_s += self.layers * (self.prefill_constant_s + self.prefill_s_per_pair * pairs)
+            total_s += self.layers * (
+                self.prefill_constant_s
+                + self.prefill_s_per_token * prompt_tokens
+                + self.prefill_s_per_pair * pairs
+            )
         if speculation_depth:
             passes = speculation_depth / self.draft_flat_depth
             total_s += (
@@ -374,7 +390,7 @@ class CostModel:
 
         draft_s = np.where(depth > 0, self.draft_s_per_token * prompt_tokens, 0.0)
         return (
-            (iterations - 1) * added_s(chunk)
+            np.maximum(iterations - 1, 0) * added_s(chunk)
             + np.where(prompt_tokens > 0, added_s(last), 0.0)
             + self.layers * self.prefill_constant_s * iterations
             + self.prefill_attention_s(prompt_tokens, 0)
@@ -383,28 +399,13 @@ class CostModel:
 
 
 _TIER_FIELDS = ("linear_constant_s", "weight_read_s", "linear_s_per_token", "linear_p")
+_POSITIVE_FIELDS = ("tensor_parallel", "layers", "linear_p", "attention_q", "draft_flat_depth")
 
-# Architecture that the elementwise and the draft constants were measured with (Llama-3.1-8B).
-_DRAFT_REFERENCE = LlmModel("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256)
+# Architecture that attention, elementwise and draft constants were measured with.
+_REFERENCE = LlmModel("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256)
 
 
 def _tiers(values: Any) -> tuple[float, float, float]:
     """Three per-tier numbers as a tuple."""
     fp16, int8, int4 = values
     return fp16, int8, int4
-
-
-def _elementwise_bytes(model: LlmModel, tensor_parallel: int) -> float:
-    """Memory traffic per token of the kernels between the matrix products, bytes.
-
-    Per layer: two norms with residual add (8 hidden vectors, on every GPU), gated activation
-    (3 intermediate vectors) and rotary embedding with the KV write (2 passes over q, k, v).
-    """
-    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
-    shared = (3 * model.intermediate + 2 * qkv) / tensor_parallel
-    return 2 * model.layers * (8 * model.hidden + shared)
-
-
-def _draft_size(model: LlmModel) -> float:
-    """Parameters of an EAGLE draft: one layer and the fusion of two hidden vectors into one."""
-    return model.layer_parameters + 2 * model.hidden**2

@@ -2,7 +2,8 @@
 
     energy = min(idle_w t + e_flop flops + e_byte bytes, max_w t)
 
-Functions are plain arithmetic up to a minimum, on numbers, NumPy arrays or JAX arrays.
+Functions are plain arithmetic on numbers, NumPy arrays or JAX arrays. Flops and bytes are of the
+whole model: a tensor-parallel group passes `energy_j` its share and multiplies by its GPUs.
 """
 
 from typing import Any

@@ -17,6 +17,8 @@ TIER_NAMES = ("fp16", "int8", "int4")
 
 GIB = 2**30
 
+_MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s")
+
 
 @dataclass(frozen=True)
 class LinearFit:
@@ -28,7 +30,7 @@ class LinearFit:
       bandwidth_efficiency: reached share of the GPU's memory bandwidth.
       flops_efficiency: reached share of `flops_per_s`.
       p_norm: exponent that joins the memory and the compute side; large means a sharp roofline.
-      layer_constant_s: fixed seconds per layer (dequantisation and activation-quantisation kernels).
+      layer_constant_s: fixed seconds per layer, to dequantise weights or quantise activations.
     """
 
     weight_bytes: float
@@ -41,7 +43,7 @@ class LinearFit:
 
 @dataclass(frozen=True)
 class AttentionFit:
-    """Fit of the attention kernels, per layer.
+    """Fit of the attention kernels, per layer of Llama-3.1-8B (32 heads, 8 KV heads).
 
     Attributes:
       constant_s: fixed seconds of a decode kernel.
@@ -49,7 +51,9 @@ class AttentionFit:
       bandwidth_efficiency: reached share of memory bandwidth while reading KV.
       q_norm: exponent that joins the two.
       prefill_constant_s: fixed seconds of a prefill kernel.
-      prefill_flops_efficiency: reached share of the bf16 arithmetic rate in a prefill kernel.
+      prefill_per_token_s: seconds per query token besides its pairs: reading q, k, v, writing the
+        output, and the masked half of the diagonal tiles.
+      prefill_flops_efficiency: reached share of the bf16 arithmetic rate over attended pairs.
     """
 
     constant_s: float
@@ -58,6 +62,7 @@ class AttentionFit:
     bandwidth_efficiency: float
     q_norm: float
     prefill_constant_s: float
+    prefill_per_token_s: float
     prefill_flops_efficiency: float
 
 
@@ -118,7 +123,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class LlmModel:
-    """Architecture of a dense decoder-only transformer with a gated MLP and grouped-query attention.
+    """Dense decoder-only transformer with a gated MLP and grouped-query attention.
 
     Attributes:
       name: file name of its data.
@@ -156,6 +161,21 @@ class LlmModel:
     def embedding_parameters(self) -> int:
         """Parameters of the input embedding that the head does not share."""
         return 0 if self.tied_embeddings else self.hidden * self.vocab
+
+    @property
+    def draft_parameters(self) -> int:
+        """Parameters of an EAGLE draft: one layer, and the fusion of two vectors into one."""
+        return self.layer_parameters + 2 * self.hidden**2
+
+    def elementwise_bytes_per_token(self, tensor_parallel: int = 1) -> float:
+        """Memory traffic on one GPU of the kernels between the matrix products.
+
+        Per layer: two norms with residual add (8 hidden vectors, on every GPU), gated activation
+        (3 intermediate vectors) and rotary embedding with the KV write (2 passes over q, k, v).
+        """
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        shared = (3 * self.intermediate + 2 * qkv) / tensor_parallel
+        return 2 * self.layers * (8 * self.hidden + shared)
 
     @property
     def kv_bytes_per_token_layer(self) -> int:
@@ -205,20 +225,22 @@ def load_gpu(name: str) -> Gpu:
     """
     if name not in gpu_names():
         raise InputError(f"gpu {name!r} is unknown; allowed are {', '.join(gpu_names())}")
-    data = load_json(f"hardware/{name}.json")
     where = f"hardware/{name}.json"
-    linear = tuple(_block(LinearFit, data["linear"], tier, where) for tier in TIER_NAMES)
-    nested = {
-        "name": data["name"],
-        "linear": linear,
+    data = load_json(where)
+    flat: dict[str, Any] = {}
+    for group in ("memory", "head", "iteration", "link", "power", "price"):
+        flat |= _group(data, group, where)
+    linear = _group(data, "linear", where)
+    values: dict[str, Any] = {
+        "name": name,
+        "linear": tuple(_block(LinearFit, linear, tier, where) for tier in TIER_NAMES),
         "attention": _block(AttentionFit, data, "attention", where),
         "draft": _block(DraftFit, data, "draft", where),
     }
-    flat: dict[str, Any] = {}
-    for group in ("memory", "head", "iteration", "link", "power", "price"):
-        flat |= {key: value for key, value in data[group].items() if key != "source"}
-    names = [field.name for field in fields(Gpu) if field.name not in nested]
-    return Gpu(**nested, **{key: _number(flat, key, where) for key in names})
+    for field in fields(Gpu):
+        if field.name not in values:
+            values[field.name] = _number(flat, field.name, where)
+    return Gpu(**values)
 
 
 def load_model(name: str) -> LlmModel:
@@ -230,24 +252,35 @@ def load_model(name: str) -> LlmModel:
     if name not in model_names():
         raise InputError(f"model {name!r} is unknown; allowed are {', '.join(model_names())}")
     where = f"models/{name}.json"
-    data = load_json(where)
-    sizes = [field.name for field in fields(LlmModel) if field.type is int]
-    numbers = {size: int(_number(data["architecture"], size, where)) for size in sizes}
-    tied = bool(data["architecture"]["tied_embeddings"])
-    return LlmModel(name=data["name"], tied_embeddings=tied, **numbers)
+    sizes = _group(load_json(where), "architecture", where)
+    values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
+    for field in fields(LlmModel):
+        if field.name not in values:
+            values[field.name] = int(_number(sizes, field.name, where))
+    return LlmModel(**values)
+
+
+def _group(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:
+    """Object `name` of a data file."""
+    if not isinstance(data.get(name), dict):
+        raise InputError(f"{where} has no group {name!r}")
+    return data[name]
 
 
 def _block(kind: Any, data: dict[str, Any], name: str, where: str) -> Any:
     """Dataclass `kind` from the group `name` of a data file."""
-    if name not in data:
-        raise InputError(f"{where} has no group {name!r}")
-    return kind(**{field.name: _number(data[name], field.name, where) for field in fields(kind)})
+    group = _group(data, name, where)
+    return kind(**{field.name: _number(group, field.name, where) for field in fields(kind)})
 
 
 def _number(group: dict[str, Any], key: str, where: str) -> float:
-    """Finite non-negative number `key`; only the fixed costs may be zero."""
+    """Finite positive number `key`; only fixed costs may be zero."""
     value = group.get(key)
-    valid = isinstance(value, int | float) and math.isfinite(value) and value >= 0
-    if not valid or (value == 0 and key not in ("layer_constant_s", "constant_s", "fixed_s")):
+    if (
+        not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value < 0
+        or (value == 0 and key not in _MAY_BE_ZERO)
+    ):
         raise InputError(f"{where} field {key} is {value!r}; a positive number is required")
     return float(value)

@@ -28,8 +28,8 @@ def weights_bytes(model: LlmModel, tier: int, tensor_parallel: int = 1) -> float
 
 
 def draft_bytes(model: LlmModel, tensor_parallel: int = 1) -> float:
-    """Weights of an EAGLE draft: one layer and its fusion matrix; embedding and head are shared."""
-    return (model.layer_parameters + 2 * model.hidden**2) * BF16_BYTES / tensor_parallel
+    """Weights of an EAGLE draft, which shares the target's embedding and head."""
+    return model.draft_parameters * BF16_BYTES / tensor_parallel
 
 
 def activation_bytes(
@@ -43,9 +43,7 @@ def activation_bytes(
     """
     qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
     per_token = 4 * model.hidden + (3 * model.intermediate + qkv) / tensor_parallel
-    return (
-        tokens_in_iteration * (per_token * BF16_BYTES) + logits_rows * model.vocab * LOGITS_BYTES
-    )
+    return tokens_in_iteration * (per_token * BF16_BYTES) + logits_rows * model.vocab * LOGITS_BYTES
 
 
 def kv_bytes_per_token(model: LlmModel, speculating: bool, tensor_parallel: int = 1) -> float:

@@ -70,7 +70,8 @@ class CachingBlockPool(BlockPool):
                 self._segments[owner] = available - taken
 
     def admit(self, owner: int, blocks: int) -> int:
-        cached = min(self._segments.pop(owner, 0), blocks)
+        # A sequence comes back with all that it had, so it needs at least what is left of it.
+        cached = self._segments.pop(owner, 0)
         self.used += cached
         self.allocate(blocks - cached)
         return cached

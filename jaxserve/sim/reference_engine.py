@@ -9,92 +9,16 @@ preempted: its KV is dropped, and it is recomputed when it comes to the front of
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 import numpy as np
 
-from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference_blocks import BlockPool, CachingBlockPool
+from jaxserve.sim.reference_memory import MemoryMeter
 from jaxserve.sim.reference_request import MAX_DEPTH, Request, WaitingQueue
-
-
-@dataclass(frozen=True)
-class SchedulerSettings:
-    """Properties of the serving engine that no knob changes.
-
-    Attributes:
-      chunk_budget: tokens that one iteration may process.
-      block_tokens: tokens per KV block.
-      watermark: share of the KV blocks that admission leaves free.
-      prefix_caching: a preempted sequence finds what is left of its own KV when it comes back.
-    """
-
-    chunk_budget: int = 2048
-    block_tokens: int = 16
-    watermark: float = 0.0
-    prefix_caching: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("chunk_budget", "block_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)!r}; 1 or more is allowed")
-        if not 0.0 <= self.watermark < 1.0:
-            raise InputError(f"watermark is {self.watermark!r}; 0 up to below 1 is allowed")
-
-
-@dataclass(frozen=True)
-class EngineKnobs:
-    """What an operator sets on one GPU.
-
-    Attributes:
-      batch_cap: sequences that may run at once (vLLM's `max_num_seqs`).
-      kv_capacity_tokens: KV pool of the GPU, tokens.
-      speculation_depth: draft tokens verified per sequence and step, 0..8.
-      tier: quantisation tier, 0..2.
-      priority_routing: serve by (priority, arrival) instead of first come first served.
-    """
-
-    batch_cap: int
-    kv_capacity_tokens: int
-    speculation_depth: int = 0
-    tier: int = 0
-    priority_routing: bool = False
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("batch_cap", 1, math.inf),
-            ("kv_capacity_tokens", 1, math.inf),
-            ("speculation_depth", 0, MAX_DEPTH),
-            ("tier", 0, 2),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                allowed = f"{low} or more" if high == math.inf else f"{low} to {high}"
-                raise InputError(f"{name} is {value!r}; {allowed} is allowed")
-
-
-class MemoryMeter(Protocol):
-    """Anything that knows how much device memory an iteration takes."""
-
-    @property
-    def device_bytes(self) -> float:
-        """Memory of one GPU; an iteration that needs more crashes the engine."""
-        ...
-
-    def used_bytes(
-        self,
-        *,
-        kv_capacity_tokens: int,
-        tokens: int,
-        logits_rows: int,
-        speculation_depth: int,
-        tier: int,
-    ) -> float:
-        """Bytes in use on one GPU during an iteration, the whole KV pool included."""
-        ...
+from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference_stats import Tally
 
 
 class Role(Enum):
@@ -103,36 +27,6 @@ class Role(Enum):
     MIXED = "mixed"
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-@dataclass
-class Work:
-    """Work done at one quantisation tier; what energy is computed from."""
-
-    busy_s: float = 0.0
-    iterations: int = 0
-    tokens: int = 0
-    logits_rows: int = 0
-    attended_pairs: float = 0.0
-    kv_tokens: int = 0
-
-
-@dataclass
-class Tally:
-    """What engines did since the tally was made; one tally is shared by all of a deployment."""
-
-    first_tokens: list[Request] = field(default_factory=list)
-    completed: list[Request] = field(default_factory=list)
-    rejected: list[Request] = field(default_factory=list)
-    lost: list[Request] = field(default_factory=list)
-    preemptions: int = 0
-    tokens: int = 0
-    drafted: int = 0
-    draft_accepted: int = 0
-    decode_s: float = 0.0
-    decode_steps: int = 0
-    peak_memory_bytes: float = 0.0
-    work: tuple[Work, Work, Work] = field(default_factory=lambda: (Work(), Work(), Work()))
 
 
 class Engine:
@@ -223,7 +117,9 @@ class Engine:
         budget = self.settings.chunk_budget
         # Verifying deep drafts of a large batch may not starve prefill.
         room = max(budget - verified, int(budget * MIN_CHUNK_SHARE))
-        self._chunks = self._schedule_prefill(now, room, admit=not preempted)
+        # Whatever was preempted stays out for an iteration, unless that leaves nothing to run.
+        admit = not preempted or not (self.decoding or self.prefilling)
+        self._chunks = self._schedule_prefill(now, room, admit)
         if not verified and not self._chunks:
             return None
 
@@ -279,6 +175,14 @@ class Engine:
         """Blocks that `request`, prefilled elsewhere, needs for its first step here."""
         return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)
 
+    def can_receive(self, request: Request) -> bool:
+        """Whether there are blocks for `request` and one more for every sequence running here.
+
+        Without that reserve the next steps would preempt, and a preempted sequence has to go all
+        the way through a prefill GPU again.
+        """
+        return self.transfer_blocks(request) + self.running <= self.pool.free
+
     def receive(self, request: Request, blocks: int) -> None:
         """Takes over a sequence whose KV has arrived in `blocks` that were allocated before."""
         self._incoming.append((request, blocks))
@@ -296,8 +200,6 @@ class Engine:
         self._record_generated()
         running = self.decoding + [request for request, _ in self._incoming]
         running += self.prefilling + self.held
-        for request in running:
-            request.computed = 0
         for requests in (self.decoding, self._incoming, self.prefilling, self.held, self.handoffs):
             requests.clear()
         self._chunks = []
@@ -354,7 +256,6 @@ class Engine:
             full = int(self._context[row]) // self.settings.block_tokens
             self.pool.evict(victim.id, int(self._blocks[row]), full)
             self._drop_rows(np.array([row]))
-        victim.computed = 0
         victim.preemptions += 1
         self.tally.preemptions += 1
         if self.role is Role.DECODE:

@@ -11,16 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.sim.deployment import Deployment
-from jaxserve.sim.latency import TTFT_EDGES_S, tpot_met_share, ttft_exceeded
-from jaxserve.sim.table import LatencyTable, contract
-from jaxserve.sim.tick import (
-    Queues,
-    Tally,
-    WindowPlan,
-    advance_tick,
-    class_lookups,
-    empty_tally,
-)
+from jaxserve.sim.latency import TTFT_EDGES_S, tpot_met_share
+from jaxserve.sim.table import LatencyTable, contract, length_rows, prefill_s_per_token
+from jaxserve.sim.tick import Queues, WindowPlan, run_ticks
 from jaxserve.sim.waiting import AGE_KNOTS
 from jaxserve.sim.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction, WindowMetrics
@@ -116,17 +109,15 @@ def advance_window(
         state, action, arrivals, deployment, classes, table, window_s, ticks
     )
 
-    def tick(carry, counts):
-        return advance_tick(plan, deployment, classes, *carry, counts), None
-
-    (queues, tally), _ = jax.lax.scan(
-        tick, (state.queues, empty_tally(class_count)), arrivals.counts
+    outcome = run_ticks(
+        plan, deployment, classes, slo.ttft_s, state.queues, arrivals.counts
     )
+    queues, tally = outcome.queues, outcome.tally
 
     reserved_gib = (
-        deployment.weights_gib[plan.tier]
+        deployment.weights_gib[state.tier]
         + deployment.activation_base_gib
-        + _kv_pool(deployment.kv_pool_gib, plan.tier, action) * action.kv_budget_fraction
+        + _kv_pool(deployment.kv_pool_gib, state.tier, action) * action.kv_budget_fraction
         + jnp.where(action.speculation_depth > 0, deployment.draft_gib, 0.0)
     )
     memory_gib = reserved_gib + tally.peak_activation_gib
@@ -136,31 +127,19 @@ def advance_window(
         running=queues.running - lost, context=jnp.where(oom, 0.0, queues.context)
     )
 
-    tail_s = tally.jitter_s / jnp.maximum(tally.admitted, _TINY)
-    first_token_s = tally.first_token_s / jnp.maximum(tally.admitted, _TINY)
-    thresholds = jnp.concatenate(
-        [jnp.broadcast_to(TTFT_EDGES_S, (class_count, len(TTFT_EDGES_S))), slo.ttft_s[:, None]],
-        axis=1,
-    )
-    exceeded = ttft_exceeded(
-        tally.admitted, tally.admitted_by_age, first_token_s, tail_s, thresholds, plan.tick_s
-    )
     first_tokens = jnp.sum(tally.admitted)
-    above = jnp.concatenate(
-        [first_tokens[None], jnp.sum(exceeded[:, :-1], axis=0), jnp.zeros(1)]
-    )
-    ttft_met = tally.admitted - exceeded[:, -1]
+    above = jnp.concatenate([first_tokens[None], outcome.ttft_exceeded, jnp.zeros(1)])
 
     # Requests in service during the window: those there before plus those admitted.
     in_service = jnp.maximum(
         state.queues.running + state.queues.preempted + tally.admitted, _TINY
     )
-    met_pool = state.ttft_met + ttft_met
+    met_pool = state.ttft_met + outcome.ttft_met
     decode_s = state.decode_s + tally.decode_s
     decode_tokens = state.decode_tokens + tally.decode_tokens
     tpot_s = decode_s / jnp.maximum(decode_tokens, _TINY)
     met_share = jnp.clip(met_pool / in_service, 0.0, 1.0) * tpot_met_share(
-        tpot_s, slo.tpot_s, tally.interference_s2 / window_s, classes.output_tokens
+        tpot_s, slo.tpot_s, tally.stall_s2 / window_s, classes.output_tokens
     )
     stays = jnp.clip((in_service - tally.completed - lost) / in_service, 0.0, 1.0)
     itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, _TINY)
@@ -184,7 +163,7 @@ def advance_window(
         waiting=queues.waiting[:, 0] + queues.preempted,
         running=queues.running,
         first_tokens=tally.admitted,
-        ttft_met=ttft_met,
+        ttft_met=outcome.ttft_met,
         ttft_histogram=above[:-1] - above[1:],
         tpot_s=tpot_s,
         itl_s=itl_s,
@@ -199,7 +178,7 @@ def advance_window(
         capacity=capacity,
         oom=oom.astype(jnp.float32),
         regime=arrivals.regime,
-        tier=plan.tier,
+        tier=state.tier,
         prefill_gpus=state.prefill_gpus,
     )
     state = state.replace(
@@ -287,7 +266,7 @@ def _plan_window(
     """Resolves the knobs; also returns the share of the GPUs that serve, 0..1."""
     tier = state.tier
     depth = action.speculation_depth
-    window_table = contract(table, depth.astype(jnp.float32), tier)
+    window_table = contract(table, depth, tier)
 
     switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
     out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
@@ -310,16 +289,16 @@ def _plan_window(
         2.0 * share_restarted / jnp.maximum(state.switch_span_s, window_s),
         0.0,
     )
-    lookups = class_lookups(window_table, classes, deployment.token_budget)
+    prompt = classes.prompt_tokens
     scale = arrivals.acceptance_scale
     at_depth = jnp.take_along_axis(
         classes.tokens_per_step, jnp.broadcast_to(depth, (classes.prompt_tokens.shape[0], 1)), 1
     )[:, 0]
     plan = WindowPlan(
         table=window_table,
-        added_log=lookups.added_log,
-        alone_s=lookups.alone_s,
-        chunks=lookups.chunks,
+        added_log=length_rows(window_table.added_log, prompt),
+        alone_s=prompt * prefill_s_per_token(window_table, prompt),
+        chunks=jnp.ceil(prompt / deployment.token_budget),
         tokens_per_step=1.0 + scale * (at_depth - 1.0),
         batch_cap=action.batch_cap.astype(jnp.float32),
         verify_tokens=depth.astype(jnp.float32) + 1.0,
@@ -330,7 +309,8 @@ def _plan_window(
         kv_tokens=decode_gpus
         * action.kv_budget_fraction
         * _kv_pool(deployment.kv_pool_tokens, tier, action),
-        tier=tier,
+        joule_per_token=deployment.joule_per_token[tier],
+        joule_per_weight_pass=deployment.joule_per_weight_pass[tier],
         restart_rate=restart_rate,
         time_scale=state.time_scale,
         tick_s=jnp.float32(window_s / ticks),

@@ -16,9 +16,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sim import threefry
+from jaxserve.sim.batching import batch_last, stage
 from jaxserve.sim.poisson import poisson_from_uniform
 
 _EXTRA_DRAWS = 3  # burst switch, burst level, dwell
+_RESET_DRAW = 2**31 - 1
 
 
 @flax.struct.dataclass
@@ -29,6 +32,8 @@ class TrafficClasses:
     """float32[F], mean prompt length, tokens."""
     output_tokens: jax.Array
     """float32[F], mean output length, tokens."""
+    output_growth: jax.Array
+    """float32[F], how far a request that is seen running has got, in mean output lengths."""
     priority: jax.Array
     """int32[F], priority group, 0 = served first, at most 2."""
     tokens_per_step: jax.Array
@@ -113,8 +118,8 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
     """Starts an episode's traffic. ``key`` (typed) is consumed and kept as the episode key."""
     regimes = workload.regimes
     count = regimes.rate_rps.shape[0]
-    # Window indices start at 0, so index 2**31 cannot collide with a window's draw.
-    draw = jax.random.uniform(jax.random.fold_in(key, 0x80000000), (count + 3,))
+    # Windows count up from 0, so this index never collides with the draw of a window.
+    draw = threefry.uniform(threefry.fold_in(key, _RESET_DRAW), (count + 3,))
     # The rank of each uniform is a random permutation, cheaper than a sort for a few regimes.
     rank = jnp.sum(draw[:count, None] > draw[None, :count], axis=1)
     order = jnp.sum(
@@ -149,10 +154,10 @@ def draw_arrivals(
     """
     regimes = workload.regimes
     class_count = regimes.class_mix.shape[1]
-    uniform = jax.random.uniform(
-        jax.random.fold_in(state.key, window), (ticks * class_count + _EXTRA_DRAWS,)
+    draw = threefry.uniform(
+        threefry.fold_in(state.key, window), (ticks * class_count + _EXTRA_DRAWS,)
     )
-    extra = uniform[ticks * class_count :]
+    extra = draw[ticks * class_count :]
     regime = state.order[state.position % state.order.shape[0]]
 
     bursting = state.burst_level > 1.0
@@ -167,8 +172,8 @@ def draw_arrivals(
     rate = regimes.rate_rps[regime] * burst_level * cycle
     if workload.replay_counts is None:
         mean = rate * regimes.class_mix[regime] * (window_s / ticks)
-        uniform = uniform[: ticks * class_count].reshape(ticks, class_count)
-        counts = poisson_from_uniform(uniform, jnp.broadcast_to(mean, uniform.shape))
+        uniform = draw[: ticks * class_count].reshape(ticks, class_count)
+        counts = _sample_counts(uniform, mean)
     else:
         row = (state.replay_start + window) % workload.replay_counts.shape[0]
         counts = workload.replay_counts[row]
@@ -190,6 +195,11 @@ def draw_arrivals(
         regime=regime,
         acceptance_scale=regimes.acceptance_scale[regime],
     )
+
+
+@batch_last
+def _sample_counts(uniform: jax.Array, mean: jax.Array) -> jax.Array:
+    return stage(jnp.any(uniform >= 0.0), poisson_from_uniform, uniform, mean)
 
 
 def _between(bounds: jax.Array, fraction: jax.Array) -> jax.Array:

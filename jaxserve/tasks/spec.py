@@ -11,9 +11,10 @@ from typing import Any
 
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
+from jaxserve.sim import lengths
 from jaxserve.sim.acceptance import profile_names
 from jaxserve.sim.deployment import DeploymentSettings
-from jaxserve.sim.lengths import LengthQuantiles
+from jaxserve.sim.lengths import LengthDistribution
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 
 CLASS_COUNT = 6
@@ -28,8 +29,8 @@ class Stream:
     """One kind of request; its prompt lengths may be split into several traffic classes."""
 
     name: str
-    prompt: LengthQuantiles
-    output: LengthQuantiles
+    prompt: LengthDistribution
+    output: LengthDistribution
     acceptance: str
     ttft_slo_s: float
     tpot_slo_s: float
@@ -88,6 +89,8 @@ class TaskSpec:
     ticks: int = 8
     cycle_period_s: float = 60.0
     randomisation: float = 0.0
+    trace: str | None = None
+    """file name of a packaged trace, or a path, that replaces random traffic."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
 
 
@@ -193,6 +196,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         ticks=top.get("ticks", 8),
         cycle_period_s=_number(top, "cycle_period_s", where, 1.0, 1e6, 60.0),
         randomisation=_number(top, "randomisation", where, 0.0, 0.5, 0.0),
+        trace=_text(top, "trace", where) if "trace" in top else None,
         locked=locked,
     )
 
@@ -266,18 +270,18 @@ def _objective(data: Any, where: str) -> Objective:
     return Objective(**{key: _number(item, key, where, 0.0, 1e6) for key in item})
 
 
-def _lengths(data: Any, where: str) -> LengthQuantiles:
+def _lengths(data: Any, where: str) -> LengthDistribution:
     item = dict(_mapping(data, where))
     kind = item.pop("kind", None)
     makers = {
-        "lognormal": (LengthQuantiles.lognormal, ("mu", "sigma", "low", "high")),
-        "uniform": (LengthQuantiles.uniform, ("low", "high")),
+        "lognormal": (lengths.lognormal, ("mu", "sigma", "low", "high")),
+        "uniform": (lengths.uniform, ("low", "high")),
     }
     if kind == "quantiles":
         table = item.get("values")
         if not isinstance(table, list):
             raise InputError(f"{where}: values is missing; it must be a list of token counts")
-        return LengthQuantiles.from_samples(table)
+        return lengths.from_samples(table)
     if kind not in makers:
         raise InputError(
             f"{where}: kind is {kind!r}; allowed are lognormal, uniform and quantiles"

@@ -1,0 +1,136 @@
+"""Steady state of a load test: a closed loop that keeps a fixed number of requests in flight.
+
+Every request has the same prompt and output length, and a finished one is replaced at once, as
+`vllm bench serve --max-concurrency` does. While a request decodes, every other slot finishes and
+is refilled once, so with S sequences in service and n steps per output an iteration carries on
+average (S - 1) / (n + 1) prompts of prefill:
+
+    iteration = t(decode of the batch) + prompts per iteration * t(prefill added by one prompt)
+
+Three limits bend this at high concurrency. KV capacity bounds the sequences in service. The token
+budget of an iteration bounds the prompts it can carry, and with them the batch that prefill can
+keep supplied. Who is not served waits, which by Little's law is the rest of TTFT. Preemption and
+the front end's own delay are left out.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, CostModel
+
+_BLOCK_SLACK_TOKENS = 8.0  # half of a 16-token KV block is empty on average
+_Z99 = 2.326  # 99 % quantile of the standard normal distribution
+_BISECTIONS = 50
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """Steady state at each point; float64 arrays of one shape.
+
+    Attributes:
+      ttft_p50_s, ttft_p99_s: time to first token.
+      tpot_s: mean time per output token after the first.
+      requests_per_s: completed requests.
+      batch: sequences that decode together.
+      prompts_per_iteration: prefilled prompts of an average iteration.
+      iteration_s: duration of an average iteration.
+    """
+
+    ttft_p50_s: NDArray[np.float64]
+    ttft_p99_s: NDArray[np.float64]
+    tpot_s: NDArray[np.float64]
+    requests_per_s: NDArray[np.float64]
+    batch: NDArray[np.float64]
+    prompts_per_iteration: NDArray[np.float64]
+    iteration_s: NDArray[np.float64]
+
+
+def closed_loop(
+    cost: CostModel,
+    concurrency: ArrayLike,
+    prompt_tokens: ArrayLike,
+    output_tokens: ArrayLike,
+    *,
+    depth: ArrayLike = 0,
+    tier: int = 0,
+    tokens_per_step: ArrayLike = 1.0,
+    kv_tokens: ArrayLike = np.inf,
+    chunk_budget: int = 2048,
+) -> ClosedLoop:
+    """Steady state at `concurrency` requests in flight. Array arguments broadcast.
+
+    Args:
+      cost: iteration times.
+      concurrency: requests in flight.
+      prompt_tokens, output_tokens: lengths of every request; at least 2 output tokens.
+      depth: speculation depth.
+      tier: quantisation tier.
+      tokens_per_step: mean tokens that one decode step emits, 1 without speculation.
+      kv_tokens: KV capacity. Where it holds less than one request the result extrapolates; an
+        engine would refuse the request.
+      chunk_budget: tokens that one iteration may process.
+    """
+    concurrency, prompt, output, depth, tokens_per_step, kv_tokens = np.broadcast_arrays(
+        *(
+            np.asarray(values, np.float64)
+            for values in (
+                concurrency, prompt_tokens, output_tokens, depth, tokens_per_step, kv_tokens
+            )
+        )
+    )  # fmt: skip
+    steps = (output - 1) / tokens_per_step
+    context = prompt + output / 2
+    in_service = np.minimum(concurrency, kv_tokens / (context + _BLOCK_SLACK_TOKENS))
+
+    def chunk_room(batch: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.maximum(chunk_budget - batch * (depth + 1), MIN_CHUNK_SHARE * chunk_budget)
+
+    supplied = _largest(lambda batch: batch <= chunk_room(batch) / prompt * steps, in_service)
+    batch = np.minimum(in_service, np.maximum(supplied, np.minimum(in_service, 1.0)))
+    prompts = np.minimum(
+        np.maximum(batch - 1, 0.0) / (steps + 1), chunk_room(batch) / prompt
+    )
+    added_s = cost.prefill_added_s(batch, prompt, depth, tier, chunk_budget)
+    iteration_s = cost.decode_s(batch, context, depth, tier) + prompts * added_s
+
+    # A refilled slot prefills beside the others, in as many iterations as its prompt has chunks.
+    others = np.maximum(batch - 1, 0.0)
+    chunks = np.ceil(prompt / chunk_room(others))
+    beside_s = chunks * cost.decode_s(others, context, depth, tier) + cost.prefill_added_s(
+        others, prompt, depth, tier, chunk_budget
+    )
+    alone_s = cost.prefill_alone_s(prompt, tier, chunk_budget, depth)
+    busy = np.minimum(others, 1.0)
+    own_s = busy * np.where(others > 0, beside_s, 0.0) + (1 - busy) * alone_s
+    collisions_s = busy * prompts * added_s
+
+    decode_s = steps * iteration_s
+    served_s = own_s + collisions_s + decode_s
+    requests_per_s = np.minimum(
+        in_service / served_s, np.where(supplied < in_service, supplied, np.inf) / decode_s
+    )
+    wait_s = np.maximum(concurrency / requests_per_s - served_s, 0.0)
+    p50_s = own_s + collisions_s + wait_s
+    # Prompts that share the iteration, and departures that the wait is made of, are Poisson.
+    spread_s = np.sqrt(busy * prompts) * added_s + np.sqrt(wait_s / requests_per_s)
+    return ClosedLoop(
+        ttft_p50_s=p50_s,
+        ttft_p99_s=p50_s + _Z99 * spread_s,
+        tpot_s=iteration_s / tokens_per_step,
+        requests_per_s=requests_per_s,
+        batch=batch,
+        prompts_per_iteration=prompts,
+        iteration_s=iteration_s,
+    )
+
+
+def _largest(holds, upper: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Largest number up to `upper` for which `holds`; a predicate that fails from some point on."""
+    low, high = np.zeros_like(upper), upper.copy()
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        inside = holds(middle)
+        low, high = np.where(inside, middle, low), np.where(inside, high, middle)
+    return np.where(holds(upper), upper, low)

@@ -1,0 +1,413 @@
+"""The reference simulator: every request, every engine iteration, every KV block.
+
+A deployment is a queue, a router and `num_gpus` engines (`sim/reference_engine.py`). The router
+keeps requests in one queue and hands the next one to the least loaded GPU once that GPU has less
+than an iteration's worth of prompt tokens queued. Time advances from event to event: an arrival,
+the end of an iteration, of a KV transfer or of a restart.
+
+Knobs that an engine can change at once (batch cap, KV capacity, speculation depth, order) act from
+its next iteration on. A tier change reloads weights and a change of the prefill/decode split
+re-roles GPUs: both roll over the GPUs one at a time, and what ran on a GPU is recomputed elsewhere.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from jaxserve.errors import InputError
+from jaxserve.sim.cost_model import IterationTimer
+from jaxserve.sim.reference_engine import Engine, Role
+from jaxserve.sim.reference_memory import MemoryMeter
+from jaxserve.sim.reference_replay import run_requests
+from jaxserve.sim.reference_request import Request, WaitingQueue, request_log
+from jaxserve.sim.reference_settings import DeploymentSettings, Knobs
+from jaxserve.sim.reference_stats import Tally, WindowStats
+
+__all__ = ["ReferenceSimulator", "run_requests"]
+
+
+@dataclass(eq=False)
+class _Gpu:
+    """One GPU's place in the deployment."""
+
+    engine: Engine
+    busy: bool = False
+    up: bool = True
+    down_since_s: float = 0.0
+    link_free_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Transfer:
+    """KV on its way from a prefill GPU to a decoding one."""
+
+    request: Request
+    source: _Gpu
+    target: _Gpu
+    blocks: int
+    cancelled: bool = False
+
+
+class ReferenceSimulator:
+    """A deployment under traffic, advanced from one control point to the next.
+
+    Args:
+      settings: the deployment.
+      timer: seconds of an iteration; a `CostModel` or anything with its `iteration_s`.
+      knobs: knobs in force at time 0; no restart is needed to get there.
+      requests: traffic; more can be added with `submit`.
+      seed: of speculation and front-end delays. Delays are drawn in the order of arrival, so they
+        do not depend on the knobs.
+      memory: device memory of iterations; without it there is no out-of-memory restart.
+    """
+
+    def __init__(
+        self,
+        settings: DeploymentSettings,
+        timer: IterationTimer,
+        knobs: Knobs,
+        requests: Iterable[Request] = (),
+        seed: int = 0,
+        memory: MemoryMeter | None = None,
+    ) -> None:
+        self.settings = settings
+        self.now_s = 0.0
+        self._check(knobs)
+        self._knobs = knobs
+        self._tier, self._prefill_gpus = knobs.tier, knobs.prefill_gpus
+        delays, *streams = np.random.default_rng(seed).spawn(settings.num_gpus + 1)
+        self._delays = delays
+        self._gpus = [
+            _Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
+        ]
+        for gpu in self._gpus[: knobs.prefill_gpus]:
+            gpu.engine.role = Role.PREFILL
+        self._queue = WaitingQueue(knobs.priority_routing)
+        self._handoffs = WaitingQueue(knobs.priority_routing)
+        self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
+        self._transfers: list[_Transfer] = []
+        self._future: list[tuple[float, int, Request]] = []
+        self._arrived: list[Request] = []
+        self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._event_count = 0
+        self._open_window()
+        self.submit(requests)
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Adds traffic.
+
+        Raises:
+          InputError: a request arrives before the simulator's present.
+        """
+        for request in requests:
+            if request.arrival_s < self.now_s:
+                raise InputError(
+                    f"arrival_s of request {request.id} is {request.arrival_s}; "
+                    f"{self.now_s} (now) or later is allowed"
+                )
+            heapq.heappush(self._future, (request.arrival_s, request.id, request))
+
+    def advance(self, until_s: float, knobs: Knobs) -> WindowStats:
+        """Runs from the last control point to `until_s` under `knobs`.
+
+        Raises:
+          InputError: `until_s` is in the past or `knobs.prefill_gpus` leaves no GPU to decode.
+        """
+        if not self.now_s <= until_s < math.inf:
+            raise InputError(f"until_s is {until_s!r}; {self.now_s} (now) or later is allowed")
+        self._check(knobs)
+        self._open_window()
+        self._knobs = knobs
+        self._queue.set_order(knobs.priority_routing)
+        self._handoffs.set_order(knobs.priority_routing)
+        for gpu in self._gpus:
+            self._set_knobs(gpu.engine, gpu.engine.knobs.tier)
+        self._settle()
+        while (next_s := self._next_event_s()) <= until_s:
+            self.now_s = next_s
+            while self._future and self._future[0][0] <= next_s:
+                self._arrive(heapq.heappop(self._future)[2])
+            while self._events and self._events[0][0] <= next_s:
+                _, _, handler, subject = heapq.heappop(self._events)
+                handler(subject)
+            self._settle()
+        self.now_s = until_s
+        return self._close_window()
+
+    def log(self) -> np.ndarray:
+        """`LOG_DTYPE` row of every request that has arrived, in order of arrival."""
+        return request_log(self._arrived)
+
+    def run_to_end(self, knobs: Knobs, window_s: float = 1.0, limit_s: float = math.inf) -> None:
+        """Advances in windows under constant `knobs` until nothing is left or `limit_s`."""
+        while self.now_s < limit_s and (self._future or self._waiting() + self._running()):
+            self.advance(self.now_s + window_s, knobs)
+
+    # Arrival and routing.
+
+    def _arrive(self, request: Request) -> None:
+        self._arrived.append(request)
+        self._window_arrivals += 1
+        request.frontend_s = self.settings.front_end.draw(self._delays)
+        if self._waiting() >= self.settings.queue_capacity:
+            request.rejected = True
+            self._tally.rejected.append(request)
+        else:
+            self._queue.push(request)
+
+    def _settle(self) -> None:
+        """Brings everything that can move at this instant into motion."""
+        self._roll()
+        self._assign_roles()
+        moved = True
+        while moved:
+            self._route()
+            self._hand_over()
+            moved = self._start_idle()
+
+    def _assign_roles(self) -> None:
+        """GPUs that do not prefill decode only while some GPU does the prefilling for them."""
+        split = any(gpu.up and gpu.engine.role is Role.PREFILL for gpu in self._gpus)
+        for gpu in self._gpus:
+            engine = gpu.engine
+            if engine.role is not Role.PREFILL:
+                engine.role = Role.DECODE if split else Role.MIXED
+                if split and engine.waiting:
+                    for request in engine.waiting.drain():
+                        self._queue.push(request)
+
+    def _route(self) -> None:
+        """Hands the next requests to the least loaded GPUs that have room for them."""
+        budget = self.settings.scheduler.chunk_budget
+        while self._queue:
+            ready = [
+                gpu.engine
+                for gpu in self._gpus
+                if gpu.up
+                and gpu.engine.role is not Role.DECODE
+                and gpu.engine.waiting.prefill_tokens < budget
+                and gpu.engine.running + len(gpu.engine.waiting) < self._knobs.batch_cap
+            ]
+            if not ready:
+                return
+            least = min(ready, key=lambda engine: engine.load_tokens)
+            least.waiting.push(self._queue.pop())
+
+    def _hand_over(self) -> None:
+        """Starts KV transfers to the least loaded decoding GPUs that have blocks for them."""
+        while self._handoffs:
+            request = self._handoffs.peek()
+            ready = [
+                gpu
+                for gpu in self._gpus
+                if gpu.up
+                and gpu.engine.role is not Role.PREFILL
+                and gpu.engine.running + self._arriving(gpu) < self._knobs.batch_cap
+                and gpu.engine.can_receive(request)
+            ]
+            if not ready:
+                return
+            target = min(ready, key=lambda gpu: gpu.engine.load_tokens)
+            self._handoffs.pop()
+            blocks = target.engine.transfer_blocks(request)
+            target.engine.pool.allocate(blocks)
+            transfer = _Transfer(request, self._source[request.id], target, blocks)
+            self._transfers.append(transfer)
+            # KV exists for all tokens but the newest.
+            kv_tokens = request.prefill_target - 1
+            seconds = kv_tokens * self.settings.kv_bytes_per_token / self.settings.link_bytes_per_s
+            target.link_free_s = max(self.now_s, target.link_free_s) + seconds
+            self._schedule(target.link_free_s, self._end_transfer, transfer)
+
+    def _arriving(self, gpu: _Gpu) -> int:
+        return sum(transfer.target is gpu for transfer in self._transfers)
+
+    def _end_transfer(self, transfer: _Transfer) -> None:
+        if transfer.cancelled:
+            return
+        self._transfers.remove(transfer)
+        del self._source[transfer.request.id]
+        transfer.source.engine.release_held(transfer.request)
+        transfer.target.engine.receive(transfer.request, transfer.blocks)
+
+    # Iterations.
+
+    def _start_idle(self) -> bool:
+        """Starts an iteration on every idle GPU; True if that sent requests back to the router."""
+        moved = False
+        for gpu in self._gpus:
+            if not gpu.up or gpu.busy:
+                continue
+            engine = gpu.engine
+            end_s = engine.start(self.now_s)
+            if engine.crashed:
+                self._crash(gpu)
+                moved = True
+            elif end_s is not None:
+                gpu.busy = True
+                self._schedule(end_s, self._end_iteration, gpu)
+            for request in engine.displaced:
+                self._queue.push(request)
+                moved = True
+            engine.displaced.clear()
+        return moved
+
+    def _end_iteration(self, gpu: _Gpu) -> None:
+        gpu.busy = False
+        gpu.engine.finish(self.now_s)
+        for request in gpu.engine.handoffs:
+            self._source[request.id] = gpu
+            self._handoffs.push(request)
+        gpu.engine.handoffs.clear()
+
+    # Restarts.
+
+    def _restart_s(self, index: int) -> float | None:
+        """Seconds that GPU `index` needs to become what the roll wants; None if it is that."""
+        engine = self._gpus[index].engine
+        reload = engine.knobs.tier != self._tier
+        re_role = (engine.role is Role.PREFILL) != (index < self._prefill_gpus)
+        if not reload and not re_role:
+            return None
+        return max(
+            self.settings.restart_s if reload else 0.0, self.settings.rerole_s if re_role else 0.0
+        )
+
+    def _roll(self) -> None:
+        """Takes the next GPU down that has to change, when no other is down.
+
+        A roll that has begun is finished before the knobs can start another.
+        """
+        if not all(gpu.up for gpu in self._gpus):
+            return
+        needs = [self._restart_s(index) for index in range(len(self._gpus))]
+        if all(seconds is None for seconds in needs):
+            self._tier, self._prefill_gpus = self._knobs.tier, self._knobs.prefill_gpus
+            needs = [self._restart_s(index) for index in range(len(self._gpus))]
+        for gpu, seconds in zip(self._gpus, needs, strict=True):
+            if seconds is not None:
+                # An iteration in flight is let finish; its end comes back here.
+                if not gpu.busy:
+                    for request in self._take_down(gpu, seconds):
+                        request.preemptions += 1
+                        self._tally.preemptions += 1
+                        self._queue.push(request)
+                return
+
+    def _crash(self, gpu: _Gpu) -> None:
+        """Out of memory: everything that was running on the GPU is lost."""
+        for request in self._take_down(gpu, self.settings.oom_restart_s):
+            request.lost = True
+            self._tally.lost.append(request)
+
+    def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
+        """Stops a GPU for `seconds`; what waited on it goes back to the router.
+
+        Returns the requests whose KV went with it.
+        """
+        gpu.up = False
+        gpu.down_since_s = self.now_s
+        self._schedule(self.now_s + seconds, self._bring_up, gpu)
+        for transfer in [t for t in self._transfers if gpu in (t.source, t.target)]:
+            transfer.cancelled = True
+            self._transfers.remove(transfer)
+            if transfer.target is gpu:
+                self._handoffs.push(transfer.request)  # its KV is still at the source
+            else:
+                transfer.target.engine.pool.release(transfer.blocks)
+        stranded = gpu.engine.evacuate()
+        for request in stranded:
+            self._source.pop(request.id, None)
+        for request in self._handoffs.drain():
+            if request.id in self._source:
+                self._handoffs.push(request)
+        for request in gpu.engine.waiting.drain():
+            self._queue.push(request)
+        return stranded
+
+    def _bring_up(self, gpu: _Gpu) -> None:
+        gpu.up = True
+        self._down_s += self.now_s - max(gpu.down_since_s, self._window_start_s)
+        prefills = self._gpus.index(gpu) < self._prefill_gpus
+        gpu.engine.role = Role.PREFILL if prefills else Role.MIXED
+        self._set_knobs(gpu.engine, self._tier)
+
+    # Bookkeeping.
+
+    def _check(self, knobs: Knobs) -> None:
+        last = self.settings.num_gpus - 1
+        if not 0 <= knobs.prefill_gpus <= last:
+            raise InputError(
+                f"prefill_gpus is {knobs.prefill_gpus!r}; 0 to {last} is allowed "
+                f"with {self.settings.num_gpus} GPUs"
+            )
+
+    def _set_knobs(self, engine: Engine, tier: int) -> None:
+        """Knobs in force on an engine that runs in `tier`, which may not be the one asked for."""
+        knobs = self._knobs
+        if tier != knobs.tier:
+            # The capacity asked for belongs to the weights of the other tier.
+            capacity = engine.knobs.kv_capacity_tokens
+            knobs = replace(knobs, tier=tier, kv_capacity_tokens=capacity)
+        engine.set_knobs(knobs)
+
+    def _schedule(self, time_s: float, handler: Callable[[Any], None], subject: object) -> None:
+        self._event_count += 1
+        heapq.heappush(self._events, (time_s, self._event_count, handler, subject))
+
+    def _next_event_s(self) -> float:
+        arrival_s = self._future[0][0] if self._future else math.inf
+        return min(arrival_s, self._events[0][0]) if self._events else arrival_s
+
+    def _waiting(self) -> int:
+        return len(self._queue) + sum(len(gpu.engine.waiting) for gpu in self._gpus)
+
+    def _running(self) -> int:
+        return sum(gpu.engine.running + len(gpu.engine.held) for gpu in self._gpus)
+
+    def _open_window(self) -> None:
+        self._window_start_s = self.now_s
+        self._window_arrivals = 0
+        self._down_s = 0.0
+        self._tally = Tally()
+        for gpu in self._gpus:
+            gpu.engine.tally = self._tally
+
+    def _close_window(self) -> WindowStats:
+        tally, length_s = self._tally, self.now_s - self._window_start_s
+        down_s = self._down_s + sum(
+            self.now_s - max(gpu.down_since_s, self._window_start_s)
+            for gpu in self._gpus
+            if not gpu.up
+        )
+        gpu_s = length_s * len(self._gpus)
+        pools = [gpu.engine.pool for gpu in self._gpus if gpu.up]
+        blocks = sum(pool.capacity for pool in pools)
+        return WindowStats(
+            start_s=self._window_start_s,
+            end_s=self.now_s,
+            arrivals=self._window_arrivals,
+            rejected=len(tally.rejected),
+            completed=len(tally.completed),
+            lost=len(tally.lost),
+            preemptions=tally.preemptions,
+            running=self._running(),
+            waiting=self._waiting(),
+            first_tokens=request_log(tally.first_tokens),
+            completions=request_log(tally.completed),
+            tokens=tally.tokens,
+            itl_s=tally.decode_s / tally.decode_steps if tally.decode_steps else math.nan,
+            drafted=tally.drafted,
+            draft_accepted=tally.draft_accepted,
+            kv_occupancy=sum(pool.used for pool in pools) / blocks if blocks else 0.0,
+            peak_memory_bytes=tally.peak_memory_bytes,
+            capacity=1.0 - down_s / gpu_s if gpu_s else 1.0,
+            busy_s=sum(work.busy_s for work in tally.work),
+            work=tally.work,
+        )

@@ -1,0 +1,42 @@
+"""A list of requests on one engine: the reference simulator without deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxserve.sim.cost_model import IterationTimer
+from jaxserve.sim.reference_engine import Engine
+from jaxserve.sim.reference_request import Request, request_log
+from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+
+
+def run_requests(
+    requests: Sequence[Request],
+    timer: IterationTimer,
+    knobs: EngineKnobs,
+    settings: SchedulerSettings | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """Serves `requests` to the end on one engine without router, queue limit or front end.
+
+    Returns:
+      `LOG_DTYPE` rows in the order of `requests`, whose own fields are filled in as well.
+    """
+    rng = np.random.default_rng(seed)
+    engine = Engine(timer, knobs, settings or SchedulerSettings(), rng)
+    arrivals = sorted(requests, key=lambda request: (request.arrival_s, request.id))
+    now, upcoming = 0.0, 0
+    while True:
+        while upcoming < len(arrivals) and arrivals[upcoming].arrival_s <= now:
+            engine.waiting.push(arrivals[upcoming])
+            upcoming += 1
+        end_s = engine.start(now)
+        if end_s is not None:
+            engine.finish(end_s)
+            now = end_s
+        elif upcoming < len(arrivals):
+            now = arrivals[upcoming].arrival_s
+        else:
+            return request_log(requests)

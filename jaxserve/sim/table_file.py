@@ -1,0 +1,289 @@
+"""Latency tables on disk: one parquet file per model and GPU, checked cell by cell when read.
+
+A file has one row per cell of the grid in `jaxserve.sim.table_grid`:
+
+| column | unit | what it is |
+|---|---|---|
+| batch_size | sequences | concurrency of a closed loop; also the decode batch |
+| kv_budget | share | part of the KV pool that is reserved |
+| spec_length | tokens | speculation depth, 0 = off |
+| quant_tier | | 0 FP16, 1 INT8 (W8A8), 2 INT4 (weight only) |
+| prompt_len_bucket | | 0..7 for 64..8192 tokens, of the prompt and of the mean context |
+| ttft_p50_ms, ttft_p99_ms | ms | time to first token of the closed loop |
+| tpot_ms | ms | its mean time per output token after the first |
+| tps | tokens/s | its output tokens per second |
+| gpu_mem_gb | GiB | memory in use on one GPU |
+| cost_per_1k | US dollars | rent and electricity of 1,000 output tokens |
+| prefill_ms | ms | one prompt alone on an idle engine |
+| itl_ms | ms | a pure decode iteration of the batch at that mean context |
+| prefill_added_ms | ms | what one prompt adds to the iterations of the batch |
+| output_len | tokens | output of every request of the closed loop |
+
+The last three times depend on no `kv_budget`, so rows that differ only in it must agree on them.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from numpy.typing import NDArray
+
+from jaxserve.datafiles import data_dir, write_atomic
+from jaxserve.errors import InputError
+from jaxserve.sim.cost_model import CostModel
+from jaxserve.sim.table_grid import AXES, GRID_ROWS, GRID_SHAPE
+
+LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
+PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")
+COLUMNS = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS, "output_len")
+
+MAX_FILE_BYTES = 64 * 2**20
+_METADATA_KEY = b"jaxserve"
+_KV_TOLERANCE = 1e-5  # relative; beyond float32 rounding
+
+
+@dataclass(frozen=True)
+class TableMetadata:
+    """What a table describes and where it comes from.
+
+    Attributes:
+      model, hardware: names of their data files.
+      engine: serving engine that the times stand for.
+      source: how the constants were obtained.
+      fit_error: mean relative error of TPOT against held-out measurements; None where the constants
+        were not fitted to a load test.
+      tensor_parallel: GPUs that share every layer.
+      chunk_budget: tokens that one iteration may process.
+      acceptance: draft-acceptance profile of the closed-loop columns.
+      cost_model: the constants that the times were computed with.
+    """
+
+    model: str
+    hardware: str
+    engine: str
+    source: str
+    fit_error: float | None
+    tensor_parallel: int
+    chunk_budget: int
+    acceptance: str
+    cost_model: CostModel
+
+    def to_json(self) -> str:
+        """JSON form that `from_json` reads back exactly."""
+        return json.dumps(dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()})
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> "TableMetadata":
+        """Inverse of `to_json`.
+
+        Raises:
+          InputError: not JSON, or a field is missing, unknown or of the wrong type.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError:
+            raise InputError("the metadata is not valid JSON") from None
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        if not isinstance(data, dict) or set(data) != set(kinds):
+            odd = sorted(set(kinds).symmetric_difference(data if isinstance(data, dict) else ()))
+            raise InputError(f"the metadata fields {odd} are missing or unknown")
+        for name, value in data.items():
+            if not _is_kind(value, kinds[name]):
+                raise InputError(f"the metadata field {name} is {value!r}, which is not allowed")
+        return cls(**data | {"cost_model": CostModel.from_dict(data["cost_model"])})
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+    """Whether a JSON value fits a field of `TableMetadata`; counts are positive."""
+    if kind is str:
+        return isinstance(value, str) and bool(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    if kind is CostModel:
+        return isinstance(value, dict)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value is None or (number and math.isfinite(value) and value >= 0)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The contents of a table file, in the order of the grid.
+
+    Attributes:
+      metadata: what the table describes.
+      columns: float64 arrays of shape `GRID_SHAPE` for every column but the axes.
+    """
+
+    metadata: TableMetadata
+    columns: dict[str, NDArray[np.float64]]
+
+
+def table_names() -> tuple[str, ...]:
+    """Names of the tables that come with the package, as model__hardware."""
+    return tuple(sorted(path.stem for path in (data_dir() / "tables").glob("*.parquet")))
+
+
+def table_path(name_or_path: str | Path) -> Path:
+    """Path of a packaged table's name, or of a file given by its path.
+
+    Raises:
+      InputError: there is no such table or file.
+    """
+    path = Path(name_or_path)
+    if path.suffix != ".parquet" and len(path.parts) == 1:
+        packaged = data_dir() / "tables" / f"{name_or_path}.parquet"
+        if not packaged.is_file():
+            raise InputError(
+                f"table {str(name_or_path)!r} is unknown; allowed are {', '.join(table_names())} "
+                "and the path of a .parquet file"
+            )
+        return packaged
+    if not path.is_file():
+        raise InputError(f"table file {path} does not exist")
+    return path
+
+
+def read_table_file(name_or_path: str | Path) -> TableFile:
+    """Reads and checks a table.
+
+    Raises:
+      InputError: not a table, or a column or cell is missing, duplicate or out of range; the
+        message names row (from 1) and column.
+    """
+    path = table_path(name_or_path)
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise InputError(f"table file {path} is larger than {MAX_FILE_BYTES // 2**20} MiB")
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "unreadable"
+        raise InputError(f"table file {path} is not a parquet file: {first_line}") from None
+    try:
+        return _checked(table)
+    except InputError as error:
+        raise InputError(f"table file {path}: {error}") from None
+
+
+def write_table_file(path: Path | str, file: TableFile) -> None:
+    """Writes a table, whole or not at all; what is written reads back."""
+    grid = np.meshgrid(*(np.asarray(values) for values in AXES.values()), indexing="ij")
+    axes = dict(zip(AXES, grid, strict=True))
+    arrays = {}
+    for name in COLUMNS:
+        whole = name in AXES and name != "kv_budget"
+        values = axes.get(name, file.columns.get(name))
+        arrays[name] = np.asarray(values, np.int32 if whole else np.float32).ravel()
+    table = pa.table(arrays).replace_schema_metadata({_METADATA_KEY: file.metadata.to_json()})
+    sink = pa.BufferOutputStream()
+    # Whole numbers repeat and times do not, so each kind gets the encoding that suits it.
+    parquet.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[*AXES, *PRIMITIVE_COLUMNS, "output_len"],
+        write_statistics=False,
+    )
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def _checked(table: pa.Table) -> TableFile:
+    """A parquet table as a `TableFile`.
+
+    Raises:
+      InputError: see `read_table_file`.
+    """
+    missing = [name for name in COLUMNS if name not in table.column_names]
+    if missing:
+        raise InputError(f"column {missing[0]!r} is missing")
+    unknown = [name for name in table.column_names if name not in COLUMNS]
+    if unknown:
+        raise InputError(f"column {unknown[0]!r} is unknown; allowed are {', '.join(COLUMNS)}")
+    repeated = [name for name in COLUMNS if table.column_names.count(name) > 1]
+    if repeated:
+        raise InputError(f"column {repeated[0]!r} appears twice")
+    metadata = (table.schema.metadata or {}).get(_METADATA_KEY)
+    if metadata is None:
+        raise InputError("it has no jaxserve metadata; `jaxserve table fit` writes a table with it")
+    if table.num_rows == 0:
+        raise InputError(f"it has no rows; {GRID_ROWS} are required")
+    values = {name: _numbers(table[name], name) for name in COLUMNS}
+    order = _grid_order(values)
+    columns = {
+        name: values[name][order].reshape(GRID_SHAPE) for name in COLUMNS if name not in AXES
+    }
+    for name in PRIMITIVE_COLUMNS:
+        _check_same_over_kv(name, columns[name], order)
+    return TableFile(TableMetadata.from_json(metadata), columns)
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
+    """A column as finite float64; all but the axes must be positive."""
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(f"column {name} holds {kind}; numbers are required")
+    values = column.cast(pa.float64()).to_numpy()  # nulls become NaN
+    bad = ~np.isfinite(values) if name in AXES else ~(np.isfinite(values) & (values > 0))
+    if bad.any():
+        row = int(bad.argmax())
+        allowed = "a number" if name in AXES else "a positive number"
+        raise InputError(f"row {row + 1}, column {name} is {values[row]:g}; {allowed} is required")
+    return values
+
+
+def _grid_order(values: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
+    """int64[GRID_ROWS], the row of each cell of the grid in its order."""
+    indices = []
+    for name, allowed in AXES.items():
+        # Budgets such as 0.1 may have been stored as float32.
+        distance = np.abs(values[name][:, None] - np.asarray(allowed, float))
+        nearest = distance.argmin(axis=1)
+        off = distance.min(axis=1) > 1e-6
+        if off.any():
+            row = int(off.argmax())
+            raise InputError(
+                f"row {row + 1}, column {name} is {values[name][row]:g}; allowed are "
+                f"{', '.join(f'{value:g}' for value in allowed)}"
+            )
+        indices.append(nearest)
+    cell = np.ravel_multi_index(tuple(indices), GRID_SHAPE)
+    counts = np.bincount(cell, minlength=GRID_ROWS)
+    if (counts > 1).any():
+        first, second = np.flatnonzero(cell == int((counts > 1).argmax()))[:2]
+        raise InputError(
+            f"rows {first + 1} and {second + 1} are the same cell ({_cell_name(cell[first])})"
+        )
+    if (counts == 0).any():
+        raise InputError(
+            f"{int((counts == 0).sum())} of {GRID_ROWS} cells are missing, the first is "
+            f"{_cell_name(int((counts == 0).argmax()))}"
+        )
+    return np.argsort(cell)
+
+
+def _check_same_over_kv(
+    name: str, values: NDArray[np.float64], order: NDArray[np.int64]
+) -> None:
+    """The KV budget changes no time of an iteration."""
+    off = np.abs(values / values[:, :1] - 1) > _KV_TOLERANCE
+    if off.any():
+        cell = int(off.argmax())
+        raise InputError(
+            f"row {order[cell] + 1}, column {name} is {values.flat[cell]:g}, not what the same "
+            "cell has at another kv_budget; they must agree"
+        )
+
+
+def _cell_name(cell: int) -> str:
+    """A cell of the grid in words, for messages."""
+    place = np.unravel_index(cell, GRID_SHAPE)
+    return ", ".join(
+        f"{name} {values[int(index)]:g}"
+        for (name, values), index in zip(AXES.items(), place, strict=True)
+    )

@@ -1,0 +1,60 @@
+"""Recorded traffic as a task: the trace's own lengths and arrival times, the task's objectives."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.datafiles import data_dir
+from jaxserve.errors import InputError
+from jaxserve.sim.trace_classes import prompt_edges, split_classes, to_class_counts
+from jaxserve.sim.traces import Trace
+from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
+
+
+def trace_path(name: str) -> str:
+    """A packaged trace by its bare file name, or any path as it is."""
+    packaged = data_dir() / "traces" / name
+    return str(packaged) if packaged.is_file() and not Path(name).is_file() else name
+
+
+def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.float32]]:
+    """The task with its one stream split into the trace's length classes.
+
+    Returns:
+      the task, and the arrivals per window, tick and class, float32[W, K, CLASS_COUNT].
+
+    Raises:
+      InputError: the task has several streams (a trace does not say which request belongs to
+        which), or the trace is shorter than an episode.
+    """
+    if len(spec.streams) != 1:
+        raise InputError(
+            f"task {spec.name} has {len(spec.streams)} streams; only a task with one stream can "
+            "replay a trace, for example trace_replay"
+        )
+    needed_s = spec.horizon * spec.window_s
+    if trace.duration_s < needed_s - spec.window_s:
+        raise InputError(
+            f"the trace lasts {trace.duration_s:.0f} s; an episode of {spec.name} needs "
+            f"{needed_s:.0f} s (a smaller horizon can be set in overrides)"
+        )
+    edges = prompt_edges(trace, CLASS_COUNT)
+    classes = split_classes(trace, edges)
+    counts = to_class_counts(trace, edges, window_s=spec.window_s, ticks=spec.ticks)
+    counts = np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))
+    streams = tuple(
+        dataclasses.replace(
+            spec.streams[0], name=f"bin_{i}", prompt=item.prompt, output=item.output, bins=1
+        )
+        for i, item in enumerate(classes)
+    )
+    regime = Regime(
+        name="recorded",
+        rate_rps=float(counts.sum() / (len(counts) * spec.window_s)),
+        mix={stream.name: item.share for stream, item in zip(streams, classes, strict=True)},
+    )
+    return dataclasses.replace(spec, streams=streams, regimes=(regime,)), counts

@@ -1,0 +1,479 @@
+"""The reference deployment: router, pools, restarts, windows."""
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.errors import InputError
+from jaxserve.sim.cost_model import CostModel
+from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.memory import kv_capacity_tokens, memory_used_bytes
+from jaxserve.sim.reference import ReferenceSimulator, run_requests
+from jaxserve.sim.reference_memory import ModelMemory
+from jaxserve.sim.reference_request import Request
+from jaxserve.sim.reference_settings import (
+    DeploymentSettings,
+    Knobs,
+    LognormalFrontEnd,
+    SchedulerSettings,
+    ShiftedExponentialFrontEnd,
+)
+
+ACCEPTANCE = 1 + np.concatenate([[0.0], np.cumsum(0.8 ** np.arange(1, 9))])
+ROOMY = Knobs(batch_cap=64, kv_capacity_tokens=100_000)
+
+
+@dataclass
+class LinearTimer:
+    """Seconds linear in tokens; remembers every iteration it was asked about."""
+
+    base_s: float = 0.010
+    token_s: float = 0.00002
+    seen: list = field(default_factory=list)
+
+    def iteration_s(self, *, decode_seqs, kv_tokens, chunks=(), speculation_depth=0, tier=0):
+        self.seen.append((decode_seqs, kv_tokens, chunks, speculation_depth, tier))
+        tokens = decode_seqs * (speculation_depth + 1) + sum(chunk for chunk, _ in chunks)
+        return (self.base_s + self.token_s * tokens) / (1 + tier)
+
+
+@dataclass
+class RowLimit:
+    """A device on which an iteration with more rows of logits does not fit."""
+
+    rows: int
+    device_bytes: float = 1.0
+
+    def used_bytes(self, *, kv_capacity_tokens, tokens, logits_rows, speculation_depth, tier):
+        return 0.9 if logits_rows <= self.rows else 1.1
+
+
+def poisson(rate_rps, seconds, seed=0, prompt=(20, 400), output=(1, 80)):
+    rng = np.random.default_rng(seed)
+    times = np.cumsum(rng.exponential(1 / rate_rps, int(2 * rate_rps * seconds)))
+    return [
+        Request(
+            i,
+            float(t),
+            int(rng.integers(*prompt)),
+            int(rng.integers(*output)),
+            priority=int(rng.integers(0, 3)),
+            acceptance=ACCEPTANCE,
+        )
+        for i, t in enumerate(times[times < seconds])
+    ]
+
+
+def windows(simulator, knobs, count, seconds=1.0):
+    start = simulator.now_s
+    return [simulator.advance(start + (i + 1) * seconds, knobs) for i in range(count)]
+
+
+KNOBS = st.builds(
+    Knobs,
+    batch_cap=st.sampled_from([1, 4, 32]),
+    kv_capacity_tokens=st.sampled_from([300, 1200, 20_000]),
+    speculation_depth=st.sampled_from([0, 3]),
+    tier=st.integers(0, 2),
+    priority_routing=st.booleans(),
+    prefill_gpus=st.integers(0, 2),
+)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(KNOBS, min_size=1, max_size=12),
+    st.integers(0, 5),
+    st.sampled_from([5.0, 60.0]),
+    st.sampled_from([None, 12]),
+    st.sampled_from([3e7, 5e9]),
+)
+def test_requests_are_conserved_under_any_knobs(plan, seed, rate, rows, link):
+    """At every boundary: arrivals = completed + running + waiting + rejected + lost."""
+    memory = None if rows is None else RowLimit(rows)
+    config = DeploymentSettings(
+        num_gpus=3,
+        queue_capacity=40,
+        restart_s=1.3,
+        rerole_s=0.7,
+        oom_restart_s=0.9,
+        link_bytes_per_s=link,
+    )
+    requests = poisson(rate, len(plan), seed)
+    simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, requests, seed, memory)
+    totals = np.zeros(4, int)
+    for i, knobs in enumerate([*plan, *[ROOMY] * 60]):
+        stats = simulator.advance(i + 1.0, knobs)
+        totals += (stats.arrivals, stats.completed, stats.rejected, stats.lost)
+        assert totals[0] == totals[1:].sum() + stats.running + stats.waiting
+        assert stats.completed == len(stats.completions)
+        assert 0.0 <= stats.capacity <= 1.0 and stats.kv_occupancy >= 0.0
+        assert np.all(stats.first_tokens["first_token_s"] <= i + 1)
+        assert stats.waiting <= 40 + stats.preemptions + 3 * 32
+    log = simulator.log()
+    assert totals[0] == len(log) == len(requests)
+    # With room to breathe everything is served in the end; a crash may keep recurring.
+    if memory is None:
+        assert stats.running == stats.waiting == 0
+        done = np.isfinite(log["finish_s"])
+        assert np.all(done ^ log["rejected"] ^ log["lost"])
+        assert np.all(log["first_token_s"][done] <= log["finish_s"][done])
+
+
+def test_one_gpu_deployment_is_the_engine():
+    """Router and windows change nothing for one GPU: the same times as without them."""
+    requests, twins = poisson(20, 20), poisson(20, 20)
+    simulator = ReferenceSimulator(
+        DeploymentSettings(queue_capacity=10_000), LinearTimer(), ROOMY, requests
+    )
+    windows(simulator, ROOMY, 100)
+    alone = run_requests(twins, LinearTimer(), ROOMY)
+    np.testing.assert_allclose(simulator.log()["finish_s"], alone["finish_s"], rtol=1e-12)
+    np.testing.assert_allclose(simulator.log()["ttft_s"], alone["ttft_s"], rtol=1e-9)
+
+
+def test_windows_do_not_depend_on_where_they_are_cut():
+    """Control points only observe: many short windows and one long window agree."""
+    logs = []
+    for count, seconds in ((50, 1.0), (1, 50.0)):
+        simulator = ReferenceSimulator(
+            DeploymentSettings(num_gpus=2), LinearTimer(), ROOMY, poisson(30, 40), seed=4
+        )
+        windows(simulator, ROOMY, count, seconds)
+        logs.append(simulator.log())
+    assert logs[0].tobytes() == logs[1].tobytes()
+
+
+def test_same_seed_same_log():
+    """A run is a function of traffic, knobs and seed."""
+
+    def run(seed):
+        knobs = Knobs(64, 100_000, speculation_depth=3)
+        config = DeploymentSettings(num_gpus=2, front_end=LognormalFrontEnd(0.03, 0.8))
+        simulator = ReferenceSimulator(config, LinearTimer(), knobs, poisson(30, 10), seed)
+        windows(simulator, knobs, 20)
+        return simulator.log().tobytes()
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_router_balances_identical_gpus():
+    """Four GPUs serve four times the traffic with the token times of one."""
+
+    def tpot_s(num_gpus):
+        simulator = ReferenceSimulator(
+            DeploymentSettings(num_gpus=num_gpus),
+            LinearTimer(token_s=0.00008),
+            ROOMY,
+            poisson(25 * num_gpus, 40, output=(40, 60)),
+        )
+        windows(simulator, ROOMY, 60)
+        return simulator.log()["tpot_s"]
+
+    one, four = tpot_s(1), tpot_s(4)
+    assert np.median(four) == pytest.approx(np.median(one), rel=0.1)
+    # Pooling evens out bursts, so the slow end must be better, not worse.
+    assert np.percentile(four, 99) < np.percentile(one, 99)
+
+
+def test_full_queue_rejects():
+    """Beyond the deployment's queue capacity arrivals are turned away, and only then."""
+    requests = [Request(i, 0.0, 100, 5) for i in range(100)]
+    knobs = Knobs(batch_cap=1, kv_capacity_tokens=10_000)
+    simulator = ReferenceSimulator(
+        DeploymentSettings(queue_capacity=30), LinearTimer(), knobs, requests
+    )
+    stats = simulator.advance(0.001, knobs)
+    assert (stats.arrivals, stats.rejected, stats.waiting, stats.running) == (100, 70, 29, 1)
+
+
+def test_front_end_delay_is_part_of_ttft_only():
+    """The client sees the delay once; engine times and TPOT do not change."""
+
+    def run(front_end):
+        config = DeploymentSettings(num_gpus=2, front_end=front_end)
+        simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, poisson(40, 60), seed=7)
+        windows(simulator, ROOMY, 80)
+        return simulator.log()
+
+    plain = run(LognormalFrontEnd())
+    for front_end in (LognormalFrontEnd(0.05, 0.9), ShiftedExponentialFrontEnd(0.02, 0.03)):
+        delayed = run(front_end)
+        delay_s = delayed["ttft_s"] - plain["ttft_s"]
+        assert np.all(delay_s > 0)
+        assert delay_s.mean() == pytest.approx(0.05, rel=0.1)
+        assert np.percentile(delay_s, 99) > 2.4 * delay_s.mean()
+        np.testing.assert_array_equal(delayed["tpot_s"], plain["tpot_s"])
+
+
+def test_front_end_delays_do_not_depend_on_the_knobs():
+    """Two policies face the same delays, request by request."""
+    delays = []
+    for cap in (4, 64):
+        knobs = Knobs(cap, 100_000)
+        requests = poisson(40, 10)
+        config = DeploymentSettings(queue_capacity=10**6, front_end=LognormalFrontEnd(0.05, 0.9))
+        simulator = ReferenceSimulator(config, LinearTimer(), knobs, requests, seed=7)
+        windows(simulator, knobs, 11)
+        delays.append([request.frontend_s for request in requests])
+    assert delays[0] == delays[1]
+
+
+def test_tier_change_rolls_over_one_gpu_at_a_time():
+    """Half of two GPUs is away for twice the restart time; sequences are recomputed, none lost."""
+    config = DeploymentSettings(num_gpus=2, restart_s=2.0)
+    timer = LinearTimer()
+    simulator = ReferenceSimulator(config, timer, ROOMY, poisson(30, 20, output=(150, 200)))
+    windows(simulator, ROOMY, 5)
+    fast = Knobs(64, 100_000, tier=1)
+    stats = windows(simulator, fast, 8)
+    away_s = sum(2 * (1 - window.capacity) for window in stats)
+    assert away_s == pytest.approx(4.0, abs=0.1)
+    assert min(window.capacity for window in stats) == pytest.approx(0.5)
+    assert sum(window.preemptions for window in stats) > 20
+    assert sum(window.lost for window in stats) == 0
+    tiers = np.concatenate([window.completions["tier"] for window in stats])
+    assert set(tiers) == {0, 1}
+    assert {tier for *_, tier in timer.seen[-50:]} == {1}
+    recomputed = [w.completions for w in stats if np.any(w.completions["preemptions"] > 0)]
+    assert recomputed
+
+
+def test_a_single_gpu_is_out_of_service_while_it_restarts():
+    """With one GPU a tier change is an outage, after which the queue is served."""
+    simulator = ReferenceSimulator(
+        DeploymentSettings(restart_s=3.0), LinearTimer(), ROOMY, poisson(5, 10)
+    )
+    windows(simulator, ROOMY, 2)
+    stats = windows(simulator, Knobs(64, 100_000, tier=2), 20)
+    assert [round(w.capacity, 1) for w in stats[:4]] == [0.0, 0.0, 0.0, 1.0]
+    assert stats[1].tokens == stats[2].tokens == 0
+    assert stats[-1].waiting == stats[-1].running == 0
+
+
+def test_flapping_tiers_finish_each_roll_and_lose_capacity():
+    """A roll that has begun is completed, so changing the tier every window mostly restarts."""
+    config = DeploymentSettings(num_gpus=2, restart_s=2.0)
+    simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, poisson(10, 30))
+    plan = itertools.cycle([Knobs(64, 100_000, tier=1), ROOMY])
+    capacity = [simulator.advance(i + 1.0, next(plan)).capacity for i in range(24)]
+    assert np.mean(capacity) == pytest.approx(0.5, abs=0.1)
+
+
+def test_split_change_takes_away_only_the_gpus_that_change():
+    """One of three GPUs becomes a prefill GPU: one outage of the re-role time."""
+    config = DeploymentSettings(num_gpus=3, rerole_s=1.5, restart_s=50.0)
+    timer = LinearTimer()
+    simulator = ReferenceSimulator(config, timer, ROOMY, poisson(20, 30))
+    windows(simulator, ROOMY, 3)
+    split = Knobs(64, 100_000, prefill_gpus=1)
+    away_s = sum(3 * (1 - window.capacity) for window in windows(simulator, split, 5))
+    assert away_s == pytest.approx(1.5, abs=0.1)
+    seen = len(timer.seen)
+    windows(simulator, split, 3)
+    assert not any(decoding and chunks for decoding, _, chunks, _, _ in timer.seen[seen:])
+    windows(simulator, ROOMY, 5)
+    seen = len(timer.seen)
+    windows(simulator, ROOMY, 3)
+    assert any(decoding and chunks for decoding, _, chunks, _, _ in timer.seen[seen:])
+
+
+def test_split_pools_isolate_decoding_from_prefill():
+    """No iteration mixes the two, and long prompts no longer stretch a neighbour's tokens."""
+
+    def run(prefill_gpus):
+        knobs = Knobs(64, 200_000, prefill_gpus=prefill_gpus)
+        timer = LinearTimer(token_s=0.00005)
+        requests = poisson(6, 60, prompt=(2000, 6000), output=(60, 61))
+        simulator = ReferenceSimulator(DeploymentSettings(num_gpus=2), timer, knobs, requests)
+        windows(simulator, knobs, 120)
+        mixed = sum(bool(b and chunks) for b, _, chunks, _, _ in timer.seen)
+        return mixed, simulator.log()
+
+    mixed, colocated = run(0)
+    assert mixed > 100
+    mixed, split = run(1)
+    assert mixed == 0
+    assert np.percentile(split["tpot_s"], 99) < 0.6 * np.percentile(colocated["tpot_s"], 50)
+    assert split["ttft_s"].mean() > colocated["ttft_s"].mean()
+
+
+def test_kv_moves_at_link_bandwidth():
+    """The first decode step waits for the transfer of the prompt's KV."""
+    config = DeploymentSettings(num_gpus=2, kv_bytes_per_token=1e5, link_bytes_per_s=1e8)
+    knobs = Knobs(8, 10_000, prefill_gpus=1)
+    simulator = ReferenceSimulator(
+        config, LinearTimer(0.01, 0.0), knobs, [Request(0, 0.0, 1000, 11)]
+    )
+    windows(simulator, knobs, 3)
+    (row,) = simulator.log()
+    assert row["ttft_s"] == pytest.approx(0.01)
+    assert row["finish_s"] - row["first_token_s"] == pytest.approx(1.0 + 10 * 0.01)
+
+
+def test_a_decode_pool_without_room_holds_prefill_back():
+    """KV that nobody can take stays on the prefill GPU, which then stops admitting."""
+    config = DeploymentSettings(num_gpus=2)
+    knobs = Knobs(2, 1600, prefill_gpus=1)
+    requests = [Request(i, 0.0, 400, 300) for i in range(12)]
+    simulator = ReferenceSimulator(config, LinearTimer(), knobs, requests)
+    first = simulator.advance(1.0, knobs)
+    assert len(first.first_tokens) < 9
+    assert first.running + first.waiting == 12
+    stats = windows(simulator, knobs, 120)
+    assert sum(w.completed for w in stats) == 12
+
+
+@pytest.mark.parametrize("tier_of_split", [0, 1])
+def test_transfers_survive_restarts_of_either_end(tier_of_split):
+    """KV in transfer is sent again or recomputed when a GPU restarts, and its blocks return."""
+    config = DeploymentSettings(num_gpus=2, restart_s=0.5, rerole_s=0.5, link_bytes_per_s=1e8)
+    split = Knobs(64, 20_000, prefill_gpus=1)
+    requests = [Request(i, 0.0, 100, 30) for i in range(10)]
+    simulator = ReferenceSimulator(config, LinearTimer(), split, requests)
+    assert simulator.advance(0.2, split).running == 10
+    # A new tier restarts both ends; a new split only the prefill GPU, while its KV is moving.
+    then = Knobs(64, 20_000, tier=tier_of_split, prefill_gpus=1 if tier_of_split else 0)
+    windows(simulator, then, 1)
+    stats = windows(simulator, then, 10)[-1]
+    assert np.all(np.isfinite(simulator.log()["finish_s"]))
+    assert stats.kv_occupancy == 0.0
+
+
+def test_kv_on_its_way_to_a_crashed_gpu_is_sent_again():
+    """A decode GPU that runs out of memory loses its batch, not the KV still being sent to it."""
+    config = DeploymentSettings(num_gpus=2, oom_restart_s=0.5, link_bytes_per_s=1e8)
+    split = Knobs(64, 20_000, prefill_gpus=1)
+    requests = [Request(i, 0.02 * i, 100, 200) for i in range(9)]
+    simulator = ReferenceSimulator(config, LinearTimer(), split, requests, memory=RowLimit(4))
+    stats = windows(simulator, split, 20)
+    log = simulator.log()
+    assert log["lost"].sum() == 5
+    assert np.isfinite(log["finish_s"]).sum() == 4
+    assert stats[-1].kv_occupancy == 0.0
+
+
+def test_out_of_memory_loses_what_was_running():
+    """The crash drops the batch, keeps the queue, and costs the restart time."""
+    config = DeploymentSettings(oom_restart_s=2.0)
+    requests = [Request(i, 0.01 * i, 50, 400) for i in range(20)]
+    simulator = ReferenceSimulator(
+        config, LinearTimer(), Knobs(8, 10_000), requests, memory=RowLimit(16)
+    )
+    before = simulator.advance(1.0, Knobs(8, 10_000))
+    assert (before.running, before.lost) == (8, 0)
+    crash = simulator.advance(2.0, Knobs(8, 10_000, speculation_depth=4))
+    assert crash.lost == 8 and crash.running == 0 and crash.waiting == 12
+    assert crash.peak_memory_bytes == 1.1
+    after = windows(simulator, Knobs(8, 10_000), 20)
+    assert after[0].capacity < 0.01
+    log = simulator.log()
+    assert log["lost"].sum() == 8 and np.isfinite(log["finish_s"]).sum() == 12
+
+
+def test_priority_order_spans_the_deployment():
+    """Under overload of two GPUs the high class hardly waits, and the mean stays what it was."""
+
+    def run(by_priority):
+        knobs = Knobs(16, 100_000, priority_routing=by_priority)
+        requests = poisson(130, 20, seed=2, prompt=(200, 201), output=(20, 21))
+        config = DeploymentSettings(num_gpus=2, queue_capacity=10**6)
+        simulator = ReferenceSimulator(config, LinearTimer(0.015, 0.00002), knobs, requests)
+        windows(simulator, knobs, 60)
+        return simulator.log()
+
+    fcfs, priority = run(False), run(True)
+    assert fcfs["ttft_s"].mean() > 2.0
+    assert priority["ttft_s"].mean() == pytest.approx(fcfs["ttft_s"].mean(), rel=0.05)
+    high = priority["priority"] == 0
+    assert np.median(priority["ttft_s"][high]) < 0.1 * np.median(fcfs["ttft_s"][high])
+
+
+def test_window_statistics_add_up_to_the_log():
+    """Tokens, first tokens, preemptions and work of the windows are those of the requests."""
+    knobs = Knobs(16, 1200, speculation_depth=2)
+    timer = LinearTimer()
+    simulator = ReferenceSimulator(
+        DeploymentSettings(num_gpus=2), timer, knobs, poisson(25, 20, output=(1, 200))
+    )
+    stats = windows(simulator, knobs, 120)
+    log = simulator.log()
+    assert np.all(np.isfinite(log["finish_s"]))
+    assert sum(w.tokens for w in stats) == log["output_tokens"].sum()
+    assert sum(len(w.ttft_s) for w in stats) == len(log)
+    assert sum(w.preemptions for w in stats) == log["preemptions"].sum() > 0
+    assert sum(w.work[0].iterations for w in stats) == len(timer.seen)
+    assert sum(w.work[0].tokens for w in stats) == sum(
+        3 * b + sum(chunk for chunk, _ in chunks) for b, _, chunks, _, _ in timer.seen
+    )
+    assert np.sort(np.concatenate([w.tpot_s for w in stats])) == pytest.approx(
+        np.sort(log["tpot_s"])
+    )
+    kept = sum(w.draft_accepted for w in stats) / sum(w.drafted for w in stats)
+    assert kept == pytest.approx((ACCEPTANCE[2] - 1) / 2, rel=0.05)
+
+
+def test_requests_can_be_submitted_as_time_goes_on():
+    """Traffic may come window by window, but not from the past."""
+    simulator = ReferenceSimulator(DeploymentSettings(), LinearTimer(), ROOMY)
+    simulator.advance(5.0, ROOMY)
+    simulator.submit([Request(0, 5.5, 10, 3)])
+    assert simulator.advance(6.0, ROOMY).completed == 1
+    with pytest.raises(InputError, match="arrival_s"):
+        simulator.submit([Request(1, 5.5, 10, 3)])
+
+
+def test_model_memory_agrees_with_the_memory_module_and_finds_the_cliff():
+    """Batch 512 at depth 8 beside a full KV pool is too much for the device; decoding is not."""
+    gpu, model = load_gpu("a100-sxm-40gb"), load_model("llama-3.1-8b")
+    memory = ModelMemory(gpu, model)
+    for depth, rows in ((0, 512), (8, 512 * 9)):
+        capacity = int(kv_capacity_tokens(gpu, model, 0, 1.0, depth > 0))
+        used_bytes = memory.used_bytes(
+            kv_capacity_tokens=capacity,
+            tokens=rows,
+            logits_rows=rows,
+            speculation_depth=depth,
+            tier=0,
+        )
+        expected = memory_used_bytes(gpu, model, 0, 1.0, depth > 0, rows, rows)
+        assert used_bytes == pytest.approx(expected, rel=1e-5)
+        assert (used_bytes > memory.device_bytes) == (depth == 8)
+
+
+def test_cost_model_is_a_timer():
+    """An H100 near idle serves at the cost model's own iteration times."""
+    cost = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
+    (row,) = run_requests([Request(0, 0.0, 512, 101)], cost, ROOMY)
+    assert row["ttft_s"] == pytest.approx(float(cost.prefill_alone_s(512)), rel=1e-6)
+    assert row["tpot_s"] == pytest.approx(float(cost.decode_s(1, 563)), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DeploymentSettings(num_gpus=0), "num_gpus"),
+        (lambda: DeploymentSettings(restart_s=-1.0), "restart_s"),
+        (lambda: DeploymentSettings(oom_restart_s=math.nan), "oom_restart_s"),
+        (lambda: DeploymentSettings(link_bytes_per_s=0.0), "link_bytes_per_s"),
+        (lambda: Knobs(8, 0), "kv_capacity_tokens"),
+        (lambda: _simulator().advance(1.0, Knobs(8, 100, prefill_gpus=2)), "prefill_gpus"),
+        (lambda: _simulator().advance(-1.0, ROOMY), "until_s"),
+        (lambda: _simulator().advance(math.inf, ROOMY), "until_s"),
+        (lambda: SchedulerSettings(block_tokens=0), "block_tokens"),
+    ],
+)
+def test_bad_input_is_named(build, message):
+    """Errors name the field that is wrong."""
+    with pytest.raises(InputError, match=message):
+        build()
+
+
+def _simulator():
+    return ReferenceSimulator(DeploymentSettings(num_gpus=2), LinearTimer(), ROOMY)

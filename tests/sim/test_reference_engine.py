@@ -1,0 +1,447 @@
+"""One engine of the reference simulator: scheduling, KV blocks, speculation."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.errors import InputError
+from jaxserve.sim.reference import run_requests
+from jaxserve.sim.reference_engine import Engine
+from jaxserve.sim.reference_request import Request, WaitingQueue
+from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+
+ACCEPTANCE = 1 + np.concatenate([[0.0], np.cumsum(0.8 ** np.arange(1, 9))])
+
+
+@dataclass
+class LinearTimer:
+    """Seconds linear in tokens; remembers every iteration it was asked about."""
+
+    base_s: float = 0.010
+    token_s: float = 0.00002
+    seen: list = field(default_factory=list)
+
+    def iteration_s(self, *, decode_seqs, kv_tokens, chunks=(), speculation_depth=0, tier=0):
+        self.seen.append((decode_seqs, kv_tokens, chunks, speculation_depth, tier))
+        tokens = decode_seqs * (speculation_depth + 1) + sum(chunk for chunk, _ in chunks)
+        return self.base_s + self.token_s * tokens
+
+
+def burst(count, prompt=100, output=20, gap_s=0.0, **fields):
+    return [Request(i, i * gap_s, prompt, output, **fields) for i in range(count)]
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(1, 150), st.integers(1, 40), st.integers(0, 2)),
+    min_size=1,
+    max_size=14,
+)
+
+
+def make(rows):
+    return [
+        Request(i, start * 0.01, prompt, output, priority=priority)
+        for i, (start, prompt, output, priority) in enumerate(sorted(rows))
+    ]
+
+
+def naive_run(requests, timer, knobs, config):
+    """The same scheduler written without aggregates: every sequence, every block, every step."""
+    size, capacity = config.block_tokens, knobs.kv_capacity_tokens // config.block_tokens
+    order = {True: lambda r: (r.priority, r.arrival_s, r.id), False: lambda r: (r.arrival_s, r.id)}
+    order = order[knobs.priority_routing]
+    upcoming = sorted(requests, key=lambda r: (r.arrival_s, r.id))
+    waiting, running = [], []  # running: dicts in admission order
+    made = {r.id: 0 for r in requests}
+    first, finish, now = {}, {}, 0.0
+
+    def used():
+        return sum(sequence["blocks"] for sequence in running)
+
+    while upcoming or waiting or running:
+        while upcoming and upcoming[0].arrival_s <= now:
+            waiting.append(upcoming.pop(0))
+        waiting.sort(key=order)
+        preempted = False
+        for sequence in list(running):
+            if sequence not in running or sequence["done"] < sequence["target"]:
+                continue
+            needed = -(-(sequence["context"] + 1) // size)
+            while sequence in running and used() - sequence["blocks"] + needed > capacity:
+                if knobs.priority_routing:
+                    victim = max(running, key=lambda s: order(s["request"]))
+                else:
+                    victim = running[-1]
+                running.remove(victim)
+                waiting.append(victim["request"])
+                preempted = True
+            sequence["blocks"] = needed
+        waiting.sort(key=order)
+        decoding = [s for s in running if s["done"] == s["target"]]
+        room = config.chunk_budget - len(decoding)
+        chunks = []
+        for sequence in [s for s in running if s["done"] < s["target"]]:
+            chunks.append((sequence, min(room, sequence["target"] - sequence["done"])))
+            room -= chunks[-1][1]
+        while waiting and not preempted and room > 0 and len(running) < knobs.batch_cap:
+            request = waiting[0]
+            target = request.prompt_tokens + made[request.id]
+            if -(-target // size) > capacity:
+                waiting.pop(0)
+                continue
+            if used() + -(-target // size) > capacity:
+                break
+            waiting.pop(0)
+            running.append(
+                {"request": request, "target": target, "done": 0, "blocks": -(-target // size)}
+            )
+            chunks.append((running[-1], min(room, target)))
+            room -= chunks[-1][1]
+        chunks = [(sequence, chunk) for sequence, chunk in chunks if chunk > 0]
+        if not decoding and not chunks:
+            if preempted:
+                continue
+            if not upcoming:
+                break
+            now = upcoming[0].arrival_s
+            continue
+        now += timer.iteration_s(
+            decode_seqs=len(decoding),
+            kv_tokens=sum(s["context"] + 1 for s in decoding),
+            chunks=tuple((chunk, s["done"]) for s, chunk in chunks),
+        )
+        emitting = list(decoding)
+        for sequence in decoding:
+            sequence["context"] += 1
+        for sequence, chunk in chunks:
+            sequence["done"] += chunk
+            if sequence["done"] == sequence["target"]:
+                sequence["context"] = sequence["target"]
+                emitting.append(sequence)
+        for sequence in emitting:
+            request = sequence["request"]
+            made[request.id] += 1
+            first.setdefault(request.id, now)
+            if made[request.id] == request.output_tokens:
+                finish[request.id] = now
+                running.remove(sequence)
+    return first, finish
+
+
+@settings(max_examples=200)
+@given(REQUESTS, st.integers(1, 6), st.integers(8, 40), st.booleans(), st.sampled_from([24, 2048]))
+def test_matches_a_naive_scheduler(rows, cap, blocks, by_priority, budget):
+    """Counters, aggregates and heaps give the schedule of the plain algorithm, event by event."""
+    knobs = EngineKnobs(cap, blocks * 16, priority_routing=by_priority)
+    config = SchedulerSettings(chunk_budget=budget)
+    timer, plain = LinearTimer(), LinearTimer()
+    log = run_requests(make(rows), timer, knobs, config)
+    first, finish = naive_run(make(rows), plain, knobs, config)
+    assert timer.seen == [(b, k, c, 0, 0) for b, k, c, _, _ in plain.seen]
+    for row in log:
+        if row["id"] in finish:
+            assert row["finish_s"] == pytest.approx(finish[row["id"]], rel=1e-12)
+            assert row["first_token_s"] == pytest.approx(first[row["id"]], rel=1e-12)
+        else:
+            assert row["rejected"] or row["lost"]
+
+
+@settings(max_examples=60)
+@given(
+    REQUESTS,
+    st.integers(1, 6),
+    st.integers(1, 40),
+    st.integers(0, 8),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([24, 2048]),
+)
+def test_every_iteration_respects_batch_cap_blocks_and_budget(
+    rows, cap, blocks, depth, by_priority, caching, budget
+):
+    """No schedule, speculating or not, exceeds a limit or leaves a request unaccounted for."""
+    requests = make(rows)
+    for request in requests:
+        request.acceptance = ACCEPTANCE
+    knobs = EngineKnobs(cap, blocks * 16, depth, 0, by_priority)
+    config = SchedulerSettings(chunk_budget=budget, prefix_caching=caching)
+    timer = LinearTimer()
+    engine = Engine(timer, knobs, config, np.random.default_rng(0))
+    for request in requests:
+        engine.waiting.push(request)
+    now = 0.0
+    while (end_s := engine.start(now)) is not None:
+        assert 0 <= engine.pool.used <= engine.pool.capacity
+        assert 0 < engine.running <= cap
+        sequences, _, chunks, _, _ = timer.seen[-1]
+        prompt_tokens = sum(chunk for chunk, _ in chunks)
+        assert prompt_tokens <= max(budget - sequences * (depth + 1), budget // 8)
+        now = end_s
+        engine.finish(now)
+    assert engine.pool.used == 0 and engine.running == 0 and not engine.waiting
+    for request in requests:
+        assert (request in engine.tally.completed) + request.rejected + request.lost == 1
+        if request in engine.tally.completed:
+            assert 0.0 <= request.first_scheduled_s < request.first_token_s
+            assert request.generated == request.output_tokens
+            assert request.first_token_s <= request.finish_s
+    rejected_needs = [r.prompt_tokens for r in requests if r.rejected]
+    assert all(-(-tokens // 16) > blocks for tokens in rejected_needs)
+
+
+def test_first_come_first_served():
+    """Equal requests start in the order in which they arrived."""
+    log = run_requests(burst(30, gap_s=0.001), LinearTimer(), EngineKnobs(4, 10_000))
+    assert np.all(np.diff(log["first_scheduled_s"]) >= 0)
+    assert np.all(np.diff(log["first_token_s"]) >= 0)
+
+
+def test_one_request_takes_one_iteration_per_token():
+    """TTFT is the prefill iteration, TPOT one decode iteration."""
+    timer = LinearTimer(base_s=0.01, token_s=0.0001)
+    (row,) = run_requests(burst(1, prompt=100, output=11), timer, EngineKnobs(8, 10_000))
+    assert row["ttft_s"] == pytest.approx(0.01 + 100 * 0.0001)
+    assert row["tpot_s"] == pytest.approx(0.01 + 0.0001)
+    assert len(timer.seen) == 11
+
+
+def test_decode_reads_the_context_it_has_written():
+    """KV tokens of decode step i: the prompt and the i tokens sampled before it."""
+    timer = LinearTimer()
+    run_requests(burst(1, prompt=100, output=4), timer, EngineKnobs(8, 10_000))
+    assert [kv for _, kv, _, _, _ in timer.seen] == [0, 101, 102, 103]
+
+
+def test_long_prompts_are_prefilled_in_chunks_beside_decodes():
+    """Chunks take what decoding leaves of the token budget and carry on from their prefix."""
+    timer = LinearTimer()
+    requests = [Request(0, 0.0, 10, 50), Request(1, 0.011, 1000, 2)]
+    run_requests(requests, timer, EngineKnobs(8, 10_000), SchedulerSettings(chunk_budget=401))
+    mixed = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding == 1 and chunks]
+    assert mixed == [((400, 0),), ((400, 400),), ((200, 800),)]
+
+
+def test_md1_waiting_matches_pollaczek_khinchine():
+    """Prompts that fill an iteration alone are an M/D/1 queue: W = S + rho S / (2 (1 - rho))."""
+    service_s, rho, count = 0.02, 0.7, 40_000
+    gaps = np.random.default_rng(1).exponential(service_s / rho, count)
+    requests = [Request(i, float(t), 256, 1) for i, t in enumerate(np.cumsum(gaps))]
+    timer = LinearTimer(base_s=service_s, token_s=0.0)
+    log = run_requests(
+        requests, timer, EngineKnobs(1000, 10**6), SchedulerSettings(chunk_budget=256)
+    )
+    expected_s = service_s + rho * service_s / (2 * (1 - rho))
+    assert log["ttft_s"].mean() == pytest.approx(expected_s, rel=0.03)
+
+
+def test_priority_order_conserves_mean_ttft_and_helps_the_high_class():
+    """Priority moves waiting between classes that look alike; it does not create or remove it."""
+    rng = np.random.default_rng(3)
+    arrivals = np.cumsum(rng.exponential(1 / 44, 6000))
+    classes = rng.integers(0, 3, len(arrivals))
+
+    def run(by_priority):
+        requests = [
+            Request(i, float(t), 512, 8, priority=int(c))
+            for i, (t, c) in enumerate(zip(arrivals, classes, strict=True))
+        ]
+        timer = LinearTimer(base_s=0.002, token_s=0.00004)
+        return run_requests(requests, timer, EngineKnobs(64, 10**6, priority_routing=by_priority))
+
+    fcfs, priority = run(False), run(True)
+    assert priority["ttft_s"].mean() == pytest.approx(fcfs["ttft_s"].mean(), rel=0.05)
+    high, low = classes == 0, classes == 2
+    assert priority["ttft_s"][high].mean() < 0.75 * fcfs["ttft_s"][high].mean()
+    assert priority["ttft_s"][low].mean() > 1.2 * fcfs["ttft_s"][low].mean()
+
+
+def test_preemption_recomputes_prompt_and_output():
+    """The newest sequence loses its KV and later prefills everything that it had."""
+    timer = LinearTimer()
+    requests = [Request(0, 0.0, 64, 80), Request(1, 0.0, 64, 80)]
+    log = run_requests(requests, timer, EngineKnobs(8, 160))
+    assert log["preemptions"].tolist() == [0, 1]
+    recomputed = [chunk for _, _, chunks, _, _ in timer.seen[1:] for chunk, _ in chunks]
+    # Ten blocks: both hold five after 16 tokens; the 17th needs one more.
+    assert recomputed == [64 + 17]
+    assert np.all(log["output_tokens"] == 80) and np.all(np.isfinite(log["finish_s"]))
+
+
+def test_preempted_request_returns_before_later_arrivals():
+    """A preempted sequence is at the front of the queue, not at its end."""
+    requests = [Request(0, 0.0, 64, 80), Request(1, 0.0, 64, 80), Request(2, 0.1, 16, 1)]
+    log = run_requests(requests, LinearTimer(), EngineKnobs(2, 160))
+    assert log["preemptions"][1] == 1
+    assert log["first_token_s"][2] > log["finish_s"][0]
+
+
+def test_priority_preempts_the_least_important_sequence():
+    """Under priority order the victim is the lowest class, although it was admitted first."""
+    requests = [Request(0, 0.0, 64, 80, priority=2), Request(1, 0.0, 64, 80, priority=0)]
+    log = run_requests(requests, LinearTimer(), EngineKnobs(8, 160, priority_routing=True))
+    assert log["preemptions"].tolist() == [1, 0]
+
+
+def test_an_iteration_that_preempts_admits_nobody():
+    """Blocks freed by preemption go to running sequences before the queue sees them."""
+    requests = [
+        Request(0, 0.0, 64, 80, priority=0),
+        Request(1, 0.0, 64, 80, priority=2),
+        Request(2, 0.1, 16, 5, priority=1),
+    ]
+    timer = LinearTimer()
+    run_requests(requests, timer, EngineKnobs(2, 160, priority_routing=True))
+    alone = next(i for i, seen in enumerate(timer.seen[1:], 1) if seen[0] == 1)
+    assert timer.seen[alone][2] == ()
+    assert timer.seen[alone + 1][2] == ((16, 0),)
+
+
+def test_prefix_cache_shortens_recomputation():
+    """With prefix caching a preempted sequence recomputes only what others have overwritten."""
+
+    def recomputed(caching):
+        timer = LinearTimer()
+        requests = [Request(0, 0.0, 64, 40), Request(1, 0.0, 64, 80)]
+        settings_ = SchedulerSettings(prefix_caching=caching)
+        run_requests(requests, timer, EngineKnobs(8, 160), settings_)
+        return sum(chunk for _, _, chunks, _, _ in timer.seen for chunk, _ in chunks) - 128
+
+    assert recomputed(False) == 64 + 17
+    assert 0 < recomputed(True) < recomputed(False)
+
+
+def test_lowering_kv_capacity_preempts_until_it_fits():
+    """A smaller KV pool takes effect at once and loses no request."""
+    engine = Engine(
+        LinearTimer(), EngineKnobs(8, 1600), SchedulerSettings(), np.random.default_rng(0)
+    )
+    for request in burst(8, prompt=100, output=50):
+        engine.waiting.push(request)
+    end_s = engine.start(0.0)
+    assert end_s is not None and engine.running == 8
+    engine.finish(end_s)
+    engine.set_knobs(EngineKnobs(8, 480))
+    assert engine.start(end_s) is not None
+    assert engine.pool.used <= 30 and engine.tally.preemptions >= 4
+    assert engine.running + len(engine.waiting) == 8
+
+
+@pytest.mark.parametrize("depth", [1, 3, 8])
+def test_speculation_advances_by_the_mean_of_the_acceptance_table(depth):
+    """Tokens per verify step average to the table's entry for the depth."""
+    requests = burst(40, prompt=16, output=2000, acceptance=ACCEPTANCE)
+    timer = LinearTimer()
+    engine = Engine(
+        timer, EngineKnobs(64, 10**6, depth), SchedulerSettings(), np.random.default_rng(5)
+    )
+    for request in requests:
+        engine.waiting.push(request)
+    now = 0.0
+    for _ in range(200):
+        end_s = engine.start(now)
+        assert end_s is not None
+        now = end_s
+        engine.finish(now)
+    tally = engine.tally
+    assert tally.drafted == depth * tally.decode_steps
+    per_step = 1 + tally.draft_accepted / tally.decode_steps
+    assert per_step == pytest.approx(ACCEPTANCE[depth], rel=0.02)
+
+
+def test_speculated_tokens_enter_the_context():
+    """When every draft is kept, depth + 1 tokens join the context and the last step is cut."""
+    timer = LinearTimer()
+    requests = burst(2, prompt=100, output=12, gap_s=1.0, acceptance=np.arange(1.0, 10.0))
+    run_requests(requests, timer, EngineKnobs(8, 10_000, 3))
+    assert [kv for _, kv, _, _, _ in timer.seen] == 2 * [0, 101, 105, 109]
+
+
+def test_rejected_drafts_cost_time_and_gain_nothing():
+    """Without an acceptance table speculation only slows the engine down."""
+    plain = run_requests(burst(4), LinearTimer(), EngineKnobs(8, 10_000, 0))
+    drafted = run_requests(burst(4), LinearTimer(), EngineKnobs(8, 10_000, 4))
+    assert np.all(drafted["tpot_s"] > plain["tpot_s"])
+
+
+def test_deep_verification_leaves_prefill_a_share_of_the_budget():
+    """Verified tokens above the token budget do not starve admissions."""
+    timer = LinearTimer()
+    requests = burst(20, prompt=64, output=40)
+    run_requests(requests, timer, EngineKnobs(64, 10_000, 8), SchedulerSettings(chunk_budget=128))
+    crowded = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding * 9 >= 128]
+    assert max(sum(chunk for chunk, _ in chunks) for chunks in crowded) == 16
+
+
+def test_same_seed_same_log_other_seed_other_log():
+    """Speculation is the only randomness of an engine, and it comes from the seed."""
+
+    def run(seed):
+        requests = burst(20, acceptance=ACCEPTANCE)
+        return run_requests(requests, LinearTimer(), EngineKnobs(8, 10_000, 3), seed=seed)
+
+    assert run(1).tobytes() == run(1).tobytes()
+    assert np.any(run(1)["finish_s"] != run(2)["finish_s"])
+
+
+def test_a_prompt_longer_than_the_pool_does_not_block_the_queue():
+    """What can never fit is rejected, and the next request is served."""
+    requests = [Request(0, 0.0, 1000, 5), Request(1, 0.0, 50, 5)]
+    log = run_requests(requests, LinearTimer(), EngineKnobs(8, 160))
+    assert log["rejected"].tolist() == [True, False]
+    assert math.isnan(log["finish_s"][0]) and math.isfinite(log["finish_s"][1])
+
+
+def test_an_output_longer_than_the_pool_is_lost():
+    """A sequence that outgrows the whole pool ends, counted as lost."""
+    (row,) = run_requests(burst(1, prompt=100, output=500), LinearTimer(), EngineKnobs(8, 160))
+    assert row["lost"] and not row["rejected"] and math.isnan(row["finish_s"])
+
+
+def test_watermark_keeps_blocks_free_at_admission():
+    """Admission stops short of the last blocks so that running sequences can grow."""
+    timer = LinearTimer()
+    settings_ = SchedulerSettings(watermark=0.25)
+    run_requests(burst(20, prompt=160, output=2), timer, EngineKnobs(64, 1600), settings_)
+    assert len(timer.seen[0][2]) == 7
+
+
+def test_queue_orders():
+    """One queue serves by arrival or by (priority, arrival) and can switch between them."""
+    requests = [
+        Request(i, t, 10 + i, 1, priority=p)
+        for i, (t, p) in enumerate([(0.3, 0), (0.1, 2), (0.2, 1), (0.2, 0)])
+    ]
+    queue = WaitingQueue()
+    for request in requests:
+        queue.push(request)
+    assert queue.prefill_tokens == 46
+    assert queue.peek().id == 1
+    queue.set_order(True)
+    assert [r.id for r in queue.drain()] == [3, 0, 2, 1]
+    assert queue.prefill_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Request(0, -1.0, 1, 1), "arrival_s"),
+        (lambda: Request(0, math.nan, 1, 1), "arrival_s"),
+        (lambda: Request(0, 0.0, 0, 1), "prompt_tokens"),
+        (lambda: Request(0, 0.0, 1, 0), "output_tokens"),
+        (lambda: Request(0, 0.0, 1, 1, acceptance=np.ones(3)), "acceptance"),
+        (lambda: EngineKnobs(0, 100), "batch_cap"),
+        (lambda: EngineKnobs(1, 0), "kv_capacity_tokens"),
+        (lambda: EngineKnobs(1, 100, 9), "speculation_depth"),
+        (lambda: EngineKnobs(1, 100, 0, 3), "tier"),
+        (lambda: SchedulerSettings(chunk_budget=0), "chunk_budget"),
+        (lambda: SchedulerSettings(watermark=1.0), "watermark"),
+    ],
+)
+def test_bad_input_is_named(build, message):
+    """Errors name the field that is wrong."""
+    with pytest.raises(InputError, match=message):
+        build()

@@ -1,0 +1,52 @@
+"""Promises of the data-file helpers."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from jaxserve import datafiles
+from jaxserve.errors import InputError
+
+
+def test_missing_data_file_is_named() -> None:
+    """A missing data file raises one sentence with its name."""
+    with pytest.raises(InputError, match=r"'no_such\.json' does not exist"):
+        datafiles.load_json("no_such.json")
+
+
+def test_broken_json_names_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken JSON raises with file, line and column instead of a parser traceback."""
+    (tmp_path / "broken.json").write_text('{"a": 1,\n "b" }')
+    monkeypatch.setattr(datafiles, "data_dir", lambda: tmp_path)
+    with pytest.raises(InputError, match=r"broken\.json.*line 2 column 6"):
+        datafiles.load_json("broken.json")
+
+
+def test_write_atomic_replaces_and_keeps_mode(tmp_path: Path) -> None:
+    """A write replaces the old content, leaves no temporary file and is readable as usual."""
+    path = tmp_path / "deep" / "file.bin"
+    datafiles.write_atomic(path, b"old")
+    datafiles.write_atomic(path, b"new")
+    ordinary = tmp_path / "ordinary"
+    ordinary.write_bytes(b"")
+    assert path.read_bytes() == b"new"
+    assert os.listdir(path.parent) == ["file.bin"]
+    assert path.stat().st_mode == ordinary.stat().st_mode
+
+
+def test_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write that dies before the rename leaves the old file and nothing else."""
+    path = tmp_path / "file.bin"
+    datafiles.write_atomic(path, b"old")
+
+    def interrupted(source: str, target: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        datafiles.write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file.bin"]
