@@ -2,7 +2,7 @@
 
 from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.registry import make
+from jaxserve.registry import make, stack
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS, make_action, validate_action
 from jaxserve.tasks.spec import load_task, task_names
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
@@ -25,6 +25,7 @@ __all__ = [
     "load_task",
     "make",
     "make_action",
+    "stack",
     "task_names",
     "validate_action",
 ]

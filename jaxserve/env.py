@@ -120,7 +120,7 @@ class ServeEnv:
         )
         step = state.step + 1
         parts = compute_reward(self.reward, metrics)
-        observation = self._observation(state.observation, metrics, step)
+        observation = self.next_observation(state.observation, metrics, step)
         state = EnvState(workload=workload_state, sim=sim, observation=observation, step=step)
         return state, TimeStep(
             observation=observation,
@@ -183,7 +183,8 @@ class ServeEnv:
             queue_depth=zero,
             active_requests=zero,
             kv_cache_occupancy=zero,
-            mean_prompt_length=jnp.mean(classes.prompt_tokens),
+            # Nothing has arrived yet: the average over the regimes.
+            mean_prompt_length=jnp.mean(self.workload.regimes.class_mix @ classes.prompt_tokens),
             p50_ttft_ms=zero,
             p99_ttft_ms=zero,
             p50_itl_ms=zero,
@@ -201,9 +202,10 @@ class ServeEnv:
             reconfiguring=zero,
         )
 
-    def _observation(
+    def next_observation(
         self, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
     ) -> ServeObservation:
+        """What the dashboard shows after a window; ``step`` is the number of windows finished."""
         classes = self.workload.classes
         arrived = jnp.sum(metrics.arrivals)
         first_tokens = jnp.sum(metrics.first_tokens)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxserve.env import ServeEnv
+from jaxserve.errors import InputError
 from jaxserve.sim.acceptance import tokens_per_step
 from jaxserve.sim.deployment import build_deployment
 from jaxserve.sim.hardware import load_gpu, load_model
-from jaxserve.sim.table import load_table
+from jaxserve.sim.table import LatencyTable, latency_table
+from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.traces import Trace, load_trace
 from jaxserve.sim.window import Slo
 from jaxserve.sim.workload import Regimes, TrafficClasses, Workload
 from jaxserve.spaces import KNOBS, make_action
-from jaxserve.tasks.reward import RewardModel
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import replay_spec, trace_path
+from jaxserve.tasks.reward import RewardModel
 from jaxserve.tasks.spec import CLASS_COUNT, REGIME_COUNT, TaskSpec, load_task
 
 
@@ -27,8 +33,8 @@ def make(
     task: str | int | TaskSpec,
     *,
     hardware: str | None = None,
-    table: str | None = None,
-    trace: str | Trace | None = None,
+    table: str | Path | None = None,
+    trace: str | Path | Trace | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ServeEnv:
     """Builds an environment.
@@ -48,15 +54,15 @@ def make(
       InputError: anything unknown, unreadable or out of range.
     """
     spec = task if isinstance(task, TaskSpec) else load_task(task)
-    spec = override(spec, overrides or {})
+    trace = trace if trace is not None else spec.trace
+    spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     gpu = load_gpu(hardware or spec.hardware)
     model = load_model(spec.model)
-    latency = load_table(table or f"{spec.model}__{gpu.name}")
+    latency = _load_table(table or f"{spec.model}__{gpu.name}", spec, gpu.name)
     deployment = build_deployment(gpu, model, spec.deployment)
     replay: dict[str, Any] = {}
-    trace = trace if trace is not None else spec.trace
     if trace is not None:
-        recorded = load_trace(trace_path(trace)) if isinstance(trace, str) else trace
+        recorded = trace if isinstance(trace, Trace) else load_trace(trace_path(trace))
         spec, counts = replay_spec(spec, recorded)
         replay = {
             "replay_counts": jnp.asarray(counts, jnp.float32),
@@ -111,6 +117,48 @@ def make(
     )
 
 
+def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
+    """Several environments as one with a leading axis, for ``jax.vmap``.
+
+        envs = jaxserve.stack([make("bursty_workload"), make("static_workload", hardware=...)])
+        states, _ = jax.vmap(lambda env, key: env.reset(key))(envs, keys)
+
+    Raises:
+      InputError: there is none, or they differ in window_s, ticks or the kind of traffic.
+    """
+    if not envs:
+        raise InputError("there are 0 environments to stack; at least 1 is needed")
+    names = dict.fromkeys(env.name for env in envs)
+    renamed = [dataclasses.replace(env, name="+".join(names)) for env in envs]
+    layouts = {
+        (jax.tree.structure(env), tuple(leaf.shape for leaf in jax.tree.leaves(env)))
+        for env in renamed
+    }
+    if len(layouts) > 1:
+        raise InputError(
+            f"environments {', '.join(names)} cannot be stacked; they must agree in window_s and "
+            "ticks, and either all or none must replay traces of one length"
+        )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *renamed)
+
+
+def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: str) -> LatencyTable:
+    """The table, if it is one of the task's model on this GPU."""
+    file = read_table_file(name_or_path)
+    wanted = {
+        "model": spec.model,
+        "hardware": gpu,
+        "tensor_parallel": spec.deployment.tensor_parallel,
+    }
+    for field, value in wanted.items():
+        found = getattr(file.metadata, field)
+        if found != value:
+            raise InputError(
+                f"table {name_or_path} has {field} {found!r}; task {spec.name} needs {value!r}"
+            )
+    return latency_table(file)
+
+
 def _classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     """The padded palette and, for each real class, the stream it belongs to."""
     owner: list[int] = []
@@ -130,7 +178,10 @@ def _classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     prompt_table, output_table = np.stack(prompts), np.stack(outputs)
     classes = TrafficClasses(
         prompt_tokens=_table_mean(prompt_table),
+        prompt_floor=jnp.asarray(prompt_table[:, 0], jnp.float32) / _table_mean(prompt_table),
+        prompt_spread=jnp.sqrt(jnp.maximum(_relative_square(prompt_table) - 1.0, 0.0)),
         output_tokens=_table_mean(output_table),
+        delay_weight=_delay_weight(output_table),
         output_growth=_running_growth(output_table),
         priority=jnp.asarray(priorities, jnp.int32),
         tokens_per_step=jnp.asarray(np.stack(profiles), jnp.float32),
@@ -144,16 +195,30 @@ def _table_mean(table: np.ndarray) -> jnp.ndarray:
     return jnp.asarray(np.mean((table[:, 1:] + table[:, :-1]) / 2.0, axis=1), jnp.float32)
 
 
+def _relative_square(table: np.ndarray) -> jnp.ndarray:
+    """E[x^2] / E[x]^2 of the lengths."""
+    low, high = table[:, :-1], table[:, 1:]
+    mean = np.mean((low + high) / 2.0, axis=1)
+    second = np.mean((low**2 + low * high + high**2) / 3.0, axis=1)
+    return jnp.asarray(second / mean**2, jnp.float32)
+
+
+def _delay_weight(table: np.ndarray) -> jnp.ndarray:
+    """E[n] E[1/n] of the tokens after the first, of requests that have any."""
+    quantiles = np.linspace(0.0, 1.0, 641)[1::2]
+    knots = np.linspace(0.0, 1.0, table.shape[1])
+    after_first = np.stack([np.interp(quantiles, knots, row) for row in table]) - 1.0
+    after_first = np.maximum(after_first, 1.0)
+    return jnp.asarray(after_first.mean(axis=1) * (1.0 / after_first).mean(axis=1), jnp.float32)
+
+
 def _running_growth(table: np.ndarray) -> jnp.ndarray:
     """E[o^2] / (2 E[o]^2): how far a request that is seen running has got, in mean outputs.
 
     A running request is seen in proportion to its length (inspection paradox), half-way through
     on average.
     """
-    low, high = table[:, :-1], table[:, 1:]
-    mean = np.mean((low + high) / 2.0, axis=1)
-    second = np.mean((low**2 + low * high + high**2) / 3.0, axis=1)
-    return jnp.asarray(second / (2.0 * mean**2), jnp.float32)
+    return _relative_square(table) / 2.0
 
 
 def _regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
@@ -165,7 +230,7 @@ def _regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
         share = np.array([regime.mix.get(names[i], 0.0) for i in owner])
         mix[g, : len(owner)] = share / bins
 
-    def vector(values: list[Any]) -> jnp.ndarray:
+    def vector(values: ArrayLike) -> jnp.ndarray:
         return jnp.asarray(values, jnp.float32)
 
     return Regimes(

@@ -6,6 +6,8 @@ episodes by construction, not by convention.
 
 from __future__ import annotations
 
+from numbers import Integral
+
 import jax
 import jax.numpy as jnp
 
@@ -22,18 +24,28 @@ def episode_key(seed: int, split: str = "train") -> jax.Array:
     Raises:
       InputError: unknown split, or a seed that is no whole number from 0 to 2**31 - 1.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
-        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 to {MAX_SEED}")
-    return jax.random.fold_in(_root(split), seed)
+    return jax.random.fold_in(_root(split), _whole("seed", seed, MAX_SEED))
 
 
 def episode_keys(count: int, split: str = "train", first: int = 0) -> jax.Array:
-    """Keys of the seeds ``first`` to ``first + count - 1``, shape (count,)."""
-    fold = jax.vmap(lambda seed: jax.random.fold_in(_root(split), seed))
-    return fold(jnp.arange(first, first + count))
+    """Keys of the seeds ``first`` to ``first + count - 1``, shape (count,).
+
+    Raises:
+      InputError: as ``episode_key``; also a count that runs past the last seed.
+    """
+    first = _whole("first seed", first, MAX_SEED)
+    count = _whole("count of seeds", count, MAX_SEED + 1 - first)
+    root = _root(split)
+    return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(first + jnp.arange(count))
+
+
+def _whole(name: str, value: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value <= high:
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 0 to {high}")
+    return int(value)
 
 
 def _root(split: str) -> jax.Array:
-    if split not in _SPLIT_ROOTS:
+    if not isinstance(split, str) or split not in _SPLIT_ROOTS:
         raise InputError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
     return jax.random.key(_SPLIT_ROOTS[split])

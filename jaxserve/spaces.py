@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
 from jaxserve.types import ServeAction, ServeObservation
@@ -81,19 +80,45 @@ def make_action(**knobs: float) -> ServeAction:
 
 
 def validate_action(action: ServeAction | Mapping[str, object]) -> ServeAction:
-    """Checks an action that comes from outside; arrays are checked element by element.
+    """Checks an action that comes from outside.
+
+    Args:
+      action: all six knobs, numbers or arrays of one shape (checked element by element).
 
     Raises:
-      InputError: as ``make_action``; also a missing knob.
+      InputError: as ``make_action``; also a missing knob, or knobs of different shapes.
     """
-    values = action if isinstance(action, Mapping) else vars(action)
-    unknown = sorted(set(values) - set(KNOBS))
+    checked = check_knobs(action)
+    return ServeAction(
+        **{
+            knob: jnp.asarray(value, jnp.int32 if ACTION_BOUNDS[knob].integer else jnp.float32)
+            for knob, value in checked.items()
+        }
+    )
+
+
+def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray[np.float64]]:
+    """``validate_action`` before anything is sent to a device: float64 arrays by knob."""
+    if isinstance(action, ServeAction):
+        action = vars(action)
+    if not isinstance(action, Mapping):
+        raise InputError(
+            f"action is a {type(action).__name__}; it must map the knobs {', '.join(KNOBS)}"
+        )
+    unknown = sorted(set(action) - set(KNOBS), key=str)
     if unknown:
         raise InputError(f"unknown knob {unknown[0]!r}; the knobs are {', '.join(KNOBS)}")
-    missing = [knob for knob in KNOBS if knob not in values]
+    missing = [knob for knob in KNOBS if knob not in action]
     if missing:
         raise InputError(f"knob {missing[0]!r} is missing; an action names {', '.join(KNOBS)}")
-    return ServeAction(**{knob: _checked(knob, values[knob]) for knob in KNOBS})
+    checked = {knob: _checked(knob, action[knob]) for knob in KNOBS}
+    shape = checked[KNOBS[0]].shape
+    for knob, value in checked.items():
+        if value.shape != shape:
+            raise InputError(
+                f"{knob} has shape {value.shape}; it must be that of {KNOBS[0]}, {shape}"
+            )
+    return checked
 
 
 def clip_action(action: ServeAction) -> ServeAction:
@@ -101,12 +126,10 @@ def clip_action(action: ServeAction) -> ServeAction:
 
     def clip(knob: str, value: jax.Array) -> jax.Array:
         bound = ACTION_BOUNDS[knob]
-        value = jnp.asarray(value)
-        if bound.integer:
-            if not jnp.issubdtype(value.dtype, jnp.integer):
-                value = jnp.round(jnp.nan_to_num(value, nan=bound.low))
-            return jnp.clip(value, bound.low, bound.high).astype(jnp.int32)
-        return jnp.clip(jnp.nan_to_num(value.astype(jnp.float32), nan=bound.low), bound.low, 1.0)
+        # Narrow and unsigned integers cannot hold every bound; a float32 holds them all exactly.
+        value = jnp.nan_to_num(jnp.asarray(value).astype(jnp.float32), nan=bound.low)
+        value = jnp.clip(value, bound.low, bound.high)
+        return jnp.round(value).astype(jnp.int32) if bound.integer else value
 
     return ServeAction(**{knob: clip(knob, getattr(action, knob)) for knob in KNOBS})
 
@@ -126,32 +149,26 @@ def clip_observation(observation: ServeObservation) -> ServeObservation:
     )
 
 
-def _checked(knob: str, value: object) -> jax.Array:
+def _checked(knob: str, value: object) -> NDArray[np.float64]:
     bound = ACTION_BOUNDS[knob]
     kind = "a whole number" if bound.integer else "a number"
     allowed = f"{kind} from {bound.low:g} to {bound.high:g}"
-    if isinstance(value, numbers.Real) or value is None or isinstance(value, str):
-        scalar = _as_float(value)
-        if scalar is None:
-            raise InputError(f"{knob} is {value!r}; it must be {allowed}")
-        array = np.asarray(scalar)
-    else:
-        try:
-            array = np.asarray(value, dtype=np.float64)
-        except (TypeError, ValueError):
-            raise InputError(f"{knob} is of type {type(value).__name__}; it must be {allowed}") from None
-    bad = ~np.isfinite(array) | (array < bound.low - 1e-6) | (array > bound.high + 1e-6)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{knob} is a {type(value).__name__}; it must be {allowed}") from None
+    # True and False are how JSON and Python spell a switch, but no batch cap.
+    switch = array.dtype == np.bool_ and (bound.low, bound.high) == (0, 1)
+    if array.size == 0 or not (switch or jnp.issubdtype(array.dtype, np.number)):
+        raise InputError(f"{knob} is {value!r:.60}; it must be {allowed}")
+    if np.iscomplexobj(array):
+        raise InputError(f"{knob} is complex; it must be {allowed}")
+    array = array.astype(np.float64)
+    # A float32 bound that went through JSON may be off by its rounding.
+    slack = 0.0 if bound.integer else 1e-6
+    bad = ~np.isfinite(array) | (array < bound.low - slack) | (array > bound.high + slack)
     if bound.integer:
         bad |= array != np.round(array)
     if np.any(bad):
         raise InputError(f"{knob} is {array[bad].flat[0]:g}; it must be {allowed}")
-    return jnp.asarray(array, jnp.int32 if bound.integer else jnp.float32)
-
-
-def _as_float(value: object) -> float | None:
-    if isinstance(value, bool):
-        return float(value)
-    if isinstance(value, numbers.Real) and not isinstance(value, str):
-        number = float(value)
-        return number if not math.isnan(number) else math.nan
-    return None
+    return array

@@ -8,6 +8,7 @@ from __future__ import annotations
 import flax.struct
 import jax
 
+
 @flax.struct.dataclass
 class ServeAction:
     """The six knobs, held for one control window.
@@ -55,7 +56,7 @@ class ServeObservation:
     throughput_tps: jax.Array
     """output tokens per second."""
     slo_compliance_rate: jax.Array
-    """share of the requests that ended in the window (completed, rejected, lost) and met all SLOs."""
+    """share of the requests ending in the window (completed, rejected, lost) that met all SLOs."""
     gpu_memory_used_gb: jax.Array
     """peak memory of one GPU over the window, GiB."""
     estimated_cost_per_1k: jax.Array

@@ -89,41 +89,43 @@ def closed_loop(
 
     supplied = _largest(lambda batch: batch <= chunk_room(batch) / prompt * steps, in_service)
     batch = np.minimum(in_service, np.maximum(supplied, np.minimum(in_service, 1.0)))
-    prompts = np.minimum(
-        np.maximum(batch - 1, 0.0) / (steps + 1), chunk_room(batch) / prompt
-    )
+    prompts = np.minimum(np.maximum(batch - 1, 0.0) / (steps + 1), chunk_room(batch) / prompt)
     added_s = cost.prefill_added_s(batch, prompt, depth, tier, chunk_budget)
     iteration_s = cost.decode_s(batch, context, depth, tier) + prompts * added_s
 
-    # A refilled slot prefills beside the others, in as many iterations as its prompt has chunks.
     others = np.maximum(batch - 1, 0.0)
-    chunks = np.ceil(prompt / chunk_room(others))
-    beside_s = chunks * cost.decode_s(others, context, depth, tier) + cost.prefill_added_s(
-        others, prompt, depth, tier, chunk_budget
-    )
-    alone_s = cost.prefill_alone_s(prompt, tier, chunk_budget, depth)
     busy = np.minimum(others, 1.0)
-    own_s = busy * np.where(others > 0, beside_s, 0.0) + (1 - busy) * alone_s
-    collisions_s = busy * prompts * added_s
-
+    own_s = (1 - busy) * cost.prefill_alone_s(prompt, tier, chunk_budget, depth) + busy * (
+        # Beside the others a prompt takes as many of their iterations as it has chunks.
+        np.ceil(prompt / chunk_room(others)) * cost.decode_s(others, context, depth, tier)
+        + cost.prefill_added_s(others, prompt, depth, tier, chunk_budget)
+    )
     decode_s = steps * iteration_s
-    served_s = own_s + collisions_s + decode_s
+    served_s = own_s + busy * prompts * added_s + decode_s
     requests_per_s = np.minimum(
         in_service / served_s, np.where(supplied < in_service, supplied, np.inf) / decode_s
     )
     wait_s = np.maximum(concurrency / requests_per_s - served_s, 0.0)
-    p50_s = own_s + collisions_s + wait_s
-    # Prompts that share the iteration, and departures that the wait is made of, are Poisson.
-    spread_s = np.sqrt(busy * prompts) * added_s + np.sqrt(wait_s / requests_per_s)
+
+    # The prompts that share an iteration and the departures a wait consists of are Poisson.
+    def ttft_s(z: float, tail: float) -> NDArray[np.float64]:
+        sharing = np.minimum(_poisson_quantile(prompts, z), prompts / tail)
+        return own_s + busy * sharing * added_s + wait_s + z * np.sqrt(wait_s / requests_per_s)
+
     return ClosedLoop(
-        ttft_p50_s=p50_s,
-        ttft_p99_s=p50_s + _Z99 * spread_s,
+        ttft_p50_s=ttft_s(0.0, 0.5),
+        ttft_p99_s=ttft_s(_Z99, 0.01),
         tpot_s=iteration_s / tokens_per_step,
         requests_per_s=requests_per_s,
         batch=batch,
         prompts_per_iteration=prompts,
         iteration_s=iteration_s,
     )
+
+
+def _poisson_quantile(mean: NDArray[np.float64], z: float) -> NDArray[np.float64]:
+    """Quantile of a Poisson count at the normal score `z`, smoothed over the whole numbers."""
+    return np.maximum(mean + z * np.sqrt(mean) + (z * z - 1) / 6, 0.0)
 
 
 def _largest(holds, upper: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.sim.batching import add_up
 from jaxserve.sim.waiting import count_older_than
 
 TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
@@ -13,40 +15,233 @@ TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
 
 _LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit variance
 _TPOT_SPREAD_FLOOR = 0.04
+_ROUTING_EXPONENT = 0.5
+_LONGEST_WAIT_S = 10.0  # of a wait that the mean does not show; the fluid queues for longer ones
+
+
+@flax.struct.dataclass
+class Wait:
+    """A wait that some requests have; scalars, [...]."""
+
+    share: jax.Array
+    """probability of having to wait."""
+    mean_s: jax.Array
+    """mean wait of those who do, s."""
+    variance_s2: jax.Array
+    """its variance, s^2."""
+
+
+@flax.struct.dataclass
+class WaitTally:
+    """Waits of a window's requests; scalars, [...]."""
+
+    count: jax.Array
+    """requests that wait."""
+    wait_s: jax.Array
+    """sum of their waits, s."""
+    wait_s2: jax.Array
+    """sum of the squares, s^2."""
+
+
+def add_wait(tally: WaitTally, wait: Wait, requests: jax.Array) -> WaitTally:
+    """Adds ``requests`` that each may wait."""
+    waiting = requests * wait.share
+    return WaitTally(
+        count=tally.count + waiting,
+        wait_s=tally.wait_s + waiting * wait.mean_s,
+        wait_s2=tally.wait_s2 + waiting * (wait.mean_s**2 + wait.variance_s2),
+    )
+
+
+def mean_wait(tally: WaitTally, requests: jax.Array) -> Wait:
+    """The wait of a random one of ``requests``."""
+    count = jnp.maximum(tally.count, 1e-6)
+    mean_s = tally.wait_s / count
+    return Wait(
+        share=tally.count / requests,
+        mean_s=mean_s,
+        variance_s2=jnp.maximum(tally.wait_s2 / count - mean_s**2, 0.0),
+    )
+
+
+def either_wait(first: Wait, second: Wait) -> Wait:
+    """Two independent reasons to wait as one."""
+    share = 1.0 - (1.0 - first.share) * (1.0 - second.share)
+    divisor = jnp.maximum(first.share + second.share, 1e-6)
+    mean_s = (first.share * first.mean_s + second.share * second.mean_s) / divisor
+    square_s2 = (
+        first.share * (first.mean_s**2 + first.variance_s2)
+        + second.share * (second.mean_s**2 + second.variance_s2)
+    ) / divisor
+    return Wait(
+        share=share, mean_s=mean_s, variance_s2=jnp.maximum(square_s2 - mean_s**2, 0.0)
+    )
+
+
+def blocked_wait(
+    mean: jax.Array,
+    variance: jax.Array,
+    limit: jax.Array,
+    need: jax.Array | float,
+    freed: jax.Array,
+    tick_s: jax.Array,
+) -> Wait:
+    """The wait for a limited resource that a fluid, which knows mean demand only, does not show.
+
+    Demand is normal around its mean. A fluid of mean d has max(d - limit, 0) waiting, the real queue
+    E[(demand - limit)+] on average; the difference is the same on both sides of the limit.
+
+    Args:
+      mean, variance: of what all requests, waiting ones included, would use without the limit.
+      limit: what there is.
+      need: what a request takes.
+      freed: what becomes free in a tick.
+      tick_s: seconds per tick.
+    """
+    deviation = jnp.sqrt(jnp.maximum(variance, 1e-6))
+    place = jnp.abs(limit - mean) / deviation
+    share = 0.5 * jax.lax.erfc(place * np.sqrt(0.5).astype(np.float32))
+    density = np.float32(1.0 / np.sqrt(2.0 * np.pi)) * jnp.exp(-0.5 * place**2)
+    missing = deviation * jnp.maximum(density - place * share, 0.0)
+    ahead = missing / jnp.maximum(share, 1e-6) + need
+    # At the limit, more is freed than below it.
+    freed = freed * jnp.maximum(limit / jnp.maximum(mean, 1e-3), 1.0)
+    mean_s = jnp.minimum(ahead / jnp.maximum(freed, 1e-6) * tick_s, _LONGEST_WAIT_S)
+    return Wait(share=share, mean_s=mean_s, variance_s2=mean_s**2)
+
+
+@flax.struct.dataclass
+class PrefillTally:
+    """What requests that arrive during a window may meet on their GPU; scalars, [...]."""
+
+    shared_s: jax.Array
+    """GPU seconds of iterations with a prefill and room for more, s."""
+    exclusive_s: jax.Array
+    """GPU seconds of iterations that one long prompt fills, s."""
+    wait_s2: jax.Array
+    """wait of a request that arrives then, summed over the moments at which it can, s^2."""
+    wait_s3: jax.Array
+    """the same of the squared wait, s^3."""
+
+
+def add_prefills(
+    tally: PrefillTally,
+    admitted: jax.Array,
+    prefill_s: jax.Array,
+    chunks: jax.Array,
+    prompt_spread: jax.Array,
+) -> PrefillTally:
+    """Adds the prefills of a tick.
+
+    Who arrives in one of the first n - 1 of a prefill's n iterations waits for the last one, in
+    which there is room again, and shares it; who arrives in the last one waits for its end.
+
+    Args:
+      admitted: float32[F, ...], prefills.
+      prefill_s: float32[F, ...], duration of one.
+      chunks: float32[F, ...], n.
+      prompt_spread: float32[F, ...], see ``TrafficClasses``.
+    """
+    iteration_s = prefill_s / chunks
+    # Long prefills are met more often than short ones.
+    square = 1.0 + prompt_spread**2
+    wait_s2 = 0.5 * square * iteration_s**2 * (chunks * (chunks - 1.0) + 1.0)
+    return PrefillTally(
+        shared_s=tally.shared_s + add_up(admitted * iteration_s),
+        exclusive_s=tally.exclusive_s + add_up(admitted * (prefill_s - iteration_s)),
+        wait_s2=tally.wait_s2 + add_up(admitted * wait_s2),
+        wait_s3=tally.wait_s3 + add_up(admitted * wait_s2 * prefill_s) * (2.0 / 3.0),
+    )
+
+
+def prefill_wait(tally: PrefillTally, gpus: jax.Array, gpu_s: jax.Array) -> Wait:
+    """The wait for a prefill in progress on the GPU that a request is sent to.
+
+    Poisson arrivals see time averages: a GPU is found busy in proportion to the time it prefills.
+    With several GPUs the router avoids busy ones as far as their load shows it.
+
+    Args:
+      gpus: GPUs that prefill.
+      gpu_s: GPU seconds of the window.
+    """
+    gpu_s = jnp.maximum(gpu_s, 1e-6)
+    exclusive = jnp.clip(tally.exclusive_s / gpu_s, 0.0, 1.0)
+    # Iterations with room are shared by prompts that come together.
+    busy = 1.0 - (1.0 - exclusive) * jnp.exp(-tally.shared_s / gpu_s)
+    met_s = jnp.maximum(tally.shared_s + tally.exclusive_s, 1e-6)
+    mean_s = tally.wait_s2 / met_s
+    return Wait(
+        share=busy ** (gpus**_ROUTING_EXPONENT),
+        mean_s=mean_s,
+        variance_s2=jnp.maximum(tally.wait_s3 / met_s - mean_s**2, mean_s**2 / 3.0),
+    )
+
+
+@flax.struct.dataclass
+class FirstTokenDelay:
+    """What a first token takes beyond the queueing that ages show; per class, [F, ...], seconds."""
+
+    least_s: jax.Array
+    """shortest possible."""
+    mean_s: jax.Array
+    """mean of the random part on top."""
+    variance_s2: jax.Array
+    """its variance, s^2."""
+    wait: Wait
+    """what may come on top of that."""
+    queued_s: jax.Array
+    """mean delay of a request that had queued before."""
 
 
 def ttft_exceeded(
     admitted: jax.Array,
     admitted_by_age: jax.Array,
-    first_token_s: jax.Array,
-    tail_s: jax.Array,
+    delay: FirstTokenDelay,
     thresholds_s: jax.Array,
     tick_s: jax.Array,
 ) -> jax.Array:
     """How many first tokens came later than each threshold.
 
-    A request that was served in the tick it arrived in pays the fixed delay and an exponential
-    tail; one that had queued pays its age at the start of the serving tick on top.
+    A request that was served in the tick it arrived in pays the delay and perhaps the wait for a
+    prefill in progress; one that had queued pays its age.
 
     Args:
-      admitted: float32[F].
-      admitted_by_age: float32[F, A], see ``jaxserve.sim.waiting``.
-      first_token_s: float32[F], own prefill and fixed delays, s.
-      tail_s: float32[F], mean of the random delay inside a tick, s.
-      thresholds_s: float32[F, S].
+      admitted: float32[F, ...].
+      admitted_by_age: float32[F, A, ...], see ``jaxserve.sim.waiting``.
+      thresholds_s: float32[F, S, ...].
       tick_s: seconds per tick.
 
     Returns:
-      float32[F, S].
+      float32[F, S, ...].
     """
     queued = admitted_by_age[:, 1]
-    beyond = thresholds_s - first_token_s[:, None]
-    direct = (admitted - queued)[:, None] * jnp.exp(
-        -jnp.maximum(beyond, 0.0) / jnp.maximum(tail_s[:, None], 1e-6)
+    wait = delay.wait
+    beyond_s = thresholds_s - delay.least_s[:, None]
+    at_once = _lognormal_exceeds(delay.mean_s, delay.variance_s2, beyond_s)
+    after_wait = _lognormal_exceeds(
+        delay.mean_s + wait.mean_s, delay.variance_s2 + wait.variance_s2, beyond_s
     )
+    direct = at_once + wait.share * (after_wait - at_once)
     # Served half-way through the tick on average, so half a tick more than at its start.
-    waited_ticks = (beyond - tail_s[:, None]) / tick_s + 0.5
-    return direct + count_older_than(admitted_by_age, jnp.maximum(waited_ticks, 1.0))
+    waited_ticks = (thresholds_s - delay.queued_s[:, None]) / tick_s + 0.5
+    return (admitted - queued)[:, None] * direct + count_older_than(
+        admitted_by_age, jnp.maximum(waited_ticks, 1.0)
+    )
+
+
+def _lognormal_exceeds(mean: jax.Array, variance: jax.Array, values: jax.Array) -> jax.Array:
+    """P(X > value) of a lognormal X; mean and variance [F, ...], values [F, S, ...].
+
+    A sum of uniform, exponential and prompt-length parts has about this shape: the 99th percentile
+    of a uniform and an exponential part of equal means comes out within 5 %.
+    """
+    mean = jnp.maximum(mean, 1e-4)
+    log_variance = jnp.maximum(jnp.log1p(variance / mean**2), 1e-4)
+    log_median = jnp.log(mean) - 0.5 * log_variance
+    place = (jnp.log(jnp.maximum(values, 1e-9)) - log_median[:, None]) * jax.lax.rsqrt(
+        2.0 * log_variance
+    )[:, None]
+    return 0.5 * jax.lax.erfc(place)
 
 
 def tpot_met_share(

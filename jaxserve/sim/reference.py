@@ -92,6 +92,7 @@ class ReferenceSimulator:
         self._handoffs = WaitingQueue(knobs.priority_routing)
         self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
         self._transfers: list[_Transfer] = []
+        self._ids: set[int] = set()
         self._future: list[tuple[float, int, Request]] = []
         self._arrived: list[Request] = []
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
@@ -103,9 +104,12 @@ class ReferenceSimulator:
         """Adds traffic.
 
         Raises:
-          InputError: a request arrives before the simulator's present.
+          InputError: a request arrives before the simulator's present, or an id is taken.
         """
         for request in requests:
+            if request.id in self._ids:
+                raise InputError(f"id {request.id} belongs to two requests; ids must be unique")
+            self._ids.add(request.id)
             if request.arrival_s < self.now_s:
                 raise InputError(
                     f"arrival_s of request {request.id} is {request.arrival_s}; "
@@ -144,12 +148,10 @@ class ReferenceSimulator:
         """`LOG_DTYPE` row of every request that has arrived, in order of arrival."""
         return request_log(self._arrived)
 
-    def run_to_end(self, knobs: Knobs, window_s: float = 1.0, limit_s: float = math.inf) -> None:
-        """Advances in windows under constant `knobs` until nothing is left or `limit_s`."""
-        while self.now_s < limit_s and (self._future or self._waiting() + self._running()):
-            self.advance(self.now_s + window_s, knobs)
-
-    # Arrival and routing.
+    def queued(self) -> list[Request]:
+        """The requests that wait for admission now, in no particular order."""
+        waiting = [request for gpu in self._gpus for request in gpu.engine.waiting]
+        return [*self._queue, *waiting]
 
     def _arrive(self, request: Request) -> None:
         self._arrived.append(request)
@@ -164,9 +166,9 @@ class ReferenceSimulator:
     def _settle(self) -> None:
         """Brings everything that can move at this instant into motion."""
         self._roll()
-        self._assign_roles()
         moved = True
         while moved:
+            self._assign_roles()
             self._route()
             self._hand_over()
             moved = self._start_idle()
@@ -203,12 +205,16 @@ class ReferenceSimulator:
         """Starts KV transfers to the least loaded decoding GPUs that have blocks for them."""
         while self._handoffs:
             request = self._handoffs.peek()
+            decoders = [g for g in self._gpus if g.up and g.engine.role is not Role.PREFILL]
+            if decoders and not any(g.engine.could_ever_receive(request) for g in decoders):
+                self._handoffs.pop()
+                self._source.pop(request.id).engine.release_held(request)
+                self._lose(request)
+                continue
             ready = [
                 gpu
-                for gpu in self._gpus
-                if gpu.up
-                and gpu.engine.role is not Role.PREFILL
-                and gpu.engine.running + self._arriving(gpu) < self._knobs.batch_cap
+                for gpu in decoders
+                if gpu.engine.running + self._arriving(gpu) < self._knobs.batch_cap
                 and gpu.engine.can_receive(request)
             ]
             if not ready:
@@ -235,8 +241,6 @@ class ReferenceSimulator:
         del self._source[transfer.request.id]
         transfer.source.engine.release_held(transfer.request)
         transfer.target.engine.receive(transfer.request, transfer.blocks)
-
-    # Iterations.
 
     def _start_idle(self) -> bool:
         """Starts an iteration on every idle GPU; True if that sent requests back to the router."""
@@ -265,8 +269,6 @@ class ReferenceSimulator:
             self._source[request.id] = gpu
             self._handoffs.push(request)
         gpu.engine.handoffs.clear()
-
-    # Restarts.
 
     def _restart_s(self, index: int) -> float | None:
         """Seconds that GPU `index` needs to become what the roll wants; None if it is that."""
@@ -303,8 +305,11 @@ class ReferenceSimulator:
     def _crash(self, gpu: _Gpu) -> None:
         """Out of memory: everything that was running on the GPU is lost."""
         for request in self._take_down(gpu, self.settings.oom_restart_s):
-            request.lost = True
-            self._tally.lost.append(request)
+            self._lose(request)
+
+    def _lose(self, request: Request) -> None:
+        request.lost = True
+        self._tally.lost.append(request)
 
     def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
         """Stops a GPU for `seconds`; what waited on it goes back to the router.
@@ -337,8 +342,6 @@ class ReferenceSimulator:
         prefills = self._gpus.index(gpu) < self._prefill_gpus
         gpu.engine.role = Role.PREFILL if prefills else Role.MIXED
         self._set_knobs(gpu.engine, self._tier)
-
-    # Bookkeeping.
 
     def _check(self, knobs: Knobs) -> None:
         last = self.settings.num_gpus - 1

@@ -183,6 +183,10 @@ class Engine:
         """
         return self.transfer_blocks(request) + self.running <= self.pool.free
 
+    def could_ever_receive(self, request: Request) -> bool:
+        """Whether the whole pool would be enough for `request`."""
+        return self.transfer_blocks(request) <= self.pool.capacity
+
     def receive(self, request: Request, blocks: int) -> None:
         """Takes over a sequence whose KV has arrived in `blocks` that were allocated before."""
         self._incoming.append((request, blocks))
@@ -310,7 +314,6 @@ class Engine:
 
     def _end_prefill(self, request: Request, now: float) -> None:
         """The last chunk of a prefill also samples a token."""
-        context = request.prefill_target
         request.generated += 1
         self.tally.tokens += 1
         if math.isnan(request.first_token_s):
@@ -324,7 +327,6 @@ class Engine:
             self.handoffs.append(request)
         else:
             self._join(request, request.blocks)
-            assert self._context[len(self.decoding) - 1] == context
 
     def _join(self, request: Request, blocks: int) -> None:
         """Adds a prefilled sequence to the decode batch."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import IterationTimer
 from jaxserve.sim.reference_engine import Engine
 from jaxserve.sim.reference_request import Request, request_log
@@ -23,7 +24,12 @@ def run_requests(
 
     Returns:
       `LOG_DTYPE` rows in the order of `requests`, whose own fields are filled in as well.
+
+    Raises:
+      InputError: two requests have the same id.
     """
+    if len({request.id for request in requests}) < len(requests):
+        raise InputError("requests have ids in common; ids must be unique")
     rng = np.random.default_rng(seed)
     engine = Engine(timer, knobs, settings or SchedulerSettings(), rng)
     arrivals = sorted(requests, key=lambda request: (request.arrival_s, request.id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,6 +145,10 @@ class WaitingQueue:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        """The requests in no particular order."""
+        return (entry[3] for entry in self._heap)
 
     def push(self, request: Request) -> None:
         """Adds `request` at its place in the order."""

@@ -123,7 +123,10 @@ def _tier_columns(
     """Columns of one tier; every array broadcasts to [batch, kv, spec, prompt]."""
     cost, budget, tp = metadata.cost_model, metadata.chunk_budget, metadata.tensor_parallel
     batch, kv, depth, prompt = np.ix_(
-        *(np.asarray(axis, float) for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, PROMPT_LENGTHS))
+        *(
+            np.asarray(axis, float)
+            for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, PROMPT_LENGTHS)
+        )
     )
     by_depth = tokens_per_step(metadata.acceptance)[list(SPEC_LENGTHS)][:, None]
     capacity = np.where(

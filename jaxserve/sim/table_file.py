@@ -19,7 +19,8 @@ A file has one row per cell of the grid in `jaxserve.sim.table_grid`:
 | prefill_added_ms | ms | what one prompt adds to the iterations of the batch |
 | output_len | tokens | output of every request of the closed loop |
 
-The last three times depend on no `kv_budget`, so rows that differ only in it must agree on them.
+Rows that differ only in `kv_budget` must agree on the last three times, and rows that differ only
+in `batch_size` on prefill_ms.
 """
 
 import dataclasses
@@ -37,15 +38,16 @@ from numpy.typing import NDArray
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import CostModel
-from jaxserve.sim.table_grid import AXES, GRID_ROWS, GRID_SHAPE
+from jaxserve.sim.table_grid import AXES, GRID_ROWS, GRID_SHAPE, axis_columns
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")
 COLUMNS = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS, "output_len")
 
 MAX_FILE_BYTES = 64 * 2**20
+_MAX_ROWS = 10 * GRID_ROWS
 _METADATA_KEY = b"jaxserve"
-_KV_TOLERANCE = 1e-5  # relative; beyond float32 rounding
+_TOLERANCE = 1e-5  # relative; beyond float32 rounding
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ class TableMetadata:
         for name, value in data.items():
             if not _is_kind(value, kinds[name]):
                 raise InputError(f"the metadata field {name} is {value!r}, which is not allowed")
-        return cls(**data | {"cost_model": CostModel.from_dict(data["cost_model"])})
+        data["cost_model"] = CostModel.from_dict(data["cost_model"])
+        return cls(**data)
 
 
 def _is_kind(value: Any, kind: Any) -> bool:
@@ -160,36 +163,26 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise InputError(f"table file {path} is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:
-        table = parquet.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else "unreadable"
-        raise InputError(f"table file {path} is not a parquet file: {first_line}") from None
-    try:
-        return _checked(table)
+        file = parquet.ParquetFile(path)
+        if file.metadata.num_rows > _MAX_ROWS:
+            raise InputError(f"it has {file.metadata.num_rows} rows; {GRID_ROWS} are required")
+        return _checked(file.read())
+    except (pa.ArrowException, OSError):
+        raise InputError(f"table file {path} is not a readable parquet file") from None
     except InputError as error:
         raise InputError(f"table file {path}: {error}") from None
 
 
 def write_table_file(path: Path | str, file: TableFile) -> None:
     """Writes a table, whole or not at all; what is written reads back."""
-    grid = np.meshgrid(*(np.asarray(values) for values in AXES.values()), indexing="ij")
-    axes = dict(zip(AXES, grid, strict=True))
-    arrays = {}
-    for name in COLUMNS:
-        whole = name in AXES and name != "kv_budget"
-        values = axes.get(name, file.columns.get(name))
-        arrays[name] = np.asarray(values, np.int32 if whole else np.float32).ravel()
+    whole = set(AXES) - {"kv_budget"} | {"output_len"}
+    columns = axis_columns() | {name: values.ravel() for name, values in file.columns.items()}
+    arrays = {
+        name: columns[name].astype(np.int32 if name in whole else np.float32) for name in COLUMNS
+    }
     table = pa.table(arrays).replace_schema_metadata({_METADATA_KEY: file.metadata.to_json()})
     sink = pa.BufferOutputStream()
-    # Whole numbers repeat and times do not, so each kind gets the encoding that suits it.
-    parquet.write_table(
-        table,
-        sink,
-        compression="zstd",
-        compression_level=19,
-        use_dictionary=[*AXES, *PRIMITIVE_COLUMNS, "output_len"],
-        write_statistics=False,
-    )
+    parquet.write_table(table, sink, compression="zstd", compression_level=19)
     write_atomic(path, sink.getvalue().to_pybytes())
 
 
@@ -219,7 +212,8 @@ def _checked(table: pa.Table) -> TableFile:
         name: values[name][order].reshape(GRID_SHAPE) for name in COLUMNS if name not in AXES
     }
     for name in PRIMITIVE_COLUMNS:
-        _check_same_over_kv(name, columns[name], order)
+        _check_independence(name, "kv_budget", columns[name], order)
+    _check_independence("prefill_ms", "batch_size", columns["prefill_ms"], order)
     return TableFile(TableMetadata.from_json(metadata), columns)
 
 
@@ -255,9 +249,10 @@ def _grid_order(values: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     cell = np.ravel_multi_index(tuple(indices), GRID_SHAPE)
     counts = np.bincount(cell, minlength=GRID_ROWS)
     if (counts > 1).any():
-        first, second = np.flatnonzero(cell == int((counts > 1).argmax()))[:2]
+        double = int((counts > 1).argmax())
+        first, second = np.flatnonzero(cell == double)[:2]
         raise InputError(
-            f"rows {first + 1} and {second + 1} are the same cell ({_cell_name(cell[first])})"
+            f"rows {first + 1} and {second + 1} are the same cell ({_cell_name(double)})"
         )
     if (counts == 0).any():
         raise InputError(
@@ -267,23 +262,21 @@ def _grid_order(values: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
     return np.argsort(cell)
 
 
-def _check_same_over_kv(
-    name: str, values: NDArray[np.float64], order: NDArray[np.int64]
+def _check_independence(
+    name: str, axis: str, values: NDArray[np.float64], order: NDArray[np.int64]
 ) -> None:
-    """The KV budget changes no time of an iteration."""
-    off = np.abs(values / values[:, :1] - 1) > _KV_TOLERANCE
+    """Rows that differ only in `axis` must agree on the column."""
+    first = values.take([0], axis=list(AXES).index(axis))
+    off = np.abs(values / first - 1) > _TOLERANCE
     if off.any():
         cell = int(off.argmax())
         raise InputError(
             f"row {order[cell] + 1}, column {name} is {values.flat[cell]:g}, not what the same "
-            "cell has at another kv_budget; they must agree"
+            f"cell has at another {axis}; they must agree"
         )
 
 
 def _cell_name(cell: int) -> str:
     """A cell of the grid in words, for messages."""
-    place = np.unravel_index(cell, GRID_SHAPE)
-    return ", ".join(
-        f"{name} {values[int(index)]:g}"
-        for (name, values), index in zip(AXES.items(), place, strict=True)
-    )
+    axes = axis_columns()
+    return ", ".join(f"{name} {axes[name][cell]:g}" for name in AXES)

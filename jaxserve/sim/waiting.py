@@ -1,11 +1,13 @@
 """Age-resolved waiting lines: exact first come first served without a request in sight.
 
-``waiting[f, a]`` is the number of class-f requests that have waited at least ``AGE_KNOTS[a]``
-ticks. Serving the m oldest is ``max(waiting - m, 0)``; the served ones that had waited at least
-that long are ``min(waiting, m)``; ageing by a tick is a shift by one knot. The knots are one tick
-apart up to two seconds of the default window and geometric beyond, where the shift becomes an
-upwind advection step (fraction 1/spacing moves on), so that minutes of waiting cost no more
-memory than seconds.
+``waiting[f, a]`` is the number of class-f requests that have waited at least some age. Serving the
+m oldest is ``max(waiting - m, 0)``; the served ones that had waited at least that long are
+``min(waiting, m)``; ageing by a tick is a shift by one knot. So that minutes of waiting cost no
+more memory than seconds, knots are one tick apart only up to one second of the default window,
+then four to an octave, and a knot whose spacing is p ticks is shifted every p-th tick. In between
+its age grows with the clock: after t ticks, ``waiting[f, a]`` counts ages of at least
+``AGE_KNOTS[a] + t % AGE_PERIODS[a]``. That is exact; moving a fraction 1/p each tick would smear
+ages by a third.
 
 Arrays have class (and age) axes first and any batch axes last, see ``jaxserve.sim.batching``.
 """
@@ -19,30 +21,35 @@ import numpy as np
 from jaxserve.sim.batching import add_up, largest, stage
 
 PRIORITY_GROUPS = 3
-FINE_KNOTS = 16
-"""Knots one tick apart."""
-_COARSE_KNOTS = 15
-_COARSE_RATIO = 1.26  # 16 ticks * 1.26**15 = 512 ticks, 64 s at 8 ticks a second
-AGE_KNOTS = np.concatenate(
-    [np.arange(FINE_KNOTS + 1), FINE_KNOTS * _COARSE_RATIO ** np.arange(1, _COARSE_KNOTS + 1)]
-).astype(np.float32)
-"""float32[32], ages in ticks."""
-_MOVES_ON = np.concatenate([[1.0], 1.0 / np.diff(AGE_KNOTS)]).astype(np.float32)
+_FINE_KNOTS = 8
+_KNOTS_PER_OCTAVE = 4
+_OCTAVES = 6
+AGE_PERIODS = np.concatenate(
+    [np.ones(_FINE_KNOTS), np.repeat(2 ** np.arange(1, _OCTAVES + 1), _KNOTS_PER_OCTAVE)]
+).astype(np.int32)
+"""int32[32], ticks between shifts of each knot, powers of two."""
+AGE_KNOTS = np.concatenate([[0], np.cumsum(AGE_PERIODS)[:-1]]).astype(np.float32)
+"""float32[32], ages in ticks right after a shift: 0..8, then 10, 12, 14, 16, 20, .. up to 448."""
+_FIRST_OCTAVE = 3  # starts at 2**3 ticks, where the fine knots end
+_OLDEST = 2.0 * (AGE_KNOTS[-1] + AGE_PERIODS[-1])
 
 
-def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array) -> jax.Array:
+def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -> jax.Array:
     """Everybody is one tick older and this tick's arrivals are in.
 
     Args:
       waiting: float32[F, A, ...].
       arrivals: float32[F, ...].
+      clock: int32[...], number of this tick; it rises by one from call to call.
 
     Returns:
       float32[F, A, ...].
     """
     younger = jnp.concatenate([waiting[:, :1] + arrivals[:, None], waiting[:, :-1]], axis=1)
-    moves_on = _MOVES_ON.reshape(1, -1, *[1] * (waiting.ndim - 2))
-    return waiting + moves_on * (younger - waiting)
+    periods = AGE_PERIODS.reshape(-1, *[1] * (waiting.ndim - 2))
+    # The remainder by a power of two.
+    shifts = (clock & (periods - 1)) == 0
+    return jnp.where(shifts, younger, waiting)
 
 
 def fifo_cut(
@@ -130,19 +137,32 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
     """Number with an age of at least ``ticks``, interpolated between knots.
 
     Args:
-      ages: float32[F, A, ...], complementary counts at ``AGE_KNOTS``.
+      ages: float32[F, A, ...], complementary counts as ``waiting`` holds them, added up over at
+        least a window, so that knots are on average half-way between two shifts.
       ticks: float32[F, S, ...], ages in ticks; at or below 0 everybody counts.
 
     Returns:
       float32[F, S, ...].
     """
     ticks = jnp.maximum(ticks, 0.0)
-    coarse = FINE_KNOTS + jnp.log(jnp.maximum(ticks, FINE_KNOTS) / FINE_KNOTS) / np.log(
-        _COARSE_RATIO
+    # Half-way between shifts a knot counts ages (period - 1) / 2 above its own; over the octaves
+    # that is one twelfth of what the age exceeds 5.5 ticks by.
+    ticks = ticks - jnp.maximum(ticks - 5.5, 0.0) / 12.0
+    # In octave e from 2**e ticks, four knots divide it evenly.
+    octave = jnp.clip(
+        (jax.lax.bitcast_convert_type(jnp.maximum(ticks, 1.0), jnp.int32) >> 23) - 127,
+        _FIRST_OCTAVE,
+        _FIRST_OCTAVE + _OCTAVES - 1,
     )
-    position = jnp.clip(jnp.where(ticks < FINE_KNOTS, ticks, coarse), 0.0, len(AGE_KNOTS) - 1.001)
-    index = position.astype(jnp.int32)
-    fraction = position - index
+    start = jax.lax.bitcast_convert_type((octave + 127) << 23, jnp.float32)
+    coarse = _FINE_KNOTS + _KNOTS_PER_OCTAVE * ((octave - _FIRST_OCTAVE) + ticks / start - 1.0)
+    position = jnp.where(ticks < _FINE_KNOTS, ticks, coarse)
+    last = len(AGE_KNOTS) - 1
+    index = jnp.minimum(position.astype(jnp.int32), last)
     low = jnp.take_along_axis(ages, index, axis=1, mode="promise_in_bounds")
-    high = jnp.take_along_axis(ages, index + 1, axis=1, mode="promise_in_bounds")
-    return low + fraction * (high - low)
+    next_knot = jnp.minimum(index + 1, last)
+    high = jnp.take_along_axis(ages, next_knot, axis=1, mode="promise_in_bounds")
+    # Nobody is taken to be older than twice the oldest age that is resolved.
+    beyond = jnp.clip((ticks - AGE_KNOTS[-1]) / (_OLDEST - AGE_KNOTS[-1]), 0.0, 1.0)
+    fraction = jnp.where(index == last, beyond, position - index)
+    return low + fraction * (jnp.where(index == last, 0.0, high) - low)

@@ -12,7 +12,12 @@ import jax.numpy as jnp
 
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import TTFT_EDGES_S, tpot_met_share
-from jaxserve.sim.table import LatencyTable, contract, length_rows, prefill_s_per_token
+from jaxserve.sim.table import (
+    LatencyTable,
+    added_s_per_token_rows,
+    contract,
+    prefill_s_per_token,
+)
 from jaxserve.sim.tick import Queues, WindowPlan, run_ticks
 from jaxserve.sim.waiting import AGE_KNOTS
 from jaxserve.sim.workload import Arrivals, TrafficClasses
@@ -56,6 +61,8 @@ class SimState:
     """float32, how long the running switch takes in all."""
     outage_left_s: jax.Array
     """float32, seconds until an out-of-memory restart is done."""
+    ticks: jax.Array
+    """int32, scheduler ticks since the start of the episode."""
     time_scale: jax.Array
     """float32, slowness of this episode's hardware relative to the table."""
 
@@ -82,6 +89,7 @@ def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
         switch_left_s=zero,
         switch_span_s=zero,
         outage_left_s=zero,
+        ticks=jnp.int32(0),
         time_scale=jnp.asarray(time_scale, jnp.float32),
     )
 
@@ -183,6 +191,7 @@ def advance_window(
     )
     state = state.replace(
         queues=queues,
+        ticks=state.ticks + ticks,
         ttft_met=met_pool * stays,
         decode_s=decode_s * stays,
         decode_tokens=decode_tokens * stays,
@@ -280,26 +289,21 @@ def _plan_window(
     prefill_pool = state.prefill_gpus.astype(jnp.float32) * serving
     split = state.prefill_gpus > 0
     decode_gpus = gpus - prefill_pool
-    reloads = state.target_tier != state.tier
-    re_roled = jnp.abs(state.target_prefill_gpus - state.prefill_gpus).astype(jnp.float32)
-    # Every GPU loses its KV once in a tier switch, a re-roled one in a split switch.
-    share_restarted = jnp.where(reloads, 1.0, re_roled / deployment.num_gpus)
-    restart_rate = jnp.where(
-        state.switch_left_s > 0.5 * state.switch_span_s,
-        2.0 * share_restarted / jnp.maximum(state.switch_span_s, window_s),
-        0.0,
-    )
     prompt = classes.prompt_tokens
     scale = arrivals.acceptance_scale
     at_depth = jnp.take_along_axis(
         classes.tokens_per_step, jnp.broadcast_to(depth, (classes.prompt_tokens.shape[0], 1)), 1
     )[:, 0]
+    per_step = 1.0 + scale * (at_depth - 1.0)
+    decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     plan = WindowPlan(
         table=window_table,
-        added_log=length_rows(window_table.added_log, prompt),
+        added_s_per_token=added_s_per_token_rows(window_table, prompt),
         alone_s=prompt * prefill_s_per_token(window_table, prompt),
-        chunks=jnp.ceil(prompt / deployment.token_budget),
-        tokens_per_step=1.0 + scale * (at_depth - 1.0),
+        tokens_per_step=per_step,
+        decode_tokens=decode_tokens,
+        # Half of what a step yields beyond the first token is too much in the last one.
+        decode_steps=decode_tokens / per_step + 0.5 * (1.0 - 1.0 / per_step),
         batch_cap=action.batch_cap.astype(jnp.float32),
         verify_tokens=depth.astype(jnp.float32) + 1.0,
         group=jnp.where(action.priority_routing > 0, classes.priority, 0),
@@ -309,14 +313,40 @@ def _plan_window(
         kv_tokens=decode_gpus
         * action.kv_budget_fraction
         * _kv_pool(deployment.kv_pool_tokens, tier, action),
+        prefill_kv_tokens=prefill_pool
+        * action.kv_budget_fraction
+        * _kv_pool(deployment.kv_pool_tokens, tier, action),
+        kv_transfer_s=prompt * deployment.kv_transfer_s_per_token,
         joule_per_token=deployment.joule_per_token[tier],
         joule_per_weight_pass=deployment.joule_per_weight_pass[tier],
-        restart_rate=restart_rate,
+        restarted=_restarted_share(state, deployment, window_s),
         time_scale=state.time_scale,
         tick_s=jnp.float32(window_s / ticks),
+        clock=state.ticks,
         up_s=up_share * (window_s / ticks),
     )
     return plan, up_share * serving
+
+
+def _restarted_share(
+    state: SimState, deployment: Deployment, window_s: float
+) -> jax.Array:
+    """Share of the running sequences that lose their KV because their GPU goes down.
+
+    A rolling switch takes the next GPU when the last one is back. The first to go holds its share
+    of what runs; by then it is empty and up again, so the others hold all.
+    """
+    gpus = deployment.num_gpus
+    reloads = state.switch_span_s > deployment.restart_s * gpus - 1e-3
+    away_s = jnp.maximum(jnp.where(reloads, deployment.restart_s, deployment.rerole_s), 1e-3)
+
+    def still_to_go(left_s: jax.Array) -> jax.Array:
+        return jnp.floor(jnp.maximum(left_s, 0.0) / away_s + 1e-3)
+
+    go_down = still_to_go(state.switch_left_s) - still_to_go(state.switch_left_s - window_s)
+    first = state.switch_left_s > state.switch_span_s - 0.5 * window_s
+    holders = jnp.where(reloads & ~first, jnp.maximum(gpus - 1.0, 1.0), gpus)
+    return jnp.where(state.switch_left_s > 0.0, jnp.minimum(go_down / holders, 1.0), 0.0)
 
 
 def _kv_pool(pool: jax.Array, tier: jax.Array, action: ServeAction) -> jax.Array:

@@ -30,8 +30,15 @@ class TrafficClasses:
 
     prompt_tokens: jax.Array
     """float32[F], mean prompt length, tokens."""
+    prompt_floor: jax.Array
+    """float32[F], shortest prompt as a share of the mean."""
+    prompt_spread: jax.Array
+    """float32[F], standard deviation of prompt lengths as a share of the mean."""
     output_tokens: jax.Array
     """float32[F], mean output length, tokens."""
+    delay_weight: jax.Array
+    """float32[F], E[n] E[1/n] of the n tokens after the first: a fixed delay weighs so much more in
+    the mean over requests of the time per token than in the total time per total tokens."""
     output_growth: jax.Array
     """float32[F], how far a request that is seen running has got, in mean output lengths."""
     priority: jax.Array

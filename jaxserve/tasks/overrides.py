@@ -7,9 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.sim.deployment import DeploymentSettings
-from jaxserve.spaces import KNOBS
-from jaxserve.tasks.spec import Objective, TaskSpec
+from jaxserve.tasks import checks
+from jaxserve.tasks.spec import (
+    MAX_HORIZON,
+    MAX_RANDOMISATION,
+    Regime,
+    TaskSpec,
+    parse_deployment,
+    parse_knobs,
+    parse_objective,
+)
 
 _OVERRIDES = (
     "horizon",
@@ -20,9 +27,10 @@ _OVERRIDES = (
     "rate_scale",
     "burst_scale",
 )
+_WHERE = "overrides"
 
 
-def override(spec: TaskSpec, overrides: Mapping[str, Any]) -> TaskSpec:
+def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> TaskSpec:
     """The task with some fields changed.
 
     Args:
@@ -30,57 +38,48 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any]) -> TaskSpec:
         hardware slowness), ``knobs`` (names the agent may turn), ``deployment`` (fields of
         DeploymentSettings), ``objective`` (fields of Objective), ``rate_scale`` (multiplies every
         arrival rate) and ``burst_scale`` (multiplies the part of every burst above 1).
+      recorded: whether the traffic is a recorded trace, which the last two cannot scale.
 
     Raises:
       InputError: an unknown name or a value out of range.
     """
-    for name in overrides:
-        if name not in _OVERRIDES:
-            raise InputError(
-                f"override {name!r} is unknown; allowed are {', '.join(_OVERRIDES)}"
-            )
+    overrides = checks.mapping(overrides, _WHERE)
+    checks.only(overrides, _OVERRIDES, _WHERE)
     changes: dict[str, Any] = {}
     if "horizon" in overrides:
-        changes["horizon"] = int(_in_range(overrides, "horizon", 1, 100_000))
+        changes["horizon"] = checks.whole(overrides, "horizon", _WHERE, 1, MAX_HORIZON)
     if "randomisation" in overrides:
-        changes["randomisation"] = _in_range(overrides, "randomisation", 0.0, 0.5)
-    if "knobs" in overrides:
-        unknown = sorted(set(overrides["knobs"]) - set(KNOBS))
-        if unknown:
-            raise InputError(
-                f"override knobs: {unknown[0]!r} is unknown; allowed are {', '.join(KNOBS)}"
-            )
-        changes["knobs"] = tuple(overrides["knobs"])
-    for name, kind in (("deployment", DeploymentSettings), ("objective", Objective)):
-        if name in overrides:
-            known = {f.name for f in dataclasses.fields(kind)}
-            for key in overrides[name]:
-                if key not in known:
-                    raise InputError(
-                        f"override {name}: field {key!r} is unknown; "
-                        f"allowed are {', '.join(sorted(known))}"
-                    )
-                _in_range(overrides[name], key, 0.0, 1e6)
-            changes[name] = dataclasses.replace(getattr(spec, name), **overrides[name])
-    rate = _in_range(overrides, "rate_scale", 0.0, 100.0) if "rate_scale" in overrides else 1.0
-    burst = _in_range(overrides, "burst_scale", 0.0, 100.0) if "burst_scale" in overrides else 1.0
-    if rate != 1.0 or burst != 1.0:
-        changes["regimes"] = tuple(
-            dataclasses.replace(
-                regime,
-                rate_rps=regime.rate_rps * rate,
-                burst_multiplier=tuple(
-                    1.0 + (level - 1.0) * burst for level in regime.burst_multiplier
-                ),
-            )
-            for regime in spec.regimes
+        changes["randomisation"] = checks.number(
+            overrides, "randomisation", _WHERE, 0.0, MAX_RANDOMISATION
         )
+    if "knobs" in overrides:
+        names = overrides["knobs"]
+        if not isinstance(names, list | tuple):
+            raise InputError(f"{_WHERE}: knobs is {names!r}; it must be a list of knob names")
+        changes["knobs"] = parse_knobs(names, _WHERE)
+    for name, parse in (("deployment", parse_deployment), ("objective", parse_objective)):
+        if name in overrides:
+            where = f"{_WHERE}: {name}"
+            fields = dataclasses.asdict(getattr(spec, name))
+            changes[name] = parse(fields | dict(checks.mapping(overrides[name], where)), where)
+    if "rate_scale" in overrides or "burst_scale" in overrides:
+        if recorded:
+            raise InputError(
+                f"{_WHERE}: rate_scale and burst_scale do not act on a recorded trace; "
+                "load it with a time_scale instead"
+            )
+        changes["regimes"] = _scaled_regimes(spec, overrides)
     return dataclasses.replace(spec, **changes)
 
 
-def _in_range(values: Mapping[str, Any], key: str, low: float, high: float) -> float:
-    value = values[key]
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high:
-        raise InputError(f"{key} is {value!r}; it must be a number from {low:g} to {high:g}")
-    return value
+def _scaled_regimes(spec: TaskSpec, overrides: Mapping[str, Any]) -> tuple[Regime, ...]:
+    rate = checks.number(overrides, "rate_scale", _WHERE, 1e-3, 100.0, 1.0)
+    burst = checks.number(overrides, "burst_scale", _WHERE, 0.0, 100.0, 1.0)
+
+    def scaled(regime: Regime) -> Regime:
+        low, high = (1.0 + (level - 1.0) * burst for level in regime.burst_multiplier)
+        return dataclasses.replace(
+            regime, rate_rps=regime.rate_rps * rate, burst_multiplier=(low, high)
+        )
+
+    return tuple(map(scaled, spec.regimes))

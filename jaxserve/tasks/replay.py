@@ -15,10 +15,10 @@ from jaxserve.sim.traces import Trace
 from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
 
 
-def trace_path(name: str) -> str:
+def trace_path(name: str | Path) -> Path:
     """A packaged trace by its bare file name, or any path as it is."""
     packaged = data_dir() / "traces" / name
-    return str(packaged) if packaged.is_file() and not Path(name).is_file() else name
+    return packaged if packaged.is_file() and not Path(name).is_file() else Path(name)
 
 
 def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.float32]]:

@@ -9,11 +9,25 @@ nothing, while the denominator counts every arrival, so not serving never helps.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.tasks import checks
 from jaxserve.types import RewardParts, WindowMetrics
+
+REWARD_CONFIG = {
+    "alpha": "throughput_weight",
+    "beta": "latency_weight",
+    "gamma": "slo_weight",
+    "delta": "cost_weight",
+}
+"""Weights that ``reset(config=...)`` may change for an experiment; grades never follow them."""
+MAX_WEIGHT = 1e3
 
 
 @flax.struct.dataclass
@@ -44,6 +58,21 @@ class RewardModel:
     """float32, weight of money relative to the value of a window (delta)."""
     memory_weight: jax.Array
     """float32, weight of the over-limit share of memory relative to the value of a window."""
+
+
+def reweight(model: RewardModel, config: Mapping[str, Any]) -> RewardModel:
+    """The reward with some of the weights ``REWARD_CONFIG`` changed.
+
+    Raises:
+      InputError: an unknown name, or a weight that is no number from 0 to ``MAX_WEIGHT``.
+    """
+    config = checks.mapping(config, "config")
+    checks.only(config, REWARD_CONFIG, "config")
+    weights = {
+        REWARD_CONFIG[name]: jnp.float32(checks.number(config, name, "config", 0.0, MAX_WEIGHT))
+        for name in config
+    }
+    return dataclasses.replace(model, **weights)
 
 
 def compute_reward(model: RewardModel, metrics: WindowMetrics) -> RewardParts:

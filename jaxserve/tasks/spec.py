@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,19 @@ from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.sim import lengths
 from jaxserve.sim.acceptance import profile_names
-from jaxserve.sim.deployment import DeploymentSettings
+from jaxserve.sim.deployment import MAX_GPUS, DeploymentSettings
 from jaxserve.sim.lengths import LengthDistribution
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
+from jaxserve.tasks import checks
+from jaxserve.tasks.reward import MAX_WEIGHT
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""
 REGIME_COUNT = 4
 """Regimes of every task; a task with fewer repeats them."""
 SPEC_VERSION = 1
+MAX_HORIZON = 100_000
+MAX_RANDOMISATION = 0.5
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,7 @@ def load_task(task: str | int) -> TaskSpec:
         raise InputError(f"task is {task!r}; it must be a name, an alias (1, 2, 3) or a path")
     names = task_names()
     text = str(task)
-    if text.isdigit():
+    if text.isdecimal():
         matches = [name for name in names if load_task(name).alias == int(text)]
         if not matches:
             raise InputError(f"task {text} is unknown; the aliases are 1, 2 and 3")
@@ -128,7 +133,7 @@ def load_task(task: str | int) -> TaskSpec:
             )
     try:
         data = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"task file {path.name} is not readable JSON: {error}") from None
     return parse_task(data, path.stem)
 
@@ -140,16 +145,14 @@ def parse_task(data: Any, name: str) -> TaskSpec:
       InputError: names the field, its value and what is allowed.
     """
     where = f"task {name}"
-    top = _mapping(data, where)
+    top = checks.mapping(data, where)
     version = top.get("spec_version")
-    if version != SPEC_VERSION:
+    if isinstance(version, bool) or version != SPEC_VERSION:
         raise InputError(f"{where}: spec_version is {version!r}; it must be {SPEC_VERSION}")
-    known = {f.name for f in fields(TaskSpec)} | {"spec_version"}
-    _only(top, known - {"name"}, where)
-
+    checks.only(top, (_field_names(TaskSpec) | {"spec_version"}) - {"name"}, where)
     streams = tuple(
         _stream(item, f"{where}: streams[{i}]")
-        for i, item in enumerate(_list(top, "streams", where))
+        for i, item in enumerate(checks.entries(top, "streams", where))
     )
     bins = sum(stream.bins for stream in streams)
     if bins > CLASS_COUNT:
@@ -159,198 +162,185 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         raise InputError(f"{where}: streams have duplicate names; they must differ")
     regimes = tuple(
         _regime(item, names, f"{where}: regimes[{i}]")
-        for i, item in enumerate(_list(top, "regimes", where))
+        for i, item in enumerate(checks.entries(top, "regimes", where))
     )
     if len(regimes) > REGIME_COUNT:
         raise InputError(f"{where}: there are {len(regimes)} regimes; at most {REGIME_COUNT} fit")
-    knobs = tuple(_list(top, "knobs", where))
-    for knob in knobs:
-        if knob not in KNOBS:
-            raise InputError(f"{where}: knob {knob!r} is unknown; allowed are {', '.join(KNOBS)}")
-    locked = {**DEFAULT_ACTION, **_mapping(top.get("locked", {}), f"{where}: locked")}
-    _only(locked, set(KNOBS), f"{where}: locked")
-    for knob, bound in ACTION_BOUNDS.items():
-        locked[knob] = _number(locked, knob, f"{where}: locked", bound.low, bound.high)
-    for key, low, high in (("horizon", 1, 100_000), ("ticks", 1, 64)):
-        value = top.get(key, getattr(TaskSpec, key))
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise InputError(
-                f"{where}: {key} is {value!r}; it must be a whole number from {low} to {high}"
-            )
+    values = {stream.name: stream.value for stream in streams}
+    if not any(r.rate_rps * values[s] * share for r in regimes for s, share in r.mix.items()):
+        raise InputError(f"{where}: no regime has a rate_rps above 0 of a stream of value above 0")
     return TaskSpec(
         name=name,
-        title=_text(top, "title", where),
-        difficulty=_text(top, "difficulty", where),
-        description=_text(top, "description", where),
-        hardware=_text(top, "hardware", where),
-        model=_text(top, "model", where),
-        deployment=_settings(top.get("deployment", {}), f"{where}: deployment"),
-        knobs=knobs,
+        title=checks.text(top, "title", where),
+        difficulty=checks.text(top, "difficulty", where),
+        description=checks.text(top, "description", where),
+        hardware=checks.text(top, "hardware", where),
+        model=checks.text(top, "model", where),
+        deployment=parse_deployment(top.get("deployment", {}), f"{where}: deployment"),
+        knobs=parse_knobs(checks.entries(top, "knobs", where), where),
         streams=streams,
         regimes=regimes,
-        objective=_objective(top.get("objective", {}), f"{where}: objective"),
-        version=top.get("version", 1),
-        alias=top.get("alias"),
-        horizon=top.get("horizon", 200),
-        window_s=_number(top, "window_s", where, 0.1, 60.0, 1.0),
-        ticks=top.get("ticks", 8),
-        cycle_period_s=_number(top, "cycle_period_s", where, 1.0, 1e6, 60.0),
-        randomisation=_number(top, "randomisation", where, 0.0, 0.5, 0.0),
-        trace=_text(top, "trace", where) if "trace" in top else None,
-        locked=locked,
+        objective=parse_objective(top.get("objective", {}), f"{where}: objective"),
+        version=checks.whole(top, "version", where, 1, 1_000_000, 1),
+        alias=checks.whole(top, "alias", where, 1, 98) if "alias" in top else None,
+        horizon=checks.whole(top, "horizon", where, 1, MAX_HORIZON, TaskSpec.horizon),
+        window_s=checks.number(top, "window_s", where, 0.1, 60.0, TaskSpec.window_s),
+        ticks=checks.whole(top, "ticks", where, 1, 64, TaskSpec.ticks),
+        cycle_period_s=checks.number(
+            top, "cycle_period_s", where, 1.0, 1e6, TaskSpec.cycle_period_s
+        ),
+        randomisation=checks.number(
+            top, "randomisation", where, 0.0, MAX_RANDOMISATION, TaskSpec.randomisation
+        ),
+        trace=checks.text(top, "trace", where) if "trace" in top else None,
+        locked=_locked(top.get("locked", {}), f"{where}: locked"),
     )
 
 
+def parse_knobs(names: Sequence[Any], where: str) -> tuple[str, ...]:
+    """Knobs that an agent may turn."""
+    for name in names:
+        if name not in KNOBS:
+            raise InputError(f"{where}: knob {name!r} is unknown; allowed are {', '.join(KNOBS)}")
+    if not names or len(set(names)) != len(names):
+        raise InputError(f"{where}: knobs must be at least one name, each only once")
+    return tuple(names)
+
+
+def parse_deployment(data: Any, where: str) -> DeploymentSettings:
+    """Fields of DeploymentSettings; those left out keep their default."""
+    item = checks.mapping(data, where)
+    checks.only(item, _field_names(DeploymentSettings), where)
+    values: dict[str, float] = {}
+    for known in dataclasses.fields(DeploymentSettings):
+        if known.name in item:
+            low, high = _DEPLOYMENT_RANGES[known.name]
+            check = checks.whole if isinstance(known.default, int) else checks.number
+            values[known.name] = check(item, known.name, where, low, high)
+    return DeploymentSettings(**values)  # pyright: ignore[reportArgumentType]
+
+
+def parse_objective(data: Any, where: str) -> Objective:
+    """Fields of Objective; the memory limit has no default."""
+    item = checks.mapping(data, where)
+    checks.only(item, _field_names(Objective), where)
+    limit = checks.number(item, "memory_limit_gib", where, 1.0, 1e4)
+    weights = {
+        name: checks.number(item, name, where, 0.0, MAX_WEIGHT)
+        for name in item
+        if name != "memory_limit_gib"
+    }
+    return Objective(memory_limit_gib=limit, **weights)
+
+
+_DEPLOYMENT_RANGES = {
+    "num_gpus": (1, MAX_GPUS),
+    "tensor_parallel": (1, 64),
+    "queue_capacity": (1, 4096),
+    "memory_utilization": (0.1, 1.0),
+    "token_budget": (64, 131_072),
+    "restart_s": (0.0, 600.0),
+    "rerole_s": (0.0, 600.0),
+    "oom_restart_s": (0.0, 600.0),
+    "frontend_s": (0.0, 10.0),
+    "frontend_tail_s": (0.0, 10.0),
+}
+
+
 def _stream(data: Any, where: str) -> Stream:
-    item = _mapping(data, where)
-    _only(item, {f.name for f in fields(Stream)}, where)
-    acceptance = _text(item, "acceptance", where)
+    item = checks.mapping(data, where)
+    checks.only(item, _field_names(Stream), where)
+    acceptance = checks.text(item, "acceptance", where)
     if acceptance not in profile_names():
         raise InputError(
             f"{where}: acceptance is {acceptance!r}; allowed are {', '.join(profile_names())}"
         )
-    quality = item.get("quality", list(Stream.quality))
-    if not isinstance(quality, list) or len(quality) != 3:
-        raise InputError(f"{where}: quality is {quality!r}; it must be three numbers from 0 to 1")
     return Stream(
-        name=_text(item, "name", where),
+        name=checks.text(item, "name", where),
         prompt=_lengths(item.get("prompt"), f"{where}.prompt"),
         output=_lengths(item.get("output"), f"{where}.output"),
         acceptance=acceptance,
-        ttft_slo_s=_number(item, "ttft_slo_s", where, 1e-3, 1e3),
-        tpot_slo_s=_number(item, "tpot_slo_s", where, 1e-4, 1e2),
-        priority=int(_number(item, "priority", where, 0, 2, 1)),
-        bins=int(_number(item, "bins", where, 1, CLASS_COUNT, 1)),
-        value=_number(item, "value", where, 0.0, 1e6, 1.0),
-        quality=tuple(
-            _number({"quality": q}, "quality", where, 0.0, 1.0) for q in quality
-        ),  # type: ignore[arg-type]
+        ttft_slo_s=checks.number(item, "ttft_slo_s", where, 1e-3, 1e3),
+        tpot_slo_s=checks.number(item, "tpot_slo_s", where, 1e-4, 1e2),
+        priority=checks.whole(item, "priority", where, 0, 2, Stream.priority),
+        bins=checks.whole(item, "bins", where, 1, CLASS_COUNT, Stream.bins),
+        value=checks.number(item, "value", where, 0.0, 1e6, Stream.value),
+        quality=_quality(item.get("quality", list(Stream.quality)), where),
     )
+
+
+def _quality(value: Any, where: str) -> tuple[float, float, float]:
+    numbers = isinstance(value, list) and all(map(checks.is_number, value))
+    if not numbers or len(value) != 3 or not all(0.0 <= share <= 1.0 for share in value):
+        raise InputError(f"{where}: quality is {value!r}; it must be three numbers from 0 to 1")
+    return float(value[0]), float(value[1]), float(value[2])
 
 
 def _regime(data: Any, streams: list[str], where: str) -> Regime:
-    item = _mapping(data, where)
-    _only(item, {f.name for f in fields(Regime)}, where)
-    mix = _mapping(item.get("mix"), f"{where}.mix")
-    _only(mix, set(streams), f"{where}.mix")
-    shares = {name: _number(mix, name, f"{where}.mix", 0.0, 1.0) for name in mix}
+    item = checks.mapping(data, where)
+    checks.only(item, _field_names(Regime), where)
+    mix = checks.mapping(item.get("mix"), f"{where}.mix")
+    checks.only(mix, streams, f"{where}.mix")
+    shares = {name: checks.number(mix, name, f"{where}.mix", 0.0, 1.0) for name in mix}
     if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
         raise InputError(f"{where}.mix: shares sum to {sum(shares.values()):g}; they must sum to 1")
+
+    def probability(name: str, low: float, default: float) -> float:
+        return checks.number(item, name, where, low, 1.0, default)
+
     return Regime(
-        name=_text(item, "name", where),
-        rate_rps=_number(item, "rate_rps", where, 0.0, 1e4),
+        name=checks.text(item, "name", where),
+        rate_rps=checks.number(item, "rate_rps", where, 0.0, 1e4),
         mix=shares,
-        dwell_s=_range(item, "dwell_s", where, 1.0, 1e6, Regime.dwell_s),
-        burst_multiplier=_range(
+        dwell_s=checks.rising_pair(item, "dwell_s", where, 1.0, 1e6, Regime.dwell_s),
+        burst_multiplier=checks.rising_pair(
             item, "burst_multiplier", where, 1.0, 1e3, Regime.burst_multiplier
         ),
-        burst_start_per_s=_number(item, "burst_start_per_s", where, 0.0, 1.0, 0.0),
-        burst_stop_per_s=_number(item, "burst_stop_per_s", where, 1e-6, 1.0, 1.0),
-        cycle_amplitude=_number(item, "cycle_amplitude", where, 0.0, 1.0, 0.0),
-        acceptance_scale=_number(item, "acceptance_scale", where, 0.0, 3.0, 1.0),
+        burst_start_per_s=probability("burst_start_per_s", 0.0, Regime.burst_start_per_s),
+        burst_stop_per_s=probability("burst_stop_per_s", 1e-6, Regime.burst_stop_per_s),
+        cycle_amplitude=probability("cycle_amplitude", 0.0, Regime.cycle_amplitude),
+        acceptance_scale=checks.number(
+            item, "acceptance_scale", where, 0.0, 3.0, Regime.acceptance_scale
+        ),
     )
 
 
-def _settings(data: Any, where: str) -> DeploymentSettings:
-    item = _mapping(data, where)
-    _only(item, {f.name for f in fields(DeploymentSettings)}, where)
-    values: dict[str, Any] = {}
-    for spec in fields(DeploymentSettings):
-        if spec.name in item:
-            number = _number(item, spec.name, where, 0.0, 1e6)
-            values[spec.name] = int(number) if isinstance(spec.default, int) else number
-    return DeploymentSettings(**values)
-
-
-def _objective(data: Any, where: str) -> Objective:
-    item = _mapping(data, where)
-    _only(item, {f.name for f in fields(Objective)}, where)
-    if "memory_limit_gib" not in item:
-        raise InputError(f"{where}: memory_limit_gib is missing")
-    return Objective(**{key: _number(item, key, where, 0.0, 1e6) for key in item})
+def _locked(data: Any, where: str) -> dict[str, float]:
+    item = checks.mapping(data, where)
+    checks.only(item, KNOBS, where)
+    locked = {**DEFAULT_ACTION, **item}
+    for knob, bound in ACTION_BOUNDS.items():
+        if bound.integer:
+            locked[knob] = checks.whole(locked, knob, where, int(bound.low), int(bound.high))
+        else:
+            locked[knob] = checks.number(locked, knob, where, bound.low, bound.high)
+    return locked
 
 
 def _lengths(data: Any, where: str) -> LengthDistribution:
-    item = dict(_mapping(data, where))
-    kind = item.pop("kind", None)
-    makers = {
+    item = checks.mapping(data, where)
+    kind = item.get("kind")
+    families = {
         "lognormal": (lengths.lognormal, ("mu", "sigma", "low", "high")),
         "uniform": (lengths.uniform, ("low", "high")),
     }
     if kind == "quantiles":
-        table = item.get("values")
-        if not isinstance(table, list):
-            raise InputError(f"{where}: values is missing; it must be a list of token counts")
-        return lengths.from_samples(table)
-    if kind not in makers:
-        raise InputError(
-            f"{where}: kind is {kind!r}; allowed are lognormal, uniform and quantiles"
-        )
-    make, parameters = makers[kind]
-    _only(item, set(parameters), where)
-    return make(*(_number(item, name, where, 0.0, 1e6) for name in parameters))
+        checks.only(item, ("kind", "values"), where)
+        values = checks.entries(item, "values", where)
+        if not all(map(checks.is_number, values)):
+            raise InputError(f"{where}: values must be a list of token counts")
+        make, arguments = lengths.from_samples, [values]
+    elif isinstance(kind, str) and kind in families:
+        make, parameters = families[kind]
+        checks.only(item, ("kind", *parameters), where)
+        arguments = [checks.number(item, name, where, 0.0, 1e6) for name in parameters]
+    else:
+        raise InputError(f"{where}: kind is {kind!r}; allowed are lognormal, uniform and quantiles")
+    try:
+        return make(*arguments)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
-def _mapping(data: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise InputError(f"{where} is {type(data).__name__}; it must be a JSON object")
-    return data
-
-
-def _list(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
-    value = data.get(key)
-    if not isinstance(value, list) or not value:
-        raise InputError(f"{where}: {key} must be a list with at least one entry")
-    return value
-
-
-def _only(data: Mapping[str, Any], known: set[str], where: str) -> None:
-    unknown = sorted(set(data) - known)
-    if unknown:
-        raise InputError(
-            f"{where}: field {unknown[0]!r} is unknown; allowed are {', '.join(sorted(known))}"
-        )
-
-
-def _text(data: Mapping[str, Any], key: str, where: str) -> str:
-    value = data.get(key)
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: {key} is {value!r}; it must be a text")
-    return value
-
-
-def _number(
-    data: Mapping[str, Any],
-    key: str,
-    where: str,
-    low: float,
-    high: float,
-    default: float | None = None,
-) -> float:
-    value = data.get(key, default)
-    bad = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad or not low <= value <= high:
-        raise InputError(f"{where}: {key} is {value!r}; it must be a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _range(
-    data: Mapping[str, Any],
-    key: str,
-    where: str,
-    low: float,
-    high: float,
-    default: tuple[float, float],
-) -> tuple[float, float]:
-    value = data.get(key, list(default))
-    ok = (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(v, int | float) and not isinstance(v, bool) for v in value)
-        and low <= value[0] <= value[1] <= high
-    )
-    if not ok:
-        raise InputError(
-            f"{where}: {key} is {value!r}; it must be two rising numbers from {low:g} to {high:g}"
-        )
-    return float(value[0]), float(value[1])
+def _field_names(kind: type) -> set[str]:
+    return {known.name for known in dataclasses.fields(kind)}

@@ -359,6 +359,17 @@ def test_kv_on_its_way_to_a_crashed_gpu_is_sent_again():
     assert stats[-1].kv_occupancy == 0.0
 
 
+def test_kv_that_fits_no_decoding_gpu_does_not_block_the_others():
+    """A sequence whose next step is longer than a decoding GPU's pool is lost, the rest go on."""
+    knobs = Knobs(8, 320, prefill_gpus=1)
+    requests = [Request(0, 0.0, 320, 5), Request(1, 0.0, 100, 5)]
+    simulator = ReferenceSimulator(DeploymentSettings(num_gpus=2), LinearTimer(), knobs, requests)
+    stats = windows(simulator, knobs, 3)[-1]
+    assert simulator.log()["lost"].tolist() == [True, False]
+    assert np.isfinite(simulator.log()["finish_s"][1])
+    assert stats.kv_occupancy == 0.0 and stats.running == 0
+
+
 def test_out_of_memory_loses_what_was_running():
     """The crash drops the batch, keeps the queue, and costs the restart time."""
     config = DeploymentSettings(oom_restart_s=2.0)
@@ -467,6 +478,8 @@ def test_cost_model_is_a_timer():
         (lambda: _simulator().advance(-1.0, ROOMY), "until_s"),
         (lambda: _simulator().advance(math.inf, ROOMY), "until_s"),
         (lambda: SchedulerSettings(block_tokens=0), "block_tokens"),
+        (lambda: _simulator().submit([Request(1, 0.0, 9, 9)] * 2), "id 1"),
+        (lambda: run_requests([Request(1, 0.0, 9, 9)] * 2, LinearTimer(), ROOMY), "unique"),
     ],
 )
 def test_bad_input_is_named(build, message):

@@ -1,0 +1,351 @@
+"""Episodes in the reference simulator: the same traffic, the same knobs, the same reward.
+
+`ReferenceEpisode` plays an episode of a `ServeEnv` request by request and reports every window as
+the fast simulator does, so that a policy can act on it and its score can be compared.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.agents.policy import Policy
+from jaxserve.env import ServeEnv
+from jaxserve.sim.cost_model import CostModel, IterationTimer
+from jaxserve.sim.deployment import GIB, Deployment
+from jaxserve.sim.episode_requests import episode_requests, roll_traffic
+from jaxserve.sim.latency import TTFT_EDGES_S
+from jaxserve.sim.reference import ReferenceSimulator
+from jaxserve.sim.reference_request import Request, request_log
+from jaxserve.sim.reference_settings import (
+    DeploymentSettings,
+    Knobs,
+    SchedulerSettings,
+    ShiftedExponentialFrontEnd,
+)
+from jaxserve.sim.reference_stats import WindowStats
+from jaxserve.sim.table_file import read_table_file
+from jaxserve.sim.workload import Arrivals
+from jaxserve.tasks.reward import compute_reward
+from jaxserve.tasks.spec import TaskSpec, load_task
+from jaxserve.types import RewardParts, ServeAction, ServeObservation, WindowMetrics
+
+
+def table_timer(
+    task: str | int | TaskSpec, hardware: str | None = None, table: str | None = None
+) -> CostModel:
+    """The cost model that the latency table of `jaxserve.make(task, ...)` was built from."""
+    spec = task if isinstance(task, TaskSpec) else load_task(task)
+    name = table or f"{spec.model}__{hardware or spec.hardware}"
+    return read_table_file(name).metadata.cost_model
+
+
+def reference_settings(deployment: Deployment) -> DeploymentSettings:
+    """The fast simulator's deployment as the reference simulator describes one."""
+    d = jax.tree.map(float, jax.tree.map(np.asarray, _scalars(deployment)))
+    return DeploymentSettings(
+        num_gpus=round(d["num_gpus"]),
+        queue_capacity=round(d["queue_capacity"]),
+        restart_s=d["restart_s"],
+        rerole_s=d["rerole_s"],
+        oom_restart_s=d["oom_restart_s"],
+        # Only the quotient of the two matters.
+        kv_bytes_per_token=d["kv_transfer_s_per_token"],
+        link_bytes_per_s=1.0,
+        front_end=ShiftedExponentialFrontEnd(d["frontend_s"], d["frontend_tail_s"]),
+        scheduler=SchedulerSettings(chunk_budget=round(d["token_budget"])),
+    )
+
+
+def reference_knobs(deployment: Deployment, action: ServeAction) -> Knobs:
+    """A clipped action as knobs of the reference simulator."""
+    depth, tier = int(action.speculation_depth), int(action.quantization_tier)
+    pool_tokens = float(deployment.kv_pool_tokens[tier, int(depth > 0)])
+    return Knobs(
+        batch_cap=int(action.batch_cap),
+        kv_capacity_tokens=int(float(action.kv_budget_fraction) * pool_tokens),
+        speculation_depth=depth,
+        tier=tier,
+        priority_routing=bool(action.priority_routing),
+        prefill_gpus=min(int(action.prefill_decode_split), round(float(deployment.num_gpus)) - 1),
+    )
+
+
+@dataclass(frozen=True)
+class DeploymentMemory:
+    """Memory of an iteration from a `Deployment`; a `MemoryMeter` of the reference simulator."""
+
+    deployment: Deployment
+
+    def __post_init__(self) -> None:
+        host = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.deployment)
+        object.__setattr__(self, "deployment", host)
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory of one GPU, bytes."""
+        return float(self.deployment.device_gib) * GIB
+
+    def used_bytes(
+        self,
+        *,
+        kv_capacity_tokens: int,
+        tokens: int,
+        logits_rows: int,
+        speculation_depth: int,
+        tier: int,
+    ) -> float:
+        """Bytes in use during an iteration, the whole KV pool included."""
+        d, drafting = self.deployment, int(speculation_depth > 0)
+        pool_gib, pool_tokens = d.kv_pool_gib[tier, drafting], d.kv_pool_tokens[tier, drafting]
+        return GIB * float(
+            d.weights_gib[tier]
+            + d.activation_base_gib
+            + drafting * d.draft_gib
+            + kv_capacity_tokens * pool_gib / pool_tokens
+            + d.activation_gib_per_token * tokens
+            + d.logits_gib_per_row * logits_rows
+        )
+
+
+@dataclass(frozen=True)
+class SlowTimer:
+    """A timer whose iterations all take `scale` times as long: an episode's hardware slowness."""
+
+    timer: IterationTimer
+    scale: float
+
+    def iteration_s(self, **iteration: Any) -> float:
+        """Seconds of one iteration; arguments as `IterationTimer.iteration_s`."""
+        return self.scale * self.timer.iteration_s(**iteration)
+
+
+class ReferenceEpisode:
+    """One episode of `env` in the reference simulator, advanced window by window.
+
+    Args:
+      env: what to play.
+      key: typed key of the episode, consumed as `env.reset` consumes it: the fast simulator faces
+        the same requests under the same key.
+      timer: iteration times, see `table_timer`.
+      windows: length; the environment's horizon by default.
+    """
+
+    def __init__(
+        self, env: ServeEnv, key: jax.Array, timer: IterationTimer, windows: int | None = None
+    ) -> None:
+        self.env = env
+        self.windows = int(env.horizon) if windows is None else windows
+        self.traffic, time_scale, seed = jax.tree.map(
+            np.asarray, _start(env, key, self.windows)
+        )
+        classes = env.workload.classes
+        self.requests = episode_requests(self.traffic, classes, key, env.window_s)
+        self._memory = DeploymentMemory(env.deployment)
+        self._timer = SlowTimer(timer, float(time_scale))
+        self._seed = int(seed)
+        self._simulator: ReferenceSimulator | None = None
+        self._window = 0
+        self._upcoming = 0
+        self._open: list[Request] = []
+        self._ttft_slo_s = np.asarray(env.slo.ttft_s, np.float64)
+        self._tpot_slo_s = np.asarray(env.slo.tpot_s, np.float64)
+        self._tier = 0
+
+    def start(self, action: ServeAction) -> ReferenceSimulator:
+        """The simulator at time 0, in FP16 and colocated like every episode, ready for `action`."""
+        at_start = action.replace(quantization_tier=0, prefill_decode_split=0)
+        return ReferenceSimulator(
+            reference_settings(self.env.deployment),
+            self._timer,
+            reference_knobs(self.env.deployment, at_start),
+            self.requests,
+            seed=self._seed,
+            memory=self._memory,
+        )
+
+    def step(self, action: ServeAction) -> WindowMetrics:
+        """Holds the knobs (clipped) for one window; float32 NumPy leaves."""
+        if self._simulator is None:
+            self._simulator = self.start(action)
+        self._window += 1
+        knobs = reference_knobs(self.env.deployment, action)
+        stats = self._simulator.advance(self._window * self.env.window_s, knobs)
+        queued = {request.id for request in self._simulator.queued()}
+        return self._metrics(stats, knobs, queued)
+
+    def log(self) -> np.ndarray:
+        """`LOG_DTYPE` row of every request that has arrived so far."""
+        return request_log([]) if self._simulator is None else self._simulator.log()
+
+    def meets_slo(self, log: np.ndarray) -> np.ndarray:
+        """bool[n]: which of the `LOG_DTYPE` rows completed inside both objectives."""
+        group = log["traffic_class"]
+        return (log["ttft_s"] <= self._ttft_slo_s[group]) & (
+            log["tpot_s"] <= self._tpot_slo_s[group]
+        )
+
+    def _metrics(self, stats: WindowStats, knobs: Knobs, queued: set[int]) -> WindowMetrics:
+        classes = len(self._ttft_slo_s)
+
+        def count(group: Any) -> np.ndarray:
+            return np.bincount(np.asarray(group, np.int64), minlength=classes).astype(np.float32)
+
+        def count_requests(requests: list[Request]) -> np.ndarray:
+            return count([request.traffic_class for request in requests])
+
+        self._collect_arrivals(stats.end_s)
+        rejected = [request for request in self._open if request.rejected]
+        lost = [request for request in self._open if request.lost]
+        self._open = [
+            request
+            for request in self._open
+            if not (request.rejected or request.lost or request.finish_s == request.finish_s)
+        ]
+        first, done = stats.first_tokens, stats.completions
+        completed = count(done["traffic_class"])
+        if len(done):
+            self._tier = int(np.bincount(done["tier"]).argmax())
+        in_time = first["ttft_s"] <= self._ttft_slo_s[first["traffic_class"]]
+        tpot_sum = np.bincount(done["traffic_class"], done["tpot_s"], minlength=classes)
+        memory_bytes = max(
+            stats.peak_memory_bytes,
+            self._memory.used_bytes(
+                kv_capacity_tokens=knobs.kv_capacity_tokens,
+                tokens=0,
+                logits_rows=0,
+                speculation_depth=knobs.speculation_depth,
+                tier=self._tier,
+            ),
+        )
+        energy_j = self._energy_j(stats)
+        deployment = self._memory.deployment
+        histogram = np.bincount(
+            np.searchsorted(TTFT_EDGES_S, first["ttft_s"]), minlength=len(TTFT_EDGES_S) + 1
+        )
+        values = dict(
+            arrivals=self.traffic.counts[self._window - 1].sum(axis=0),
+            completed=completed,
+            good=count(done["traffic_class"][self.meets_slo(done)]),
+            rejected=count_requests(rejected),
+            lost=count_requests(lost),
+            waiting=count_requests([r for r in self._open if r.id in queued]),
+            running=count_requests([r for r in self._open if r.id not in queued]),
+            first_tokens=count(first["traffic_class"]),
+            ttft_met=count(first["traffic_class"][in_time]),
+            ttft_histogram=histogram,
+            tpot_s=tpot_sum / np.maximum(completed, 1.0),
+            itl_s=np.nan_to_num(stats.itl_s),
+            tokens=stats.tokens,
+            preemptions=stats.preemptions,
+            memory_gib=memory_bytes / GIB,
+            energy_j=energy_j,
+            cost_usd=deployment.num_gpus * self.env.window_s * deployment.usd_per_gpu_s
+            + energy_j * deployment.usd_per_joule,
+            kv_occupancy=min(stats.kv_occupancy, 1.0),
+            acceptance=stats.draft_accepted / max(stats.drafted, 1),
+            capacity=stats.capacity,
+            oom=float(bool(lost)),
+        )
+        return WindowMetrics(
+            **{name: np.asarray(value, np.float32) for name, value in values.items()},
+            regime=np.int32(self.traffic.regime[self._window - 1]),
+            tier=np.int32(self._tier),
+            prefill_gpus=np.int32(knobs.prefill_gpus),
+        )
+
+    def _collect_arrivals(self, until_s: float) -> None:
+        while (
+            self._upcoming < len(self.requests)
+            and self.requests[self._upcoming].arrival_s <= until_s
+        ):
+            self._open.append(self.requests[self._upcoming])
+            self._upcoming += 1
+
+    def _energy_j(self, stats: WindowStats) -> float:
+        """Idle power and the work of every iteration, at most the power limit."""
+        d = self._memory.deployment
+        work_j = sum(
+            work.tokens * d.joule_per_token[tier]
+            + work.iterations * d.joule_per_weight_pass[tier]
+            + work.kv_tokens * d.joule_per_kv_token
+            for tier, work in enumerate(stats.work)
+        )
+        gpu_s = float(d.num_gpus) * self.env.window_s
+        return float(min(d.idle_w * gpu_s + work_j, d.max_w * gpu_s))
+
+
+@dataclass(frozen=True)
+class ReferenceRollout:
+    """What a policy did to an episode of T windows in the reference simulator.
+
+    Attributes:
+      metrics: the windows, every leaf stacked to [T, ...].
+      parts: the reward's terms, [T].
+      actions: the knobs that acted, [T].
+      log: `jaxserve.sim.reference_request.LOG_DTYPE` row of every request.
+    """
+
+    metrics: WindowMetrics
+    parts: RewardParts
+    actions: ServeAction
+    log: np.ndarray
+
+
+def reference_rollout(
+    env: ServeEnv,
+    policy: Policy,
+    key: jax.Array,
+    timer: IterationTimer,
+    windows: int | None = None,
+) -> ReferenceRollout:
+    """Plays one episode under `policy`.
+
+    Args:
+      key: typed key of the episode. Actions draw from ``fold_in(key, window)``.
+      timer: iteration times, see `table_timer`.
+      windows: length; the environment's horizon by default.
+    """
+    episode = ReferenceEpisode(env, key, timer, windows)
+
+    @jax.jit
+    def act(
+        memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        action, memory = policy.act(env, memory, observation, key)
+        return env.effective_action(action), memory
+
+    @jax.jit
+    def observe(
+        observation: ServeObservation, metrics: WindowMetrics, step: jax.Array
+    ) -> tuple[ServeObservation, RewardParts]:
+        parts = compute_reward(env.reward, metrics)
+        return env.next_observation(observation, metrics, step), parts
+
+    _, timestep = env.reset(key)
+    observation, memory = timestep.observation, policy.init(env)
+    rows = []
+    for window in range(episode.windows):
+        action, memory = act(memory, observation, jax.random.fold_in(key, window))
+        metrics = episode.step(action)
+        observation, parts = observe(observation, metrics, jnp.int32(window + 1))
+        rows.append(jax.tree.map(np.asarray, (metrics, parts, action)))
+    metrics, parts, actions = jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+    return ReferenceRollout(metrics, parts, actions, episode.log())
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _start(env: ServeEnv, key: jax.Array, windows: int) -> tuple[Arrivals, jax.Array, jax.Array]:
+    """An episode's traffic, the slowness of its hardware, and a seed for what is left to chance."""
+    state, _ = env.reset(key)
+    traffic = roll_traffic(env.workload, state.workload, windows, env.ticks, env.window_s)
+    return traffic, state.sim.time_scale, jax.random.bits(key)
+
+
+def _scalars(deployment: Deployment) -> dict[str, Any]:
+    return {name: leaf for name, leaf in vars(deployment).items() if np.ndim(leaf) == 0}

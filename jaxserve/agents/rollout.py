@@ -1,0 +1,63 @@
+"""Whole episodes of a policy: ``vmap`` over episodes, ``scan`` over windows, one compiled program."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.agents.policy import Policy
+from jaxserve.env import ServeEnv
+from jaxserve.types import ServeAction, TimeStep
+
+_POLICY_STREAM = 0x706F_6C69  # keeps a policy's dice apart from the episode's own traffic
+
+
+@flax.struct.dataclass
+class Rollout:
+    """Episodes, one after the other in the first axis. Without the reset TimeSteps."""
+
+    timesteps: TimeStep
+    """leaves [E, T, ...]."""
+    actions: ServeAction
+    """[E, T], the knobs as they acted: clipped, locked ones at their locked value. A new tier or
+    split takes over when its switch is done: ``timesteps.metrics`` has those in force."""
+
+
+def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
+    """Runs one episode per key to the horizon.
+
+    Args:
+      policy: a frozen dataclass that is a pytree.
+      keys: typed PRNG keys [E]; each is the only source of randomness of its episode, and two
+        policies on the same key face the same requests.
+    """
+    # Names are static, and a program that depends on them would be compiled once for each.
+    nameless: Any = dataclasses.replace(policy, name="")  # type: ignore[type-var]
+    return _rollout(env.replace(name=""), nameless, keys, int(np.max(env.horizon)))
+
+
+@functools.partial(jax.jit, static_argnames="horizon")
+def _rollout(env: ServeEnv, policy: Policy, keys: jax.Array, horizon: int) -> Rollout:
+    def episode(key: jax.Array) -> Rollout:
+        state, timestep = env.reset(key)
+        memory = policy.init(env)
+        dice = jax.random.fold_in(key, _POLICY_STREAM)
+
+        def window(carry, index):
+            state, memory, observation = carry
+            key = jax.random.fold_in(dice, index)
+            action, memory = policy.act(env, memory, observation, key)
+            action = env.effective_action(action)
+            state, timestep = env.step(state, action)
+            return (state, memory, timestep.observation), Rollout(timestep, action)
+
+        start = (state, memory, timestep.observation)
+        return jax.lax.scan(window, start, jnp.arange(horizon))[1]
+
+    return jax.vmap(episode)(keys)

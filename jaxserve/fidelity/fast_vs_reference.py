@@ -1,0 +1,388 @@
+"""The fast simulator against the reference simulator: same table, same requests, same knobs.
+
+A scenario is a traffic (a task, or one of its regimes without bursts), constant knobs, and a load:
+the mean arrival rate as a share of what these knobs can serve. Both simulators play the same
+episodes, pooled over seeds; the errors are of the fast one.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import functools
+import itertools
+import multiprocessing
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs, table_timer
+from jaxserve.env import ServeEnv
+from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.registry import make
+from jaxserve.seeds import episode_key
+from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.reference import ReferenceSimulator
+from jaxserve.sim.reference_settings import Knobs
+from jaxserve.sim.trace_classes import prompt_edges, to_class_counts
+from jaxserve.sim.traces import load_trace
+from jaxserve.sim.workload import Workload
+from jaxserve.spaces import KNOBS, make_action
+from jaxserve.tasks.replay import trace_path
+from jaxserve.tasks.spec import CLASS_COUNT, load_task
+from jaxserve.types import ServeAction, WindowMetrics
+
+WINDOWS = 80
+SEEDS = 2
+LOADS = (0.3, 0.6, 0.8, 0.95, 1.2)
+BARS = {
+    "throughput": (3.0, "%"),
+    "TPOT": (6.0, "%"),
+    "SLO attainment": (3.0, "points"),
+    "TTFT p50": (15.0, "%"),
+    "TTFT p99": (20.0, "%"),
+}
+"""Largest error that passes, and its unit."""
+
+_CAPACITY_WINDOWS = 60
+_CAPACITY_WARM_UP = 25
+_OVERLOAD_RPS_PER_GPU = 80.0
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A task's traffic; with ``regime`` only that regime, without bursts and cycle."""
+
+    task: str
+    regime: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Short name for reports."""
+        return self.task if self.regime is None else f"{self.task}[{self.regime}]"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Traffic, load and knobs (those not named at their default)."""
+
+    traffic: Traffic
+    load: float
+    knobs: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Short name for reports."""
+        knobs = " ".join(f"{name}={value:g}" for name, value in self.knobs.items())
+        return f"{self.traffic.name} load {self.load:g} {knobs}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a simulator says about a scenario; counts summed over its episodes."""
+
+    arrivals: float
+    completed: float
+    good: float
+    tpot_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Both outcomes of a scenario."""
+
+    scenario: Scenario
+    rate_rps: float
+    fast: Outcome
+    reference: Outcome
+
+    def errors(self) -> dict[str, float]:
+        """Signed errors of the fast simulator, keys and units as in ``BARS``."""
+        fast, reference = self.fast, self.reference
+
+        def relative(name: str) -> float:
+            return 100.0 * (getattr(fast, name) / getattr(reference, name) - 1.0)
+
+        return {
+            "throughput": relative("completed"),
+            "TPOT": relative("tpot_s"),
+            "SLO attainment": 100.0 * (fast.good - reference.good) / reference.arrivals,
+            "TTFT p50": relative("ttft_p50_s"),
+            "TTFT p99": relative("ttft_p99_s"),
+        }
+
+
+def scenario_grid(loads: Sequence[float] = LOADS) -> list[Scenario]:
+    """Tasks and their stationary regimes x knobs that matter there x loads."""
+    one_gpu = (
+        dict(batch_cap=64),
+        dict(batch_cap=16),
+        dict(batch_cap=256, kv_budget_fraction=0.25),
+        dict(batch_cap=256, speculation_depth=2),
+        dict(batch_cap=64, speculation_depth=4),
+        dict(batch_cap=64, quantization_tier=1),
+        dict(batch_cap=64, quantization_tier=2),
+    )
+    several_gpus = (*one_gpu, dict(batch_cap=64, prefill_decode_split=1))
+    classes = (*several_gpus, dict(batch_cap=64, priority_routing=1))
+    traffics = (
+        (Traffic("static_workload"), one_gpu),
+        (Traffic("bursty_workload"), several_gpus),
+        (Traffic("bursty_workload", regime=2), several_gpus),
+        (Traffic("adversarial_multitenant"), classes),
+        (Traffic("adversarial_multitenant", regime=0), classes),
+        (Traffic("trace_replay"), one_gpu),
+    )
+    return [
+        Scenario(traffic, load, knobs)
+        for traffic, choices in traffics
+        for knobs, load in itertools.product(choices, loads)
+    ]
+
+
+def compare(
+    scenarios: Sequence[Scenario],
+    windows: int = WINDOWS,
+    seeds: int = SEEDS,
+    hardware: str | None = None,
+    workers: int | None = None,
+) -> list[Comparison]:
+    """Plays every scenario in both simulators, in the order given.
+
+    Args:
+      windows: length of an episode.
+      seeds: episodes per scenario.
+      hardware: GPU name; default is each task's own.
+      workers: processes for the reference simulator; 1 plays it in this one.
+    """
+    results: dict[int, tuple[float, Outcome]] = {}
+    jobs: list[_Job] = []
+    episodes: list[tuple[int, ReferenceEpisode]] = []
+    for traffic in dict.fromkeys(scenario.traffic for scenario in scenarios):
+        chosen = [i for i, scenario in enumerate(scenarios) if scenario.traffic == traffic]
+        env = _environment(traffic, hardware)
+        timer = table_timer(traffic.task, hardware)
+        actions = [make_action(**scenarios[i].knobs) for i in chosen]
+        rates_rps = [
+            scenarios[i].load * capacity_rps
+            for i, capacity_rps in zip(chosen, _capacities_rps(env, actions), strict=True)
+        ]
+        keys = [episode_key(seed, "test") for seed in range(seeds)]
+        cases = [
+            (_workload(env, traffic, rate_rps, seed, windows), action, keys[seed])
+            for action, rate_rps in zip(actions, rates_rps, strict=True)
+            for seed in range(seeds)
+        ]
+        totals = _play_fast(env, windows, *_stack(cases))
+        for place, (index, rate_rps) in enumerate(zip(chosen, rates_rps, strict=True)):
+            results[index] = (rate_rps, _fast_outcome(totals, place * seeds, seeds))
+            for workload, action, key in cases[place * seeds : (place + 1) * seeds]:
+                episode = ReferenceEpisode(env.replace(workload=workload), key, timer, windows)
+                knobs = reference_knobs(env.deployment, action)
+                jobs.append(_Job(episode.start(action), knobs, windows, env.window_s))
+                episodes.append((index, episode))
+    logs = _play_reference(jobs, workers or os.cpu_count() or 1)
+    return [
+        Comparison(
+            scenario,
+            *results[index],
+            _reference_outcome(
+                [(e, log) for (i, e), log in zip(episodes, logs, strict=True) if i == index]
+            ),
+        )
+        for index, scenario in enumerate(scenarios)
+    ]
+
+
+def fidelity_rows(comparisons: Sequence[Comparison]) -> list[FidelityRow]:
+    """One row per quantity: the mean absolute error, for TTFT the median one."""
+    rows = []
+    for name, (bar, unit) in BARS.items():
+        signed = np.array([comparison.errors()[name] for comparison in comparisons])
+        errors = np.abs(signed)
+        worst = int(errors.argmax())
+        middle = name.startswith("TTFT")
+        detail = (
+            f"{len(errors)} scenarios; mean {errors.mean():.1f}, median {np.median(errors):.1f}, "
+            f"90 % within {np.quantile(errors, 0.9):.1f}, bias {np.median(signed):+.1f}; worst "
+            f"{signed[worst]:+.1f}: {comparisons[worst].scenario.name}"
+        )
+        measured = float(np.median(errors) if middle else errors.mean())
+        kind = "median" if middle else "mean"
+        rows.append(
+            FidelityRow.within(
+                f"fast vs reference: {name}", measured, bar, f"{unit} ({kind})", detail
+            )
+        )
+    return rows
+
+
+def fast_vs_reference() -> list[FidelityRow]:
+    """The whole grid."""
+    return fidelity_rows(compare(scenario_grid()))
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """Markdown: every scenario's reference values and errors."""
+    lines = [
+        "| scenario | rps | TPOT ms | attainment | TTFT p50 / p99 ms | errors: throughput % | "
+        "TPOT % | attainment points | TTFT p50 % | p99 % |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for comparison in comparisons:
+        reference = comparison.reference
+        errors = " | ".join(f"{value:+.1f}" for value in comparison.errors().values())
+        lines.append(
+            f"| {comparison.scenario.name} | {comparison.rate_rps:.1f} "
+            f"| {1e3 * reference.tpot_s:.1f} | {reference.good / reference.arrivals:.2f} "
+            f"| {1e3 * reference.ttft_p50_s:.0f} / {1e3 * reference.ttft_p99_s:.0f} | {errors} |"
+        )
+    return "\n".join(lines)
+
+
+def _environment(traffic: Traffic, hardware: str | None) -> ServeEnv:
+    spec = load_task(traffic.task)
+    if traffic.regime is not None:
+        regime = dataclasses.replace(
+            spec.regimes[traffic.regime], burst_start_per_s=0.0, cycle_amplitude=0.0
+        )
+        spec = dataclasses.replace(spec, regimes=(regime,))
+    return make(spec, hardware=hardware, overrides={"knobs": list(KNOBS)})
+
+
+def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
+    """Requests per second that each action completes, in the fast simulator, under overload."""
+    regimes = env.workload.regimes
+    rate_rps = _OVERLOAD_RPS_PER_GPU * float(env.deployment.num_gpus)
+    steady = regimes.replace(
+        rate_rps=regimes.rate_rps * (rate_rps / env.reward.expected_requests_per_s),
+        burst_start=jnp.zeros_like(regimes.burst_start),
+        cycle_amplitude=jnp.zeros_like(regimes.cycle_amplitude),
+    )
+    workload = env.workload.replace(regimes=steady, replay_counts=None, replay_start_max=None)
+    cases = [(workload, action, episode_key(0, "validation")) for action in actions]
+    completed = np.asarray(
+        _rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1)
+    )
+    return [float(rps) for rps in completed[:, _CAPACITY_WARM_UP:].mean(axis=1) / env.window_s]
+
+
+def _workload(
+    env: ServeEnv, traffic: Traffic, rate_rps: float, seed: int, windows: int
+) -> Workload:
+    """The environment's traffic at a mean rate."""
+    scale = rate_rps / float(env.reward.expected_requests_per_s)
+    if env.workload.replay_counts is None:
+        regimes = env.workload.regimes
+        return env.workload.replace(
+            regimes=regimes.replace(rate_rps=regimes.rate_rps * scale)
+        )
+    counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
+    rows = (seed * windows + np.arange(windows)) % len(counts)
+    return env.workload.replace(
+        replay_counts=jnp.asarray(counts[rows]), replay_start_max=jnp.int32(0)
+    )
+
+
+@functools.lru_cache
+def _recorded_counts(task: str, scale: float, window_s: float, ticks: int) -> np.ndarray:
+    """float32[W, K, F]: the task's recording, played ``scale`` times as fast."""
+    trace = load_trace(trace_path(load_task(task).trace or ""), time_scale=scale)
+    edges = prompt_edges(trace, CLASS_COUNT)
+    counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
+    return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))
+
+
+def _stack(cases: list[tuple[Workload, ServeAction, jax.Array]]) -> Any:
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *cases)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.vmap, in_axes=(None, None, 0, 0, 0))
+def _rollouts(
+    env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
+) -> WindowMetrics:
+    """Constant actions in the fast simulator: metrics [N, windows, ...]."""
+    env = env.replace(workload=workload)
+
+    def window(state: Any, _: None) -> tuple[Any, WindowMetrics]:
+        state, timestep = env.step(state, action)
+        return state, timestep.metrics
+
+    return jax.lax.scan(window, env.reset(key)[0], None, length=windows)[1]
+
+
+def _play_fast(
+    env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
+) -> dict[str, np.ndarray]:
+    """Sums over windows (and classes) of what an outcome needs, arrays [N, ...]."""
+    metrics = _rollouts(env, windows, workload, action, key)
+    sums = {
+        "arrivals": metrics.arrivals.sum(axis=(1, 2)),
+        "completed": metrics.completed.sum(axis=(1, 2)),
+        "good": metrics.good.sum(axis=(1, 2)),
+        "tpot_s": (metrics.completed * metrics.tpot_s).sum(axis=(1, 2)),
+        "histogram": metrics.ttft_histogram.sum(axis=1),
+    }
+    return {name: np.asarray(value, np.float64) for name, value in sums.items()}
+
+
+def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outcome:
+    total = {name: value[start : start + count].sum(axis=0) for name, value in totals.items()}
+    histogram = jnp.asarray(total["histogram"], jnp.float32)
+    return Outcome(
+        arrivals=float(total["arrivals"]),
+        completed=float(total["completed"]),
+        good=float(total["good"]),
+        tpot_s=float(total["tpot_s"] / total["completed"]),
+        ttft_p50_s=float(histogram_quantile(histogram, 0.5)),
+        ttft_p99_s=float(histogram_quantile(histogram, 0.99)),
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    simulator: ReferenceSimulator
+    knobs: Knobs
+    windows: int
+    window_s: float
+
+
+def _play_reference(jobs: list[_Job], workers: int) -> list[np.ndarray]:
+    """The request log of every job."""
+    if workers == 1:
+        return [_run_job(job) for job in jobs]
+    # Forking a process that runs JAX's threads can hang.
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
+        return list(pool.map(_run_job, jobs))
+
+
+def _run_job(job: _Job) -> np.ndarray:
+    for window in range(job.windows):
+        job.simulator.advance((window + 1) * job.window_s, job.knobs)
+    return job.simulator.log()
+
+
+def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray]]) -> Outcome:
+    log = np.concatenate([log for _, log in played])
+    episode = played[0][0]
+    done = log[np.isfinite(log["finish_s"])]
+    ttft_s = log["ttft_s"][np.isfinite(log["first_token_s"])]
+    p50_s, p99_s = np.quantile(ttft_s, (0.5, 0.99))
+    several = done["output_tokens"] > 1
+    return Outcome(
+        arrivals=float(len(log)),
+        completed=float(len(done)),
+        good=float(episode.meets_slo(done).sum()),
+        tpot_s=float(done["tpot_s"][several].mean()),
+        ttft_p50_s=float(p50_s),
+        ttft_p99_s=float(p99_s),
+    )

@@ -1,0 +1,278 @@
+"""One picture of an episode: traffic, queues, latency, memory, goodput and knobs over time."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from jaxserve.agents.rollout import Rollout
+from jaxserve.env import ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.spaces import KNOBS
+
+FORMATS = ("pdf", "png", "svg")
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
+_REGIME_TINTS = ("#E6EEF5", "#FAF1DF", "#E4F1EB", "#F3E9F0")
+_AWAY_TINT = "#CBCBCB"
+_LEGEND_ROOM = 0.3  # of a panel's height
+_STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "axes.labelsize": 8.5,
+    "font.size": 8.5,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+_KNOB_LABELS = {
+    "batch_cap": "batch\ncap",
+    "kv_budget_fraction": "KV\nshare",
+    "speculation_depth": "spec.\ndepth",
+    "quantization_tier": "tier",
+    "prefill_decode_split": "prefill\nGPUs",
+    "priority_routing": "priority\nrouting",
+}
+_TICKS = {
+    "quantization_tier": {0: "FP16", 1: "INT8", 2: "INT4"},
+    "priority_routing": {0: "off", 1: "on"},
+}
+_IN_FORCE = {"quantization_tier": "tier", "prefill_decode_split": "prefill_gpus"}
+_SHORTEST_NAMED_S = 22.0  # a shorter stay has no room for its regime's name
+
+
+@dataclass(frozen=True)
+class EpisodePlot:
+    """One agent's episode, NumPy leaves [T, ...]."""
+
+    title: str
+    rollout: Rollout
+
+
+def first_episode(title: str, rollout: Rollout) -> EpisodePlot:
+    """The first episode of stacked ones."""
+    return EpisodePlot(title, jax.tree.map(lambda leaf: np.asarray(leaf[0]), rollout))
+
+
+def draw_episodes(
+    env: ServeEnv, episodes: Sequence[EpisodePlot], title: str, regime_names: Sequence[str]
+) -> Figure:
+    """Episodes of the same seed side by side, on the same axes.
+
+    Args:
+      title: of the picture.
+      regime_names: of the task, in its order.
+    """
+    import matplotlib as mpl
+
+    knobs = [knob for knob, active in zip(KNOBS, np.asarray(env.knob_active), strict=True) if active]
+    panels = (_arrivals, _queues, _ttft, _memory, _goodput)
+    heights = [1.5] * len(panels) + [0.62] * len(knobs)
+    with mpl.rc_context(_STYLE):
+        figure = Figure(
+            figsize=(1.2 + 6.4 * len(episodes), 1.1 + 1.02 * sum(heights)), layout="constrained"
+        )
+        axes = figure.subplots(
+            len(heights), len(episodes), sharex=True, sharey="row", squeeze=False, height_ratios=heights
+        )
+        for column, episode in enumerate(episodes):
+            own = axes[:, column]
+            own[0].set_title(episode.title, fontweight="bold", pad=18)
+            for axis, panel in zip(own, panels, strict=False):
+                panel(axis, env, episode.rollout)
+                axis.legend(loc="upper right", ncols=3, frameon=False, borderaxespad=0.2)
+            for axis, knob in zip(own[len(panels) :], knobs, strict=True):
+                _knob(axis, env, episode.rollout, knob)
+            for axis in own:
+                _shade(axis, env, episode.rollout, len(regime_names))
+                axis.margins(x=0)
+                if column:
+                    axis.set_ylabel("")
+            _name_regimes(own[0], env, episode.rollout, regime_names)
+            own[-1].set_xlabel("time, s")
+        for axis in axes[: len(panels), 0]:
+            _make_room(axis)
+        figure.align_ylabels(axes[:, 0])
+        figure.suptitle(title)
+        figure.legend(handles=_key(knobs), loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def picture(figure: Figure, path: Path) -> bytes:
+    """The content of the picture file ``path``.
+
+    Raises:
+      InputError: as ``picture_format``.
+    """
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=picture_format(path), dpi=150)
+    return buffer.getvalue()
+
+
+def picture_format(path: Path) -> str:
+    """The format that a file's name asks for.
+
+    Raises:
+      InputError: another ending than those of ``FORMATS``.
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in FORMATS:
+        raise InputError(f"picture {path.name} must end in .{', .'.join(FORMATS)}")
+    return kind
+
+
+def _time(env: ServeEnv, rollout: Rollout) -> NDArray[np.float64]:
+    """End of each window, s."""
+    return env.window_s * (1.0 + np.arange(len(rollout.timesteps.reward)))
+
+
+def _line(axis: Axes, env: ServeEnv, rollout: Rollout, values, color: str, label: str, **style):
+    axis.plot(_time(env, rollout), values, color=color, label=label, **{"lw": 1.4, **style})
+
+
+def _arrivals(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
+    rate = rollout.timesteps.observation.request_arrival_rate
+    axis.fill_between(_time(env, rollout), rate, step="pre", color=_GREY, alpha=0.3, lw=0)
+    axis.step(_time(env, rollout), rate, color=_GREY, lw=0.9, label="arrivals")
+    axis.set_ylabel("arrivals / s")
+    axis.set_ylim(bottom=0)
+
+
+def _queues(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
+    observation = rollout.timesteps.observation
+    _line(axis, env, rollout, observation.active_requests, _BLUE, "running")
+    _line(axis, env, rollout, observation.queue_depth, _ORANGE, "waiting", ls="--")
+    axis.set_ylabel("requests")
+    axis.set_ylim(bottom=0)
+
+
+def _ttft(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
+    observation = rollout.timesteps.observation
+    _line(axis, env, rollout, np.maximum(observation.p50_ttft_ms, 1.0) / 1e3, _BLUE, "p50")
+    p99_s = np.maximum(observation.p99_ttft_ms, 1.0) / 1e3
+    _line(axis, env, rollout, p99_s, _ORANGE, "p99", ls="--")
+    worth = np.asarray(env.reward.value) > 0.0
+    for index, limit_s in enumerate(np.unique(np.asarray(env.slo.ttft_s)[worth])):
+        axis.axhline(limit_s, color=_RED, lw=0.9, ls=":", label="SLO" if index == 0 else None)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_ylabel("TTFT, s")
+
+
+def _memory(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
+    _line(axis, env, rollout, rollout.timesteps.metrics.memory_gib, _BLUE, "peak memory")
+    limit = float(env.reward.memory_limit_gib)
+    axis.axhline(limit, color=_RED, lw=0.9, ls=":", label="limit")
+    axis.axhline(float(env.deployment.device_gib), color=_GREY, lw=0.9, label="device")
+    axis.set_ylabel("memory, GiB")
+
+
+def _goodput(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
+    metrics = rollout.timesteps.metrics
+    completed = metrics.completed.sum(-1) / env.window_s
+    good = metrics.good.sum(-1) / env.window_s
+    time = _time(env, rollout)
+    axis.fill_between(time, good, color=_GREEN, alpha=0.35, lw=0, label="goodput")
+    axis.plot(time, good, color=_GREEN, lw=1.0)
+    _line(axis, env, rollout, completed, _GREY, "completed", ls="--", lw=1.1)
+    axis.set_ylabel("completed / s")
+    axis.set_ylim(bottom=0)
+
+
+def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
+    """The knob as it was set; where that takes time, also what was in force."""
+    time = _time(env, rollout)
+    values = np.asarray(getattr(rollout.actions, knob), float)
+    axis.step(time, values, color=_BLUE, lw=1.3)
+    if knob in _IN_FORCE:
+        in_force = np.asarray(getattr(rollout.timesteps.metrics, _IN_FORCE[knob]), float)
+        axis.step(time, in_force, color=_ORANGE, lw=1.1, ls="--")
+    axis.set_ylabel(_KNOB_LABELS[knob], rotation=0, ha="right", va="center")
+    if knob in _TICKS:
+        axis.set_yticks(list(_TICKS[knob]), list(_TICKS[knob].values()))
+        axis.set_ylim(-0.3, max(_TICKS[knob]) + 0.3)
+    elif knob == "kv_budget_fraction":
+        axis.set_ylim(0.0, 1.08)
+        axis.set_yticks([0.0, 0.5, 1.0])
+    elif knob == "batch_cap":
+        axis.set_yscale("log", base=2)
+        axis.set_ylim(0.8, 640.0)
+        axis.set_yticks([1, 16, 256], ["1", "16", "256"])
+        axis.minorticks_off()
+    else:
+        high = 8 if knob == "speculation_depth" else float(np.max(env.deployment.num_gpus)) - 1
+        axis.set_ylim(-0.08 * high, 1.08 * max(high, 1.0))
+        axis.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+
+
+def _make_room(axis: Axes) -> None:
+    """Raises the upper limit (of all axes that share it), so that the legend hides no line."""
+    low, high = axis.get_ylim()
+    if axis.get_yscale() == "log":
+        axis.set_ylim(low, high * (high / low) ** _LEGEND_ROOM)
+    else:
+        axis.set_ylim(low, high + _LEGEND_ROOM * (high - low))
+
+
+def _key(knobs: Sequence[str]) -> list[Artist]:
+    """What the lines of the knobs and the grey areas mean."""
+    away: list[Artist] = [Patch(color=_AWAY_TINT, label="GPUs away: switch or restart")]
+    if not any(knob in _IN_FORCE for knob in knobs):
+        return away
+    return [
+        Line2D([], [], color=_BLUE, lw=1.3, label="knob as set"),
+        Line2D([], [], color=_ORANGE, lw=1.1, ls="--", label="in force"),
+        *away,
+    ]
+
+
+def _shade(axis: Axes, env: ServeEnv, rollout: Rollout, regimes: int) -> None:
+    """Regimes in tints, and where GPUs were away in grey."""
+    for start, end, regime in _spans(rollout.timesteps.metrics.regime % regimes):
+        tint = _REGIME_TINTS[regime % len(_REGIME_TINTS)]
+        axis.axvspan(start * env.window_s, end * env.window_s, color=tint, lw=0, zorder=-2)
+    away = np.asarray(rollout.timesteps.observation.reconfiguring) > 1e-3
+    for start, end, switching in _spans(away):
+        if switching:
+            axis.axvspan(start * env.window_s, end * env.window_s, color=_AWAY_TINT, lw=0, zorder=-1)
+    axis.set_xlim(0.0, env.window_s * len(away))
+
+
+def _name_regimes(axis: Axes, env: ServeEnv, rollout: Rollout, names: Sequence[str]) -> None:
+    for start, end, regime in _spans(rollout.timesteps.metrics.regime % len(names)):
+        if (end - start) * env.window_s >= _SHORTEST_NAMED_S:
+            middle = 0.5 * (start + end) * env.window_s
+            axis.text(
+                middle,
+                1.03,
+                names[regime].replace("_", " "),
+                transform=axis.get_xaxis_transform(),
+                ha="center",
+                fontsize=7.5,
+                color=_GREY,
+            )
+
+
+def _spans(values: NDArray) -> list[tuple[int, int, int]]:
+    """Runs of equal values: start, end (exclusive) and value."""
+    values = np.asarray(values).astype(int)
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+    ends = np.concatenate([starts[1:], [len(values)]])
+    return [
+        (int(start), int(end), int(values[start])) for start, end in zip(starts, ends, strict=True)
+    ]

@@ -1,0 +1,144 @@
+"""Anchors: what a random agent, the best static setting and an oracle reach on a task.
+
+They turn an episode's mean reward into a score. Anchors are frozen in ``data/anchors`` together
+with the version of the task they belong to, so that a score never depends on what else is
+installed, and never silently outlives a change of the task.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxserve.datafiles import data_dir, write_atomic
+from jaxserve.errors import InputError
+from jaxserve.spaces import ACTION_BOUNDS, check_knobs
+from jaxserve.tasks import checks
+from jaxserve.tasks.spec import TaskSpec
+
+ANCHORS_VERSION = 1
+_MAX_REWARD = 1e6
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Mean reward per window of three agents on a task's test seeds."""
+
+    task: str
+    task_version: int
+    random: float
+    """random knobs in every window; scores 0."""
+    best_static: float
+    """the best knobs that are never changed; scores 0.5."""
+    oracle: float
+    """knobs planned with knowledge of the traffic regimes; scores 1."""
+    best_static_action: Mapping[str, float]
+    """the six knobs of the best static setting."""
+    provenance: Mapping[str, Any]
+    """how the numbers were computed."""
+
+
+def anchors_score(anchors: Anchors, mean_reward: float) -> float:
+    """0 at random, 0.5 at best static, 1 at the oracle; linear in between, clipped to [0, 1]."""
+    if mean_reward <= anchors.best_static:
+        span = anchors.best_static - anchors.random
+        return max(0.5 * (mean_reward - anchors.random) / span, 0.0)
+    span = anchors.oracle - anchors.best_static
+    return min(0.5 + 0.5 * (mean_reward - anchors.best_static) / span, 1.0)
+
+
+def anchors_path(task: str) -> Path:
+    """Where a built-in task's anchors lie."""
+    return data_dir() / "anchors" / f"{task}.json"
+
+
+def load_anchors(spec: TaskSpec) -> Anchors:
+    """The frozen anchors of a built-in task.
+
+    Raises:
+      InputError: there are none, they are of another version of the task, or a field is wrong.
+    """
+    path = anchors_path(spec.name)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(
+            f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec.name)}"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"anchors file {path.name} is not readable JSON: {error}") from None
+    anchors = parse_anchors(data)
+    if anchors.task != spec.name:
+        raise InputError(
+            f"anchors file {path.name}: task is {anchors.task!r}; it must be {spec.name!r}"
+        )
+    if anchors.task_version != spec.version:
+        raise InputError(
+            f"anchors file {path.name}: task_version is {anchors.task_version}, but the task is of "
+            f"version {spec.version}; {_command(spec.name)}"
+        )
+    return anchors
+
+
+def parse_anchors(data: Any) -> Anchors:
+    """Validates the content of an anchors file.
+
+    Raises:
+      InputError: names the field, its value and what is allowed.
+    """
+    where = "anchors"
+    item = checks.mapping(data, where)
+    names = {known.name for known in dataclasses.fields(Anchors)}
+    checks.only(item, names | {"spec_version"}, where)
+    checks.whole(item, "spec_version", where, ANCHORS_VERSION, ANCHORS_VERSION)
+    random, best_static, oracle = (
+        checks.number(item, name, where, -_MAX_REWARD, _MAX_REWARD)
+        for name in ("random", "best_static", "oracle")
+    )
+    if not random < best_static < oracle:
+        raise InputError(
+            f"{where}: random, best_static and oracle are {random:g}, {best_static:g} and "
+            f"{oracle:g}; they must increase"
+        )
+    action = checks.mapping(item.get("best_static_action"), f"{where}: best_static_action")
+    try:
+        knobs = {knob: float(value) for knob, value in check_knobs(action).items()}
+    except (InputError, TypeError) as error:
+        raise InputError(f"{where}: best_static_action: {error}") from None
+    return Anchors(
+        task=checks.text(item, "task", where),
+        task_version=checks.whole(item, "task_version", where, 1, 1_000_000),
+        random=random,
+        best_static=best_static,
+        oracle=oracle,
+        best_static_action={
+            knob: round(value) if ACTION_BOUNDS[knob].integer else value
+            for knob, value in knobs.items()
+        },
+        provenance=checks.mapping(item.get("provenance"), f"{where}: provenance"),
+    )
+
+
+def write_anchors(anchors: Anchors) -> Path:
+    """Writes the anchors of a built-in task where ``load_anchors`` finds them.
+
+    Raises:
+      InputError: what is written would not load.
+    """
+    data = {"spec_version": ANCHORS_VERSION} | dataclasses.asdict(anchors)
+    for name in ("random", "best_static", "oracle"):
+        value = data[name]
+        data[name] = round(value, 6) if math.isfinite(value) else value
+    parse_anchors(data)
+    path = anchors_path(anchors.task)
+    write_atomic(path, (json.dumps(data, indent=2) + "\n").encode())
+    return path
+
+
+def _command(task: str) -> str:
+    return f"`jaxserve search {task}` computes them"

@@ -1,0 +1,107 @@
+"""Trace replay: the environment faces the recorded requests, no more and no fewer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxserve
+from jaxserve.errors import InputError
+from jaxserve.seeds import episode_key
+from jaxserve.sim.traces import Trace
+from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.tasks.replay import replay_spec, trace_path
+from jaxserve.tasks.spec import TaskSpec, load_task
+
+
+def recording(seconds: int, seed: int = 0) -> Trace:
+    """About five requests a second, the first at 0 and the last at ``seconds``."""
+    generator = np.random.default_rng(seed)
+    inside = np.sort(generator.uniform(0.0, seconds, 5 * seconds))
+    arrival_s = np.concatenate([[0.0], inside, [float(seconds)]])
+    count = len(arrival_s)
+    return Trace(
+        arrival_s=arrival_s,
+        prompt_tokens=generator.integers(16, 4096, count).astype(np.int32),
+        output_tokens=generator.integers(4, 512, count).astype(np.int32),
+        priority=np.zeros(count, np.int8),
+    )
+
+
+@pytest.fixture(scope="module")
+def spec() -> TaskSpec:
+    """A short replay task."""
+    return dataclasses.replace(load_task("trace_replay"), horizon=30)
+
+
+def test_every_recorded_request_is_in_the_counts(spec: TaskSpec) -> None:
+    """Counts add up to the trace, window by window, and classes carry the trace's lengths."""
+    trace = recording(40)
+    new, counts = replay_spec(spec, trace)
+    assert counts.shape == (41, spec.ticks, 6)
+    assert counts.sum() == len(trace)
+    by_window = np.bincount(trace.arrival_s.astype(int), minlength=41)
+    np.testing.assert_array_equal(counts.sum(axis=(1, 2)), by_window)
+    mix = new.regimes[0].mix
+    assert sum(mix.values()) == pytest.approx(1.0)
+    mean = sum(mix[stream.name] * stream.prompt.mean() for stream in new.streams)
+    assert mean == pytest.approx(trace.prompt_tokens.mean(), rel=0.02)
+
+
+def test_traces_that_are_too_short_or_ambiguous_are_refused(spec: TaskSpec) -> None:
+    """An episode never runs past the recording, and one trace cannot feed several streams."""
+    with pytest.raises(InputError, match=r"lasts 20 s.*needs 30 s"):
+        replay_spec(spec, recording(20))
+    with pytest.raises(InputError, match="one stream"):
+        replay_spec(load_task("adversarial_multitenant"), recording(300))
+
+
+def test_an_environment_faces_the_recorded_requests(spec: TaskSpec) -> None:
+    """Every window's arrivals are a run of consecutive windows of the recording."""
+    trace = recording(90)
+    env = jaxserve.make(spec, trace=trace)
+    _, counts = replay_spec(spec, trace)
+
+    @jax.jit
+    def traffic(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        state = init_workload(env.workload, key)
+
+        def step(state, window):
+            state, arrivals = draw_arrivals(env.workload, state, window, env.ticks, env.window_s)
+            return state, arrivals.counts
+
+        _, windows = jax.lax.scan(step, state, np.arange(spec.horizon))
+        return state.replay_start, windows
+
+    starts = set()
+    for seed in range(6):
+        start, windows = traffic(episode_key(seed))
+        starts.add(int(start))
+        assert 0 <= start <= len(counts) - spec.horizon
+        np.testing.assert_array_equal(windows, counts[int(start) : int(start) + spec.horizon])
+    assert len(starts) > 1
+
+
+def test_packaged_traces_go_by_their_bare_name(tmp_path: Path) -> None:
+    """A task file names its trace without a folder; a user's path stays as it is."""
+    packaged = trace_path("synthetic_conversation.csv")
+    assert packaged.is_file()
+    assert trace_path(tmp_path / "mine.csv") == tmp_path / "mine.csv"
+
+
+def test_a_path_object_is_a_trace(spec: TaskSpec) -> None:
+    """`make` takes paths as well as texts."""
+    path = trace_path("synthetic_conversation.csv")
+    by_path, by_text = jaxserve.make(spec, trace=path), jaxserve.make(spec, trace=str(path))
+    assert by_path.workload.replay_counts is not None
+    np.testing.assert_array_equal(by_path.workload.replay_counts, by_text.workload.replay_counts)
+
+
+def test_a_trace_that_is_no_file_is_refused(spec: TaskSpec) -> None:
+    """A missing file ends in a sentence."""
+    with pytest.raises(InputError, match=r"warp\.csv"):
+        jaxserve.make(spec, trace="warp.csv")

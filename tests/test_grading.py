@@ -1,0 +1,429 @@
+"""Grades: a replay decides, forged figures and early stops do not, and nothing can be gamed."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import copy
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxserve
+from jaxserve.agents.baselines import StaticPolicy, exploit_policies
+from jaxserve.datafiles import data_dir
+from jaxserve.env import ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.grading import BREAKDOWN, Grade, grade_actions, grade_log
+from jaxserve.seeds import episode_key
+from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
+from jaxserve.tasks import anchors as anchors_module
+from jaxserve.tasks.anchors import Anchors, load_anchors, write_anchors
+from jaxserve.tasks.reward import reweight
+from jaxserve.tasks.spec import load_task
+from jaxserve.types import ServeAction
+
+HORIZON = 200
+GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
+HARD = "adversarial_multitenant"
+SEED = 3
+RANDOM, BEST_STATIC, ORACLE = 0.1, 0.6, 0.9
+
+
+@pytest.fixture(scope="module", autouse=True)
+def anchors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Round anchors for the three tasks, whatever the packaged ones are."""
+    folder: Path = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anchors_module, "data_dir", lambda: folder)
+        for task in GRADED:
+            version = load_task(task).version
+            write_anchors(
+                Anchors(task, version, RANDOM, BEST_STATIC, ORACLE, DEFAULT_ACTION, {"test": True})
+            )
+        yield
+
+
+def knobs(**changes: float) -> dict[str, float]:
+    """One action as a client sends it."""
+    return {**DEFAULT_ACTION, **changes}
+
+
+GOOD = [knobs(batch_cap=64)] * HORIZON
+
+
+def random_actions(seed: int, held: int = 10) -> list[dict[str, float]]:
+    """Actions over the whole ranges, each held for some windows."""
+    generator = np.random.default_rng(seed)
+    drawn = [
+        {
+            knob: generator.integers(int(bound.low), int(bound.high) + 1).item()
+            if bound.integer
+            else generator.uniform(bound.low, bound.high)
+            for knob, bound in ACTION_BOUNDS.items()
+        }
+        for _ in range(HORIZON // held)
+    ]
+    return [action for action in drawn for _ in range(held)]
+
+
+@functools.cache
+def environment(task: str) -> ServeEnv:
+    """Nameless, so that all tasks share one program."""
+    return dataclasses.replace(jaxserve.make(task), name="")
+
+
+step = jax.jit(ServeEnv.step)
+
+
+@functools.cache
+def honest_log(task: str, seed: int, config: tuple[tuple[str, float], ...] = ()) -> list[Any]:
+    """What a client writes down who plays window by window."""
+    env = environment(task)
+    env = dataclasses.replace(env, reward=reweight(env.reward, dict(config)))
+    state, first = env.reset(episode_key(seed, "test"))
+
+    def plain(values: Any) -> dict[str, Any]:
+        return {name: np.asarray(value).tolist() for name, value in vars(values).items()}
+
+    log = [{"observation": plain(first.observation), "reward": None}]
+    for action in random_actions(seed):
+        state, timestep = step(env, state, jaxserve.validate_action(action))
+        log.append(
+            {
+                "action": action,
+                "observation": plain(timestep.observation),
+                "metrics": plain(timestep.parts),
+                "reward": float(timestep.reward),
+                "done": bool(timestep.truncated),
+            }
+        )
+    return json.loads(json.dumps(log))
+
+
+@functools.cache
+def good_grade(task: str) -> Grade:
+    """A sensible constant setting's grade."""
+    return grade_actions(task, SEED, GOOD)
+
+
+@pytest.mark.parametrize("task", GRADED)
+def test_a_grade_is_what_the_episode_was_worth(task: str) -> None:
+    """Mean reward, score, goodput and shares agree with the episode and with each other."""
+    grade = good_grade(task)
+    env = environment(task)
+    state, _ = env.reset(episode_key(SEED, "test"))
+    rewards, good = [], 0.0
+    for action in GOOD:
+        state, timestep = step(env, state, jaxserve.validate_action(action))
+        rewards.append(float(timestep.reward))
+        good += float(timestep.metrics.good.sum())
+    assert grade.mean_reward == pytest.approx(np.mean(rewards), rel=1e-4)
+    assert grade.goodput_rps == pytest.approx(good / HORIZON, rel=1e-4)
+    expected = np.interp(grade.mean_reward, [RANDOM, BEST_STATIC, ORACLE], [0.0, 0.5, 1.0])
+    assert grade.score == pytest.approx(expected)
+    assert (grade.steps, grade.verified) == (HORIZON, None)
+    assert tuple(grade.breakdown) == BREAKDOWN
+    assert all(0.0 <= share <= 1.0 for share in grade.breakdown.values())
+    assert grade.breakdown["slo"] <= grade.breakdown["ttft"] + 1e-6
+    assert grade.breakdown["slo"] <= grade.breakdown["throughput"]
+    assert grade.breakdown["stability"] == 1.0
+    assert grade.feedback.endswith(".")
+    assert "\n" not in grade.feedback
+    assert json.loads(json.dumps(dataclasses.asdict(grade)))["score"] == grade.score
+
+
+def test_tasks_go_by_name_and_alias() -> None:
+    """The aliases 1, 2 and 3 are the same tasks."""
+    assert grade_actions(2, SEED, GOOD) == grade_actions("2", SEED, GOOD)
+    assert grade_actions(2, SEED, GOOD) == good_grade("bursty_workload")
+
+
+def test_actions_may_be_one_action_of_arrays() -> None:
+    """What a rollout holds is graded as it is."""
+    batch = ServeAction(**{knob: np.full(HORIZON, GOOD[0][knob]) for knob in KNOBS})
+    singles = [jaxserve.validate_action(action) for action in GOOD]
+    assert grade_actions(HARD, SEED, batch) == good_grade(HARD)
+    assert grade_actions(HARD, SEED, singles) == good_grade(HARD)
+
+
+def test_the_same_actions_get_the_same_grade_bit_by_bit() -> None:
+    """Grades are deterministic, and every seed and split is an episode of its own."""
+    actions = random_actions(5)
+    assert grade_actions(HARD, 5, actions) == grade_actions(HARD, 5, actions)
+    rewards = {grade_actions(HARD, seed, actions).mean_reward for seed in range(8)}
+    rewards |= {grade_actions(HARD, 5, actions, split).mean_reward for split in ("train", "test")}
+    assert len(rewards) == 9
+
+
+def test_interleaved_sessions_do_not_touch_each_other() -> None:
+    """Several graders at once give what each gives alone."""
+    jobs = [(task, seed) for seed in range(4) for task in GRADED]
+
+    def grade(job: tuple[str, int]) -> Grade:
+        return grade_actions(*job, random_actions(job[1]))
+
+    alone = [grade(job) for job in jobs]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(grade, jobs)) == alone
+
+
+@pytest.mark.parametrize("task", GRADED)
+def test_no_window_played_is_worth_nothing(task: str) -> None:
+    """A grade after zero steps is zero in every entry."""
+    for grade in (grade_actions(task, SEED, []), grade_log(task, SEED, honest_log(task, SEED)[:1])):
+        assert (grade.score, grade.goodput_rps, grade.steps) == (0.0, 0.0, 0)
+        assert set(grade.breakdown.values()) == {0.0}
+        assert grade.verified is None
+        assert "None of the 200 windows" in grade.feedback
+
+
+def test_windows_that_are_not_played_earn_nothing_and_still_cost() -> None:
+    """The mean is over the horizon: an early stop is a deployment that serves nobody."""
+    full, half = good_grade(HARD), grade_actions(HARD, SEED, GOOD[:100])
+    assert half.steps == 100
+    assert half.score < full.score
+    assert "only 100 of 200 windows" in half.feedback
+    env = environment(HARD)
+    state, _ = env.reset(episode_key(SEED, "test"))
+    earned = 0.0
+    for action in GOOD[:100]:
+        state, timestep = step(env, state, jaxserve.validate_action(action))
+        earned += float(timestep.reward)
+    idle = -float(env.reward.cost_weight)
+    assert half.mean_reward == pytest.approx((earned + 100 * idle) / HORIZON, rel=1e-4)
+    assert all(half.breakdown[name] <= full.breakdown[name] for name in BREAKDOWN if name != "cost")
+
+
+def test_stopping_never_beats_random_knobs_where_those_lose() -> None:
+    """Where random knobs earn less than an idle deployment, an idle window is worth no more."""
+    poor = dataclasses.replace(load_anchors(load_task(HARD)), random=-0.3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jaxserve.grading.load_anchors", lambda spec: poor)
+        for count in (0, 1, 5):
+            grade = grade_actions(HARD, SEED, [knobs(batch_cap=1)] * count)
+            assert grade.score == pytest.approx(0.0, abs=0.01)
+
+
+def test_windows_past_the_horizon_are_ignored() -> None:
+    """Stepping after the end changes nothing, not even with actions that are none."""
+    extra = [knobs(batch_cap=1)] * 50
+    assert grade_actions(HARD, SEED, GOOD + extra) == good_grade(HARD)
+    assert grade_actions(HARD, SEED, [*GOOD, {"nonsense": 1}]) == good_grade(HARD)
+
+
+@pytest.mark.parametrize("task", GRADED)
+@pytest.mark.parametrize("name", ["noop", "batch_1", "reject_all"])
+def test_serving_hardly_anybody_earns_nothing(task: str, name: str) -> None:
+    """Shedding load keeps latencies low and the score at zero: every arrival counts."""
+    policy = exploit_policies()[name]
+    assert isinstance(policy, StaticPolicy)
+    grade = grade_actions(task, SEED, [policy.action] * HORIZON)
+    assert grade.score == 0.0
+    assert grade.mean_reward < 0.0
+    assert grade.breakdown["slo"] < 0.05
+    assert grade.breakdown["ttft"] < 0.05
+
+
+def test_flapping_between_tiers_is_punished_and_shows() -> None:
+    """Every switch takes GPUs out of service."""
+    flapping = [knobs(batch_cap=64, quantization_tier=window % 2) for window in range(HORIZON)]
+    grade = grade_actions(HARD, SEED, flapping)
+    assert grade.mean_reward < good_grade(HARD).mean_reward
+    assert grade.breakdown["stability"] < 0.2
+
+
+def test_memory_beyond_the_limit_shows() -> None:
+    """The whole KV pool beside a draft model is more than the task allows."""
+    hungry = [knobs(batch_cap=512, kv_budget_fraction=1.0, speculation_depth=8)] * HORIZON
+    modest = [knobs(batch_cap=64, kv_budget_fraction=0.5)] * HORIZON
+    limits = [
+        grade_actions("bursty_workload", SEED, actions).breakdown["memory"]
+        for actions in (hungry, modest)
+    ]
+    assert limits[0] < limits[1] == 1.0
+
+
+WILD = [float("nan"), float("inf"), -1, 1e9, None, "many", []]
+
+
+@pytest.mark.parametrize("value", WILD, ids=repr)
+def test_wild_actions_are_refused_with_their_window(value: Any) -> None:
+    """NaN, infinite, out of range or no number: the first bad window is named."""
+    actions = [*GOOD[:7], knobs(batch_cap=value), *GOOD[8:]]
+    with pytest.raises(InputError, match="window 7: batch_cap is"):
+        grade_actions(HARD, SEED, actions)
+    with pytest.raises(InputError, match="window 7: batch_cap is"):
+        grade_log(HARD, SEED, [{"action": action} for action in actions])
+
+
+@pytest.mark.parametrize(
+    ("actions", "named"),
+    [
+        ([{"batch_cap": 3}], "window 0: knob 'kv_budget_fraction' is missing"),
+        ([GOOD[0], {**GOOD[0], "boost": 1}], "window 1: unknown knob 'boost'"),
+        ([GOOD[0], [1, 1, 0, 0, 0, 0]], "window 1: action is a list"),
+        ([dict.fromkeys(KNOBS, np.ones(2))], "window 0: the knobs have shape (2,)"),
+        (jaxserve.make_action(), "one-dimensional"),
+        ("noop", "list of actions"),
+        (None, "list of actions"),
+        ({"action": 1}, "list of actions"),
+    ],
+)
+def test_what_is_no_list_of_actions_is_refused(actions: Any, named: str) -> None:
+    """One sentence for every way to get it wrong."""
+    with pytest.raises(InputError) as error:
+        grade_actions(HARD, SEED, actions)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"task": "warp"}, "warp"),
+        ({"task": 4}, "4"),
+        ({"task": "trace_replay"}, "no anchors"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"split": "exam"}, "split"),
+        ({"config": {"omega": 1}}, "omega"),
+        ({"config": {"alpha": -1}}, "alpha"),
+        ({"config": [1]}, "config"),
+    ],
+)
+def test_a_wrong_argument_is_named(changes: dict[str, Any], named: str) -> None:
+    """Unknown tasks, seeds, splits and weights."""
+    arguments = {"task": HARD, "seed": SEED, "actions": GOOD} | changes
+    with pytest.raises(InputError) as error:
+        grade_actions(**arguments)
+    assert named in str(error.value)
+
+
+def test_only_built_in_tasks_are_graded(tmp_path: Path) -> None:
+    """A file that borrows a task's name does not borrow its anchors."""
+    path = tmp_path / f"{HARD}.json"
+    path.write_bytes((data_dir() / "tasks" / path.name).read_bytes())
+    with pytest.raises(InputError, match="only built-in tasks"):
+        grade_actions(str(path), SEED, GOOD)
+
+
+@pytest.mark.parametrize("task", GRADED)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_honest_log_is_verified(task: str, seed: int) -> None:
+    """Played window by window, in another program: the figures are those of the replay."""
+    log = honest_log(task, seed)
+    grade = grade_log(task, seed, log)
+    assert grade.verified is True
+    by_actions = grade_actions(task, seed, [entry["action"] for entry in log[1:]])
+    assert dataclasses.replace(grade, verified=None) == by_actions
+
+
+def forged(path: tuple[str, ...], value: Any) -> list[Any]:
+    """An honest log with one figure of one window changed."""
+    log = copy.deepcopy(honest_log(HARD, 1))
+    target = log[51]
+    for key in path[:-1]:
+        target = target[key]
+    target[path[-1]] = value(target[path[-1]])
+    return log
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("reward",), lambda x: x + 0.05),
+        (("metrics", "throughput"), lambda x: 2.0 * x + 0.1),
+        (("metrics", "slo"), lambda x: x + 0.1),
+        (("observation", "queue_depth"), lambda x: x + 5.0),
+        (("observation", "slo_compliance_rate"), lambda x: 0.5 * x + 0.2),
+        (("observation", "step_index"), lambda x: x + 1.0),
+        (("observation", "cost_so_far"), lambda x: 0.99 * x),
+        (("observation", "gpu_memory_used_gb"), lambda x: 0.99 * x),
+        (("observation", "priority_distribution"), lambda x: [1.0, 0.0, 0.0]),
+    ],
+)
+def test_a_forged_figure_is_found_and_changes_nothing(path: tuple[str, ...], value: Any) -> None:
+    """The grade is the replay's; only `verified` tells that the log lied."""
+    honest = grade_log(HARD, 1, honest_log(HARD, 1))
+    grade = grade_log(HARD, 1, forged(path, value))
+    assert grade.verified is False
+    assert dataclasses.replace(grade, verified=True) == honest
+
+
+def test_a_log_of_another_seed_or_order_is_not_verified() -> None:
+    """Figures belong to their seed and their window."""
+    log = honest_log(HARD, 1)
+    assert grade_log(HARD, 2, log).verified is False
+    assert grade_log(HARD, 1, [*log[:50], *log[52:]]).verified is False
+    assert grade_log(HARD, 1, log, split="train").verified is False
+
+
+def test_forged_scores_and_unknown_names_are_ignored() -> None:
+    """A client may write what it likes beside the figures."""
+    log = [{**entry, "score": 1.0, "info": {"reward": 99}} for entry in honest_log(HARD, 1)]
+    for entry in log[1:]:
+        entry["metrics"] = {**entry["metrics"], "score": 1.0, "goodput": 1e9}
+    assert grade_log(HARD, 1, log) == grade_log(HARD, 1, honest_log(HARD, 1))
+
+
+def test_a_log_without_figures_is_neither_true_nor_false() -> None:
+    """Actions alone are enough for a grade."""
+    actions = random_actions(1)
+    grade = grade_log(HARD, 1, [{"action": action} for action in actions])
+    assert grade == grade_actions(HARD, 1, actions)
+    assert grade.verified is None
+
+
+def test_a_truncated_log_is_a_short_episode() -> None:
+    """What is there is true, and what is missing earns nothing."""
+    log = honest_log(HARD, 1)
+    short = grade_log(HARD, 1, log[:61])
+    assert (short.steps, short.verified) == (60, True)
+    assert short.goodput_rps < grade_log(HARD, 1, log).goodput_rps
+
+
+def test_weights_change_a_logs_rewards_and_not_its_grade() -> None:
+    """The grade follows the task's own objective; the log is compared under its own weights."""
+    config = {"alpha": 0.5, "beta": 0.2, "gamma": 0.5, "delta": 4.0}
+    log = honest_log(HARD, 1, tuple(config.items()))
+    plain = grade_log(HARD, 1, honest_log(HARD, 1))
+    assert grade_log(HARD, 1, log, config=config) == plain
+    assert grade_log(HARD, 1, log).verified is False
+    actions = [entry["action"] for entry in log[1:]]
+    assert grade_actions(HARD, 1, actions, config=config) == grade_actions(HARD, 1, actions)
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        (None, "episode_log is a NoneType"),
+        ("[]", "episode_log is a str"),
+        ({"action": {}}, "episode_log is a dict"),
+        ([[]], "episode_log[0]"),
+        ([{"action": GOOD[0]}, 5], "episode_log[1]"),
+        ([{"action": GOOD[0]}, {"reward": 1.0}], "episode_log[1]: action is missing"),
+        ([{"action": GOOD[0], "reward": "high"}], "reward is 'high'"),
+        ([{"action": GOOD[0], "reward": float("nan")}], "reward is nan"),
+        ([{"action": GOOD[0], "reward": [0.1, 0.2]}], "reward has shape (2,)"),
+        ([{"action": GOOD[0], "observation": [1]}], "episode_log[0]: observation"),
+        ([{"action": GOOD[0], "observation": {"queue_depth": None}}], "queue_depth is None"),
+        ([{"action": GOOD[0], "metrics": {"slo": {}}}], "slo is {}"),
+        ([{"action": GOOD[0], "metrics": 3}], "episode_log[0]: metrics"),
+        (
+            [{"action": GOOD[0], "observation": {"priority_distribution": 0.3}}],
+            "priority_distribution has shape ()",
+        ),
+    ],
+)
+def test_a_malformed_log_is_refused(log: Any, named: str) -> None:
+    """One sentence that says where and what."""
+    with pytest.raises(InputError) as error:
+        grade_log(HARD, SEED, log)
+    assert named in str(error.value)
+    assert "\n" not in str(error.value)

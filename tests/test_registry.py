@@ -1,0 +1,165 @@
+"""`jaxserve.make`: from a name to an environment, and every wrong argument named."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxserve
+from jaxserve.datafiles import data_dir
+from jaxserve.errors import InputError
+from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.tasks.spec import load_task, task_names
+
+TASKS = task_names()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_task_becomes_an_environment(task: str) -> None:
+    """All leaves are finite arrays, and the traffic classes carry the task's streams."""
+    env, spec = jaxserve.make(task), load_task(task)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(env):
+        assert isinstance(leaf, jax.Array), path
+        assert np.isfinite(np.asarray(leaf, np.float64)).all(), path
+    assert env.name == spec.name
+    assert int(env.horizon) == spec.horizon
+    assert np.asarray(env.knob_active).sum() == len(spec.knobs)
+    mix = np.asarray(env.workload.regimes.class_mix)
+    np.testing.assert_allclose(mix.sum(axis=1), 1.0, rtol=1e-6)
+    assert float(env.reward.expected_value) > 0.0
+
+
+def test_classes_keep_the_mean_lengths_of_their_streams() -> None:
+    """Cutting a stream into bins neither loses nor adds tokens."""
+    env, spec = jaxserve.make("bursty_workload"), load_task("bursty_workload")
+    mix = np.asarray(env.workload.regimes.class_mix)
+    for row, regime in zip(mix, spec.regimes, strict=False):
+        for tokens, name in (
+            (env.workload.classes.prompt_tokens, "prompt"),
+            (env.workload.classes.output_tokens, "output"),
+        ):
+            mean = sum(regime.mix.get(s.name, 0.0) * getattr(s, name).mean() for s in spec.streams)
+            assert float(row @ np.asarray(tokens)) == pytest.approx(mean, rel=0.01)
+
+
+@functools.partial(jax.jit, static_argnames="horizon")
+@functools.partial(jax.vmap, in_axes=(None, 0, None))
+def arrived(env: jaxserve.ServeEnv, key: jax.Array, horizon: int) -> jax.Array:
+    """Requests of each class in an episode."""
+
+    def step(state, window):
+        state, arrivals = draw_arrivals(env.workload, state, window, env.ticks, env.window_s)
+        return state, arrivals.counts.sum(axis=0)
+
+    _, counts = jax.lax.scan(step, init_workload(env.workload, key), np.arange(horizon))
+    return counts.sum(axis=0)
+
+
+@pytest.mark.parametrize("task", TASKS[:3])
+def test_expected_traffic_is_the_mean_of_the_traffic(task: str) -> None:
+    """The reward's denominator is what arrives: over many episodes the two agree."""
+    env = dataclasses.replace(jaxserve.make(task), name="")
+    horizon = int(env.horizon)
+    counts = np.asarray(arrived(env, jax.random.split(jax.random.key(0), 512), horizon))
+    per_episode = counts @ np.asarray(env.reward.value) / horizon
+    # Dwell is cut at random at the start of an episode, so short episodes are not quite stationary.
+    error = per_episode.std() / np.sqrt(len(per_episode)) / per_episode.mean()
+    assert per_episode.mean() == pytest.approx(
+        float(env.reward.expected_value), rel=0.02 + 4 * error
+    )
+    rate = counts.sum(axis=1).mean() / (horizon * env.window_s)
+    assert rate == pytest.approx(float(env.reward.expected_requests_per_s), rel=0.02 + 4 * error)
+
+
+def test_hardware_and_overrides_reach_the_deployment() -> None:
+    """A faster GPU has its own table, price and memory; overrides change the settings."""
+    slow = jaxserve.make("static_workload")
+    fast = jaxserve.make(
+        "static_workload", hardware="h100-sxm-80gb", overrides={"deployment": {"num_gpus": 2}}
+    )
+    assert float(fast.deployment.num_gpus) == 2.0
+    assert float(fast.deployment.device_gib) > float(slow.deployment.device_gib)
+    assert np.all(np.asarray(fast.table.seconds) < np.asarray(slow.table.seconds))
+
+
+def test_a_table_goes_by_its_path(tmp_path: Path) -> None:
+    """A user's table takes the place of the packaged one."""
+    packaged = data_dir() / "tables" / "llama-3.1-8b__a100-sxm-40gb.parquet"
+    mine = tmp_path / "mine.parquet"
+    mine.write_bytes(packaged.read_bytes())
+    for table in (mine, str(mine)):
+        env = jaxserve.make("static_workload", table=table)
+        np.testing.assert_array_equal(
+            env.table.seconds, jaxserve.make("static_workload").table.seconds
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"task": "warp_workload"}, "warp_workload"),
+        ({"hardware": "tpu-v5"}, "tpu-v5"),
+        ({"table": "warp.parquet"}, "warp.parquet"),
+        ({"table": "llama-3.1-8b__warp"}, "llama-3.1-8b__warp"),
+        ({"table": "llama-3.1-8b__h100-sxm-80gb"}, "hardware 'h100-sxm-80gb'"),
+        ({"hardware": "h100-sxm-80gb", "table": "qwen2.5-32b__h100-sxm-80gb"}, "model"),
+        ({"trace": "warp.csv"}, "warp.csv"),
+        ({"task": "adversarial_multitenant", "trace": "synthetic_conversation.csv"}, "one stream"),
+        ({"overrides": {"warp": 1}}, "warp"),
+        ({"overrides": [1]}, "overrides"),
+        ({"overrides": {"deployment": {"tensor_parallel": 2}}}, "tensor_parallel"),
+        (
+            {"trace": "synthetic_conversation.csv", "overrides": {"rate_scale": 2.0}},
+            "recorded trace",
+        ),
+        (
+            {"trace": "synthetic_conversation.csv", "overrides": {"horizon": 100_000}},
+            "needs 100000 s",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], named: str) -> None:
+    """One sentence for whatever is unknown or does not fit."""
+    with pytest.raises(InputError) as error:
+        jaxserve.make(**{"task": "static_workload"} | arguments)
+    assert named in str(error.value)
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """A task file may name any model, but it has to fit on its GPU."""
+    data = json.loads((data_dir() / "tasks" / "static_workload.json").read_text())
+    path = tmp_path / "huge.json"
+    path.write_text(json.dumps({**data, "model": "llama-3.1-70b"}))
+    with pytest.raises(InputError, match=r"llama-3\.1-70b"):
+        jaxserve.make(str(path))
+
+
+def test_environments_of_different_tasks_and_hardware_stack() -> None:
+    """Domain randomisation is a stacked environment under vmap."""
+    envs = [
+        jaxserve.make("static_workload"),
+        jaxserve.make("bursty_workload", hardware="h100-sxm-80gb"),
+        jaxserve.make("adversarial_multitenant", hardware="l40s-48gb"),
+    ]
+    stacked = jaxserve.stack(envs)
+    assert stacked.name == "static_workload+bursty_workload+adversarial_multitenant"
+    assert stacked.deployment.num_gpus.shape == (3,)
+    for i, env in enumerate(envs):
+        leaves = zip(jax.tree.leaves(stacked), jax.tree.leaves(env), strict=True)
+        for mine, theirs in leaves:
+            np.testing.assert_array_equal(mine[i], theirs)
+
+
+def test_environments_that_cannot_stack_are_refused() -> None:
+    """Recorded and random traffic have different shapes; no environment is no stack."""
+    with pytest.raises(InputError, match="cannot be stacked"):
+        jaxserve.stack([jaxserve.make("static_workload"), jaxserve.make("trace_replay")])
+    with pytest.raises(InputError, match="0 environments"):
+        jaxserve.stack([])
