@@ -23,7 +23,7 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(SYNCED) ## train PPO on the bursty task, print it against every baseline, draw an episode
+demo: $(SYNCED) ## compare all baselines on the bursty task and draw an episode
 	$(BIN)/jaxserve evaluate --agent all --task bursty_workload --episodes 20 --plot demo/episode.png
 
 test: $(SYNCED) ## run the tests, without the slow ones
@@ -45,7 +45,7 @@ fmt: $(SYNCED) ## format the code and apply the safe fixes
 bench: $(SYNCED) ## measure speed against the peers, all in one run
 	$(BIN)/python -m benchmarks
 
-fidelity: $(SYNCED) ## compare the simulator with published measurements
+fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
 	$(BIN)/jaxserve fidelity
 
 tables: $(SYNCED) ## rebuild the latency tables in data/tables

@@ -1,4 +1,4 @@
-"""Files that a command was asked to write: checked before the work starts, written at once."""
+"""Files that a command was asked to write: checked before the work starts, written whole."""
 
 from __future__ import annotations
 

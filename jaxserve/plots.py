@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
+from jaxserve.agents.evaluation import Comparison, example_rollout
 from jaxserve.agents.rollout import Rollout
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
@@ -24,12 +26,14 @@ from jaxserve.spaces import KNOBS
 
 FORMATS = ("pdf", "png", "svg")
 
+_COMPARED = ("best_static", "heuristic")
+
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 _REGIME_TINTS = ("#E6EEF5", "#FAF1DF", "#E4F1EB", "#F3E9F0")
 _AWAY_TINT = "#CBCBCB"
 _LEGEND_ROOM = 0.3  # of a panel's height
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "axes.spines.top": False,
     "axes.titlesize": 11,
@@ -79,7 +83,9 @@ def draw_episodes(
     """
     import matplotlib as mpl
 
-    knobs = [knob for knob, active in zip(KNOBS, np.asarray(env.knob_active), strict=True) if active]
+    knobs = [
+        knob for knob, active in zip(KNOBS, np.asarray(env.knob_active), strict=True) if active
+    ]
     panels = (_arrivals, _queues, _ttft, _memory, _goodput)
     heights = [1.5] * len(panels) + [0.62] * len(knobs)
     with mpl.rc_context(_STYLE):
@@ -87,7 +93,12 @@ def draw_episodes(
             figsize=(1.2 + 6.4 * len(episodes), 1.1 + 1.02 * sum(heights)), layout="constrained"
         )
         axes = figure.subplots(
-            len(heights), len(episodes), sharex=True, sharey="row", squeeze=False, height_ratios=heights
+            len(heights),
+            len(episodes),
+            sharex=True,
+            sharey="row",
+            squeeze=False,
+            height_ratios=heights,
         )
         for column, episode in enumerate(episodes):
             own = axes[:, column]
@@ -112,13 +123,25 @@ def draw_episodes(
     return figure
 
 
-def picture(figure: Figure, path: Path) -> bytes:
-    """The content of the picture file ``path``.
+def comparison_picture(comparison: Comparison, path: Path) -> bytes:
+    """The content of a picture file: the first episode of one or two of the agents.
+
+    Two that are worth comparing are taken where there are more.
 
     Raises:
       InputError: as ``picture_format``.
     """
+    names = [evaluation.agent for evaluation in comparison.evaluations]
+    order = sorted(range(len(names)), key=lambda index: names[index] not in _COMPARED)
+    drawn = [
+        first_episode(names[index].replace("_", " "), example_rollout(comparison, index))
+        for index in sorted(order[:2])
+    ]
+    setting = comparison.setting
+    title = f"{setting.env.name}, {comparison.split} seed 0"
+    regimes = [regime.name for regime in setting.spec.regimes]
     buffer = io.BytesIO()
+    figure = draw_episodes(setting.env, drawn, title, regimes)
     figure.savefig(buffer, format=picture_format(path), dpi=150)
     return buffer.getvalue()
 
@@ -131,13 +154,13 @@ def picture_format(path: Path) -> str:
     """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in FORMATS:
-        raise InputError(f"picture {path.name} must end in .{', .'.join(FORMATS)}")
+        raise InputError(f"picture {path.name!r} must end in .{', .'.join(FORMATS)}")
     return kind
 
 
 def _time(env: ServeEnv, rollout: Rollout) -> NDArray[np.float64]:
     """End of each window, s."""
-    return env.window_s * (1.0 + np.arange(len(rollout.timesteps.reward)))
+    return env.window_s * np.arange(1.0, len(rollout.timesteps.reward) + 1.0)
 
 
 def _line(axis: Axes, env: ServeEnv, rollout: Rollout, values, color: str, label: str, **style):
@@ -162,9 +185,13 @@ def _queues(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
 
 def _ttft(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     observation = rollout.timesteps.observation
-    _line(axis, env, rollout, np.maximum(observation.p50_ttft_ms, 1.0) / 1e3, _BLUE, "p50")
-    p99_s = np.maximum(observation.p99_ttft_ms, 1.0) / 1e3
-    _line(axis, env, rollout, p99_s, _ORANGE, "p99", ls="--")
+
+    def seconds(milliseconds: Any) -> NDArray[np.float64]:
+        """NaN before the first request was answered."""
+        return np.where(milliseconds > 0.0, milliseconds, np.nan) / 1000.0
+
+    _line(axis, env, rollout, seconds(observation.p50_ttft_ms), _BLUE, "p50")
+    _line(axis, env, rollout, seconds(observation.p99_ttft_ms), _ORANGE, "p99", ls="--")
     worth = np.asarray(env.reward.value) > 0.0
     for index, limit_s in enumerate(np.unique(np.asarray(env.slo.ttft_s)[worth])):
         axis.axhline(limit_s, color=_RED, lw=0.9, ls=":", label="SLO" if index == 0 else None)
@@ -249,7 +276,9 @@ def _shade(axis: Axes, env: ServeEnv, rollout: Rollout, regimes: int) -> None:
     away = np.asarray(rollout.timesteps.observation.reconfiguring) > 1e-3
     for start, end, switching in _spans(away):
         if switching:
-            axis.axvspan(start * env.window_s, end * env.window_s, color=_AWAY_TINT, lw=0, zorder=-1)
+            axis.axvspan(
+                start * env.window_s, end * env.window_s, color=_AWAY_TINT, lw=0, zorder=-1
+            )
     axis.set_xlim(0.0, env.window_s * len(away))
 
 
@@ -268,9 +297,9 @@ def _name_regimes(axis: Axes, env: ServeEnv, rollout: Rollout, names: Sequence[s
             )
 
 
-def _spans(values: NDArray) -> list[tuple[int, int, int]]:
+def _spans(values: Any) -> list[tuple[int, int, int]]:
     """Runs of equal values: start, end (exclusive) and value."""
-    values = np.asarray(values).astype(int)
+    values = np.asarray(values, int)
     starts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
     ends = np.concatenate([starts[1:], [len(values)]])
     return [

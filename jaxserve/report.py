@@ -8,27 +8,27 @@ from collections.abc import Callable, Sequence
 from rich import box
 from rich.table import Table
 
-from jaxserve.agents.evaluation import Evaluation
+from jaxserve.agents.evaluation import Comparison
 from jaxserve.agents.statistics import Interval
+from jaxserve.sim.table_fit import FitReport
 from jaxserve.tasks.spec import TaskSpec
 
-TABLE_WIDTH = 100
-"""Characters that the widest evaluation table needs."""
 
-
-def evaluation_table(evaluations: Sequence[Evaluation], episodes: int, split: str) -> Table:
+def evaluation_table(comparison: Comparison) -> Table:
     """One task's agents, one a row: means, and their 95 % intervals below."""
-    columns = [column for column in _COLUMNS if any(column[0] in e.summary() for e in evaluations)]
+    setting = comparison.setting
+    columns = [column for column in _COLUMNS if column[0] != "score" or setting.anchors is not None]
+    caption = "mean over episodes, and its 95 % interval"
     table = _plain_table(
-        title=f"{evaluations[0].task}, {episodes} {split} episodes",
-        caption="mean of an episode, and the 95 % interval of that mean",
+        title=f"{setting.env.name}, {comparison.episodes} {comparison.split} episodes",
+        caption=caption if setting.note is None else f"{caption}\n{setting.note}",
     )
     table.add_column("agent", no_wrap=True)
     for _, heading, _ in columns:
         table.add_column(heading, justify="right", overflow="fold")
-    for evaluation in evaluations:
+    for evaluation in comparison.evaluations:
         found = evaluation.summary()
-        cells = [_cell(found.get(name), show) for name, _, show in columns]
+        cells = [_cell(found[name], show) for name, _, show in columns]
         table.add_row(evaluation.agent, *cells)
     return table
 
@@ -93,12 +93,39 @@ _COLUMNS: tuple[tuple[str, str, _Show], ...] = (
 """Statistic, heading, and how it is shown."""
 
 
-def _cell(found: Interval | None, show: _Show) -> str:
-    if found is None or math.isnan(found.mean):
+def _cell(found: Interval, show: _Show) -> str:
+    if math.isnan(found.mean):
         return "-"
     mean, low, high = show(found)
-    return f"{mean}\n[dim]{low}–{high}[/dim]"
+    return mean if found.low == found.high else f"{mean}\n[dim]{low}..{high}[/dim]"
 
 
 def _plain_table(title: str | None = None, caption: str | None = None) -> Table:
     return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=caption)
+
+
+def fit_report_table(report: FitReport) -> Table:
+    """A fit: its constants, and how far off it is."""
+
+    def percent(error: float | None) -> str:
+        return "not measured" if error is None else f"{100.0 * error:.1f} %"
+
+    row, error = report.worst_row
+    table = _plain_table(
+        title=f"fit to {report.rows} rows",
+        caption=(
+            f"mean TPOT error {percent(report.tpot_error)}, held out "
+            f"{percent(report.held_out_tpot_error)} (before the fit "
+            f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
+            f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
+            f"{100.0 * error:+.1f} %"
+        ),
+    )
+    table.add_column("time spent on", no_wrap=True)
+    table.add_column("fitted /\nprior", justify="right")
+    table.add_column("known from\nthe rows", justify="right")
+    for constant in report.constants:
+        limit = " (at its limit)" if constant.at_limit else ""
+        known = f"{100.0 * constant.known:.0f} %"
+        table.add_row(constant.name, f"{constant.factor:.2f}{limit}", known)
+    return table

@@ -7,7 +7,6 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxserve.agents.grids import KNOB_GRIDS, action_at
 from jaxserve.env import ServeEnv

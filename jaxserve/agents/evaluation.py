@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.agents.panel import Setting
+from jaxserve.agents.panel import Progress, Setting, build_agent
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.statistics import (
@@ -24,8 +25,9 @@ from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import anchors_score
 
-_CHUNK = 32  # episodes per compiled batch
 MAX_EPISODES = 100_000
+_JSON_VERSION = 1
+_CHUNK = 32  # episodes per compiled batch
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,38 @@ class Evaluation:
     def summary(self) -> dict[str, Interval]:
         """Mean and 95 % interval of every statistic, and of the score where there is one."""
         scored = {} if self.score is None else {"score": interval(self.score)}
-        return {**scored, **intervals(self.statistics)}
+        return scored | intervals(self.statistics)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several agents on the same episodes."""
+
+    setting: Setting
+    split: str
+    episodes: int
+    policies: tuple[Policy, ...]
+    evaluations: tuple[Evaluation, ...]
+    """one for each policy."""
+
+
+def compare(
+    setting: Setting,
+    agents: Sequence[str],
+    episodes: int,
+    split: str = "test",
+    progress: Progress | None = None,
+) -> Comparison:
+    """Evaluates agents by name, see ``jaxserve.agents.panel``.
+
+    Raises:
+      InputError: as ``evaluate``; also an unknown name.
+    """
+    policies, evaluations = [], []
+    for name in agents:
+        policies.append(build_agent(name, setting, progress))
+        evaluations.append(evaluate(setting, policies[-1], episodes, split, progress))
+    return Comparison(setting, split, episodes, tuple(policies), tuple(evaluations))
 
 
 def evaluate(
@@ -49,57 +82,80 @@ def evaluate(
     policy: Policy,
     episodes: int,
     split: str = "test",
-    progress: Callable[[int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Plays ``episodes`` episodes, seeds 0 to ``episodes - 1`` of the split.
-
-    Args:
-      progress: called with the number of episodes that were finished since the last call.
 
     Raises:
       InputError: an unknown split, or a number of episodes out of range.
     """
-    if not 1 <= episodes <= MAX_EPISODES:
-        raise InputError(f"episodes is {episodes}; it must be from 1 to {MAX_EPISODES}")
+    check_episodes(episodes)
     size = min(episodes, _CHUNK)
     parts = []
     for first in range(0, episodes, size):
+        if progress is not None:
+            progress(f"{setting.env.name}, {policy.name}", first, episodes)
         # The last batch is as large as the others, so that one program serves all.
         keys = episode_keys(size, split, first)
         parts.append(episode_statistics(setting.env, rollout(setting.env, policy, keys).timesteps))
-        if progress is not None:
-            progress(min(size, episodes - first))
     statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
     score = None
     if setting.anchors is not None:
         anchors = setting.anchors
         score = np.array([anchors_score(anchors, mean) for mean in statistics.objective.tolist()])
+    if progress is not None:
+        progress(f"{setting.env.name}, {policy.name}", episodes, episodes)
     return Evaluation(setting.env.name, policy.name, statistics, score)
 
 
-def example_rollout(setting: Setting, policy: Policy, episodes: int, split: str) -> Rollout:
-    """The first episodes that ``evaluate`` plays, window by window, by the same compiled program."""
-    return rollout(setting.env, policy, episode_keys(min(episodes, _CHUNK), split))
+def check_episodes(episodes: int) -> None:
+    """Raises InputError unless ``episodes`` is from 1 to ``MAX_EPISODES``."""
+    if not 1 <= episodes <= MAX_EPISODES:
+        raise InputError(f"episodes is {episodes}; it must be from 1 to {MAX_EPISODES}")
 
 
-def to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """Plain data: each statistic's mean, interval and episodes; null where there is no value."""
-    columns = {} if evaluation.score is None else {"score": evaluation.score}
-    columns |= vars(evaluation.statistics)
-    return {
-        "task": evaluation.task,
-        "agent": evaluation.agent,
-        "statistics": {
-            name: {
-                "mean": _plain(found.mean),
-                "low": _plain(found.low),
-                "high": _plain(found.high),
-                "episodes": [_plain(value) for value in columns[name].tolist()],
+def example_rollout(comparison: Comparison, index: int) -> Rollout:
+    """Episodes of policy ``index`` from seed 0 on, window by window."""
+    # As many episodes as in a batch of ``evaluate``, whose compiled program plays them.
+    keys = episode_keys(min(comparison.episodes, _CHUNK), comparison.split)
+    return rollout(comparison.setting.env, comparison.policies[index], keys)
+
+
+def to_json(comparisons: Sequence[Comparison]) -> bytes:
+    """A JSON text: each statistic's mean, interval and episodes; null where there is no value."""
+    data = {
+        "spec_version": _JSON_VERSION,
+        "comparisons": [
+            {
+                "task": comparison.setting.env.name,
+                "task_version": comparison.setting.spec.version,
+                "split": comparison.split,
+                "note": comparison.setting.note,
+                "agents": {
+                    evaluation.agent: _statistics_data(evaluation)
+                    for evaluation in comparison.evaluations
+                },
             }
-            for name, found in evaluation.summary().items()
-        },
+            for comparison in comparisons
+        ],
+    }
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
+    columns = vars(evaluation.statistics)
+    if evaluation.score is not None:
+        columns = columns | {"score": evaluation.score}
+    return {
+        name: {
+            "mean": _plain(found.mean),
+            "low": _plain(found.low),
+            "high": _plain(found.high),
+            "episodes": [_plain(value) for value in columns[name]],
+        }
+        for name, found in evaluation.summary().items()
     }
 
 
 def _plain(value: float) -> float | None:
-    return value if np.isfinite(value) else None
+    return float(value) if np.isfinite(value) else None

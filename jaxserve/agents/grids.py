@@ -30,9 +30,7 @@ def grid_sizes(env: ServeEnv) -> np.ndarray:
 
 def action_at(indices: jax.Array) -> ServeAction:
     """The action at grid indices int32[..., 6], in the order of ``KNOBS``."""
-    values = {
-        knob: jnp.asarray(KNOB_GRIDS[knob])[indices[..., i]] for i, knob in enumerate(KNOBS)
-    }
+    values = {knob: jnp.asarray(KNOB_GRIDS[knob])[indices[..., i]] for i, knob in enumerate(KNOBS)}
     return ServeAction(
         **{
             knob: value.astype(jnp.float32 if knob == "kv_budget_fraction" else jnp.int32)

@@ -7,6 +7,7 @@ estimates the traffic; the hidden regimes it never sees.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import flax.struct
@@ -102,7 +103,7 @@ class HeuristicPolicy:
         finished = env.reward.expected_requests_per_s * env.window_s
         output = jnp.float32(self.prior_output_tokens)
         return OperatorMemory(
-            action=env.locked.replace(quantization_tier=count, prefill_decode_split=count),
+            action=replace(env.locked, quantization_tier=count, prefill_decode_split=count),
             load=Load(
                 rate_rps=env.reward.expected_requests_per_s,
                 prompt_tokens=zero,
@@ -147,7 +148,8 @@ class HeuristicPolicy:
                 priority_routing=(since_queue < self.routing_rest).astype(jnp.int32),
             )
         )
-        return action, memory.replace(
+        return action, replace(
+            memory,
             action=action,
             queue=observation.queue_depth,
             active=observation.active_requests,
@@ -177,7 +179,8 @@ class HeuristicPolicy:
             memory.acceptance + self.forget_acceptance * (accepted - memory.acceptance),
             memory.acceptance + self.reconsider * (1.0 - memory.acceptance),
         )
-        seen = memory.replace(
+        seen = replace(
+            memory,
             load=Load(
                 rate_rps=mean(load.rate_rps, o.request_arrival_rate),
                 prompt_tokens=mean(load.prompt_tokens, o.mean_prompt_length),
@@ -189,12 +192,10 @@ class HeuristicPolicy:
             finished=finished,
             acceptance=acceptance,
         )
-        idle = memory.replace(load=load.replace(prompt_tokens=o.mean_prompt_length))
+        idle = replace(memory, load=replace(load, prompt_tokens=o.mean_prompt_length))
         return jax.tree.map(lambda a, b: jnp.where(o.step_index > 0, a, b), seen, idle)
 
-    def _switch(
-        self, env: ServeEnv, memory: OperatorMemory, o: ServeObservation
-    ) -> OperatorMemory:
+    def _switch(self, env: ServeEnv, memory: OperatorMemory, o: ServeObservation) -> OperatorMemory:
         """Changes tier or split when that pays for its downtime; the first choice is free."""
         gpus = env.deployment.num_gpus
         tier, split = memory.action.quantization_tier, memory.action.prefill_decode_split
@@ -214,11 +215,15 @@ class HeuristicPolicy:
         cost = jnp.where(first, 0.0, downtime_s * lost_per_s / self.payback_s)
         gain = jnp.where(possible, value - now - cost, -1.0)
         best = jnp.argmax(gain)
-        persistent = jnp.where(gain[best] > jnp.where(first, 0.0, self.least_gain), memory.persistent + 1, 0)
+        persistent = jnp.where(
+            gain[best] > jnp.where(first, 0.0, self.least_gain), memory.persistent + 1, 0
+        )
         rested = memory.since_switch >= self.dwell
         goes = (persistent > 0) & (first | (rested & (persistent >= self.patience)))
-        return memory.replace(
-            action=memory.action.replace(
+        return replace(
+            memory,
+            action=replace(
+                memory.action,
                 quantization_tier=jnp.where(goes, tiers[best], tier).astype(jnp.int32),
                 prefill_decode_split=jnp.where(goes, splits[best], split).astype(jnp.int32),
             ),
@@ -238,7 +243,7 @@ class HeuristicPolicy:
     def _kv_fraction(
         self, env: ServeEnv, memory: OperatorMemory, depth: jax.Array, batch: jax.Array
     ) -> jax.Array:
-        """All memory below the limit that weights and activations leave; unused KV costs nothing."""
+        """All memory below the limit that weights and activations leave: unused KV is free."""
         d = env.deployment
         drafting = (depth > 0).astype(jnp.int32)
         rows = (batch + self.cap_step) * (depth + 1)

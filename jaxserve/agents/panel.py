@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from jaxserve.agents.baselines import (
     RandomPolicy,
     StaticPolicy,
@@ -20,9 +22,9 @@ from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import make_action
 from jaxserve.tasks.anchors import Anchors, load_anchors
-from jaxserve.tasks.spec import load_task
+from jaxserve.tasks.spec import TaskSpec, load_task
 
-SearchProgress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]
 """Called with a stage name, steps done and steps in all."""
 
 _QUICK_EPISODES = 8
@@ -35,6 +37,7 @@ class Setting:
     """A task on a deployment, as agents are compared on it."""
 
     env: ServeEnv
+    spec: TaskSpec
     anchors: Anchors | None
     """None where scores mean nothing: other hardware or traffic than the task's own."""
     note: str | None
@@ -52,32 +55,30 @@ def load_setting(
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
-    env = make(task, hardware=hardware, table=table, trace=trace)
+    spec = load_task(task)
+    env = make(spec, hardware=hardware, table=table, trace=trace)
     changed = {"hardware": hardware, "table": table, "trace": trace}
     given = [name for name, value in changed.items() if value is not None]
     if given:
-        return Setting(env, None, f"no scores: the anchors are for the task's own {given[0]}")
+        note = f"no scores, because the anchors are for the task's own {given[0]}"
+        return Setting(env, spec, None, note)
     try:
-        return Setting(env, load_anchors(load_task(task)), None)
+        return Setting(env, spec, load_anchors(spec), None)
     except InputError as error:
-        return Setting(env, None, f"no scores: {error}")
+        return Setting(env, spec, None, f"no scores: {error}")
 
 
-def build_agent(name: str, setting: Setting, progress: SearchProgress | None = None) -> Policy:
+def build_agent(name: str, setting: Setting, progress: Progress | None = None) -> Policy:
     """The agent ``name``, ready for ``setting``.
 
     Args:
-      progress: told about the search for the best static setting, where there is none yet.
+      progress: told about the search for the best static setting where there is none yet.
 
     Raises:
       InputError: no such agent.
     """
-    known = agent_names()
-    if name not in known:
-        raise InputError(f"agent {name!r} is unknown; the agents are {', '.join(known)}")
-    if name in _AGENTS:
-        return _AGENTS[name](setting, progress)
-    return exploit_policies()[name]
+    _check_known(name)
+    return _AGENTS[name](setting, progress) if name in _AGENTS else exploit_policies()[name]
 
 
 def agent_names() -> tuple[str, ...]:
@@ -94,16 +95,12 @@ def parse_agents(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         names += _AGENTS if name == "all" else [name]
-    known = agent_names()
     for name in names:
-        if name not in known:
-            raise InputError(
-                f"agent {name!r} is unknown; it must be all or some of {', '.join(known)}"
-            )
+        _check_known(name)
     return tuple(dict.fromkeys(names))
 
 
-def best_static_policy(setting: Setting, progress: SearchProgress | None = None) -> StaticPolicy:
+def best_static_policy(setting: Setting, progress: Progress | None = None) -> StaticPolicy:
     """The frozen best static setting of the task, or that of a quick search on training seeds."""
     if setting.anchors is not None:
         return StaticPolicy(make_action(**setting.anchors.best_static_action), "best_static")
@@ -116,10 +113,16 @@ def best_static_policy(setting: Setting, progress: SearchProgress | None = None)
         rounds=_QUICK_ROUNDS,
         progress=progress,
     )
-    return StaticPolicy(action_at(indices), "best_static")
+    return StaticPolicy(action_at(jnp.asarray(indices)), "best_static")
 
 
-_AGENTS: dict[str, Callable[[Setting, SearchProgress | None], Policy]] = {
+def _check_known(name: str) -> None:
+    known = agent_names()
+    if name not in known:
+        raise InputError(f"agent {name!r} is unknown; allowed are all, {', '.join(known)}")
+
+
+_AGENTS: dict[str, Callable[[Setting, Progress | None], Policy]] = {
     "random": lambda setting, progress: RandomPolicy(),
     "default": lambda setting, progress: default_policy(setting.env),
     "best_static": best_static_policy,

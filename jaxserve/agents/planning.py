@@ -43,9 +43,7 @@ class Load:
         return self.prompt_tokens + 0.5 * self.output_tokens
 
 
-def decode_speed(
-    env: ServeEnv, load: Load, tier: jax.Array, batch: jax.Array
-) -> jax.Array:
+def decode_speed(env: ServeEnv, load: Load, tier: jax.Array, batch: jax.Array) -> jax.Array:
     """float32[9]: tokens per second of one sequence at depth 0..8, undisturbed by prefill.
 
     What a verify step yields over what it costs at ``batch`` sequences per GPU: the goodput that
@@ -75,7 +73,7 @@ def value_share(
     rate_per_gpu = load.rate_rps / decode_gpus
     kv_tokens = env.deployment.kv_pool_tokens[tier, 0]
     most = jnp.clip(kv_tokens / load.context_tokens, 1.0, ACTION_BOUNDS["batch_cap"].high)
-    plain = contract(env.table, 0, tier)
+    plain = contract(env.table, jnp.int32(0), tier)
 
     def prefill_s(batch: jax.Array) -> jax.Array:
         alone = prefill_s_per_token(plain, load.prompt_tokens)

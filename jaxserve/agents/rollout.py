@@ -1,4 +1,4 @@
-"""Whole episodes of a policy: ``vmap`` over episodes, ``scan`` over windows, one compiled program."""
+"""Whole episodes of a policy: ``vmap`` over episodes, ``scan`` over windows, compiled once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
     """
     # Names are static, and a program that depends on them would be compiled once for each.
     nameless: Any = dataclasses.replace(policy, name="")  # type: ignore[type-var]
-    return _rollout(env.replace(name=""), nameless, keys, int(np.max(env.horizon)))
+    return _rollout(dataclasses.replace(env, name=""), nameless, keys, int(np.max(env.horizon)))
 
 
 @functools.partial(jax.jit, static_argnames="horizon")

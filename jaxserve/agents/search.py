@@ -87,7 +87,9 @@ def best_static(
         if progress:
             progress("best static", turn, rounds)
         best = pool[np.argsort(-scores)[:keep]]
-        neighbours = np.unique(np.concatenate([_single_changes(row, sizes) for row in best]), axis=0)
+        neighbours = np.unique(
+            np.concatenate([_single_changes(row, sizes) for row in best]), axis=0
+        )
         seen = {row.tobytes() for row in pool}
         fresh = np.array([row for row in neighbours if row.tobytes() not in seen], np.int32)
         if not len(fresh):
@@ -221,9 +223,7 @@ def episode_schedules(env: ServeEnv, keys: jax.Array) -> Schedule:
 def regime_env(env: ServeEnv, regime: int) -> ServeEnv:
     """The same task held in one regime."""
     workload = env.workload
-    held = jax.tree.map(
-        lambda leaf: jnp.broadcast_to(leaf[regime], leaf.shape), workload.regimes
-    )
+    held = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[regime], leaf.shape), workload.regimes)
     return env.replace(workload=workload.replace(regimes=held))
 
 
@@ -272,9 +272,7 @@ def _plan_values(env: ServeEnv, plans: Plan, keys: jax.Array, schedules: Schedul
     return _paired_values(env, crossed, jnp.tile(keys, count), tiled).reshape(count, episodes)
 
 
-def _paired_values(
-    env: ServeEnv, plans: Plan, keys: jax.Array, schedules: Schedule
-) -> np.ndarray:
+def _paired_values(env: ServeEnv, plans: Plan, keys: jax.Array, schedules: Schedule) -> np.ndarray:
     """float[N]: the n-th plan on the n-th episode."""
     plans = Plan(*map(jnp.asarray, plans))
     run = functools.partial(_plan_rollouts, env, _horizon(env))
@@ -285,12 +283,15 @@ def _in_chunks(run: Callable[..., jax.Array], *batched: Any) -> np.ndarray:
     """Runs episodes in batches of one size, so that one compiled program serves every search."""
     count = len(jax.tree.leaves(batched)[0])
     padded = -(-count // _CHUNK) * _CHUNK
-    rows = jnp.arange(padded) % count
+    rows = np.arange(padded) % count
     values = []
-    for start in range(0, padded, _CHUNK):
-        part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[rows[start : start + _CHUNK]], batched)
-        values.append(np.asarray(run(*part)))
+    for chosen in np.split(rows, padded // _CHUNK):
+        values.append(np.asarray(run(*jax.tree.map(functools.partial(_take, chosen), batched))))
     return np.concatenate(values)[:count]
+
+
+def _take(rows: np.ndarray, leaf: Any) -> jax.Array:
+    return jnp.asarray(leaf)[rows]
 
 
 def _horizon(env: ServeEnv) -> int:

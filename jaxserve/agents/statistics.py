@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import flax.struct
@@ -69,7 +68,7 @@ class Interval:
 
 def episode_statistics(env: ServeEnv, timesteps: TimeStep) -> EpisodeStatistics:
     """Statistics of stacked TimeSteps, leaves [E, T, ...] as ``rollout`` returns them."""
-    columns = _columns(env.replace(name=""), timesteps)
+    columns = _columns(dataclasses.replace(env, name=""), timesteps)
     return EpisodeStatistics(
         **{name: np.asarray(value, np.float64) for name, value in columns.items()}
     )
@@ -97,7 +96,7 @@ def interval(values: NDArray[np.float64]) -> Interval:
     return Interval(mean, float(found.low), float(found.high))
 
 
-def intervals(statistics: EpisodeStatistics) -> Mapping[str, Interval]:
+def intervals(statistics: EpisodeStatistics) -> dict[str, Interval]:
     """Every statistic's interval, by name."""
     return {name: interval(getattr(statistics, name)) for name in STATISTICS}
 

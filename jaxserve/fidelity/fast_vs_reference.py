@@ -268,9 +268,7 @@ def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
     )
     workload = env.workload.replace(regimes=steady, replay_counts=None, replay_start_max=None)
     cases = [(workload, action, episode_key(0, "validation")) for action in actions]
-    completed = np.asarray(
-        _rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1)
-    )
+    completed = np.asarray(_rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1))
     return [float(rps) for rps in completed[:, _CAPACITY_WARM_UP:].mean(axis=1) / env.window_s]
 
 
@@ -281,9 +279,7 @@ def _workload(
     scale = rate_rps / float(env.reward.expected_requests_per_s)
     if env.workload.replay_counts is None:
         regimes = env.workload.regimes
-        return env.workload.replace(
-            regimes=regimes.replace(rate_rps=regimes.rate_rps * scale)
-        )
+        return env.workload.replace(regimes=regimes.replace(rate_rps=regimes.rate_rps * scale))
     counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
     rows = (seed * windows + np.arange(windows)) % len(counts)
     return env.workload.replace(

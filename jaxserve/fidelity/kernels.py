@@ -288,9 +288,9 @@ def kernel_fidelity(
                 rows.append(
                     FidelityRow.within(
                         f"cost model vs kernels: {gpu_name} {kind} ({engine.split('_')[0]})",
-                        float(np.abs(errors).mean()),
-                        BARS[kind],
-                        "MAPE",
+                        100 * float(np.abs(errors).mean()),
+                        100 * BARS[kind],
+                        "% (mean)",
                         detail,
                     )
                 )

@@ -236,7 +236,9 @@ def _summary(label: str, field: str, rows: list[RowErrors], bar: float, reason: 
         f"{100 * values[worst]:+.1f} % ({rows[worst].name}); {reason}"
     )
     median = float(np.median(np.abs(values)))
-    return FidelityRow.within(f"reference vs Vidur: {label}", median, bar, "median error", detail)
+    return FidelityRow.within(
+        f"reference vs Vidur: {label}", 100 * median, 100 * bar, "% (median)", detail
+    )
 
 
 def _round_up(tokens: int, multiple: int) -> int:

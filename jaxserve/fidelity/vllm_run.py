@@ -178,5 +178,5 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
             "sequences did not find their own KV in the prefix cache"
         )
         check = f"reference vs real vLLM: RTX 4090 {label}"
-        rows.append(FidelityRow.within(check, abs(float(error)), bar, "relative", detail))
+        rows.append(FidelityRow.within(check, 100 * abs(float(error)), 100 * bar, "%", detail))
     return rows

@@ -16,6 +16,7 @@ TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
 _LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit variance
 _TPOT_SPREAD_FLOOR = 0.04
 _ROUTING_EXPONENT = 0.5
+_MOST_PREFILL = 0.9  # share of the time; beyond, the fluid queues
 _LONGEST_WAIT_S = 10.0  # of a wait that the mean does not show; the fluid queues for longer ones
 
 
@@ -122,14 +123,27 @@ class PrefillTally:
     """wait of a request that arrives then, summed over the moments at which it can, s^2."""
     wait_s3: jax.Array
     """the same of the squared wait, s^3."""
+    iterations: jax.Array
+    """iterations with a prefill, if each were alone in its own."""
+    added_s: jax.Array
+    """what prefills add to iterations, s."""
+    full_s: jax.Array
+    """sum over prefills of what an iteration full of prompts adds, s."""
+
+
+def empty_prefills(zero: jax.Array) -> PrefillTally:
+    """A tally of zeros of the shape of ``zero``."""
+    return PrefillTally(*[zero] * 7)
 
 
 def add_prefills(
     tally: PrefillTally,
     admitted: jax.Array,
+    prompt_spread: jax.Array,
     prefill_s: jax.Array,
     chunks: jax.Array,
-    prompt_spread: jax.Array,
+    added_s: jax.Array,
+    full_chunk_s: jax.Array,
 ) -> PrefillTally:
     """Adds the prefills of a tick.
 
@@ -138,9 +152,11 @@ def add_prefills(
 
     Args:
       admitted: float32[F, ...], prefills.
+      prompt_spread: float32[F, ...], see ``TrafficClasses``.
       prefill_s: float32[F, ...], duration of one.
       chunks: float32[F, ...], n.
-      prompt_spread: float32[F, ...], see ``TrafficClasses``.
+      added_s: float32[F, ...], what it adds to those iterations.
+      full_chunk_s: float32[...], what an iteration full of prompts adds.
     """
     iteration_s = prefill_s / chunks
     # Long prefills are met more often than short ones.
@@ -151,18 +167,36 @@ def add_prefills(
         exclusive_s=tally.exclusive_s + add_up(admitted * (prefill_s - iteration_s)),
         wait_s2=tally.wait_s2 + add_up(admitted * wait_s2),
         wait_s3=tally.wait_s3 + add_up(admitted * wait_s2 * prefill_s) * (2.0 / 3.0),
+        iterations=tally.iterations + add_up(admitted * chunks),
+        added_s=tally.added_s + add_up(admitted * added_s),
+        full_s=tally.full_s + add_up(admitted) * full_chunk_s,
     )
 
 
-def prefill_wait(tally: PrefillTally, gpus: jax.Array, gpu_s: jax.Array) -> Wait:
+def prefill_share(tally: PrefillTally, gpu_s: jax.Array) -> jax.Array:
+    """Share of the GPUs' time that prefill adds; beyond ``_MOST_PREFILL`` the fluid queues."""
+    return jnp.minimum(tally.added_s / jnp.maximum(gpu_s, 1e-6), _MOST_PREFILL)
+
+
+def prefill_wait(
+    tally: PrefillTally,
+    gpus: jax.Array,
+    gpu_s: jax.Array,
+    step_s: jax.Array,
+    requests: jax.Array,
+) -> Wait:
     """The wait for a prefill in progress on the GPU that a request is sent to.
 
     Poisson arrivals see time averages: a GPU is found busy in proportion to the time it prefills.
-    With several GPUs the router avoids busy ones as far as their load shows it.
+    With several GPUs the router avoids busy ones as far as their load shows it. Whoever comes while
+    an iteration runs is prefilled in the next, so that iterations stretch each other: with a share
+    r of the time added by prefill, by 1 / (1 - r) on average, up to a full chunk.
 
     Args:
       gpus: GPUs that prefill.
       gpu_s: GPU seconds of the window.
+      step_s: decode step without prefill.
+      requests: first tokens in the window.
     """
     gpu_s = jnp.maximum(gpu_s, 1e-6)
     exclusive = jnp.clip(tally.exclusive_s / gpu_s, 0.0, 1.0)
@@ -170,10 +204,17 @@ def prefill_wait(tally: PrefillTally, gpus: jax.Array, gpu_s: jax.Array) -> Wait
     busy = 1.0 - (1.0 - exclusive) * jnp.exp(-tally.shared_s / gpu_s)
     met_s = jnp.maximum(tally.shared_s + tally.exclusive_s, 1e-6)
     mean_s = tally.wait_s2 / met_s
+    variance_s2 = jnp.maximum(tally.wait_s3 / met_s - mean_s**2, mean_s**2 / 3.0)
+
+    share = prefill_share(tally, gpu_s)
+    full_s = tally.full_s / requests
+    alone_s = met_s / jnp.maximum(tally.iterations, 1e-6)
+    stretched_s = jnp.maximum(jnp.minimum(alone_s / (1.0 - share), step_s + full_s), alone_s)
+    company_s = jnp.minimum(share * stretched_s, full_s)
     return Wait(
         share=busy ** (gpus**_ROUTING_EXPONENT),
-        mean_s=mean_s,
-        variance_s2=jnp.maximum(tally.wait_s3 / met_s - mean_s**2, mean_s**2 / 3.0),
+        mean_s=mean_s + 0.5 * (stretched_s - alone_s) + company_s,
+        variance_s2=variance_s2 + company_s**2,
     )
 
 

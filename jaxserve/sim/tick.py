@@ -26,8 +26,10 @@ from jaxserve.sim.latency import (
     add_prefills,
     add_wait,
     blocked_wait,
+    empty_prefills,
     either_wait,
     mean_wait,
+    prefill_share,
     prefill_wait,
     ttft_exceeded,
 )
@@ -168,6 +170,8 @@ class Timing:
     """float32, probability that a prefill shares its GPU with a decode batch."""
     chunk_room: jax.Array
     """float32, prompt tokens that fit into an iteration beside the batch."""
+    full_chunk_s: jax.Array
+    """float32, what they add to it, s."""
     packed: jax.Array
     """float32, prompt tokens that wait for the next iteration, at most ``chunk_room``."""
     prefill_room_s: jax.Array
@@ -226,7 +230,7 @@ def empty_tally(queues: Queues) -> Tally:
         prefill_s=vector,
         streamed_s=vector,
         residual_s=zero,
-        prefills=PrefillTally(shared_s=zero, exclusive_s=zero, wait_s2=zero, wait_s3=zero),
+        prefills=empty_prefills(zero),
         blocked=WaitTally(count=zero, wait_s=zero, wait_s2=zero),
         decode_s=vector,
         decode_tokens=vector,
@@ -269,6 +273,7 @@ def _timing(
         step_s=step_s,
         beside_batch=beside_batch,
         chunk_room=chunk_room,
+        full_chunk_s=full_chunk_s,
         packed=jnp.minimum(
             backlog + fresh * jnp.minimum(step_s / plan.tick_s, 1.0), chunk_room
         ),
@@ -492,7 +497,9 @@ def _decode(
         steps=steps,
         completed=completed,
         tokens=completed * plan.decode_tokens,
-        alive_s=completed / jnp.maximum(progress, _TINY) * plan.tick_s,
+        alive_s=present
+        * jnp.where(progress > 1e-4, -jnp.expm1(-progress) / jnp.maximum(progress, 1e-4), 1.0)
+        * plan.tick_s,
     )
 
 
@@ -603,7 +610,15 @@ def _record(
     streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
     # Longer prefills than all GPUs together do in a tick are queued for by the fluid itself.
     unqueued_s = jnp.minimum(prefill_s, plan.prefill_gpus * plan.tick_s)
-    prefills = add_prefills(tally.prefills, admitted, unqueued_s, chunks, classes.prompt_spread)
+    prefills = add_prefills(
+        tally.prefills,
+        admitted,
+        classes.prompt_spread,
+        unqueued_s,
+        chunks,
+        own_s,
+        timing.full_chunk_s,
+    )
     prompt_tokens = add_up(admitted * classes.prompt_tokens)
     rows = timing.batch * plan.verify_tokens
     chunk = jnp.minimum(prompt_tokens / plan.prefill_gpus, timing.chunk_room)
@@ -634,7 +649,7 @@ def _record(
         blocked=add_wait(tally.blocked, admission.blocked, add_up(admitted)),
         decode_s=tally.decode_s
         + progress.alive_s
-        + classes.delay_weight * queues.preempted * plan.tick_s
+        + jnp.where(plan.split, classes.delay_weight, 1.0) * queues.preempted * plan.tick_s
         + jnp.where(plan.split, classes.delay_weight * admitted * plan.kv_transfer_s, 0.0),
         decode_tokens=tally.decode_tokens + progress.tokens,
         stall_s2=tally.stall_s2 + stall_s2,
@@ -754,13 +769,14 @@ def _first_token_times(
     prefill_s = tally.prefill_s / admitted
     count = jnp.maximum(add_up(tally.admitted), _TINY)
     residual_s = tally.residual_s / count
-    wait = either_wait(
-        prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s), mean_wait(tally.blocked, count)
-    )
+    in_progress = prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s, residual_s, count)
+    # Prompts that come during the same decode step share the next iteration.
+    company_s = prefill_share(tally.prefills, gpu_s) * residual_s
+    wait = either_wait(in_progress, mean_wait(tally.blocked, count))
     tail_s = deployment.frontend_tail_s
     delay = FirstTokenDelay(
         least_s=deployment.frontend_s + classes.prompt_floor * prefill_s,
-        mean_s=tail_s + 0.5 * residual_s + (1.0 - classes.prompt_floor) * prefill_s,
+        mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - classes.prompt_floor) * prefill_s,
         variance_s2=tail_s**2 + residual_s**2 / 12.0 + (classes.prompt_spread * prefill_s) ** 2,
         wait=wait,
         queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,

@@ -145,7 +145,7 @@ def advance_window(
     met_pool = state.ttft_met + outcome.ttft_met
     decode_s = state.decode_s + tally.decode_s
     decode_tokens = state.decode_tokens + tally.decode_tokens
-    tpot_s = decode_s / jnp.maximum(decode_tokens, _TINY)
+    tpot_s = jnp.where(decode_tokens > 1e-3, decode_s / jnp.maximum(decode_tokens, 1e-3), 0.0)
     met_share = jnp.clip(met_pool / in_service, 0.0, 1.0) * tpot_met_share(
         tpot_s, slo.tpot_s, tally.stall_s2 / window_s, classes.output_tokens
     )
@@ -298,7 +298,10 @@ def _plan_window(
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     plan = WindowPlan(
         table=window_table,
-        added_s_per_token=added_s_per_token_rows(window_table, prompt),
+        # Per token, long prompts cost more, and most tokens are in the longer ones.
+        added_s_per_token=added_s_per_token_rows(
+            window_table, prompt * (1.0 + classes.prompt_spread**2)
+        ),
         alone_s=prompt * prefill_s_per_token(window_table, prompt),
         tokens_per_step=per_step,
         decode_tokens=decode_tokens,

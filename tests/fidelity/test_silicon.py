@@ -70,4 +70,4 @@ def test_measured_tpot_is_within_the_bar() -> None:
     """Closed-loop TPOT on the H100 is met within 3 % on held-out points."""
     assert SHARED is not None
     (row,) = silicon_fidelity(SHARED)
-    assert row.passed and row.measured <= 0.03
+    assert row.passed and row.measured <= 3.0

@@ -1,0 +1,65 @@
+"""``python -m benchmarks``: prints the speed table; ``--markdown FILE`` also writes it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from pathlib import Path
+
+import jax
+
+from benchmarks.environment import (
+    batched_windows_per_s,
+    gymnax_steps_per_s,
+    scipy_steps_per_s,
+    single_step_s,
+    state_bytes,
+)
+
+HARD = "adversarial_multitenant"
+BATCHES = (256, 1024, 4096, 16384)
+
+
+def main() -> None:
+    """Runs every benchmark once and prints one table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    arguments = parser.parse_args()
+    device = jax.devices()[0]
+    lines = [
+        f"Measured with jax {jax.__version__} on {device.device_kind} ({device.platform}), "
+        f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}.",
+        "",
+        "| benchmark | figure |",
+        "|---|---|",
+    ]
+    speeds = {}
+    for batch in BATCHES:
+        speeds[batch], compile_s = batched_windows_per_s(HARD, batch)
+        lines.append(
+            f"| hard task, batch {batch:,} | {speeds[batch]:,.0f} windows/s "
+            f"({1e9 / speeds[batch]:,.0f} ns a window, compile {compile_s:.1f} s) |"
+        )
+        print(lines[-1], flush=True)
+    lines.append(f"| one un-batched step from Python | {1e3 * single_step_s(HARD):.3f} ms |")
+    lines.append(f"| state of one environment | {state_bytes(HARD):,} bytes |")
+    scipy_rate = scipy_steps_per_s("llama-3.1-8b__a100-sxm-40gb")
+    lines.append(
+        f"| five SciPy look-ups, no dynamics | {scipy_rate:,.0f} steps/s "
+        f"(the hard task at batch 4,096 is {speeds[4096] / scipy_rate:,.0f} times faster) |"
+    )
+    ceiling = gymnax_steps_per_s(4096)
+    if ceiling:
+        lines.append(
+            f"| gymnax CartPole, batch 4,096 | {ceiling:,.0f} steps/s "
+            f"({ceiling / speeds[4096]:,.1f} times the hard task) |"
+        )
+    text = "\n".join(lines) + "\n"
+    print(text)
+    if arguments.markdown:
+        arguments.markdown.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Speed of the environment: windows per second, cost against batch size, compile time, one step.
+
+Every figure is the median of several runs in this process; ratios compare figures of one run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.interpolate import RegularGridInterpolator
+
+import jaxserve
+from jaxserve.seeds import episode_keys
+from jaxserve.sim.table_file import read_table_file
+
+RUNS = 5
+WINDOWS = 20
+GRID_SHAPE = (9, 5, 5, 3, 8)
+LOOKED_UP = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb")
+
+
+def median_s(run: Callable[[], Any], runs: int = RUNS) -> float:
+    """Median seconds of ``run``, after one call that is not counted."""
+    run()
+    times = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def batched_windows_per_s(task: str, batch: int) -> tuple[float, float]:
+    """Windows per second of ``env.step`` under vmap and scan, and seconds to compile."""
+    env = jaxserve.make(task)
+    keys = episode_keys(batch, "train")
+    state, _ = jax.jit(jax.vmap(env.reset))(keys)
+    action = jaxserve.make_action(batch_cap=64)
+    actions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch,)), action)
+
+    def windows(state):
+        def one(state, _):
+            state, timestep = jax.vmap(env.step)(state, actions)
+            return state, jnp.mean(timestep.reward)
+
+        return jax.lax.scan(one, state, None, length=WINDOWS)
+
+    start = time.perf_counter()
+    compiled = jax.jit(windows).lower(state).compile()
+    compile_s = time.perf_counter() - start
+    seconds = median_s(lambda: jax.block_until_ready(compiled(state)))
+    return batch * WINDOWS / seconds, compile_s
+
+
+def single_step_s(task: str) -> float:
+    """Seconds of one un-batched, jitted step called from Python."""
+    env = jaxserve.make(task)
+    step = jax.jit(env.step)
+    state, _ = jax.jit(env.reset)(episode_keys(1)[0])
+    action = jaxserve.make_action(batch_cap=64)
+    count = 200
+
+    def run():
+        current = state
+        for _ in range(count):
+            current, timestep = step(current, action)
+        jax.block_until_ready(timestep.reward)
+
+    return median_s(run) / count
+
+
+def scipy_steps_per_s(table: str) -> float:
+    """Steps per second of a simulator without dynamics: five SciPy look-ups of one point each."""
+    axes = [np.arange(size, dtype=float) for size in GRID_SHAPE]
+    columns = read_table_file(table).columns
+    interpolators = [RegularGridInterpolator(axes, columns[name]) for name in LOOKED_UP]
+    point = np.array([[3.4, 1.2, 1.0, 0.0, 3.0]])
+    count = 200
+
+    def run():
+        for _ in range(count):
+            for interpolator in interpolators:
+                interpolator(point)
+
+    return count / median_s(run)
+
+
+def gymnax_steps_per_s(batch: int) -> float | None:
+    """Steps per second of gymnax CartPole, the ceiling; None where gymnax is not installed."""
+    try:
+        import gymnax
+    except ImportError:
+        return None
+    env, params = gymnax.make("CartPole-v1")
+    keys = jax.random.split(jax.random.key(0), batch)
+    _, state = jax.jit(jax.vmap(env.reset, in_axes=(0, None)))(keys, params)
+    actions = jnp.zeros(batch, jnp.int32)
+
+    @jax.jit
+    def run(state):
+        def one(state, _):
+            out = jax.vmap(env.step, in_axes=(0, 0, 0, None))(keys, state, actions, params)
+            return out[1], jnp.mean(out[2])
+
+        return jax.lax.scan(one, state, None, length=WINDOWS)
+
+    return batch * WINDOWS / median_s(lambda: jax.block_until_ready(run(state)))
+
+
+def state_bytes(task: str) -> int:
+    """Bytes of one environment's state."""
+    state, _ = jaxserve.make(task).reset(episode_keys(1)[0])
+
+    def size(leaf: jax.Array) -> int:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return (jax.random.key_data(leaf) if is_key else leaf).nbytes
+
+    return sum(map(size, jax.tree.leaves(state)))

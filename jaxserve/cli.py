@@ -1,0 +1,249 @@
+"""The command line. Commands only: each takes its arguments, calls the package and prints.
+
+Commands import what they need themselves, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxserve.compilation_cache import enable_compilation_cache
+from jaxserve.errors import InputError
+
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+
+
+def evaluate_agents(
+    task: str = "all",
+    agent: str = "all",
+    episodes: int = 20,
+    seed_split: Literal["train", "validation", "test"] = "test",
+    trace: File = None,
+    hardware: Name = None,
+    table: File = None,
+    plot: File = None,
+    json: File = None,
+) -> None:
+    """Play agents on the same held-out episodes and print what they reach.
+
+    Args:
+        task: Name or alias of a task, path of a task file, or all.
+        agent: Names separated by commas, or all for random, default, best_static and heuristic.
+        episodes: Episodes of each agent on each task.
+        seed_split: Whose seeds they have.
+        trace: Recorded traffic to replay: Azure, Mooncake or BurstGPT format.
+        hardware: GPU instead of the task's own.
+        table: Latency table instead of the packaged one.
+        plot: Picture of the first episode to write: .png, .svg or .pdf.
+        json: Results to write, with every episode's statistics.
+    """
+    from jaxserve.agents.evaluation import check_episodes, compare, to_json
+    from jaxserve.agents.panel import load_setting, parse_agents
+    from jaxserve.outputs import check_output, write_output
+    from jaxserve.report import evaluation_table
+    from jaxserve.tasks.spec import task_names
+    from jaxserve.terminal import progress_bars, result_console
+
+    agents = parse_agents(agent)
+    check_episodes(episodes)
+    check_output(plot, "--plot")
+    check_output(json, "--json")
+    if trace is not None and task == "all":
+        task = "trace_replay"
+    settings = [
+        load_setting(name, hardware, _text(table), _text(trace))
+        for name in (task_names() if task == "all" else (task,))
+    ]
+    if plot is not None:
+        if len(settings) > 1:
+            raise InputError("--plot draws one task; name it with --task")
+        plots = _import_plots()
+        plots.picture_format(plot)
+    console, comparisons = result_console(), []
+    for setting in settings:
+        with progress_bars() as progress:
+            comparisons.append(compare(setting, agents, episodes, seed_split, progress))
+        console.print(evaluation_table(comparisons[-1]))
+    if plot is not None:
+        write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
+    if json is not None:
+        write_output(json, to_json(comparisons), "--json")
+
+
+def list_tasks() -> None:
+    """List the tasks: their deployment, traffic and knobs."""
+    from jaxserve.report import task_table
+    from jaxserve.tasks.spec import load_task, task_names
+    from jaxserve.terminal import result_console
+
+    result_console().print(task_table([load_task(name) for name in task_names()]))
+
+
+def build_table(
+    model: Name = None,
+    hardware: Name = None,
+    out: File = None,
+    tensor_parallel: int = 1,
+) -> None:
+    """Build a latency table from the constants of a model and a GPU.
+
+    Without arguments, all packaged tables are built anew.
+
+    Args:
+        model: Model, for example llama-3.1-8b.
+        hardware: GPU, for example h100-sxm-80gb.
+        out: Table to write, ending in .parquet.
+        tensor_parallel: GPUs that share every layer.
+    """
+    from jaxserve.outputs import check_output
+    from jaxserve.sim.table_build import build, build_built_in
+    from jaxserve.sim.table_file import write_table_file
+    from jaxserve.terminal import result_console
+
+    given = (model, hardware, out)
+    if model is None or hardware is None or out is None:
+        if given != (None, None, None):
+            raise InputError("--model, --hardware and --out go together; name all three or none")
+        written = build_built_in()
+    else:
+        check_output(out, "--out")
+        write_table_file(out, build(hardware, model, tensor_parallel=tensor_parallel))
+        written = [out]
+    for path in written:
+        result_console().print(f"wrote {path}", soft_wrap=True)
+
+
+def show_table(
+    table: tyro.conf.Positional[str],
+    where: Annotated[dict[str, float] | None, tyro.conf.arg(metavar="AXIS VALUE ...")] = None,
+) -> None:
+    """Show rows of a latency table.
+
+    Args:
+        table: Name of a packaged table (model__gpu), or path of a file.
+        where: Rows to show, for example batch_size 32 quant_tier 0 prompt_len 512. By default
+            those with all of the KV memory, FP16 and prompts of 512 tokens.
+    """
+    from jaxserve.sim.table_file import read_table_file
+    from jaxserve.sim.table_show import pick_rows, render_rows
+    from jaxserve.terminal import result_console
+
+    file = read_table_file(table)
+    rows = pick_rows(file, where or {"kv_budget": 1.0, "quant_tier": 0.0, "prompt_len": 512.0})
+    result_console().print(render_rows(file, rows))
+
+
+def fit_table(
+    measured: tyro.conf.Positional[Path],
+    hardware: str,
+    model: str,
+    out: Path,
+    bandwidth_gb_per_s: float | None = None,
+    bf16_tflops: float | None = None,
+    memory_gb: float | None = None,
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    chunk_budget: int = 2048,
+) -> None:
+    """Fit a latency table to your own load test (CSV or JSON lines, such as vllm bench serve's).
+
+    Args:
+        measured: Load test: concurrency, prompt and output length, TPOT and TTFT in columns.
+        hardware: GPU whose constants are fitted.
+        model: Model that was measured.
+        out: Table to write, ending in .parquet.
+        bandwidth_gb_per_s: Memory bandwidth, where the GPU measured is not --hardware, GB/s.
+        bf16_tflops: The same for peak arithmetic, TFLOP/s.
+        memory_gb: The same for memory, GiB.
+        tensor_parallel: GPUs that shared every layer.
+        tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
+        chunk_budget: Tokens that one iteration could process.
+    """
+    from jaxserve.outputs import check_output
+    from jaxserve.report import fit_report_table
+    from jaxserve.sim.table_fit import fit
+    from jaxserve.terminal import result_console
+
+    check_output(out, "--out")
+    report = fit(
+        measured,
+        hardware,
+        model,
+        out,
+        bandwidth_gb_per_s=bandwidth_gb_per_s,
+        bf16_tflops=bf16_tflops,
+        memory_gb=memory_gb,
+        tensor_parallel=tensor_parallel,
+        tier=tier,
+        chunk_budget=chunk_budget,
+    )
+    console = result_console()
+    console.print(fit_report_table(report))
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
+TableCommand = (
+    Annotated[Any, tyro.conf.subcommand("build", constructor=build_table)]
+    | Annotated[Any, tyro.conf.subcommand("show", constructor=show_table)]
+    | Annotated[Any, tyro.conf.subcommand("fit", constructor=fit_table)]
+)
+
+
+def table_group(command: TableCommand) -> None:
+    """Build, show or fit latency tables."""
+    del command  # has run: it is the result of its command
+
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "evaluate": evaluate_agents,
+    "tasks": list_tasks,
+    "table": table_group,
+}
+"""Every command by its name."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code is 0, or 2 after bad input, or 130 when interrupted."""
+    try:
+        enable_compilation_cache()
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="jaxserve",
+            description="Learn to operate an LLM inference server.",
+            args=arguments,
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+        )
+    except InputError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _import_plots() -> ModuleType:
+    try:
+        from jaxserve import plots
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise InputError(
+            "--plot needs matplotlib, which the plot extra installs: pip install 'jaxserve[plot]'"
+        ) from None
+    return plots
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
