@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
@@ -67,7 +68,7 @@ class Headroom:
 
     def anchors(self) -> Anchors:
         """The task's anchors, ready to be written."""
-        action = action_at(self.static)
+        action = action_at(jnp.asarray(self.static))
         knobs = {knob: float(getattr(action, knob)) for knob in KNOBS}
         return Anchors(
             task=self.spec.name,

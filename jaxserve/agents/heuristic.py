@@ -32,6 +32,8 @@ class OperatorMemory:
     """knobs of the last window."""
     load: Load
     """running estimate of the traffic."""
+    prompt_tps: jax.Array
+    """float32, running mean of prompt tokens that arrive per second."""
     tokens: jax.Array
     """float32, running mean of output tokens per window."""
     finished: jax.Array
@@ -85,9 +87,10 @@ class HeuristicPolicy:
     """preemptions per window that do not count as congestion."""
     memory_margin_gib: float = 0.1
     """left free below the memory limit for what the estimate of activations misses."""
-    payback_s: float = 60.0
-    """a switch must earn its downtime back in this time, about one regime."""
-    least_gain: float = 0.02
+    payback_s: float = 30.0
+    """a switch must earn its downtime back in this time: half of a regime that lasts a minute is
+    left on average when it is noticed."""
+    least_gain: float = 0.05
     """share of the arriving value by which another tier or split must look better."""
     patience: int = 3
     """windows for which it must look better: longer than a short burst."""
@@ -111,6 +114,7 @@ class HeuristicPolicy:
                 group_share=jnp.ones(3) / 3.0,
                 tokens_per_step=self.published_tokens_per_step,
             ),
+            prompt_tps=zero,
             tokens=finished * output,
             finished=finished,
             acceptance=jnp.float32(1.0),
@@ -171,28 +175,37 @@ class HeuristicPolicy:
         finished = mean(memory.finished, finished)
         tokens = mean(memory.tokens, o.throughput_tps * env.window_s)
 
+        rate = mean(load.rate_rps, o.request_arrival_rate)
+        prompt_tps = mean(memory.prompt_tps, o.request_arrival_rate * o.mean_prompt_length)
+
         depth = memory.action.speculation_depth
         published = self.published_tokens_per_step - 1.0
         accepted = o.spec_acceptance_rate * depth / jnp.maximum(published[depth], 1e-3)
+        measured = (o.spec_acceptance_rate > 0.0) & (o.active_requests >= 1.0)
         acceptance = jnp.where(
-            o.spec_acceptance_rate > 0.0,
+            measured,
             memory.acceptance + self.forget_acceptance * (accepted - memory.acceptance),
             memory.acceptance + self.reconsider * (1.0 - memory.acceptance),
         )
         seen = replace(
             memory,
             load=Load(
-                rate_rps=mean(load.rate_rps, o.request_arrival_rate),
-                prompt_tokens=mean(load.prompt_tokens, o.mean_prompt_length),
-                output_tokens=jnp.clip(tokens / jnp.maximum(finished, 1e-3), 16.0, 2048.0),
+                rate_rps=rate,
+                prompt_tokens=prompt_tps / jnp.maximum(rate, 1e-6),
+                output_tokens=jnp.clip(tokens / jnp.maximum(finished, 1e-6), 16.0, 2048.0),
                 group_share=mean(load.group_share, o.priority_distribution),
                 tokens_per_step=1.0 + acceptance * published,
             ),
+            prompt_tps=prompt_tps,
             tokens=tokens,
             finished=finished,
             acceptance=acceptance,
         )
-        idle = replace(memory, load=replace(load, prompt_tokens=o.mean_prompt_length))
+        idle = replace(
+            memory,
+            load=replace(load, prompt_tokens=o.mean_prompt_length),
+            prompt_tps=load.rate_rps * o.mean_prompt_length,
+        )
         return jax.tree.map(lambda a, b: jnp.where(o.step_index > 0, a, b), seen, idle)
 
     def _switch(self, env: ServeEnv, memory: OperatorMemory, o: ServeObservation) -> OperatorMemory:

@@ -6,6 +6,7 @@ the fast simulator does, so that a policy can act on it and its score can be com
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -141,9 +142,7 @@ class ReferenceEpisode:
     ) -> None:
         self.env = env
         self.windows = int(env.horizon) if windows is None else windows
-        self.traffic, time_scale, seed = jax.tree.map(
-            np.asarray, _start(env, key, self.windows)
-        )
+        self.traffic, time_scale, seed = jax.tree.map(np.asarray, _start(env, key, self.windows))
         classes = env.workload.classes
         self.requests = episode_requests(self.traffic, classes, key, env.window_s)
         self._memory = DeploymentMemory(env.deployment)
@@ -159,7 +158,7 @@ class ReferenceEpisode:
 
     def start(self, action: ServeAction) -> ReferenceSimulator:
         """The simulator at time 0, in FP16 and colocated like every episode, ready for `action`."""
-        at_start = action.replace(quantization_tier=0, prefill_decode_split=0)
+        at_start = dataclasses.replace(action, quantization_tier=0, prefill_decode_split=0)
         return ReferenceSimulator(
             reference_settings(self.env.deployment),
             self._timer,
@@ -228,7 +227,7 @@ class ReferenceEpisode:
         histogram = np.bincount(
             np.searchsorted(TTFT_EDGES_S, first["ttft_s"]), minlength=len(TTFT_EDGES_S) + 1
         )
-        values = dict(
+        values: dict[str, Any] = dict(
             arrivals=self.traffic.counts[self._window - 1].sum(axis=0),
             completed=completed,
             good=count(done["traffic_class"][self.meets_slo(done)]),
@@ -253,10 +252,10 @@ class ReferenceEpisode:
             oom=float(bool(lost)),
         )
         return WindowMetrics(
-            **{name: np.asarray(value, np.float32) for name, value in values.items()},
-            regime=np.int32(self.traffic.regime[self._window - 1]),
-            tier=np.int32(self._tier),
-            prefill_gpus=np.int32(knobs.prefill_gpus),
+            **{name: jnp.asarray(value, jnp.float32) for name, value in values.items()},
+            regime=jnp.int32(self.traffic.regime[self._window - 1]),
+            tier=jnp.int32(self._tier),
+            prefill_gpus=jnp.int32(knobs.prefill_gpus),
         )
 
     def _collect_arrivals(self, until_s: float) -> None:
@@ -314,9 +313,7 @@ def reference_rollout(
     episode = ReferenceEpisode(env, key, timer, windows)
 
     @jax.jit
-    def act(
-        memory: Any, observation: ServeObservation, key: jax.Array
-    ) -> tuple[ServeAction, Any]:
+    def act(memory: Any, observation: ServeObservation, key: jax.Array) -> tuple[ServeAction, Any]:
         action, memory = policy.act(env, memory, observation, key)
         return env.effective_action(action), memory
 

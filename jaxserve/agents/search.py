@@ -9,6 +9,7 @@ Reload and re-role delays are simulated, so a plan that flaps pays for it.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -37,9 +38,9 @@ Progress = Callable[[str, int, int], None]
 class Plan(NamedTuple):
     """An oracle plan."""
 
-    settings: jax.Array
+    settings: Any
     """int32[SITUATIONS, 6], grid indices for each regime x burst state."""
-    lead: jax.Array
+    lead: Any
     """int32, index into the look-ahead choices."""
 
 
@@ -224,7 +225,7 @@ def regime_env(env: ServeEnv, regime: int) -> ServeEnv:
     """The same task held in one regime."""
     workload = env.workload
     held = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[regime], leaf.shape), workload.regimes)
-    return env.replace(workload=workload.replace(regimes=held))
+    return dataclasses.replace(env, workload=dataclasses.replace(workload, regimes=held))
 
 
 def _single_changes(setting: np.ndarray, sizes: np.ndarray) -> np.ndarray:

@@ -184,7 +184,9 @@ def compare(
         for place, (index, rate_rps) in enumerate(zip(chosen, rates_rps, strict=True)):
             results[index] = (rate_rps, _fast_outcome(totals, place * seeds, seeds))
             for workload, action, key in cases[place * seeds : (place + 1) * seeds]:
-                episode = ReferenceEpisode(env.replace(workload=workload), key, timer, windows)
+                episode = ReferenceEpisode(
+                    dataclasses.replace(env, workload=workload), key, timer, windows
+                )
                 knobs = reference_knobs(env.deployment, action)
                 jobs.append(_Job(episode.start(action), knobs, windows, env.window_s))
                 episodes.append((index, episode))
@@ -261,12 +263,15 @@ def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
     """Requests per second that each action completes, in the fast simulator, under overload."""
     regimes = env.workload.regimes
     rate_rps = _OVERLOAD_RPS_PER_GPU * float(env.deployment.num_gpus)
-    steady = regimes.replace(
+    steady = dataclasses.replace(
+        regimes,
         rate_rps=regimes.rate_rps * (rate_rps / env.reward.expected_requests_per_s),
         burst_start=jnp.zeros_like(regimes.burst_start),
         cycle_amplitude=jnp.zeros_like(regimes.cycle_amplitude),
     )
-    workload = env.workload.replace(regimes=steady, replay_counts=None, replay_start_max=None)
+    workload = dataclasses.replace(
+        env.workload, regimes=steady, replay_counts=None, replay_start_max=None
+    )
     cases = [(workload, action, episode_key(0, "validation")) for action in actions]
     completed = np.asarray(_rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1))
     return [float(rps) for rps in completed[:, _CAPACITY_WARM_UP:].mean(axis=1) / env.window_s]
@@ -279,11 +284,12 @@ def _workload(
     scale = rate_rps / float(env.reward.expected_requests_per_s)
     if env.workload.replay_counts is None:
         regimes = env.workload.regimes
-        return env.workload.replace(regimes=regimes.replace(rate_rps=regimes.rate_rps * scale))
+        scaled = dataclasses.replace(regimes, rate_rps=regimes.rate_rps * scale)
+        return dataclasses.replace(env.workload, regimes=scaled)
     counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
     rows = (seed * windows + np.arange(windows)) % len(counts)
-    return env.workload.replace(
-        replay_counts=jnp.asarray(counts[rows]), replay_start_max=jnp.int32(0)
+    return dataclasses.replace(
+        env.workload, replay_counts=jnp.asarray(counts[rows]), replay_start_max=jnp.int32(0)
     )
 
 
@@ -306,7 +312,7 @@ def _rollouts(
     env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
 ) -> WindowMetrics:
     """Constant actions in the fast simulator: metrics [N, windows, ...]."""
-    env = env.replace(workload=workload)
+    env = dataclasses.replace(env, workload=workload)
 
     def window(state: Any, _: None) -> tuple[Any, WindowMetrics]:
         state, timestep = env.step(state, action)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -77,8 +78,8 @@ def fidelity_markdown(rows: Sequence[FidelityRow]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fidelity_plot(rows: Sequence[FidelityRow], path: Path) -> None:
-    """Draws every error as a share of its bar."""
+def fidelity_picture(rows: Sequence[FidelityRow]) -> bytes:
+    """PNG of every error as a share of its bar."""
     import matplotlib.pyplot as plt
 
     shares = [row.measured / row.bar for row in rows]
@@ -89,5 +90,7 @@ def fidelity_plot(rows: Sequence[FidelityRow], path: Path) -> None:
     axes.set_yticks(range(len(rows)), [row.check for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("error as a share of its bar")
-    figure.savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=150)
     plt.close(figure)
+    return picture.getvalue()

@@ -126,7 +126,10 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         for tier in TIERS
     ]
     tokens = [
-        [pool[tier][drafting] / kv_bytes_per_token(model, bool(drafting), tp) for drafting in (0, 1)]
+        [
+            pool[tier][drafting] / kv_bytes_per_token(model, bool(drafting), tp)
+            for drafting in (0, 1)
+        ]
         for tier in TIERS
     ]
     flop = [iteration_flops(gpu, model, tier, 1, 0, 0) for tier in TIERS]

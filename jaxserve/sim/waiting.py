@@ -52,9 +52,7 @@ def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -
     return jnp.where(shifts, younger, waiting)
 
 
-def fifo_cut(
-    live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.Array
-) -> jax.Array:
+def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
     """How many of each class are served, oldest first inside a group, groups in order.
 
     Nobody overtakes: the first request that does not fit blocks those behind it.
@@ -77,9 +75,7 @@ def fifo_cut(
     from_marginal = stage(live, _served_by_share, waiting, served_share)
     over = largest(add_up(shares * from_marginal, axis=1))
     from_marginal = from_marginal / jnp.maximum(over, 1.0)
-    return jnp.where(
-        group < marginal, total, jnp.where(group == marginal, from_marginal, 0.0)
-    )
+    return jnp.where(group < marginal, total, jnp.where(group == marginal, from_marginal, 0.0))
 
 
 def _marginal_group(

@@ -6,6 +6,8 @@ that takes one GPU at a time; the rest act at once.
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -18,12 +20,11 @@ from jaxserve.sim.table import (
     contract,
     prefill_s_per_token,
 )
-from jaxserve.sim.tick import Queues, WindowPlan, run_ticks
+from jaxserve.sim.tick import run_ticks
+from jaxserve.sim.tick_state import TINY, Queues, WindowPlan
 from jaxserve.sim.waiting import AGE_KNOTS
 from jaxserve.sim.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction, WindowMetrics
-
-_TINY = 1e-6
 
 
 @flax.struct.dataclass
@@ -111,15 +112,13 @@ def advance_window(
       arrivals: counts float32[K, F]; K is the number of ticks.
       window_s: seconds (static).
     """
-    ticks, class_count = arrivals.counts.shape
+    ticks, _ = arrivals.counts.shape
     state = _start_switch(state, action, deployment)
     plan, capacity = _plan_window(
         state, action, arrivals, deployment, classes, table, window_s, ticks
     )
 
-    outcome = run_ticks(
-        plan, deployment, classes, slo.ttft_s, state.queues, arrivals.counts
-    )
+    outcome = run_ticks(plan, deployment, classes, slo.ttft_s, state.queues, arrivals.counts)
     queues, tally = outcome.queues, outcome.tally
 
     reserved_gib = (
@@ -131,17 +130,15 @@ def advance_window(
     memory_gib = reserved_gib + tally.peak_activation_gib
     oom = memory_gib > deployment.device_gib
     lost = jnp.where(oom, queues.running, 0.0)
-    queues = queues.replace(
-        running=queues.running - lost, context=jnp.where(oom, 0.0, queues.context)
+    queues = dataclasses.replace(
+        queues, running=queues.running - lost, context=jnp.where(oom, 0.0, queues.context)
     )
 
     first_tokens = jnp.sum(tally.admitted)
     above = jnp.concatenate([first_tokens[None], outcome.ttft_exceeded, jnp.zeros(1)])
 
     # Requests in service during the window: those there before plus those admitted.
-    in_service = jnp.maximum(
-        state.queues.running + state.queues.preempted + tally.admitted, _TINY
-    )
+    in_service = jnp.maximum(state.queues.running + state.queues.preempted + tally.admitted, TINY)
     met_pool = state.ttft_met + outcome.ttft_met
     decode_s = state.decode_s + tally.decode_s
     decode_tokens = state.decode_tokens + tally.decode_tokens
@@ -150,7 +147,7 @@ def advance_window(
         tpot_s, slo.tpot_s, tally.stall_s2 / window_s, classes.output_tokens
     )
     stays = jnp.clip((in_service - tally.completed - lost) / in_service, 0.0, 1.0)
-    itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, _TINY)
+    itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY)
 
     energy_j = (
         deployment.num_gpus
@@ -160,7 +157,7 @@ def advance_window(
         )
     )
     depth = jnp.maximum(action.speculation_depth, 1)
-    running_share = queues.running / jnp.maximum(jnp.sum(queues.running), _TINY)
+    running_share = queues.running / jnp.maximum(jnp.sum(queues.running), TINY)
     accepted = jnp.sum(running_share * (plan.tokens_per_step - 1.0)) / depth
     metrics = WindowMetrics(
         arrivals=jnp.sum(arrivals.counts, axis=0),
@@ -189,7 +186,8 @@ def advance_window(
         tier=state.tier,
         prefill_gpus=state.prefill_gpus,
     )
-    state = state.replace(
+    state = dataclasses.replace(
+        state,
         queues=queues,
         ticks=state.ticks + ticks,
         ttft_met=met_pool * stays,
@@ -243,7 +241,8 @@ def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) 
     span = jnp.where(new_tier, deployment.restart_s * deployment.num_gpus, 0.0)
     span = jnp.maximum(span, deployment.rerole_s * re_roled)
     starts = idle & (span > 0.0)
-    return state.replace(
+    return dataclasses.replace(
+        state,
         target_tier=jnp.where(starts, action.quantization_tier, state.target_tier),
         target_prefill_gpus=jnp.where(starts, split, state.target_prefill_gpus),
         switch_left_s=jnp.where(starts, span, state.switch_left_s),
@@ -255,7 +254,8 @@ def _finish_switch(state: SimState, window_s: float) -> SimState:
     """Half-way through a roll most GPUs have changed: that is when the new setting takes over."""
     left = jnp.maximum(state.switch_left_s - window_s, 0.0)
     over = left <= 0.5 * state.switch_span_s
-    return state.replace(
+    return dataclasses.replace(
+        state,
         switch_left_s=left,
         tier=jnp.where(over, state.target_tier, state.tier),
         prefill_gpus=jnp.where(over, state.target_prefill_gpus, state.prefill_gpus),
@@ -282,9 +282,7 @@ def _plan_window(
     # A single GPU that switches is an outage; of several, one is away at a time.
     alone = deployment.num_gpus <= 1.0
     up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
-    serving = jnp.where(
-        alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus
-    )
+    serving = jnp.where(alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus)
     gpus = deployment.num_gpus * serving
     prefill_pool = state.prefill_gpus.astype(jnp.float32) * serving
     split = state.prefill_gpus > 0
@@ -331,9 +329,7 @@ def _plan_window(
     return plan, up_share * serving
 
 
-def _restarted_share(
-    state: SimState, deployment: Deployment, window_s: float
-) -> jax.Array:
+def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -> jax.Array:
     """Share of the running sequences that lose their KV because their GPU goes down.
 
     A rolling switch takes the next GPU when the last one is back. The first to go holds its share

@@ -12,6 +12,8 @@ two policies on the same key face the same requests.
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -189,7 +191,8 @@ def draw_arrivals(
     dwell_left = state.dwell_left_s - window_s
     moves_on = dwell_left <= 0.0
     next_regime = state.order[(state.position + 1) % state.order.shape[0]]
-    next_state = state.replace(
+    next_state = dataclasses.replace(
+        state,
         position=state.position + moves_on,
         dwell_left_s=jnp.where(
             moves_on, jnp.round(_between(regimes.dwell_s[next_regime], extra[2])), dwell_left
