@@ -34,6 +34,11 @@ from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import REGIME_COUNT, TaskSpec
 
 
+MIN_SPAN = 0.02
+"""Where adapting gains less than this, a score of 1 still asks for this much more than the best
+static setting: the scale of a task without headroom would otherwise be a step."""
+
+
 @dataclass(frozen=True)
 class SearchBudget:
     """How hard to look; the defaults are what anchors are computed with."""
@@ -75,7 +80,7 @@ class Headroom:
             task_version=self.spec.version,
             random=self.values["random"],
             best_static=self.values["best_static"],
-            oracle=self.values["oracle"],
+            oracle=max(self.values["oracle"], (1.0 + MIN_SPAN) * self.values["best_static"]),
             best_static_action={
                 knob: round(value, 6) if knob == "kv_budget_fraction" else int(value)
                 for knob, value in knobs.items()
@@ -84,6 +89,7 @@ class Headroom:
                 "command": f"jaxserve search {self.spec.name}",
                 "budget": dataclasses.asdict(self.budget),
                 "split": "test",
+                "oracle_measured": round(self.values["oracle"], 6),
             },
         )
 

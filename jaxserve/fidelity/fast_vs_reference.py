@@ -3,6 +3,8 @@
 A scenario is a traffic (a task, or one of its regimes without bursts), constant knobs, and a load:
 the mean arrival rate as a share of what these knobs can serve. Both simulators play the same
 episodes, pooled over seeds; the errors are of the fast one.
+
+    python -m jaxserve.fidelity.fast_vs_reference
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import functools
 import itertools
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +41,7 @@ from jaxserve.types import ServeAction, WindowMetrics
 
 WINDOWS = 80
 SEEDS = 2
-LOADS = (0.3, 0.6, 0.8, 0.95, 1.2)
+LOADS = (0.3, 0.6, 0.9, 1.2)
 BARS = {
     "throughput": (3.0, "%"),
     "TPOT": (6.0, "%"),
@@ -76,10 +78,14 @@ class Scenario:
     knobs: dict[str, float] = field(default_factory=dict)
 
     @property
+    def settings(self) -> str:
+        """The knobs as a text."""
+        return " ".join(f"{name}={value:g}" for name, value in self.knobs.items())
+
+    @property
     def name(self) -> str:
         """Short name for reports."""
-        knobs = " ".join(f"{name}={value:g}" for name, value in self.knobs.items())
-        return f"{self.traffic.name} load {self.load:g} {knobs}"
+        return f"{self.traffic.name} load {self.load:g} {self.settings}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,7 @@ class Comparison:
 
 def scenario_grid(loads: Sequence[float] = LOADS) -> list[Scenario]:
     """Tasks and their stationary regimes x knobs that matter there x loads."""
-    one_gpu = (
+    one_gpu: tuple[dict[str, float], ...] = (
         dict(batch_cap=64),
         dict(batch_cap=16),
         dict(batch_cap=256, kv_budget_fraction=0.25),
@@ -234,9 +240,10 @@ def fast_vs_reference() -> list[FidelityRow]:
 def comparison_table(comparisons: Sequence[Comparison]) -> str:
     """Markdown: every scenario's reference values and errors."""
     lines = [
-        "| scenario | rps | TPOT ms | attainment | TTFT p50 / p99 ms | errors: throughput % | "
-        "TPOT % | attainment points | TTFT p50 % | p99 % |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| scenario | rps | TPOT ms | attainment | TTFT p50 / p99 ms | "
+        + " | ".join(f"{name}, {unit}" for name, (_, unit) in BARS.items())
+        + " |",
+        "|---" * (5 + len(BARS)) + "|",
     ]
     for comparison in comparisons:
         reference = comparison.reference
@@ -246,6 +253,36 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
             f"| {1e3 * reference.tpot_s:.1f} | {reference.good / reference.arrivals:.2f} "
             f"| {1e3 * reference.ttft_p50_s:.0f} / {1e3 * reference.ttft_p99_s:.0f} | {errors} |"
         )
+    return "\n".join(lines)
+
+
+def summary_table(comparisons: Sequence[Comparison]) -> str:
+    """Markdown: median signed and mean absolute error by traffic, load and knobs."""
+    lines = [
+        "| scenarios | " + " | ".join(f"{name}, {unit}" for name, (_, unit) in BARS.items()) + " |",
+        "|---" * (1 + len(BARS)) + "|",
+    ]
+
+    def add(name: str, chosen: Sequence[Comparison]) -> None:
+        errors = np.array([list(comparison.errors().values()) for comparison in chosen])
+        cells = [
+            f"{median:+.1f} ({mean:.1f})"
+            for median, mean in zip(
+                np.median(errors, axis=0), np.abs(errors).mean(axis=0), strict=True
+            )
+        ]
+        lines.append(f"| {name} ({len(chosen)}) | " + " | ".join(cells) + " |")
+
+    add("all", comparisons)
+    groups: tuple[Callable[[Scenario], str], ...] = (
+        lambda scenario: f"load {scenario.load:g}",
+        lambda scenario: scenario.traffic.name,
+        lambda scenario: scenario.settings,
+    )
+    for group in groups:
+        names = [group(comparison.scenario) for comparison in comparisons]
+        for name in dict.fromkeys(names):
+            add(name, [c for c, of in zip(comparisons, names, strict=True) if of == name])
     return "\n".join(lines)
 
 
@@ -388,3 +425,9 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray]]) -> Out
         ttft_p50_s=float(p50_s),
         ttft_p99_s=float(p99_s),
     )
+
+
+if __name__ == "__main__":
+    print(summary_table(measured := compare(scenario_grid())))
+    for row in fidelity_rows(measured):
+        print(f"{row.check}: {row.measured:.1f} {row.unit}, bar {row.bar:g}; {row.detail}")

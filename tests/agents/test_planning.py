@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,7 @@ def test_share_falls_with_load() -> None:
     """More traffic never raises the share; it is nearly all at first and little in the end."""
     shares = [share(rate) for rate in (0.5, 2.0, 8.0, 32.0, 128.0, 512.0)]
     assert all(0.0 <= value <= 1.0 for value in shares)
-    assert all(after <= before + 1e-3 for before, after in zip(shares, shares[1:], strict=False))
+    assert all(after <= before + 1e-3 for before, after in itertools.pairwise(shares))
     assert shares[0] > 0.9 and shares[-1] < 0.2
 
 
@@ -60,7 +61,7 @@ def test_share_falls_with_load() -> None:
 def test_share_rises_with_gpus(rate: float) -> None:
     """A GPU less never helps."""
     shares = [share(rate, gpus=gpus) for gpus in (1.0, 2.0, 3.0, 4.0)]
-    assert all(after >= before - 1e-3 for before, after in zip(shares, shares[1:], strict=False))
+    assert all(after >= before - 1e-3 for before, after in itertools.pairwise(shares))
 
 
 def test_precision_wins_when_idle_and_speed_when_busy() -> None:
@@ -82,7 +83,7 @@ def test_speculation_pays_in_small_batches() -> None:
         for batch in (1, 16, 64, 256, 512)
     ]
     assert depths[0] >= 3 and depths[-1] == 0
-    assert all(after <= before for before, after in zip(depths, depths[1:], strict=False))
+    assert all(after <= before for before, after in itertools.pairwise(depths))
 
 
 def test_useless_drafts_are_never_worth_it() -> None:

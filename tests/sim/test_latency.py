@@ -1,0 +1,92 @@
+"""From waits to latency distributions."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.sim.latency import (
+    TTFT_EDGES_S,
+    FirstTokenDelay,
+    histogram_quantile,
+    tpot_met_share,
+    ttft_exceeded,
+)
+from jaxserve.sim.waiting import AGE_KNOTS
+from jaxserve.sim.waits import Wait
+
+TICK_S = jnp.float32(0.125)
+
+
+def delay(share: float = 0.0, wait_s: float = 0.0) -> FirstTokenDelay:
+    one = jnp.ones(1)
+    return FirstTokenDelay(
+        least_s=0.03 * one,
+        mean_s=0.02 * one,
+        variance_s2=1e-4 * one,
+        wait=Wait(jnp.float32(share), jnp.float32(wait_s), jnp.float32(wait_s**2 / 3.0)),
+        queued_s=0.05 * one,
+    )
+
+
+def exceeded(by_age: np.ndarray, thresholds_s: np.ndarray, of: FirstTokenDelay) -> np.ndarray:
+    ages = jnp.asarray(by_age, jnp.float32)[None]
+    return np.asarray(
+        ttft_exceeded(ages[:, 0], ages, of, jnp.asarray(thresholds_s, jnp.float32)[None], TICK_S)
+    )[0]
+
+
+@given(
+    st.lists(st.floats(0.0, 3.0), min_size=len(AGE_KNOTS), max_size=len(AGE_KNOTS)),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 2.0),
+)
+def test_exceedance_is_a_distribution(steps: list[float], share: float, wait_s: float) -> None:
+    """It starts at everybody, never rises with the threshold and ends at nobody."""
+    by_age = np.cumsum(steps)[::-1]
+    thresholds_s = np.geomspace(1e-3, 300.0, 300)
+    counts = exceeded(by_age, thresholds_s, delay(share, wait_s))
+    assert counts[0] == pytest.approx(by_age[0], rel=1e-4, abs=1e-4)
+    # At one tick the direct part has all but died out where the queued part begins.
+    assert (np.diff(counts) <= 1e-3 * max(by_age[0], 1.0)).all()
+    assert counts[-1] == pytest.approx(0.0, abs=1e-2 * max(by_age[0], 1.0))
+
+
+def test_direct_requests_have_the_mean_they_were_given() -> None:
+    """The mean TTFT of requests that never queued is least + mean + share * wait."""
+    by_age = np.zeros(len(AGE_KNOTS))
+    by_age[0] = 1.0
+    times_s = np.linspace(0.0, 20.0, 400_001)
+    for share, wait_s in ((0.0, 0.0), (0.4, 0.5)):
+        mean_s = np.trapezoid(exceeded(by_age, times_s, delay(share, wait_s)), times_s)
+        assert mean_s == pytest.approx(0.05 + share * wait_s, rel=0.01)
+
+
+@pytest.mark.parametrize("sigma", [0.3, 1.0])
+@pytest.mark.parametrize("median_s", [0.03, 0.2, 5.0])
+def test_histogram_quantiles(sigma: float, median_s: float) -> None:
+    """Quantiles of a binned sample are the sample's within a fraction of a bin."""
+    samples = np.random.default_rng(0).lognormal(np.log(median_s), sigma, 200_000)
+    counts = np.bincount(np.searchsorted(TTFT_EDGES_S, samples), minlength=len(TTFT_EDGES_S) + 1)
+    for probability in (0.5, 0.99):
+        value = float(histogram_quantile(jnp.asarray(counts, jnp.float32), probability))
+        assert value == pytest.approx(np.quantile(samples, probability), rel=0.12)
+
+
+def test_empty_histogram_gives_the_lowest_edge() -> None:
+    """No first token, no latency: a finite number and not NaN."""
+    value = histogram_quantile(jnp.zeros(len(TTFT_EDGES_S) + 1), 0.99)
+    assert float(value) == pytest.approx(float(TTFT_EDGES_S[0]))
+
+
+@given(st.floats(0.005, 0.2), st.floats(0.0, 0.01), st.floats(0.005, 0.2))
+def test_tpot_share(tpot_s: float, stall_s2: float, limit_s: float) -> None:
+    """Half meet a limit at the mean; a looser limit is met by at least as many."""
+
+    def share(limit: float) -> float:
+        arguments = (jnp.float32(tpot_s), jnp.float32(limit), jnp.float32(stall_s2))
+        return float(tpot_met_share(*arguments, jnp.float32(150.0)))
+
+    assert share(tpot_s) == pytest.approx(0.5, abs=1e-3)
+    assert 0.0 <= share(limit_s) <= share(1.1 * limit_s) <= 1.0
