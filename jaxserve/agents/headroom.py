@@ -33,7 +33,6 @@ from jaxserve.spaces import KNOBS
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import REGIME_COUNT, TaskSpec
 
-
 MIN_SPAN = 0.02
 """Where adapting gains less than this, a score of 1 still asks for this much more than the best
 static setting: the scale of a task without headroom would otherwise be a step."""
