@@ -15,7 +15,7 @@ import functools
 import itertools
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,7 +75,7 @@ class Scenario:
 
     traffic: Traffic
     load: float
-    knobs: dict[str, float] = field(default_factory=dict)
+    knobs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def settings(self) -> str:

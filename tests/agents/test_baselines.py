@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,8 +25,15 @@ from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_keys
-from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
+from jaxserve.spaces import (
+    ACTION_BOUNDS,
+    DEFAULT_ACTION,
+    KNOBS,
+    OBSERVATION_BOUNDS,
+    clip_action,
+)
 from jaxserve.tasks.spec import task_names
+from jaxserve.types import ServeAction, ServeObservation
 
 EPISODES = 16
 HARD = "adversarial_multitenant"
@@ -37,16 +45,62 @@ def environment(task: str) -> ServeEnv:
     return jaxserve.make(task)
 
 
-def baselines(env: ServeEnv) -> dict[str, Any]:
+@flax.struct.dataclass
+class AnyBaseline:
+    """One of the baselines by number, so that one compiled program plays them all."""
+
+    number: jax.Array
+    setting: ServeAction
+    """of the static baselines."""
+    name: str = flax.struct.field(pytree_node=False, default="any")
+
+    def members(self) -> list[Any]:
+        """Policies by number."""
+        flapping = exploit_policies()["tier_flapping"]
+        return [StaticPolicy(self.setting), RandomPolicy(), flapping, HeuristicPolicy()]
+
+    def init(self, env: ServeEnv) -> Any:
+        """The memory of each."""
+        return tuple(member.init(env) for member in self.members())
+
+    def act(
+        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """The knobs of the chosen one."""
+
+        def branch(index: int) -> Any:
+            def act(memory: Any) -> tuple[ServeAction, Any]:
+                member = self.members()[index]
+                action, own = member.act(env, memory[index], observation, key)
+                return clip_action(action), (*memory[:index], own, *memory[index + 1 :])
+
+            return act
+
+        return jax.lax.switch(self.number, [branch(i) for i in range(len(memory))], memory)
+
+
+def baselines(env: ServeEnv) -> dict[str, AnyBaseline]:
     """Every baseline by its name."""
-    policies = [RandomPolicy(), default_policy(env), HeuristicPolicy()]
-    return {policy.name: policy for policy in policies} | exploit_policies()
+    static = {
+        name: AnyBaseline(jnp.int32(0), policy.action)
+        for name, policy in {"default": default_policy(env), **exploit_policies()}.items()
+        if isinstance(policy, StaticPolicy)
+    }
+    others = ("random", "tier_flapping", "heuristic")
+    return static | {
+        name: AnyBaseline(jnp.int32(number), env.locked) for number, name in enumerate(others, 1)
+    }
 
 
 def played(task: str, policy: Any) -> Rollout:
     """NumPy leaves [EPISODES, T, ...] of validation episodes."""
     env = environment(task)
     return jax.tree.map(np.asarray, rollout(env, policy, episode_keys(EPISODES, "validation")))
+
+
+def named(name: str) -> Rollout:
+    """A baseline's episodes of the hard task."""
+    return played(HARD, baselines(environment(HARD))[name])
 
 
 @pytest.mark.parametrize("task", task_names())
@@ -68,14 +122,14 @@ def test_every_baseline_runs_every_task(task: str) -> None:
 
 def test_default_turns_no_knob() -> None:
     """The default is the task's locked setting from the first window to the last."""
-    actions = played(HARD, default_policy(environment(HARD))).actions
+    actions = named("default").actions
     for knob, value in DEFAULT_ACTION.items():
         np.testing.assert_allclose(getattr(actions, knob), value)
 
 
 def test_random_reaches_every_value_of_every_knob() -> None:
     """Each knob of the hard task is uniform over its grid; splits leave one decoding GPU."""
-    actions = played(HARD, RandomPolicy()).actions
+    actions = named("random").actions
     gpus = int(environment(HARD).deployment.num_gpus)
     for knob in KNOBS:
         grid = KNOB_GRIDS[knob].astype(np.float32)
@@ -89,16 +143,15 @@ def test_random_reaches_every_value_of_every_knob() -> None:
 
 def test_random_depends_on_the_key_alone() -> None:
     """The same key draws the same knobs, another key others."""
-    first, second = (played(HARD, RandomPolicy()).actions.batch_cap for _ in range(2))
+    first, second = (named("random").actions.batch_cap for _ in range(2))
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first[0], first[1])
 
 
 def test_flapping_alternates() -> None:
     """Even windows get the first setting, odd ones the second."""
-    policy = exploit_policies()["tier_flapping"]
-    assert isinstance(policy, FlappingPolicy)
-    tier = played(HARD, policy).actions.quantization_tier
+    assert isinstance(exploit_policies()["tier_flapping"], FlappingPolicy)
+    tier = named("tier_flapping").actions.quantization_tier
     assert (tier[:, ::2] == 0).all() and (tier[:, 1::2] == 1).all()
 
 
@@ -116,19 +169,4 @@ def test_exploits_are_the_extremes_they_are_named_for() -> None:
 def test_starving_earns_nothing() -> None:
     """No-op and the least service never earn more than the GPUs cost."""
     for name in ("noop", "reject_all"):
-        assert played(HARD, exploit_policies()[name]).timesteps.reward.mean() < 0.0
-
-
-def test_static_policy_is_a_pytree_of_its_knobs() -> None:
-    """Settings can be stacked and mapped over."""
-    caps = jnp.asarray([8, 64])
-    actions = jax.vmap(lambda cap: jaxserve.ServeAction(**{**DEFAULT_ACTION, "batch_cap": cap}))(
-        caps
-    )
-    keys = episode_keys(2)
-    env = environment("static_workload")
-    both = jax.vmap(lambda action: rollout(env, StaticPolicy(action), keys).timesteps.reward)(
-        jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2,)), actions)
-    )
-    assert both.shape[:2] == (2, 2)
-    assert float(both[1].mean()) > float(both[0].mean())
+        assert named(name).timesteps.reward.mean() < 0.0
