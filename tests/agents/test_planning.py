@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from itertools import pairwise
 import itertools
 
 import jax.numpy as jnp
