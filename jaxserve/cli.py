@@ -306,7 +306,7 @@ def _import_plots() -> ModuleType:
     try:
         from jaxserve import plots
     except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
+        if error.name is None or error.name.partition(".")[0] != "matplotlib":
             raise
         raise InputError(
             "--plot needs matplotlib, which the plot extra installs: pip install 'jaxserve[plot]'"
