@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -81,8 +82,6 @@ def draw_episodes(
       title: of the picture.
       regime_names: of the task, in its order.
     """
-    import matplotlib as mpl
-
     knobs = [
         knob for knob, active in zip(KNOBS, np.asarray(env.knob_active), strict=True) if active
     ]

@@ -17,7 +17,8 @@ from jaxserve.tasks.spec import TaskSpec
 def evaluation_table(comparison: Comparison) -> Table:
     """One task's agents, one a row: means, and their 95 % intervals below."""
     setting = comparison.setting
-    columns = [column for column in _COLUMNS if column[0] != "score" or setting.anchors is not None]
+    scored = all(evaluation.score is not None for evaluation in comparison.evaluations)
+    columns = [column for column in _COLUMNS if column[0] != "score" or scored]
     caption = "mean over episodes, and its 95 % interval"
     table = _plain_table(
         title=f"{setting.env.name}, {comparison.episodes} {comparison.split} episodes",
@@ -66,18 +67,19 @@ def _fixed(factor: float, decimals: int) -> _Show:
 def _seconds(found: Interval) -> tuple[str, str, str]:
     """In milliseconds below a second."""
     unit, factor = ("ms", 1000.0) if found.mean < 1.0 else ("s", 1.0)
-    mean, low, high = (_short(factor * value) for value in (found.mean, found.low, found.high))
+    mean, low, high = (_short(factor * value, 3) for value in (found.mean, found.low, found.high))
     return f"{mean} {unit}", low, high
 
 
 def _usd_per_million(found: Interval) -> tuple[str, str, str]:
-    mean, low, high = (_short(1000.0 * value) for value in (found.mean, found.low, found.high))
+    mean, low, high = (_short(1000.0 * value, 2) for value in (found.mean, found.low, found.high))
     return mean, low, high
 
 
-def _short(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".removesuffix(".")
+def _short(value: float, digits: int) -> str:
+    """So many significant digits, but without an exponent."""
+    large = abs(value) >= 10.0**digits - 0.5
+    return f"{value:.0f}" if large else f"{value:#.{digits}g}".removesuffix(".")
 
 
 _COLUMNS: tuple[tuple[str, str, _Show], ...] = (

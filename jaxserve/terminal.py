@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-_PIPE_WIDTH = 110
+_PIPE_WIDTH = 120
 """Characters in a line that does not go to a terminal."""
 
 

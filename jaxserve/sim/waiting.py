@@ -141,24 +141,28 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
       float32[F, S, ...].
     """
     ticks = jnp.maximum(ticks, 0.0)
-    # Half-way between shifts a knot counts ages (period - 1) / 2 above its own; over the octaves
-    # that is one twelfth of what the age exceeds 5.5 ticks by.
-    ticks = ticks - jnp.maximum(ticks - 5.5, 0.0) / 12.0
-    # In octave e from 2**e ticks, four knots divide it evenly.
+    # Half-way between shifts a knot counts ages of (period - 1) / 2 above its own. Over an octave
+    # from 2**e, whose knots are 2**(e - 2) apart, the four stand for 9/8 * 2**e - 1/2 and up.
+    scaled = (ticks + 0.5) / 1.125
     octave = jnp.clip(
-        (jax.lax.bitcast_convert_type(jnp.maximum(ticks, 1.0), jnp.int32) >> 23) - 127,
+        (jax.lax.bitcast_convert_type(scaled, jnp.int32) >> 23) - 127,
         _FIRST_OCTAVE,
         _FIRST_OCTAVE + _OCTAVES - 1,
     )
     start = jax.lax.bitcast_convert_type((octave + 127) << 23, jnp.float32)
-    coarse = _FINE_KNOTS + _KNOTS_PER_OCTAVE * ((octave - _FIRST_OCTAVE) + ticks / start - 1.0)
-    position = jnp.where(ticks < _FINE_KNOTS, ticks, coarse)
+    quarters = 4.5 * (scaled / start - 1.0)
+    # The gap up to the next octave is half as wide again as those inside.
+    quarters = jnp.minimum(quarters, 3.0 + (quarters - 3.0) / 1.5)
+    coarse = _FINE_KNOTS + _KNOTS_PER_OCTAVE * (octave - _FIRST_OCTAVE) + quarters
+    fine = jnp.minimum(ticks, _FINE_KNOTS - 1 + (ticks - (_FINE_KNOTS - 1)) / 1.5)
+    position = jnp.where(scaled < _FINE_KNOTS, fine, coarse)
     last = len(AGE_KNOTS) - 1
     index = jnp.minimum(position.astype(jnp.int32), last)
     low = jnp.take_along_axis(ages, index, axis=1, mode="promise_in_bounds")
     next_knot = jnp.minimum(index + 1, last)
     high = jnp.take_along_axis(ages, next_knot, axis=1, mode="promise_in_bounds")
     # Nobody is taken to be older than twice the oldest age that is resolved.
-    beyond = jnp.clip((ticks - AGE_KNOTS[-1]) / (_OLDEST - AGE_KNOTS[-1]), 0.0, 1.0)
+    oldest_knot = AGE_KNOTS[-1] + 0.5 * (AGE_PERIODS[-1] - 1)
+    beyond = jnp.clip((ticks - oldest_knot) / (_OLDEST - oldest_knot), 0.0, 1.0)
     fraction = jnp.where(index == last, beyond, position - index)
     return low + fraction * (jnp.where(index == last, 0.0, high) - low)

@@ -1,5 +1,6 @@
 """Waiting lines: who is served, and how long they waited, against a queue of individuals."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -47,8 +48,12 @@ class Cohorts:
         return np.sum(self.arrived, axis=0)
 
 
-def serve(waiting: jnp.ndarray, usage: np.ndarray, group: np.ndarray | None = None) -> jnp.ndarray:
-    groups = jnp.zeros(len(usage), jnp.int32) if group is None else jnp.asarray(group)
+age_by_one_tick = jax.jit(age_by_one_tick)
+fifo_cut = jax.jit(fifo_cut)
+
+
+def serve(waiting: jnp.ndarray, usage: np.ndarray) -> jnp.ndarray:
+    groups = jnp.zeros(len(usage), jnp.int32)
     return fifo_cut(LIVE, waiting, groups, jnp.asarray(usage, jnp.float32)[None])
 
 
@@ -108,12 +113,15 @@ def test_long_waits_keep_their_distribution(load: float) -> None:
         by_age, waiting = by_age + served, waiting - served
     ages = np.array([age for age, _ in line.ages], float)
     weights = np.array([count for _, count in line.ages])
-    for quantile in (0.25, 0.5, 0.9, 0.99):
-        order = np.argsort(ages)
-        below = np.cumsum(weights[order]) / weights.sum()
-        age = ages[order][np.searchsorted(below, quantile)]
-        older = float(count_older_than(by_age, jnp.float32([[age]]))[0, 0]) / weights.sum()
-        assert older == pytest.approx(1.0 - quantile, abs=0.035)
+    order = np.argsort(ages)
+    below = np.cumsum(weights[order]) / weights.sum()
+    ticks = jnp.arange(1.0, 448.0)
+    older = np.asarray(count_older_than(by_age, ticks[None]))[0] / weights.sum()
+    for probability in (0.25, 0.5, 0.9, 0.99):
+        expected = ages[order][np.searchsorted(below, probability)]
+        found = ticks[np.argmax(older <= 1.0 - probability)]
+        # Coarse knots are 16 to 25 % apart, and the age is interpolated between two.
+        assert found == pytest.approx(expected, rel=0.1)
 
 
 @given(st.integers(0, 1000))

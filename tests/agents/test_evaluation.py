@@ -1,0 +1,137 @@
+"""Evaluations: the same episodes for every agent, scores by the anchors, results as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.agents import evaluation
+from jaxserve.agents.baselines import StaticPolicy, noop_policy
+from jaxserve.agents.evaluation import (
+    MAX_EPISODES,
+    Comparison,
+    compare,
+    evaluate,
+    example_rollout,
+    to_json,
+)
+from jaxserve.agents.panel import Setting, load_setting
+from jaxserve.agents.statistics import STATISTICS
+from jaxserve.errors import InputError
+from jaxserve.spaces import DEFAULT_ACTION, make_action
+from jaxserve.tasks.anchors import Anchors, anchors_score
+
+EPISODES = 16
+ANCHORS = Anchors(
+    task="bursty_workload",
+    task_version=1,
+    random=0.0,
+    best_static=0.6,
+    oracle=0.9,
+    best_static_action={**DEFAULT_ACTION, "batch_cap": 192},
+    provenance={},
+)
+
+
+@functools.cache
+def setting() -> Setting:
+    """The medium task with anchors of our own."""
+    return dataclasses.replace(load_setting("bursty_workload"), anchors=ANCHORS, note=None)
+
+
+@functools.cache
+def comparison() -> Comparison:
+    """Two static agents on test episodes."""
+    return compare(setting(), ("default", "best_static"), EPISODES)
+
+
+def test_every_agent_plays_the_same_episodes() -> None:
+    """One entry per agent and episode, in the order asked for."""
+    found = comparison()
+    assert [item.agent for item in found.evaluations] == ["default", "best_static"]
+    for item in found.evaluations:
+        for name in STATISTICS:
+            assert getattr(item.statistics, name).shape == (EPISODES,)
+
+
+def test_scores_are_those_of_the_anchors() -> None:
+    """Each episode's mean reward goes through the anchors; without them there is no score."""
+    item = comparison().evaluations[1]
+    expected = [anchors_score(ANCHORS, mean) for mean in item.statistics.objective]
+    assert item.score is not None
+    np.testing.assert_allclose(item.score, expected)
+    assert "score" in item.summary()
+    plain = evaluate(dataclasses.replace(setting(), anchors=None), noop_policy(), EPISODES)
+    assert plain.score is None and "score" not in plain.summary()
+
+
+def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes played in batches of 16 are those of one batch, the odd last batch included."""
+    policy = StaticPolicy(make_action(batch_cap=64))
+    monkeypatch.setattr(evaluation, "_CHUNK", 16)
+    seen = []
+    whole = evaluate(setting(), policy, 16)
+    parts = evaluate(setting(), policy, 40, progress=lambda *report: seen.append(report))
+    assert len(parts.statistics.objective) == 40
+    np.testing.assert_array_equal(parts.statistics.objective[:16], whole.statistics.objective)
+    assert len(np.unique(parts.statistics.objective)) == 40
+    stage = "bursty_workload, static"
+    assert seen == [(stage, done, 40) for done in (0, 16, 32, 40)]
+
+
+def test_splits_differ() -> None:
+    """Test and validation episodes are not the same."""
+    policy = StaticPolicy(make_action(batch_cap=64))
+    test, validation = (
+        evaluate(setting(), policy, EPISODES, split) for split in ("test", "validation")
+    )
+    assert not np.isin(test.statistics.objective, validation.statistics.objective).any()
+
+
+@pytest.mark.parametrize("episodes", [0, -3, MAX_EPISODES + 1])
+def test_number_of_episodes(episodes: int) -> None:
+    """A number that makes no sense is refused before anything runs."""
+    with pytest.raises(InputError, match=f"episodes is {episodes}; it must be from 1 to 100000"):
+        evaluate(setting(), noop_policy(), episodes)
+
+
+def test_example_is_an_evaluated_episode() -> None:
+    """What is drawn is what was scored."""
+    found = comparison()
+    rewards = np.asarray(example_rollout(found, 1).timesteps.reward)
+    np.testing.assert_allclose(
+        rewards.mean(1), found.evaluations[1].statistics.objective, rtol=1e-5
+    )
+
+
+def test_json_holds_every_episode() -> None:
+    """Plain JSON, with null instead of NaN."""
+    first = comparison().evaluations[0]
+    hidden = dataclasses.replace(
+        first,
+        statistics=dataclasses.replace(first.statistics, itl_s=np.full(EPISODES, np.nan)),
+    )
+    found = dataclasses.replace(comparison(), evaluations=(hidden,))
+    data = json.loads(to_json([found]))["comparisons"][0]
+    assert (data["task"], data["split"]) == ("bursty_workload", "test")
+    default = data["agents"]["default"]
+    assert set(default) == {"score", *STATISTICS}
+    np.testing.assert_allclose(default["objective"]["episodes"], first.statistics.objective)
+    assert default["objective"]["low"] <= default["objective"]["mean"]
+    assert default["itl_s"] == {"mean": None, "low": None, "high": None, "episodes": [None] * 16}
+
+
+def test_evaluations_repeat() -> None:
+    """The same call gives the same numbers."""
+    again = compare(setting(), ("default", "best_static"), EPISODES)
+    first, second = (
+        jax.tree.leaves([item.statistics for item in found.evaluations])
+        for found in (comparison(), again)
+    )
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)

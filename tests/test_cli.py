@@ -1,0 +1,260 @@
+"""The command line: what it prints, and one sentence and exit code 2 for anything wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve import cli
+from jaxserve.tasks.spec import task_names
+
+DATA = Path(__file__).parent / "data"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "jaxserve.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that fails; checks the rest."""
+    assert cli.main(arguments) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and output.err.startswith("jaxserve: ")
+    assert "Traceback" not in output.err
+    return output.err.removeprefix("jaxserve: ").strip()
+
+
+def test_help_lists_the_commands() -> None:
+    """Help answers at once: it imports neither plots nor agents."""
+    found = run("--help")
+    assert found.returncode == 0
+    for command in cli.COMMANDS:
+        assert command in found.stdout
+    loaded = subprocess.run(
+        [sys.executable, "-c", "import jaxserve.cli, sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    assert not {"matplotlib", "jaxserve.agents.evaluation", "scipy.stats"} & set(loaded)
+
+
+def test_a_real_process_reports_bad_input() -> None:
+    """Exit code, stderr and silence on stdout, as a shell sees them."""
+    found = run("evaluate", "--task", "nonsense")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("jaxserve: task 'nonsense' is unknown; the tasks are static_")
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("nonsense",),
+        ("evaluate", "--nonsense", "3"),
+        ("evaluate", "--episodes", "many"),
+        ("evaluate", "--seed-split", "holdout"),
+        ("table",),
+        ("table", "show"),
+        ("table", "fit", "rows.csv"),
+    ],
+)
+def test_argument_errors(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """What the parser refuses ends with exit code 2 and no traceback."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(arguments)
+    assert stopped.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "nope"), "task 'nope' is unknown; the tasks are"),
+        (("--task", "7"), "task 7 is unknown; the aliases are 1, 2 and 3"),
+        (("--agent", "nope"), "agent 'nope' is unknown; allowed are all, random"),
+        (("--hardware", "tpu"), "gpu 'tpu' is unknown; allowed are a100-sxm-40gb"),
+        (("--table", "none.parquet"), "table file none.parquet does not exist"),
+        (("--trace", "none.csv"), "none.csv cannot be read"),
+        (("--episodes", "0"), "episodes is 0; it must be from 1 to 100000"),
+        (("--episodes", "-5"), "episodes is -5; it must be from 1 to 100000"),
+        (("--task", "2", "--plot", "missing/x.png"), "the folder missing does not exist"),
+        (("--task", "2", "--plot", "x.bmp"), "picture 'x.bmp' must end in .pdf, .png, .svg"),
+        (("--plot", "x.png"), "--plot draws one task; name it with --task"),
+        (("--json", "missing/x.json"), "the folder missing does not exist"),
+        (("--json", "."), "a folder; it must name a file"),
+        (
+            ("--task", "3", "--trace", str(DATA / "azure_small.csv")),
+            "only a task with one stream can replay a trace",
+        ),
+        (("--trace", str(DATA / "azure_small.csv")), "the trace lasts"),
+    ],
+)
+def test_bad_evaluations(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """One sentence that says what is wrong, before anything runs and with nothing written."""
+    monkeypatch.chdir(tmp_path)
+    assert message in sentence(capsys, "evaluate", *arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_malformed_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The line and the column of a trace are named."""
+    trace = tmp_path / "trace.csv"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,many,3\n"
+    )
+    message = sentence(capsys, "evaluate", "--trace", str(trace))
+    assert "line 2, column ContextTokens: 'many'" in message
+
+
+def test_json_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file system that refuses at the end is one sentence as well; the table was printed."""
+    arguments = ("--task", "2", "--agent", "default", "--episodes", "16")
+    assert cli.main(["evaluate", *arguments, "--json", "/proc/x.json"]) == 2
+    output = capsys.readouterr()
+    assert "default" in output.out
+    assert output.err.startswith("jaxserve: --json is /proc/x.json, but writing it failed")
+
+
+def test_plot_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The extra that is missing is named."""
+    monkeypatch.delitem(sys.modules, "jaxserve.plots", raising=False)
+    monkeypatch.delattr("jaxserve.plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    plot = str(tmp_path / "x.png")
+    message = sentence(capsys, "evaluate", "--task", "2", "--plot", plot)
+    assert message.endswith("pip install 'jaxserve[plot]'")
+
+
+def test_interrupt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Ctrl-C ends a run with one line, exit code 130 and no half-written file."""
+
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jaxserve.agents.evaluation.rollout", interrupted)
+    arguments = ["--task", "2", "--agent", "default", "--json", str(tmp_path / "x.json")]
+    assert cli.main(["evaluate", *arguments]) == 130
+    assert capsys.readouterr().err == "jaxserve: interrupted\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Table, JSON and picture of one run."""
+    data, plot = tmp_path / "x.json", tmp_path / "x.png"
+    arguments = ["--task", "2", "--agent", "default,heuristic", "--episodes", "16"]
+    assert cli.main(["evaluate", *arguments, "--json", str(data), "--plot", str(plot)]) == 0
+    printed = capsys.readouterr().out
+    for text in ("bursty_workload, 16 test episodes", "default", "heuristic", "TTFT", "goodput"):
+        assert text in printed
+    (comparison,) = json.loads(data.read_text())["comparisons"]
+    assert set(comparison["agents"]) == {"default", "heuristic"}
+    assert len(comparison["agents"]["default"]["objective"]["episodes"]) == 16
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A trace of one's own replaces the traffic; there are no scores for it."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 500 * i, "input_length": 100 + i, "output_length": 50, "hash_ids": []}
+        for i in range(500)
+    ]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["--trace", str(trace), "--agent", "default", "--episodes", "16"]
+    assert cli.main(["evaluate", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "trace_replay, 16 test episodes" in printed
+    assert "no scores, because the anchors are for the task's own trace" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("search", "nope"), "task 'nope' is unknown"),
+        (("headroom", "nope"), "task 'nope' is unknown"),
+        (("fidelity", "--measurements", "missing"), "--measurements missing is not a directory"),
+        (("fidelity", "--plot", "missing/x.png"), "the folder missing does not exist"),
+        (("fidelity", "--markdown", "missing/x.md"), "the folder missing does not exist"),
+    ],
+)
+def test_bad_studies(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The long-running commands check their arguments before they start."""
+    monkeypatch.chdir(tmp_path)
+    assert message in sentence(capsys, *arguments)
+
+
+def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every task is listed."""
+    assert cli.main(["tasks"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in task_names())
+
+
+def test_table_show(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows by the values of their axes; a value off the grid is refused."""
+    name = "llama-3.1-8b__h100-sxm-80gb"
+    assert cli.main(["table", "show", name, "--where", "batch_size", "32", "kv_budget", "1"]) == 0
+    assert "llama-3.1-8b on 1 x h100-sxm-80gb" in capsys.readouterr().out
+    message = sentence(capsys, "table", "show", name, "--where", "batch_size", "5")
+    assert message.startswith("filter batch_size is 5.0; allowed are 1, 4, 8, 16")
+    assert "table 'nope' is unknown" in sentence(capsys, "table", "show", "nope")
+
+
+def test_table_build(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A table of one's own choice is built, written and shown."""
+    out = tmp_path / "table.parquet"
+    arguments = ["--model", "llama-3.1-8b", "--hardware", "l40s-48gb"]
+    assert cli.main(["table", "build", *arguments, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"wrote {out}\n"
+    assert cli.main(["table", "show", str(out)]) == 0
+    assert "go together" in sentence(capsys, "table", "build", *arguments)
+    message = sentence(capsys, "table", "build", *arguments, "--out", str(tmp_path / "a" / "t"))
+    assert "does not exist" in message
+
+
+def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A load test is fitted; a missing one is refused."""
+    sweep = tmp_path / "sweep.csv"
+    rows = ["max_concurrency,input_len,output_len,mean_tpot_ms"]
+    rows += [
+        f"{batch},{prompt},256,{6.0 + 0.05 * batch + batch * prompt / 3e4}"
+        for batch in (1, 8, 32, 128)
+        for prompt in (128, 512, 2048)
+    ]
+    sweep.write_text("\n".join(rows) + "\n")
+    out = tmp_path / "fitted.parquet"
+    options = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b", "--out", str(out)]
+    assert cli.main(["table", "fit", str(sweep), *options]) == 0
+    printed = capsys.readouterr().out
+    assert "fit to 12 rows" in printed and f"wrote {out}" in printed
+    assert out.is_file()
+    assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)

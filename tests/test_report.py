@@ -1,0 +1,104 @@
+"""Tables are readable: every agent, every number, nothing cut off."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxserve.agents.evaluation import Comparison, Evaluation
+from jaxserve.agents.panel import load_setting
+from jaxserve.agents.statistics import STATISTICS, EpisodeStatistics
+from jaxserve.report import evaluation_table, fit_report_table, task_table
+from jaxserve.sim.table_file import read_table_file
+from jaxserve.sim.table_fit import FitReport, FittedConstant
+from jaxserve.tasks.spec import load_task, task_names
+
+
+def printed(table: Table, width: int) -> str:
+    """What the terminal shows."""
+    output = io.StringIO()
+    Console(file=output, width=width).print(table)
+    return output.getvalue()
+
+
+def compared(score: bool = False, **columns: float) -> Comparison:
+    """Two episodes of one agent, 0.5 and 1.5 times the value given (1 by default)."""
+    spread = np.array([0.5, 1.5])
+    statistics = EpisodeStatistics(**{name: spread * columns.get(name, 1.0) for name in STATISTICS})
+    setting = dataclasses.replace(load_setting("static_workload"), note=None, anchors=None)
+    scores = spread / 3.0 if score else None
+    evaluation = Evaluation("static_workload", "default", statistics, scores)
+    return Comparison(setting, "test", 2, (), (evaluation,))
+
+
+def test_units() -> None:
+    """Shares are percent, latencies ms or s by their size, prices per million tokens."""
+    found = compared(
+        objective=0.8,
+        slo_attainment=0.6,
+        ttft_p50_s=0.08,
+        ttft_p99_s=20.0,
+        usd_per_1k_good_tokens=0.0004,
+    )
+    text = printed(evaluation_table(found), 110)
+    for cell in ("0.80", "60.0", "80.0 ms", "20.0 s", "0.40", "static_workload, 2 test episodes"):
+        assert cell in text
+    assert "0.40..1.20" in text
+    assert "…" not in text
+    assert "score" not in text
+
+
+def test_scores() -> None:
+    """With anchors the score comes first."""
+    text = printed(evaluation_table(compared(score=True)), 110)
+    assert "score" in text and "0.33" in text and "0.17..0.50" in text
+
+
+def test_missing_values() -> None:
+    """A statistic that no episode has is a dash."""
+    text = printed(evaluation_table(compared(ttft_p50_s=np.nan, ttft_p99_s=np.nan)), 110)
+    assert text.count(" - ") == 2
+
+
+def test_note_is_printed() -> None:
+    """Why there are no scores is said below the table."""
+    found = compared()
+    noted = dataclasses.replace(found.setting, note="no scores, because of this")
+    text = printed(evaluation_table(dataclasses.replace(found, setting=noted)), 110)
+    assert "no scores, because of this" in text
+
+
+def test_tasks_fit_the_terminal() -> None:
+    """Every task, with its knobs, at 80 characters."""
+    text = printed(task_table([load_task(name) for name in task_names()]), 80)
+    assert "…" not in text
+    for name in task_names():
+        assert name in text
+        for knob in load_task(name).knobs:
+            assert knob in text
+
+
+def test_fit() -> None:
+    """A fit shows each factor, what is known of it, and the errors."""
+    report = FitReport(
+        rows=30,
+        constants=(
+            FittedConstant("weight streaming", 1.234, 0.97, False),
+            FittedConstant("host time", 0.5, 0.1, True),
+        ),
+        tpot_error=0.0123,
+        ttft_error=None,
+        held_out_tpot_error=0.021,
+        held_out_ttft_error=None,
+        prior_tpot_error=0.2,
+        worst_row=(7, -0.055),
+        table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
+    )
+    text = " ".join(printed(fit_report_table(report), 80).split())
+    for part in ("fit to 30 rows", "1.23", "97 %", "(at its limit)", "1.2 %", "not measured"):
+        assert part in text
+    assert "worst is row 7, TPOT -5.5 %" in text
