@@ -14,11 +14,20 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sim.batching import add_up, batch_last
 from jaxserve.sim.deployment import Deployment
-from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.latency import ttft_quantile
+from jaxserve.sim.state import SimState, Slo, init_sim
 from jaxserve.sim.table import LatencyTable
-from jaxserve.sim.window import SimState, Slo, advance_window, idle_metrics, init_sim
-from jaxserve.sim.workload import Workload, WorkloadState, draw_arrivals, init_workload
+from jaxserve.sim.waiting import PRIORITY_GROUPS
+from jaxserve.sim.window import advance_window, idle_metrics
+from jaxserve.sim.workload import (
+    TrafficClasses,
+    Workload,
+    WorkloadState,
+    draw_arrivals,
+    init_workload,
+)
 from jaxserve.spaces import KNOBS, clip_action, clip_observation
 from jaxserve.tasks.reward import RewardModel, compute_reward
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
@@ -206,50 +215,61 @@ class ServeEnv:
         self, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
     ) -> ServeObservation:
         """What the dashboard shows after a window; ``step`` is the number of windows finished."""
-        classes = self.workload.classes
-        arrived = jnp.sum(metrics.arrivals)
-        first_tokens = jnp.sum(metrics.first_tokens)
-        ended = jnp.sum(metrics.completed + metrics.rejected + metrics.lost)
-        good = jnp.sum(metrics.good)
-        compliance = jnp.where(ended > 0.0, good / jnp.maximum(ended, 1e-9), 1.0)
-        good_tokens = jnp.sum(metrics.good * classes.output_tokens)
-        in_group = classes.priority == jnp.arange(3)[:, None]
-
-        def hold(value: jax.Array, before: jax.Array) -> jax.Array:
-            return jnp.where(first_tokens > 0.01, value, before)
-
-        return clip_observation(
-            ServeObservation(
-                queue_depth=jnp.sum(metrics.waiting),
-                active_requests=jnp.sum(metrics.running),
-                kv_cache_occupancy=metrics.kv_occupancy,
-                mean_prompt_length=jnp.where(
-                    arrived > 0.0,
-                    jnp.sum(metrics.arrivals * classes.prompt_tokens) / jnp.maximum(arrived, 1.0),
-                    last.mean_prompt_length,
-                ),
-                p50_ttft_ms=hold(
-                    1000.0 * histogram_quantile(metrics.ttft_histogram, 0.5), last.p50_ttft_ms
-                ),
-                p99_ttft_ms=hold(
-                    1000.0 * histogram_quantile(metrics.ttft_histogram, 0.99), last.p99_ttft_ms
-                ),
-                p50_itl_ms=1000.0 * metrics.itl_s,
-                throughput_tps=metrics.tokens / self.window_s,
-                slo_compliance_rate=compliance,
-                gpu_memory_used_gb=metrics.memory_gib,
-                estimated_cost_per_1k=1000.0 * metrics.cost_usd / jnp.maximum(good_tokens, 1e-3),
-                request_arrival_rate=arrived / self.window_s,
-                spec_acceptance_rate=metrics.acceptance,
-                eviction_events=metrics.preemptions,
-                step_index=step,
-                priority_distribution=jnp.sum(in_group * metrics.arrivals, axis=1)
-                / jnp.maximum(arrived, 1.0),
-                slo_violation_rate=1.0 - compliance,
-                cost_so_far=last.cost_so_far + metrics.cost_usd,
-                reconfiguring=1.0 - metrics.capacity,
-            )
+        return _next_observation(
+            self.workload.classes, last, metrics, step, jnp.float32(self.window_s)
         )
+
+
+@batch_last
+def _next_observation(
+    classes: TrafficClasses,
+    last: ServeObservation,
+    metrics: WindowMetrics,
+    step: jax.Array,
+    window_s: jax.Array,
+) -> ServeObservation:
+    arrived = add_up(metrics.arrivals)
+    first_tokens = add_up(metrics.first_tokens)
+    ended = add_up(metrics.completed + metrics.rejected + metrics.lost)
+    good = add_up(metrics.good)
+    compliance = jnp.where(ended > 0.0, good / jnp.maximum(ended, 1e-9), 1.0)
+    good_tokens = add_up(metrics.good * classes.output_tokens)
+    by_group = [
+        add_up(jnp.where(classes.priority == group, metrics.arrivals, 0.0))
+        for group in range(PRIORITY_GROUPS)
+    ]
+
+    def ttft_ms(probability: float, before: jax.Array) -> jax.Array:
+        seconds = ttft_quantile(metrics.ttft_exceeded, first_tokens, probability)
+        return jnp.where(first_tokens > 0.01, 1000.0 * seconds, before)
+
+    return clip_observation(
+        ServeObservation(
+            queue_depth=add_up(metrics.waiting),
+            active_requests=add_up(metrics.running),
+            kv_cache_occupancy=metrics.kv_occupancy,
+            mean_prompt_length=jnp.where(
+                arrived > 0.0,
+                add_up(metrics.arrivals * classes.prompt_tokens) / jnp.maximum(arrived, 1.0),
+                last.mean_prompt_length,
+            ),
+            p50_ttft_ms=ttft_ms(0.5, last.p50_ttft_ms),
+            p99_ttft_ms=ttft_ms(0.99, last.p99_ttft_ms),
+            p50_itl_ms=1000.0 * metrics.itl_s,
+            throughput_tps=metrics.tokens / window_s,
+            slo_compliance_rate=compliance,
+            gpu_memory_used_gb=metrics.memory_gib,
+            estimated_cost_per_1k=1000.0 * metrics.cost_usd / jnp.maximum(good_tokens, 1e-3),
+            request_arrival_rate=arrived / window_s,
+            spec_acceptance_rate=metrics.acceptance,
+            eviction_events=metrics.preemptions,
+            step_index=step,
+            priority_distribution=jnp.stack(by_group) / jnp.maximum(arrived, 1.0),
+            slo_violation_rate=1.0 - compliance,
+            cost_so_far=last.cost_so_far + metrics.cost_usd,
+            reconfiguring=1.0 - metrics.capacity,
+        )
+    )
 
 
 FEATURE_NAMES = (

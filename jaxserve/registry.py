@@ -17,10 +17,10 @@ from jaxserve.errors import InputError
 from jaxserve.sim.acceptance import tokens_per_step
 from jaxserve.sim.deployment import build_deployment
 from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.state import Slo
 from jaxserve.sim.table import LatencyTable, latency_table
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.traces import Trace, load_trace
-from jaxserve.sim.window import Slo
 from jaxserve.sim.workload import Regimes, TrafficClasses, Workload
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.overrides import override

@@ -104,8 +104,8 @@ class WindowMetrics:
     """[F] requests that got their first token."""
     ttft_met: jax.Array
     """[F] of those, the ones inside the TTFT SLO."""
-    ttft_histogram: jax.Array
-    """[H] first tokens by TTFT bin, ``jaxserve.sim.latency.TTFT_EDGES_S``."""
+    ttft_exceeded: jax.Array
+    """[E] first tokens later than each of ``jaxserve.sim.latency.TTFT_EDGES_S``."""
     tpot_s: jax.Array
     """[F] mean time per output token of the requests that finished, s."""
     itl_s: jax.Array

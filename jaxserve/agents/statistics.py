@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from jaxserve.env import ServeEnv
-from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.latency import ttft_quantile
 from jaxserve.spaces import OBSERVATION_BOUNDS
 from jaxserve.types import TimeStep
 
@@ -114,12 +114,11 @@ def _columns(env: ServeEnv, timesteps: TimeStep) -> dict[str, jax.Array]:
     good_tokens = count(metrics.good * env.workload.classes.output_tokens)
     tokens = jnp.sum(metrics.tokens, axis=1)
     cost = jnp.sum(metrics.cost_usd, axis=1)
-    histogram = jnp.sum(metrics.ttft_histogram, axis=1)
-    answered = jnp.sum(histogram, axis=1) > 0.0
+    exceeded = jnp.sum(metrics.ttft_exceeded, axis=1).T
+    answered = count(metrics.first_tokens)
 
     def ttft(probability: float) -> jax.Array:
-        seconds = jax.vmap(lambda counts: histogram_quantile(counts, probability))(histogram)
-        return jnp.where(answered, seconds, jnp.nan)
+        return jnp.where(answered > 0.0, ttft_quantile(exceeded, answered, probability), jnp.nan)
 
     setting = jnp.stack([metrics.tier, metrics.prefill_gpus])
     changed = jnp.any(setting[:, :, 1:] != setting[:, :, :-1], axis=0)

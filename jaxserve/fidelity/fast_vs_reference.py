@@ -28,7 +28,7 @@ from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key
-from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.latency import ttft_quantile
 from jaxserve.sim.reference import ReferenceSimulator
 from jaxserve.sim.reference_settings import Knobs
 from jaxserve.sim.trace_classes import prompt_edges, to_class_counts
@@ -368,21 +368,23 @@ def _play_fast(
         "completed": metrics.completed.sum(axis=(1, 2)),
         "good": metrics.good.sum(axis=(1, 2)),
         "tpot_s": (metrics.completed * metrics.tpot_s).sum(axis=(1, 2)),
-        "histogram": metrics.ttft_histogram.sum(axis=1),
+        "first_tokens": metrics.first_tokens.sum(axis=(1, 2)),
+        "ttft_exceeded": metrics.ttft_exceeded.sum(axis=1),
     }
     return {name: np.asarray(value, np.float64) for name, value in sums.items()}
 
 
 def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outcome:
     total = {name: value[start : start + count].sum(axis=0) for name, value in totals.items()}
-    histogram = jnp.asarray(total["histogram"], jnp.float32)
+    exceeded = jnp.asarray(total["ttft_exceeded"], jnp.float32)
+    first_tokens = jnp.float32(total["first_tokens"])
     return Outcome(
         arrivals=float(total["arrivals"]),
         completed=float(total["completed"]),
         good=float(total["good"]),
         tpot_s=float(total["tpot_s"] / total["completed"]),
-        ttft_p50_s=float(histogram_quantile(histogram, 0.5)),
-        ttft_p99_s=float(histogram_quantile(histogram, 0.99)),
+        ttft_p50_s=float(ttft_quantile(exceeded, first_tokens, 0.5)),
+        ttft_p99_s=float(ttft_quantile(exceeded, first_tokens, 0.99)),
     )
 
 

@@ -72,6 +72,16 @@ def find_timing(
     )
 
 
+def alive_share(progress: jax.Array) -> jax.Array:
+    """(1 - exp(-progress)) / progress: the mean share of an interval that a memoryless request
+    lives which has ``progress`` mean lives to go in it. Cheaper than ``expm1`` where XLA has it as
+    a polynomial with branches."""
+    series = 1.0 - progress * (0.5 - progress * (1.0 / 6.0))
+    return jnp.where(
+        progress < 0.05, series, (1.0 - jnp.exp(-progress)) / jnp.maximum(progress, 0.05)
+    )
+
+
 def prefill_seconds(plan: WindowPlan, classes: TrafficClasses, timing: Timing) -> jax.Array:
     """float32[F, ...]: GPU seconds that the prefill of one prompt of each class takes.
 
@@ -120,7 +130,7 @@ def find_room(
     slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - add_up(queues.running), 0.0)
     kv_room = plan.kv_tokens - add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
     progress = plan.up_s / timing.step_s / plan.decode_steps
-    completed = queues.running * -jnp.expm1(-progress)
+    completed = queues.running * progress * alive_share(progress)
     held = queues.context / jnp.maximum(queues.running, TINY) + BLOCK_SLACK_TOKENS
     slot_flow = add_up(completed)
     kv_flow = add_up(completed * (held - plan.decode_tokens * classes.output_growth))

@@ -31,25 +31,34 @@ def stage(live: jax.Array, step: Callable[..., Any], *args: Any) -> Any:
     shape = jax.eval_shape(step, *args)
 
     def zeros(*_: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shape)
+        return jax.tree.map(jnp.zeros_like, shape)
 
-    return jax.lax.cond(live, step, zeros, *args)
+    with jax.named_scope(step.__name__.strip("_<>")):
+        return jax.lax.cond(live, step, zeros, *args)
 
 
 def add_up(values: jax.Array, axis: int = 0) -> jax.Array:
     """Sum over a short leading axis, unrolled: XLA's CPU reductions over it do not vectorise."""
-    return functools.reduce(jnp.add, _slices(values, axis))
+    return _pairwise(jnp.add, values, axis)
 
 
 def largest(values: jax.Array, axis: int = 0) -> jax.Array:
     """Maximum over a short leading axis, unrolled likewise."""
-    return functools.reduce(jnp.maximum, _slices(values, axis))
+    return _pairwise(jnp.maximum, values, axis)
 
 
-def _slices(values: jax.Array, axis: int) -> list[jax.Array]:
-    return [
+def _pairwise(
+    operation: Callable[[jax.Array, jax.Array], jax.Array], values: jax.Array, axis: int
+) -> jax.Array:
+    """Combines the slices as a balanced tree, whose operations need not wait for each other."""
+    parts = [
         jax.lax.index_in_dim(values, i, axis, keepdims=False) for i in range(values.shape[axis])
     ]
+    while len(parts) > 1:
+        last = parts[2 * (len(parts) // 2) :]
+        pairs = zip(parts[:-1:2], parts[1::2], strict=True)
+        parts = [operation(first, second) for first, second in pairs] + last
+    return parts[0]
 
 
 def _written_out(leaf: jax.Array) -> jax.Array:
@@ -66,7 +75,9 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @jax.custom_batching.custom_vmap
     def on_last(*args):
-        return function(*args)
+        batch = max(leaf.shape[-1] for leaf in jax.tree.leaves(args))
+        out = function(*args)
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], batch)), out)
 
     @on_last.def_vmap
     def _nested(axis_size, in_batched, *args):

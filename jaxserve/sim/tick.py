@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.sim.admission import (
+    alive_share,
     find_room,
     find_timing,
     joining_share,
@@ -24,7 +25,7 @@ from jaxserve.sim.admission import (
     readmit,
     reject,
 )
-from jaxserve.sim.batching import add_up, batch_last, stage
+from jaxserve.sim.batching import add_up, stage
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.table import row_contiguous
@@ -51,8 +52,6 @@ from jaxserve.sim.waits import (
 )
 from jaxserve.sim.workload import TrafficClasses
 
-_EVICTION_PREFERENCE = 64.0  # how much rather a group is evicted than the one above it
-
 
 def _decode(
     plan: WindowPlan,
@@ -71,16 +70,15 @@ def _decode(
     progress = steps / plan.decode_steps
     # Requests join during the tick, so they decode for half of it on average.
     present = queues.running + admission.returning + 0.5 * joining * admitted
-    completed = present * -jnp.expm1(-progress)
+    alive = present * alive_share(progress)
+    completed = alive * progress
     return Progress(
         prefill_s=prefill_s,
         stolen=stolen,
         steps=steps,
         completed=completed,
         tokens=completed * plan.decode_tokens,
-        alive_s=present
-        * jnp.where(progress > 1e-4, -jnp.expm1(-progress) / jnp.maximum(progress, 1e-4), 1.0)
-        * plan.tick_s,
+        alive_s=alive * plan.tick_s,
     )
 
 
@@ -129,14 +127,14 @@ def _evictions(
     """
     used = context + BLOCK_SLACK_TOKENS * running
     overflow = jnp.maximum(add_up(used) - plan.kv_tokens, 0.0)
-    preference = _EVICTION_PREFERENCE ** plan.group.astype(jnp.float32)
+    preference = plan.eviction_weight
     share = overflow * preference / jnp.maximum(add_up(preference * used), TINY)
     share = jnp.clip(share + jnp.where(first_tick, plan.restarted, 0.0), 0.0, 1.0)
 
     completed = add_up(progress.completed)
     together = completed / jnp.maximum(plan.decode_gpus * progress.steps, TINY)
     prompts = add_up(progress.completed * classes.prompt_tokens)
-    too_little = -jnp.expm1(-add_up(progress.tokens) / jnp.maximum(prompts, TINY))
+    too_little = 1.0 - jnp.exp(-add_up(progress.tokens) / jnp.maximum(prompts, TINY))
     pushed_out = admission.kv_starved * completed * too_little * jnp.exp(-together)
     newest = pushed_out * preference / jnp.maximum(add_up(preference * running), TINY)
     newest = jnp.minimum(newest, 1.0 - share)
@@ -218,9 +216,7 @@ def _record(
         blocked=add_wait(tally.blocked, admission.blocked, add_up(admitted)),
         decode_s=tally.decode_s
         + progress.alive_s
-        + jnp.where(plan.split, classes.delay_weight, 1.0) * queues.preempted * plan.tick_s
-        + jnp.where(plan.split, classes.delay_weight * admitted * plan.kv_transfer_s, 0.0),
-        decode_tokens=tally.decode_tokens + progress.tokens,
+        + plan.preempted_weight * queues.preempted * plan.tick_s,
         stall_s2=tally.stall_s2 + stall_s2,
         steps=tally.steps + progress.steps,
         preemptions=tally.preemptions + evicted,
@@ -247,7 +243,9 @@ def advance_tick(
     own_s = stage(live, prefill_seconds, plan, classes, timing)
     room = stage(live, find_room, plan, classes, without_ages, timing, own_s, queued, arrivals)
     admission = stage(live, readmit, plan, classes, without_ages, timing, own_s, room)
-    waiting = age_by_one_tick(queues.waiting, arrivals, plan.clock + number)
+    # Indexing the traffic inside the loop over all ages would keep that from vectorising.
+    arrivals, clock = stage(live, lambda *traffic: traffic, arrivals, plan.clock + number)
+    waiting = age_by_one_tick(queues.waiting, arrivals, clock)
     admitted = fifo_cut(live, waiting, plan.group, admission.usage)
     served = jnp.minimum(waiting, admitted[:, None])
     waiting = waiting - served
@@ -291,28 +289,25 @@ def advance_tick(
 
 
 @flax.struct.dataclass
-class WindowOutcome:
-    """What a window's ticks leave behind."""
+class FirstTokens:
+    """When the first tokens of a window came."""
 
-    queues: Queues
-    tally: Tally
-    ttft_met: jax.Array
-    """float32[F], first tokens inside the TTFT objective."""
-    ttft_exceeded: jax.Array
-    """float32[len(TTFT_EDGES_S)], first tokens later than each edge."""
+    met: jax.Array
+    """float32[F, ...], inside the TTFT objective."""
+    exceeded: jax.Array
+    """float32[len(TTFT_EDGES_S), ...], later than each edge."""
 
 
-@batch_last
 def run_ticks(
+    live: jax.Array,
     plan: WindowPlan,
     deployment: Deployment,
     classes: TrafficClasses,
     ttft_slo_s: jax.Array,
     queues: Queues,
     counts: jax.Array,
-) -> WindowOutcome:
-    """All ticks of a window; ``counts`` float32[K, F] arrivals."""
-    live = jnp.any(counts >= 0.0)
+) -> tuple[Queues, Tally, FirstTokens]:
+    """All ticks of a window; ``counts`` float32[K, F, ...] arrivals."""
     batch = max(leaf.shape[-1] for leaf in jax.tree.leaves((plan, queues, counts)))
     plan = dataclasses.replace(plan, table=row_contiguous(plan.table))
     queues = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], batch)), queues)
@@ -324,21 +319,32 @@ def run_ticks(
     traffic = (counts, jnp.arange(ticks))
     (queues, tally), _ = jax.lax.scan(tick, (queues, empty_tally(queues)), traffic)
     gpu_s = ticks * plan.prefill_gpus * plan.up_s
-    ttft_met, exceeded = stage(
-        live, _first_token_times, plan, deployment, classes, tally, gpu_s, ttft_slo_s
+    without_ages = dataclasses.replace(tally, admitted_by_age=None)
+    delay = stage(live, _first_token_delay, plan, deployment, classes, without_ages, gpu_s)
+    limits = [jnp.full_like(tally.admitted, edge) for edge in TTFT_EDGES_S]
+    limits.append(jnp.broadcast_to(ttft_slo_s, tally.admitted.shape))
+    exceeded = ttft_exceeded(
+        live,
+        tally.admitted,
+        tally.admitted_by_age,
+        delay,
+        jnp.stack(limits, axis=1),
+        plan.tick_s,
     )
-    return WindowOutcome(queues=queues, tally=tally, ttft_met=ttft_met, ttft_exceeded=exceeded)
+    first = FirstTokens(
+        met=tally.admitted - exceeded[:, -1],
+        exceeded=stage(live, lambda counts: add_up(counts[:, :-1]), exceeded),
+    )
+    return queues, tally, first
 
 
-def _first_token_times(
+def _first_token_delay(
     plan: WindowPlan,
     deployment: Deployment,
     classes: TrafficClasses,
     tally: Tally,
     gpu_s: jax.Array,
-    ttft_slo_s: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-    """First tokens inside the objective, [F, ...], and later than each edge, [E, ...]."""
+) -> FirstTokenDelay:
     admitted = jnp.maximum(tally.admitted, TINY)
     prefill_s = tally.prefill_s / admitted
     count = jnp.maximum(add_up(tally.admitted), TINY)
@@ -346,18 +352,11 @@ def _first_token_times(
     in_progress = prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s, residual_s, count)
     # Prompts that come during the same decode step share the next iteration.
     company_s = prefill_share(tally.prefills, gpu_s) * residual_s
-    wait = either_wait(in_progress, mean_wait(tally.blocked, count))
     tail_s = deployment.frontend_tail_s
-    delay = FirstTokenDelay(
+    return FirstTokenDelay(
         least_s=deployment.frontend_s + classes.prompt_floor * prefill_s,
         mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - classes.prompt_floor) * prefill_s,
         variance_s2=tail_s**2 + residual_s**2 / 12.0 + (classes.prompt_spread * prefill_s) ** 2,
-        wait=wait,
+        wait=either_wait(in_progress, mean_wait(tally.blocked, count)),
         queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,
     )
-    limits = [jnp.full_like(prefill_s, edge) for edge in TTFT_EDGES_S]
-    limits.append(jnp.broadcast_to(ttft_slo_s, prefill_s.shape))
-    exceeded = ttft_exceeded(
-        tally.admitted, tally.admitted_by_age, delay, jnp.stack(limits, axis=1), plan.tick_s
-    )
-    return tally.admitted - exceeded[:, -1], add_up(exceeded[:, :-1])

@@ -41,6 +41,8 @@ class WindowPlan:
     """float32, positions verified per sequence and step (depth + 1)."""
     group: jax.Array
     """int32[F], effective priority group (all 0 under first come first served)."""
+    eviction_weight: jax.Array
+    """float32[F], how much rather one class is evicted than another."""
     split: jax.Array
     """bool, prefill and decode run on different GPUs."""
     prefill_gpus: jax.Array
@@ -51,8 +53,11 @@ class WindowPlan:
     """float32, KV capacity of the decoding GPUs together, tokens."""
     prefill_kv_tokens: jax.Array
     """float32, KV capacity of the prefill GPUs of a split, tokens."""
+    preempted_weight: jax.Array
+    """float32[F], what a second before decoding weighs in the time between tokens: ``delay_weight``
+    in a split, where it comes before the second token, else 1."""
     kv_transfer_s: jax.Array
-    """float32[F], seconds to move a prompt's KV between the GPUs of a split."""
+    """float32[F], the same seconds for the move of a prompt's KV in a split, 0 when colocated."""
     joule_per_token: jax.Array
     """float32, see ``Deployment``, at the tier in force."""
     joule_per_weight_pass: jax.Array
@@ -67,6 +72,10 @@ class WindowPlan:
     """int32, ticks since the start of the episode."""
     up_s: jax.Array
     """float32, seconds of a tick in which the deployment is up at all."""
+    capacity: jax.Array
+    """float32, share of the GPUs that serve, averaged over the window."""
+    reserved_gib: jax.Array
+    """float32, memory of one GPU without the activations of the window, GiB."""
 
 
 @flax.struct.dataclass
@@ -110,8 +119,6 @@ class Tally:
     """their waits for slots and KV."""
     decode_s: jax.Array
     """float32[F], time spent between first and last token by requests in service, s."""
-    decode_tokens: jax.Array
-    """float32[F], tokens decoded."""
     stall_s2: jax.Array
     """float32, sum of squared prefill stalls of one GPU, s^2."""
     steps: jax.Array
@@ -223,7 +230,6 @@ def empty_tally(queues: Queues) -> Tally:
         prefills=empty_prefills(zero),
         blocked=WaitTally(count=zero, wait_s=zero, wait_s2=zero),
         decode_s=vector,
-        decode_tokens=vector,
         stall_s2=zero,
         steps=zero,
         preemptions=zero,

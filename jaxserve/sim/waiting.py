@@ -68,7 +68,8 @@ def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.A
       float32[F, ...], served requests; no resource is overdrawn beyond rounding.
     """
     total = waiting[:, 0]
-    marginal, left = stage(live, _marginal_group, total, group, usage)
+    demand = stage(live, _demand, total, group, usage)
+    marginal, left = stage(live, _marginal_group, demand)
     weight, shares = stage(live, _scarcest_resource, total, group == marginal, usage, left)
     load = stage(live, lambda weight, waiting: add_up(weight[:, None] * waiting), weight, waiting)
     served_share = stage(live, _served_share, load)
@@ -78,19 +79,20 @@ def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.A
     return jnp.where(group < marginal, total, jnp.where(group == marginal, from_marginal, 0.0))
 
 
-def _marginal_group(
-    total: jax.Array, group: jax.Array, usage: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """The first group that does not fit, and what the ones before leave of each resource."""
+def _demand(total: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
+    """float32[G, R, ...]: what each group and all before it would take of each resource."""
     need = usage * total
-    left = jnp.ones_like(add_up(need, axis=1))
-    marginal = jnp.zeros_like(left[0], dtype=jnp.int32)
-    for index in range(PRIORITY_GROUPS):
-        demand = add_up(jnp.where(group == index, need, 0.0), axis=1)
-        fits = (marginal == index) & (largest(demand - left) <= 0.0)
-        left = jnp.where(fits, left - demand, left)
-        marginal = marginal + fits
-    return marginal, left
+    return jnp.stack(
+        [add_up(jnp.where(group <= index, need, 0.0), axis=1) for index in range(PRIORITY_GROUPS)]
+    )
+
+
+def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first group that does not fit, and what the ones before leave of each resource."""
+    fits = largest(demand, axis=1) <= 1.0
+    marginal = add_up(fits.astype(jnp.int32))
+    before = largest(jnp.where(fits[:, None], demand, 0.0))
+    return marginal, 1.0 - before
 
 
 def _scarcest_resource(
@@ -113,7 +115,7 @@ def _served_share(load: jax.Array) -> jax.Array:
 
 
 def _served_by_share(waiting: jax.Array, served_share: jax.Array) -> jax.Array:
-    """sum_a served_share[a] (waiting[a] - waiting[a + 1]), summed by parts and pairwise."""
+    """sum_a served_share[a] (waiting[a] - waiting[a + 1]), summed by parts and in halves."""
     terms = waiting * (served_share - _shift(served_share, 1))
     while terms.shape[1] > 1:
         half = terms.shape[1] // 2

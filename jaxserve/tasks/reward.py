@@ -17,6 +17,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sim.batching import add_up, batch_last
 from jaxserve.tasks import checks
 from jaxserve.types import RewardParts, WindowMetrics
 
@@ -81,10 +82,18 @@ def compute_reward(model: RewardModel, metrics: WindowMetrics) -> RewardParts:
     With weights (1, 0, 1, ...) throughput + slo is the value of the requests that met their SLOs
     (goodput in value units). All terms are in units of the expected value per window.
     """
-    worth = model.value * model.quality[metrics.tier]
-    completed = jnp.sum(worth * metrics.completed) / model.expected_value
-    missed = jnp.sum(worth * (metrics.completed - metrics.good)) / model.expected_value
-    late = jnp.sum(worth * (metrics.first_tokens - metrics.ttft_met)) / model.expected_value
+    return _parts(model, metrics)
+
+
+@batch_last
+def _parts(model: RewardModel, metrics: WindowMetrics) -> RewardParts:
+    at_tier = [
+        jnp.where(metrics.tier == tier, quality, 0.0) for tier, quality in enumerate(model.quality)
+    ]
+    worth = model.value * sum(at_tier)
+    completed = add_up(worth * metrics.completed) / model.expected_value
+    missed = add_up(worth * (metrics.completed - metrics.good)) / model.expected_value
+    late = add_up(worth * (metrics.first_tokens - metrics.ttft_met)) / model.expected_value
     over = jnp.maximum(metrics.memory_gib - model.memory_limit_gib, 0.0) / model.memory_limit_gib
     throughput = model.throughput_weight * completed
     latency = -model.latency_weight * late

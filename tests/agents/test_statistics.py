@@ -16,7 +16,7 @@ from jaxserve.agents.baselines import StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.statistics import EpisodeStatistics, episode_statistics, interval, intervals
 from jaxserve.seeds import episode_keys
-from jaxserve.sim.latency import histogram_quantile
+from jaxserve.sim.latency import ttft_quantile
 from jaxserve.spaces import make_action
 from jaxserve.types import TimeStep
 
@@ -61,10 +61,15 @@ def test_counts() -> None:
 
 
 def test_ttft_is_that_of_all_requests() -> None:
-    """Quantiles are of the episode's pooled histogram, not means of window quantiles."""
-    pooled = np.asarray(timesteps().metrics.ttft_histogram).sum(1)
+    """Quantiles are of all first tokens of an episode, not means of window quantiles."""
+    metrics = timesteps().metrics
+    exceeded = np.asarray(metrics.ttft_exceeded).sum(1)
+    counts = np.asarray(metrics.first_tokens).sum((1, 2))
     for name, probability in (("ttft_p50_s", 0.5), ("ttft_p99_s", 0.99)):
-        expected = [float(histogram_quantile(jnp.asarray(row), probability)) for row in pooled]
+        expected = [
+            float(ttft_quantile(jnp.asarray(row), jnp.asarray(count), probability))
+            for row, count in zip(exceeded, counts, strict=True)
+        ]
         np.testing.assert_allclose(getattr(found(), name), expected, rtol=1e-4)
     assert (found().ttft_p50_s < found().ttft_p99_s).all()
 

@@ -1,0 +1,117 @@
+"""The knobs of a window resolved against the deployment as it stands: what the ticks work with."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sim.deployment import Deployment
+from jaxserve.sim.state import SimState
+from jaxserve.sim.table import (
+    LatencyTable,
+    added_s_per_token_rows,
+    contract,
+    prefill_s_per_token,
+)
+from jaxserve.sim.tick_state import WindowPlan
+from jaxserve.sim.workload import Arrivals, TrafficClasses
+from jaxserve.types import ServeAction
+
+_EVICTION_PREFERENCE = 64.0  # how much rather a group is evicted than the one above it
+
+
+def plan_window(
+    state: SimState,
+    action: ServeAction,
+    arrivals: Arrivals,
+    deployment: Deployment,
+    classes: TrafficClasses,
+    table: LatencyTable,
+    window_s: float,
+) -> WindowPlan:
+    """Resolves the knobs of a window against the deployment as it stands."""
+    ticks = len(arrivals.counts)
+    tier = state.tier
+    depth = action.speculation_depth
+    window_table = contract(table, depth, tier)
+
+    switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
+    out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
+    # A single GPU that switches is an outage; of several, one is away at a time.
+    alone = deployment.num_gpus <= 1.0
+    up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
+    serving = jnp.where(alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus)
+    gpus = deployment.num_gpus * serving
+    prefill_pool = state.prefill_gpus.astype(jnp.float32) * serving
+    split = state.prefill_gpus > 0
+    decode_gpus = gpus - prefill_pool
+    prompt = classes.prompt_tokens
+    scale = arrivals.acceptance_scale
+    at_depth = jnp.take_along_axis(
+        classes.tokens_per_step, jnp.broadcast_to(depth, (classes.prompt_tokens.shape[0], 1)), 1
+    )[:, 0]
+    per_step = 1.0 + scale * (at_depth - 1.0)
+    decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
+    pool_gib = _kv_pool(deployment.kv_pool_gib, tier, action)
+    pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
+    group = jnp.where(action.priority_routing > 0, classes.priority, 0)
+    return WindowPlan(
+        table=window_table,
+        # Per token, long prompts cost more, and most tokens are in the longer ones.
+        added_s_per_token=added_s_per_token_rows(
+            window_table, prompt * (1.0 + classes.prompt_spread**2)
+        ),
+        alone_s=prompt * prefill_s_per_token(window_table, prompt),
+        tokens_per_step=per_step,
+        decode_tokens=decode_tokens,
+        # Half of what a step yields beyond the first token is too much in the last one.
+        decode_steps=decode_tokens / per_step + 0.5 * (1.0 - 1.0 / per_step),
+        batch_cap=action.batch_cap.astype(jnp.float32),
+        verify_tokens=depth.astype(jnp.float32) + 1.0,
+        group=group,
+        eviction_weight=_EVICTION_PREFERENCE ** group.astype(jnp.float32),
+        split=split,
+        prefill_gpus=jnp.where(split, prefill_pool, gpus),
+        decode_gpus=decode_gpus,
+        kv_tokens=decode_gpus * action.kv_budget_fraction * pool_tokens,
+        prefill_kv_tokens=prefill_pool * action.kv_budget_fraction * pool_tokens,
+        preempted_weight=jnp.where(split, classes.delay_weight, 1.0),
+        kv_transfer_s=jnp.where(
+            split, classes.delay_weight * prompt * deployment.kv_transfer_s_per_token, 0.0
+        ),
+        joule_per_token=deployment.joule_per_token[tier],
+        joule_per_weight_pass=deployment.joule_per_weight_pass[tier],
+        restarted=_restarted_share(state, deployment, window_s),
+        time_scale=state.time_scale,
+        tick_s=jnp.float32(window_s / ticks),
+        clock=state.ticks,
+        up_s=up_share * (window_s / ticks),
+        capacity=up_share * serving,
+        reserved_gib=deployment.weights_gib[tier]
+        + deployment.activation_base_gib
+        + action.kv_budget_fraction * pool_gib
+        + jnp.where(depth > 0, deployment.draft_gib, 0.0),
+    )
+
+
+def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -> jax.Array:
+    """Share of the running sequences that lose their KV because their GPU goes down.
+
+    A rolling switch takes the next GPU when the last one is back. The first to go holds its share
+    of what runs; by then it is empty and up again, so the others hold all.
+    """
+    gpus = deployment.num_gpus
+    reloads = state.switch_span_s > deployment.restart_s * gpus - 1e-3
+    away_s = jnp.maximum(jnp.where(reloads, deployment.restart_s, deployment.rerole_s), 1e-3)
+
+    def still_to_go(left_s: jax.Array) -> jax.Array:
+        return jnp.floor(jnp.maximum(left_s, 0.0) / away_s + 1e-3)
+
+    go_down = still_to_go(state.switch_left_s) - still_to_go(state.switch_left_s - window_s)
+    first = state.switch_left_s > state.switch_span_s - 0.5 * window_s
+    holders = jnp.where(reloads & ~first, jnp.maximum(gpus - 1.0, 1.0), gpus)
+    return jnp.where(state.switch_left_s > 0.0, jnp.minimum(go_down / holders, 1.0), 0.0)
+
+
+def _kv_pool(pool: jax.Array, tier: jax.Array, action: ServeAction) -> jax.Array:
+    return jnp.where(action.speculation_depth > 0, pool[tier, 1], pool[tier, 0])
