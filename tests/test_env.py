@@ -229,21 +229,21 @@ def assert_close(first: TimeStep, second: TimeStep) -> None:
 
     The size of a figure is the largest of itself, the mean over the episode (of the largest class)
     and, but for seconds and dollars, one. What a queue of 512 rejects is a difference of large
-    numbers, so its size is at least ten. The TTFT histogram, whose bins share a request, is left to
-    the figures made from it.
+    numbers, so its size is at least ten. A full KV pool is known to 0.03 tokens in float32, so that
+    a request in a few thousand is admitted a tick later; quantiles over the few first tokens of a
+    window show that ten times larger. The counts that they come from have the size of the window's.
     """
     for name in ("arrivals", "regime", "tier", "prefill_gpus", "oom"):
         one, other = getattr(first.metrics, name), getattr(second.metrics, name)
         np.testing.assert_array_equal(one, other, err_msg=name)
     for (name, one), (_, other) in zip(leaves(first), leaves(second), strict=True):
-        if "histogram" in name:
-            continue
+        tolerance = 1e-3 if "ttft_ms" in name else 1e-4
         one, other = np.float64(one), np.float64(other)
         size = np.maximum(np.abs(one), np.abs(one).mean(axis=0).max())
         if not name.endswith(("_s", "_usd", "cost_so_far", "cost_per_1k")):
             size = np.maximum(size, 10.0 if name.endswith(".rejected") else 1.0)
         worst = np.max(np.abs(one - other) / np.maximum(size, 1e-9))
-        assert worst <= 1e-4, f"{name} differs by {worst:.1e}"
+        assert worst <= tolerance, f"{name} differs by {worst:.1e}"
 
 
 SETTINGS: list[dict[str, float]] = [
