@@ -39,6 +39,17 @@ def episode_keys(count: int, split: str = "train", first: int = 0) -> jax.Array:
     return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(first + jnp.arange(count))
 
 
+def random_episode_keys(key: jax.Array, count: int, split: str = "train") -> jax.Array:
+    """Keys of ``count`` random seeds of a split, shape (count,); usable under ``jax.jit``.
+
+    Raises:
+      InputError: unknown split.
+    """
+    root = _root(split)
+    seeds = jax.random.randint(key, (count,), 0, MAX_SEED)
+    return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(seeds)
+
+
 def _whole(name: str, value: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value <= high:
         raise InputError(f"{name} is {value!r}; it must be a whole number from 0 to {high}")

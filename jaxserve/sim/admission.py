@@ -131,9 +131,9 @@ def find_room(
     kv_room = plan.kv_tokens - add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
     progress = plan.up_s / timing.step_s / plan.decode_steps
     completed = queues.running * progress * alive_share(progress)
-    held = queues.context / jnp.maximum(queues.running, TINY) + BLOCK_SLACK_TOKENS
+    held_kv = queues.context / jnp.maximum(queues.running, TINY) + BLOCK_SLACK_TOKENS
     slot_flow = add_up(completed)
-    kv_flow = add_up(completed * (held - plan.decode_tokens * classes.output_growth))
+    kv_flow = add_up(completed * (held_kv - plan.decode_tokens * classes.output_growth))
 
     candidates = queued + arrivals
     count = jnp.maximum(add_up(candidates), TINY)
@@ -171,6 +171,14 @@ def find_room(
     kv_starved = jnp.maximum(kv_starved, for_kv.share)
     kv_room = kv_room - 0.5 * kv_starved * plan.decode_gpus * head_tokens
 
+    # A request holds its slot and its KV while it is prefilled, which the running do not show. As
+    # many are in prefill as finish in the time that it takes.
+    chunks = 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
+    prefill_s = mean_s + timing.beside_batch * timing.step_s * add_up(candidates * chunks) / count
+    in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
+    slots = slots - in_prefill
+    kv_room = kv_room - in_prefill * mean_kv
+
     gpu_s = jnp.maximum(plan.prefill_gpus * plan.up_s, TINY)
     stolen_each = jnp.where(plan.split, 0.0, mean_s / gpu_s)
     admitted = jnp.minimum(count, timing.prefill_room_s / jnp.maximum(mean_s, TINY))
@@ -179,7 +187,7 @@ def find_room(
         admitted = jnp.minimum(admitted, jnp.maximum(fits, 0.0))
     left = 1.0 - jnp.minimum(admitted * stolen_each, 1.0)
     return Room(
-        slots=slots + left * slot_flow,
+        slots=jnp.maximum(slots + left * slot_flow, 0.0),
         kv=jnp.maximum(kv_room + left * kv_flow, 0.0),
         kv_starved=kv_starved,
         blocked=either_wait(for_slot, for_kv),

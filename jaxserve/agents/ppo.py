@@ -1,0 +1,344 @@
+"""Proximal policy optimisation with everything inside JAX.
+
+One update is a pure function of its state: a rollout of all environments, advantages, minibatch
+epochs and optimiser steps, compiled as one program. ``vmap`` it over states for seeds, and over
+configurations for hyper-parameters, whose numbers are leaves.
+
+    learner = Learner.create(env, PPOConfig())
+    state = learner.init(jax.random.key(0))
+    state, report = jax.jit(learner.update)(state)
+
+Rollouts divide the horizon, and environments start at different rollouts of an episode. So an
+episode ends only where a rollout does, where the value of the final observation stands for what
+would have followed: the horizon is a truncation and not an end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxserve.agents.grids import action_at
+from jaxserve.agents.network import (
+    INPUTS,
+    Memory,
+    Network,
+    NetworkPolicy,
+    Normaliser,
+    choose,
+    entropy,
+    log_probability,
+    network_for,
+    perceive,
+)
+from jaxserve.env import EnvState, ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.seeds import random_episode_keys
+from jaxserve.types import ServeObservation
+
+
+@flax.struct.dataclass
+class PPOConfig:
+    """Hyper-parameters. Sizes are static; numbers are leaves, so that they can be batched."""
+
+    learning_rate: Any = 1e-3
+    """at the start; falls linearly to a twentieth."""
+    discount: Any = 0.97
+    """per window."""
+    gae_lambda: Any = 0.9
+    clip: Any = 0.2
+    entropy_weight: Any = 0.01
+    """at the start, nats; falls linearly to a twentieth."""
+    value_weight: Any = 0.5
+    max_gradient: Any = 0.5
+    """norm at which gradients are clipped."""
+    reward_scale: Any = 1.0
+    """on top of 1 - discount, which makes a steady reward of 1 a value of 1."""
+    environments: int = flax.struct.field(pytree_node=False, default=1024)
+    rollout_windows: int = flax.struct.field(pytree_node=False, default=25)
+    """must divide the task's horizon."""
+    updates: int = flax.struct.field(pytree_node=False, default=200)
+    epochs: int = flax.struct.field(pytree_node=False, default=2)
+    minibatches: int = flax.struct.field(pytree_node=False, default=8)
+    """must divide ``environments``."""
+    traffic_group: int = flax.struct.field(pytree_node=False, default=1)
+    """environments that share an episode's traffic; above 1, the mean over them is the baseline of
+    each window's advantage (input-dependent baselines, Mao et al. 2019)."""
+    width: int = flax.struct.field(pytree_node=False, default=64)
+    recurrent: bool = flax.struct.field(pytree_node=False, default=False)
+
+
+@flax.struct.dataclass
+class TrainState:
+    """All that an update needs and changes; a checkpoint of it continues bit by bit."""
+
+    params: Any
+    optimiser: Any
+    normaliser: Normaliser
+    env_states: EnvState
+    """[N, ...]"""
+    observations: ServeObservation
+    """[N, ...], the latest."""
+    memory: Memory
+    """[N, ...]"""
+    key: jax.Array
+    """typed key; update u draws from ``fold_in(key, u)``."""
+    update: jax.Array
+    """int32, updates finished."""
+
+
+@flax.struct.dataclass
+class Report:
+    """What an update says of itself; float32 scalars."""
+
+    reward: jax.Array
+    """mean per window, of the policy that still explores."""
+    policy_loss: jax.Array
+    value_loss: jax.Array
+    entropy: jax.Array
+    """nats, summed over the knobs."""
+    kl: jax.Array
+    """divergence from the policy that played, nats."""
+    explained_variance: jax.Array
+    """of the returns by the value, at most 1."""
+
+
+@flax.struct.dataclass
+class _Windows:
+    """What a rollout keeps; leaves [T, N, ...]."""
+
+    inputs: jax.Array
+    last: jax.Array
+    features: jax.Array
+    indices: jax.Array
+    log_probability: jax.Array
+    value: jax.Array
+    reward: jax.Array
+
+
+@flax.struct.dataclass
+class Learner:
+    """PPO on one task, or on as many (of one shape) as environments when ``env`` is stacked."""
+
+    env: ServeEnv
+    config: PPOConfig
+    network: Network = flax.struct.field(pytree_node=False)
+    horizon: int = flax.struct.field(pytree_node=False)
+
+    @classmethod
+    def create(cls, env: ServeEnv, config: PPOConfig) -> Learner:
+        """Checks that sizes fit.
+
+        Raises:
+          InputError: a size that does not divide another.
+        """
+        horizon = int(np.max(env.horizon))
+        for name, part, whole, size in (
+            ("rollout_windows", config.rollout_windows, "the horizon", horizon),
+            ("minibatches", config.minibatches, "environments", config.environments),
+            ("traffic_group", config.traffic_group, "environments", config.environments),
+        ):
+            if part < 1 or size % part:
+                raise InputError(f"{name} is {part}; it must divide {whole}, which is {size}")
+        first = env if np.ndim(env.horizon) == 0 else jax.tree.map(lambda leaf: leaf[0], env)
+        network = network_for(first, width=config.width, recurrent=config.recurrent)
+        return cls(env, config, network, horizon)
+
+    def init(self, key: jax.Array) -> TrainState:
+        """A fresh learner with environments at different points of their first episode."""
+        config = self.config
+        network_key, env_key, key = jax.random.split(key, 3)
+        hidden = jnp.zeros(config.width if config.recurrent else 0)
+        params = self.network.init(network_key, hidden, jnp.zeros(INPUTS), jnp.zeros(6, jnp.int32))[
+            "params"
+        ]
+        env_states, observations, memory = self._fresh(env_key)
+        rollouts = self.horizon // config.rollout_windows
+        phase = jnp.arange(config.environments) // config.traffic_group % rollouts
+        return TrainState(
+            params=params,
+            optimiser=self._optimiser().init(params),
+            normaliser=Normaliser.create(),
+            env_states=env_states.replace(step=phase * config.rollout_windows),  # type: ignore
+            observations=observations,
+            memory=memory,
+            key=key,
+            update=jnp.int32(0),
+        )
+
+    def update(self, state: TrainState) -> tuple[TrainState, Report]:
+        """One rollout of every environment, and the epochs over it."""
+        config = self.config
+        key = jax.random.fold_in(state.key, state.update)
+        rollout_key, reset_key, epoch_key = jax.random.split(key, 3)
+        left = 1.0 - state.update / config.updates
+        decay = 0.05 + 0.95 * jnp.maximum(left, 0.0)
+
+        started = state.memory
+        state, windows, final_value = self._rollout(state, rollout_key)
+        advantages, returns = self._advantages(windows, final_value)
+        batch = (windows, advantages, returns, started.hidden)
+
+        def epoch(carry, key):
+            order = jax.random.permutation(key, config.environments)
+            order = order.reshape(config.minibatches, -1)
+
+            def minibatch(carry, chosen):
+                params, optimiser = carry
+                part = jax.tree.map(lambda leaf: leaf[:, chosen], batch[:3])
+                (_, parts), gradient = jax.value_and_grad(self._loss, has_aux=True)(
+                    params, *part, batch[3][chosen], config.entropy_weight * decay
+                )
+                step, optimiser = self._optimiser().update(gradient, optimiser)
+                rate = -config.learning_rate * decay
+                params = jax.tree.map(lambda leaf, move: leaf + rate * move, params, step)
+                return (params, optimiser), parts
+
+            return jax.lax.scan(minibatch, carry, order)
+
+        (params, optimiser), parts = jax.lax.scan(
+            epoch, (state.params, state.optimiser), jax.random.split(epoch_key, config.epochs)
+        )
+        unexplained = jnp.var(returns - windows.value)
+        report = Report(
+            reward=jnp.mean(windows.reward),
+            **jax.tree.map(jnp.mean, parts),
+            explained_variance=1.0 - unexplained / jnp.maximum(jnp.var(returns), 1e-9),
+        )
+        state = state.replace(  # type: ignore[attr-defined]
+            params=params,
+            optimiser=optimiser,
+            normaliser=state.normaliser.updated(windows.features),
+            update=state.update + 1,
+        )
+        return self._restart_finished(state, reset_key), report
+
+    def policy(self, state: TrainState, name: str = "ppo") -> NetworkPolicy:
+        """The policy as it stands, without exploration."""
+        return NetworkPolicy(state.params, state.normaliser, self.network, name=name)
+
+    def _rollout(self, state: TrainState, key: jax.Array) -> tuple[TrainState, _Windows, jax.Array]:
+        env, network, config = self.env, self.network, self.config
+        env_axis = None if jnp.ndim(env.horizon) == 0 else 0
+        take_in = jax.vmap(perceive, (env_axis, None, 0, 0))
+        step_env = jax.vmap(lambda env, *args: env.step(*args), (env_axis, 0, 0))
+
+        def window(carry, index):
+            env_states, observations, memory = carry
+            memory, inputs, features = take_in(env, state.normaliser, memory, observations)
+            hidden, said = network.apply(
+                {"params": state.params}, memory.hidden, inputs, memory.last
+            )
+            indices = choose(said, network.sizes, jax.random.fold_in(key, index))
+            env_states, timestep = step_env(env, env_states, action_at(indices))
+            kept = _Windows(
+                inputs=inputs,
+                last=memory.last,
+                features=features,
+                indices=indices,
+                log_probability=log_probability(said, network.sizes, indices),
+                value=said.value,
+                reward=timestep.reward,
+            )
+            memory = memory.replace(last=indices, hidden=hidden)
+            return (env_states, timestep.observation, memory), kept
+
+        start = (state.env_states, state.observations, state.memory)
+        (env_states, observations, memory), windows = jax.lax.scan(
+            window, start, jnp.arange(config.rollout_windows)
+        )
+        _, inputs, _ = take_in(env, state.normaliser, memory, observations)
+        _, said = network.apply({"params": state.params}, memory.hidden, inputs, memory.last)
+        state = state.replace(  # type: ignore[attr-defined]
+            env_states=env_states, observations=observations, memory=memory
+        )
+        return state, windows, said.value
+
+    def _advantages(self, windows: _Windows, final_value: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Generalised advantage estimates and the returns they imply, float32[T, N]."""
+        config = self.config
+        rewards = windows.reward * config.reward_scale * (1.0 - config.discount)
+        following = jnp.concatenate([windows.value[1:], final_value[None]])
+        errors = rewards + config.discount * following - windows.value
+
+        def backwards(later, error):
+            advantage = error + config.discount * config.gae_lambda * later
+            return advantage, advantage
+
+        _, advantages = jax.lax.scan(backwards, jnp.zeros_like(final_value), errors, reverse=True)
+        returns = advantages + windows.value
+        if config.traffic_group > 1:
+            grouped = advantages.reshape(len(advantages), -1, config.traffic_group)
+            grouped = grouped - jnp.mean(grouped, axis=-1, keepdims=True)
+            advantages = grouped.reshape(advantages.shape)
+        return advantages, returns
+
+    def _loss(
+        self,
+        params: Any,
+        windows: _Windows,
+        advantages: jax.Array,
+        returns: jax.Array,
+        hidden: jax.Array,
+        entropy_weight: jax.Array,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        config, network = self.config, self.network
+
+        def one(hidden, seen):
+            return network.apply({"params": params}, hidden, *seen)
+
+        if config.recurrent:
+            _, said = jax.lax.scan(one, hidden, (windows.inputs, windows.last))
+        else:
+            _, said = one(hidden, (windows.inputs, windows.last))
+        log_ratio = log_probability(said, network.sizes, windows.indices) - windows.log_probability
+        ratio = jnp.exp(log_ratio)
+        advantages = (advantages - jnp.mean(advantages)) / (jnp.std(advantages) + 1e-8)
+        clipped = jnp.clip(ratio, 1.0 - config.clip, 1.0 + config.clip)
+        policy_loss = -jnp.mean(jnp.minimum(ratio * advantages, clipped * advantages))
+        value_loss = jnp.mean((said.value - returns) ** 2)
+        spread = jnp.mean(entropy(said))
+        loss = policy_loss + config.value_weight * value_loss - entropy_weight * spread
+        return loss, dict(
+            policy_loss=policy_loss,
+            value_loss=value_loss,
+            entropy=spread,
+            kl=jnp.mean(ratio - 1.0 - log_ratio),
+        )
+
+    def _restart_finished(self, state: TrainState, key: jax.Array) -> TrainState:
+        """Environments at the horizon begin a new episode."""
+        done = state.env_states.step >= self.horizon
+        fresh = self._fresh(key)
+        current = (state.env_states, state.observations, state.memory)
+
+        def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+            return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+        env_states, observations, memory = jax.tree.map(pick, fresh, current)
+        return state.replace(  # type: ignore[attr-defined]
+            env_states=env_states, observations=observations, memory=memory
+        )
+
+    def _fresh(self, key: jax.Array) -> tuple[EnvState, ServeObservation, Memory]:
+        """The start of an episode for every environment."""
+        config = self.config
+        keys = random_episode_keys(key, config.environments // config.traffic_group)
+        keys = jnp.repeat(keys, config.traffic_group, axis=0)
+        env_axis = None if jnp.ndim(self.env.horizon) == 0 else 0
+
+        def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, ServeObservation, Memory]:
+            state, timestep = env.reset(key)
+            return state, timestep.observation, self.network.initial_memory(env)
+
+        return jax.vmap(start, (env_axis, 0))(self.env, keys)
+
+    def _optimiser(self) -> optax.GradientTransformation:
+        return optax.chain(
+            optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5)
+        )
