@@ -28,6 +28,7 @@ def evaluate_agents(
     trace: File = None,
     hardware: Name = None,
     table: File = None,
+    weights: File = None,
     plot: File = None,
     json: File = None,
 ) -> None:
@@ -35,12 +36,13 @@ def evaluate_agents(
 
     Args:
         task: Name or alias of a task, path of a task file, or all.
-        agent: Names separated by commas, or all for random, default, best_static and heuristic.
+        agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo.
         episodes: Episodes of each agent on each task.
         seed_split: Whose seeds they have.
         trace: Recorded traffic to replay: Azure, Mooncake or BurstGPT format.
         hardware: GPU instead of the task's own.
         table: Latency table instead of the packaged one.
+        weights: Directory of a training run, for ppo instead of the packaged weights.
         plot: Picture of the first episode to write: .png, .svg or .pdf.
         json: Results to write, with every episode's statistics.
     """
@@ -58,7 +60,7 @@ def evaluate_agents(
     if trace is not None and task == "all":
         task = "trace_replay"
     settings = [
-        load_setting(name, hardware, _text(table), _text(trace))
+        load_setting(name, hardware, _text(table), _text(trace), weights)
         for name in (task_names() if task == "all" else (task,))
     ]
     if plot is not None:
@@ -75,6 +77,67 @@ def evaluate_agents(
         write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
     if json is not None:
         write_output(json, to_json(comparisons), "--json")
+
+
+def train_agent(
+    task: str,
+    out: Path,
+    steps: int = 5_000_000,
+    seed: int = 0,
+    seeds: int = 1,
+    environments: int = 1024,
+    learning_rate: float = 2e-3,
+    recurrent: bool = False,
+    hardware: Name = None,
+    table: File = None,
+    trace: File = None,
+    resume: bool = False,
+) -> None:
+    """Train a PPO controller and write its weights.
+
+    Args:
+        task: Name or alias of a task, or path of a task file.
+        out: Directory of the run: checkpoints, metrics.csv, weights.
+        steps: Control windows that each seed plays, rounded up to whole rollouts.
+        seed: Seed of the first policy.
+        seeds: Policies trained side by side, with seeds one apart.
+        environments: Episodes that each seed plays at a time.
+        learning_rate: At the start; it falls linearly.
+        recurrent: Remember with a gated recurrent unit as well as with running means.
+        hardware: GPU instead of the task's own.
+        table: Latency table instead of the packaged one.
+        trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
+        resume: Continue the run in --out from its last checkpoint.
+    """
+    from jaxserve.agents.panel import load_setting
+    from jaxserve.agents.training import Interrupted, check_run, train
+    from jaxserve.report import training_table
+    from jaxserve.terminal import result_console, training_bar
+
+    config = check_run(steps, seed, seeds, environments, learning_rate, recurrent)
+    setting = load_setting(task, hardware, _text(table), _text(trace))
+    chosen = tuple(range(seed, seed + seeds))
+    try:
+        with training_bar() as watch:
+            result = train(
+                setting,
+                config,
+                chosen,
+                out,
+                resume=resume,
+                command=f"jaxserve {' '.join(sys.argv[1:])}",
+                watch=watch,
+            )
+    except Interrupted as stopped:
+        print(f"jaxserve: {stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
+    console = result_console()
+    console.print(training_table(result, setting))
+    console.print(
+        f"compiled in {result.compile_s:.0f} s, trained in {result.train_s:.0f} s; "
+        f"wrote the weights of seed {result.seeds[result.best]} to {out}",
+        soft_wrap=True,
+    )
 
 
 def list_tasks() -> None:
@@ -273,6 +336,7 @@ def _measured_headroom(task: str) -> Any:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_agents,
+    "train": train_agent,
     "tasks": list_tasks,
     "table": table_group,
     "search": search_anchors,

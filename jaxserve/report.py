@@ -9,8 +9,11 @@ from rich import box
 from rich.table import Table
 
 from jaxserve.agents.evaluation import Comparison
+from jaxserve.agents.panel import Setting
 from jaxserve.agents.statistics import Interval
+from jaxserve.agents.training import VALIDATION_EPISODES, TrainingResult
 from jaxserve.sim.table_fit import FitReport
+from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
 
@@ -130,4 +133,21 @@ def fit_report_table(report: FitReport) -> Table:
         limit = " (at its limit)" if constant.at_limit else ""
         known = f"{100.0 * constant.known:.0f} %"
         table.add_row(constant.name, f"{constant.factor:.2f}{limit}", known)
+    return table
+
+
+def training_table(result: TrainingResult, setting: Setting) -> Table:
+    """A finished run: what each seed's policy reaches on validation episodes."""
+    table = _plain_table(
+        title=f"ppo on {setting.env.name}, {VALIDATION_EPISODES} validation episodes"
+    )
+    table.add_column("seed of the policy", justify="right")
+    table.add_column("mean reward", justify="right")
+    if setting.anchors is not None:
+        table.add_column("score", justify="right")
+    for seed, objective in zip(result.seeds, result.objectives, strict=True):
+        cells = [str(seed), f"{objective:.4f}"]
+        if setting.anchors is not None:
+            cells.append(f"{anchors_score(setting.anchors, objective):.3f}")
+        table.add_row(*cells)
     return table

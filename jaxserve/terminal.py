@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 _PIPE_WIDTH = 120
 """Characters in a line that does not go to a terminal."""
@@ -44,3 +53,36 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
             bars.update(stages[stage], completed=done, total=total)
 
         yield advance
+
+
+@contextmanager
+def training_bar() -> Iterator[Callable[[Any], None]]:
+    """A bar on stderr while the block runs; a line every tenth of the run where it is no terminal.
+
+    Yields:
+      a function to call with a ``jaxserve.agents.training.Progress``.
+    """
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())
+    with Progress(
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        stage = bar.add_task("compiling", total=None)
+        tenths = 0
+
+        def watch(progress: Any) -> None:
+            nonlocal tenths
+            worth = "" if progress.score is None else f", score {progress.score:.3f} (static 0.5)"
+            text = f"{progress.windows_per_s:,.0f} windows/s, reward {progress.reward:.3f}{worth}"
+            bar.update(stage, completed=progress.windows, total=progress.total, description=text)
+            if not console.is_terminal and 10 * progress.windows // progress.total > tenths:
+                tenths = 10 * progress.windows // progress.total
+                done = f"{progress.windows:,} of {progress.total:,} windows"
+                console.print(f"{done}: {text}", soft_wrap=True)
+
+        yield watch

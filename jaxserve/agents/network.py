@@ -7,7 +7,8 @@ a fresh policy would restart every window and never see a setting at work.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import flax.struct
@@ -72,7 +73,8 @@ class Memory:
     last: jax.Array
     """int32[6], grid indices of the last action."""
     hidden: jax.Array
-    """float32[H], state of the recurrent cell; H is 0 without one."""
+    """float32[H], state of the recurrent cell; without one an unused number, because checkpoints
+    take no empty arrays."""
 
 
 class Step(NamedTuple):
@@ -129,13 +131,20 @@ class Network(nn.Module):
         return Memory(
             averages=jnp.zeros((len(AVERAGING_WINDOWS), len(FEATURE_NAMES))),
             last=jnp.stack([_nearest(env.locked, knob) for knob in KNOBS]),
-            hidden=jnp.zeros(self.width if self.recurrent else 0),
+            hidden=jnp.zeros(self.width if self.recurrent else 1),
         )
 
 
 def network_for(env: ServeEnv, **settings: int | float | bool) -> Network:
     """The network whose heads fit a task; ``settings`` as in ``Network``."""
     return Network(sizes=tuple(int(size) for size in grid_sizes(env)), **settings)  # type: ignore
+
+
+def look(network: Network, params: Any, memory: Memory, inputs: jax.Array) -> tuple[Memory, Step]:
+    """What the network says about inputs float32[..., INPUTS], and the memory after it."""
+    said: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
+    hidden, step = said
+    return dataclasses.replace(memory, hidden=hidden), step
 
 
 def perceive(
@@ -155,7 +164,7 @@ def perceive(
         for knob in _STICKY_KNOBS
     ]
     inputs = jnp.concatenate([seen, averages.ravel(), *running])
-    return memory.replace(averages=averages), inputs, features  # type: ignore[attr-defined]
+    return dataclasses.replace(memory, averages=averages), inputs, features
 
 
 def log_probability(step: Step, sizes: tuple[int, ...], indices: jax.Array) -> jax.Array:
@@ -195,7 +204,7 @@ def _nearest(action: ServeAction, knob: str) -> jax.Array:
 class NetworkPolicy:
     """A trained network as a ``Policy``."""
 
-    params: dict
+    params: Any
     normaliser: Normaliser
     network: Network = flax.struct.field(pytree_node=False)
     greedy: bool = flax.struct.field(pytree_node=False, default=True)
@@ -210,8 +219,6 @@ class NetworkPolicy:
     ) -> tuple[ServeAction, Memory]:
         """The most likely value of every knob; or a draw, if not ``greedy``."""
         memory, inputs, _ = perceive(env, self.normaliser, memory, observation)
-        hidden, step = self.network.apply(
-            {"params": self.params}, memory.hidden, inputs, memory.last
-        )
+        memory, step = look(self.network, self.params, memory, inputs)
         indices = choose(step, self.network.sizes, key, self.greedy)
-        return action_at(indices), memory.replace(last=indices, hidden=hidden)  # type: ignore
+        return action_at(indices), dataclasses.replace(memory, last=indices)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax.numpy as jnp
 
@@ -16,6 +17,7 @@ from jaxserve.agents.baselines import (
 from jaxserve.agents.grids import action_at
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.weights import load_weights, packaged_weights
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.registry import make
@@ -42,6 +44,8 @@ class Setting:
     """None where scores mean nothing: other hardware or traffic than the task's own."""
     note: str | None
     """why there are no anchors, in one sentence."""
+    weights: Path
+    """directory of the weights that the agent ppo has here."""
 
 
 def load_setting(
@@ -49,23 +53,28 @@ def load_setting(
     hardware: str | None = None,
     table: str | None = None,
     trace: str | None = None,
+    weights: Path | None = None,
 ) -> Setting:
     """A task with its anchors; see ``jaxserve.make`` for the arguments.
+
+    Args:
+      weights: directory with those of the agent ppo; default is the task's packaged ones.
 
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
     spec = load_task(task)
     env = make(spec, hardware=hardware, table=table, trace=trace)
+    weights = weights or packaged_weights(spec.name)
     changed = {"hardware": hardware, "table": table, "trace": trace}
     given = [name for name, value in changed.items() if value is not None]
     if given:
         note = f"no scores, because the anchors are for the task's own {given[0]}"
-        return Setting(env, spec, None, note)
+        return Setting(env, spec, None, note, weights)
     try:
-        return Setting(env, spec, load_anchors(spec), None)
+        return Setting(env, spec, load_anchors(spec), None, weights)
     except InputError as error:
-        return Setting(env, spec, None, f"no scores: {error}")
+        return Setting(env, spec, None, f"no scores: {error}", weights)
 
 
 def build_agent(name: str, setting: Setting, progress: Progress | None = None) -> Policy:
@@ -127,5 +136,6 @@ _AGENTS: dict[str, Callable[[Setting, Progress | None], Policy]] = {
     "default": lambda setting, progress: default_policy(setting.env),
     "best_static": best_static_policy,
     "heuristic": lambda setting, progress: HeuristicPolicy(),
+    "ppo": lambda setting, progress: load_weights(setting.weights, setting.env),
 }
 """Those that ``all`` stands for, in the order of the table."""

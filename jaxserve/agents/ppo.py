@@ -15,6 +15,7 @@ would have followed: the horizon is a truncation and not an end.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.struct
@@ -30,9 +31,11 @@ from jaxserve.agents.network import (
     Network,
     NetworkPolicy,
     Normaliser,
+    Step,
     choose,
     entropy,
     log_probability,
+    look,
     network_for,
     perceive,
 )
@@ -153,7 +156,7 @@ class Learner:
         """A fresh learner with environments at different points of their first episode."""
         config = self.config
         network_key, env_key, key = jax.random.split(key, 3)
-        hidden = jnp.zeros(config.width if config.recurrent else 0)
+        hidden = jnp.zeros(config.width if config.recurrent else 1)
         params = self.network.init(network_key, hidden, jnp.zeros(INPUTS), jnp.zeros(6, jnp.int32))[
             "params"
         ]
@@ -164,7 +167,7 @@ class Learner:
             params=params,
             optimiser=self._optimiser().init(params),
             normaliser=Normaliser.create(),
-            env_states=env_states.replace(step=phase * config.rollout_windows),  # type: ignore
+            env_states=dataclasses.replace(env_states, step=phase * config.rollout_windows),
             observations=observations,
             memory=memory,
             key=key,
@@ -210,7 +213,8 @@ class Learner:
             **jax.tree.map(jnp.mean, parts),
             explained_variance=1.0 - unexplained / jnp.maximum(jnp.var(returns), 1e-9),
         )
-        state = state.replace(  # type: ignore[attr-defined]
+        state = dataclasses.replace(
+            state,
             params=params,
             optimiser=optimiser,
             normaliser=state.normaliser.updated(windows.features),
@@ -231,9 +235,7 @@ class Learner:
         def window(carry, index):
             env_states, observations, memory = carry
             memory, inputs, features = take_in(env, state.normaliser, memory, observations)
-            hidden, said = network.apply(
-                {"params": state.params}, memory.hidden, inputs, memory.last
-            )
+            memory, said = look(network, state.params, memory, inputs)
             indices = choose(said, network.sizes, jax.random.fold_in(key, index))
             env_states, timestep = step_env(env, env_states, action_at(indices))
             kept = _Windows(
@@ -245,7 +247,7 @@ class Learner:
                 value=said.value,
                 reward=timestep.reward,
             )
-            memory = memory.replace(last=indices, hidden=hidden)
+            memory = dataclasses.replace(memory, last=indices)
             return (env_states, timestep.observation, memory), kept
 
         start = (state.env_states, state.observations, state.memory)
@@ -253,9 +255,9 @@ class Learner:
             window, start, jnp.arange(config.rollout_windows)
         )
         _, inputs, _ = take_in(env, state.normaliser, memory, observations)
-        _, said = network.apply({"params": state.params}, memory.hidden, inputs, memory.last)
-        state = state.replace(  # type: ignore[attr-defined]
-            env_states=env_states, observations=observations, memory=memory
+        _, said = look(network, state.params, memory, inputs)
+        state = dataclasses.replace(
+            state, env_states=env_states, observations=observations, memory=memory
         )
         return state, windows, said.value
 
@@ -289,13 +291,13 @@ class Learner:
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         config, network = self.config, self.network
 
-        def one(hidden, seen):
-            return network.apply({"params": params}, hidden, *seen)
+        def window(hidden: jax.Array, seen: _Windows) -> tuple[jax.Array, Step]:
+            memory = Memory(averages=seen.features, last=seen.last, hidden=hidden)
+            memory, said = look(network, params, memory, seen.inputs)
+            return memory.hidden, said
 
-        if config.recurrent:
-            _, said = jax.lax.scan(one, hidden, (windows.inputs, windows.last))
-        else:
-            _, said = one(hidden, (windows.inputs, windows.last))
+        scan = jax.lax.scan if config.recurrent else lambda step, *args: step(*args)
+        _, said = scan(window, hidden, windows)
         log_ratio = log_probability(said, network.sizes, windows.indices) - windows.log_probability
         ratio = jnp.exp(log_ratio)
         advantages = (advantages - jnp.mean(advantages)) / (jnp.std(advantages) + 1e-8)
@@ -321,8 +323,8 @@ class Learner:
             return jnp.where(done.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
         env_states, observations, memory = jax.tree.map(pick, fresh, current)
-        return state.replace(  # type: ignore[attr-defined]
-            env_states=env_states, observations=observations, memory=memory
+        return dataclasses.replace(
+            state, env_states=env_states, observations=observations, memory=memory
         )
 
     def _fresh(self, key: jax.Array) -> tuple[EnvState, ServeObservation, Memory]:

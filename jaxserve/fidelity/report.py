@@ -12,6 +12,7 @@ from jaxserve.fidelity.fast_vs_reference import fast_vs_reference
 from jaxserve.fidelity.kernels import kernel_fidelity
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.silicon import silicon_fidelity
+from jaxserve.fidelity.transfer import policy_transfer
 from jaxserve.fidelity.vidur import vidur_fidelity
 from jaxserve.fidelity.vllm_run import vllm_fidelity
 
@@ -47,7 +48,10 @@ def run_checks(
         rows += check(measurements)
     if progress:
         progress("fast simulator against reference")
-    return rows + fast_vs_reference(), skipped
+    rows += fast_vs_reference()
+    if progress:
+        progress("policies in both simulators")
+    return rows + policy_transfer(), skipped
 
 
 def fidelity_table(rows: Sequence[FidelityRow]) -> Table:
@@ -58,7 +62,7 @@ def fidelity_table(rows: Sequence[FidelityRow]) -> Table:
     for row in rows:
         table.add_row(
             row.check,
-            f"{row.measured:.1f} {row.unit}",
+            f"{_figure(row.measured)} {row.unit}",
             f"{row.bar:g} {row.unit}",
             "pass" if row.passed else "MISS",
             row.detail,
@@ -72,8 +76,8 @@ def fidelity_markdown(rows: Sequence[FidelityRow]) -> str:
     for row in rows:
         verdict = "pass" if row.passed else "**miss**"
         lines.append(
-            f"| {row.check} | {row.measured:.1f} {row.unit} | {row.bar:g} {row.unit} | {verdict} "
-            f"| {row.detail} |"
+            f"| {row.check} | {_figure(row.measured)} {row.unit} | {row.bar:g} {row.unit} "
+            f"| {verdict} | {row.detail} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -94,3 +98,8 @@ def fidelity_picture(rows: Sequence[FidelityRow]) -> bytes:
     figure.savefig(picture, dpi=150)
     plt.close(figure)
     return picture.getvalue()
+
+
+def _figure(value: float) -> str:
+    """Two significant digits below one, else one decimal."""
+    return f"{value:.1f}" if value >= 1.0 else f"{value:.2g}"

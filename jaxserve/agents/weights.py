@@ -1,0 +1,132 @@
+"""Trained networks on disk: arrays in an .npz, and beside them a .json that says whose they are."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from jaxserve.agents.network import INPUTS, NetworkPolicy, Normaliser, network_for
+from jaxserve.datafiles import data_dir, write_atomic
+from jaxserve.env import FEATURE_NAMES, ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.tasks import checks
+from jaxserve.tasks.spec import TaskSpec
+
+WEIGHTS_VERSION = 1
+_FILE = "weights"
+
+
+def packaged_weights(task: str) -> Path:
+    """Directory of the weights shipped for a task; it exists where there are any."""
+    return data_dir() / "weights" / task
+
+
+def save_weights(
+    directory: Path, policy: NetworkPolicy, spec: TaskSpec, provenance: Mapping[str, Any]
+) -> None:
+    """Writes ``weights.npz`` and ``weights.json``.
+
+    Args:
+      provenance: how they were made: command, seed, revision, score.
+    """
+    arrays = flatten_dict(policy.params, sep="/") | {
+        f"normaliser/{name}": getattr(policy.normaliser, name)
+        for name in ("mean", "variance", "count")
+    }
+    packed = io.BytesIO()
+    np.savez(packed, **jax.tree.map(np.asarray, arrays))
+    about = {
+        "spec_version": WEIGHTS_VERSION,
+        "task": spec.name,
+        "task_version": spec.version,
+        "width": policy.network.width,
+        "recurrent": policy.network.recurrent,
+        "features": list(FEATURE_NAMES),
+        "provenance": dict(provenance),
+    }
+    write_atomic(directory / f"{_FILE}.npz", packed.getvalue())
+    write_atomic(directory / f"{_FILE}.json", (json.dumps(about, indent=2) + "\n").encode())
+
+
+def load_weights(directory: Path, env: ServeEnv) -> NetworkPolicy:
+    """The policy of ``save_weights`` for an environment with the same knobs.
+
+    Raises:
+      InputError: a file is missing or unreadable, of another version, or does not fit the task.
+    """
+    about = _read_about(directory)
+    where = f"{directory / _FILE}.json"
+    checks.whole(about, "spec_version", where, WEIGHTS_VERSION, WEIGHTS_VERSION)
+    if about.get("features") != list(FEATURE_NAMES):
+        raise InputError(f"{where}: features are not those of this version; train again")
+    width = checks.whole(about, "width", where, 1, 4096)
+    recurrent = about.get("recurrent")
+    if not isinstance(recurrent, bool):
+        raise InputError(f"{where}: recurrent is {recurrent!r}; it must be true or false")
+    network = network_for(env, width=width, recurrent=recurrent)
+    arrays = _read_arrays(directory)
+    expected: Any = jax.eval_shape(
+        network.init,
+        jax.random.key(0),
+        jnp.zeros(width if recurrent else 1),
+        jnp.zeros(INPUTS),
+        jnp.zeros(6, jnp.int32),
+    )["params"]
+    leaves: dict[str, Any] = flatten_dict(expected, sep="/")
+    shapes = {name: leaf.shape for name, leaf in leaves.items()} | {
+        "normaliser/mean": (len(FEATURE_NAMES),),
+        "normaliser/variance": (len(FEATURE_NAMES),),
+        "normaliser/count": (),
+    }
+    _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", env.name)
+    mean, variance, count = (
+        jnp.asarray(arrays.pop(f"normaliser/{name}")) for name in ("mean", "variance", "count")
+    )
+    params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep="/")
+    return NetworkPolicy(params, Normaliser(mean, variance, count), network)
+
+
+def _read_about(directory: Path) -> Mapping[str, Any]:
+    path = directory / f"{_FILE}.json"
+    try:
+        return checks.mapping(json.loads(path.read_text(encoding="utf-8")), str(path))
+    except FileNotFoundError:
+        raise InputError(f"{directory} has no {_FILE}.json, so it holds no weights") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not readable JSON: {error}") from None
+
+
+def _read_arrays(directory: Path) -> dict[str, np.ndarray]:
+    path = directory / f"{_FILE}.npz"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)
+    except FileNotFoundError:
+        raise InputError(f"{directory} has no {_FILE}.npz, so it holds no weights") from None
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not a readable .npz file: {error}") from None
+
+
+def _check_arrays(
+    arrays: Mapping[str, np.ndarray], shapes: Mapping[str, tuple[int, ...]], path: str, task: str
+) -> None:
+    for name in sorted(shapes.keys() | arrays.keys()):
+        if name not in arrays or name not in shapes:
+            state = "missing" if name not in arrays else "not part of the network"
+            raise InputError(f"{path} does not fit {task}: array {name} is {state}")
+        if arrays[name].shape != shapes[name]:
+            raise InputError(
+                f"{path} does not fit {task}: array {name} has shape {arrays[name].shape}, and the "
+                f"task's knobs need {shapes[name]}"
+            )
+        if not np.isfinite(arrays[name]).all():
+            raise InputError(f"{path}: array {name} has values that are not finite")

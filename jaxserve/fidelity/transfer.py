@@ -1,0 +1,66 @@
+"""Policies in both simulators: a score that a policy has in the fast one, it keeps in the other.
+
+python -m jaxserve.fidelity.transfer
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxserve.agents.evaluation import evaluate
+from jaxserve.agents.panel import build_agent, load_setting
+from jaxserve.agents.reference_rollout import reference_rollout, table_timer
+from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.seeds import episode_key
+from jaxserve.tasks.anchors import anchors_score
+
+TASKS = ("bursty_workload", "adversarial_multitenant")
+AGENTS = ("default", "best_static", "heuristic")
+EPISODES = 8
+BAR = 0.03
+
+
+def policy_transfer(
+    tasks: Sequence[str] = TASKS, agents: Sequence[str] = AGENTS, episodes: int = EPISODES
+) -> list[FidelityRow]:
+    """One row per task and agent: the difference of mean scores on the same test episodes."""
+    jobs = [(task, agent, seed) for task in tasks for agent in agents for seed in range(episodes)]
+    with concurrent.futures.ProcessPoolExecutor(
+        os.cpu_count(), multiprocessing.get_context("spawn")
+    ) as pool:
+        found = dict(zip(jobs, pool.map(_reference_score, *zip(*jobs, strict=True)), strict=True))
+    rows = []
+    for task in tasks:
+        setting = load_setting(task)
+        for agent in agents:
+            fast = evaluate(setting, build_agent(agent, setting), episodes).score
+            assert fast is not None
+            reference = np.array([found[task, agent, seed] for seed in range(episodes)])
+            detail = (
+                f"{episodes} episodes; fast {fast.mean():.3f}, reference {reference.mean():.3f}, "
+                f"episodes differ by {np.abs(fast - reference).mean():.3f} on average"
+            )
+            error = abs(float(fast.mean() - reference.mean()))
+            rows.append(
+                FidelityRow.within(f"transfer: {agent} on {task}", error, BAR, "score", detail)
+            )
+    return rows
+
+
+def _reference_score(task: str, agent: str, seed: int) -> float:
+    """Score of an episode in the reference simulator."""
+    setting = load_setting(task)
+    assert setting.anchors is not None
+    policy = build_agent(agent, setting)
+    found = reference_rollout(setting.env, policy, episode_key(seed, "test"), table_timer(task))
+    return anchors_score(setting.anchors, float(found.parts.total.mean()))
+
+
+if __name__ == "__main__":
+    for row in policy_transfer():
+        print(f"{row.check}: {row.measured:.3f} {row.unit}, bar {row.bar:g}; {row.detail}")

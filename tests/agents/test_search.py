@@ -1,0 +1,198 @@
+"""Searches stay on the grid, keep the best of what they tried, and find the same again."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxserve
+from jaxserve.agents import search
+from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.grids import action_at, grid_sizes
+from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.agents.search import (
+    SITUATIONS,
+    Plan,
+    best_static,
+    episode_schedules,
+    oracle_plans,
+    regime_env,
+    setting_text,
+    static_objective,
+)
+from jaxserve.env import ServeEnv
+from jaxserve.seeds import episode_keys
+from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.spaces import KNOBS
+from jaxserve.tasks.spec import REGIME_COUNT
+
+HORIZON = 12  # windows; long enough for a queue, too short for most switches
+KEYS = episode_keys(8, "validation")
+GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
+HARD = "adversarial_multitenant"
+
+
+@functools.cache
+def environment(task: str) -> ServeEnv:
+    """A short, nameless task: one program serves all."""
+    return dataclasses.replace(jaxserve.make(task, overrides={"horizon": HORIZON}), name="")
+
+
+@functools.cache
+def found(task: str, rounds: int = 1, seed: int = 0) -> np.ndarray:
+    return best_static(environment(task), KEYS, candidates=32, rounds=rounds, seed=seed)
+
+
+@functools.cache
+def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
+    """A quick oracle of the hard task, started at the best static setting."""
+    start = found(HARD)
+    others = np.stack([found(HARD, seed=seed) for seed in range(REGIME_COUNT)])
+    return oracle_plans(
+        environment(HARD), KEYS, start, others, sweeps=1, generations=3, offspring=4, seed=seed
+    )
+
+
+@functools.cache
+def played() -> Rollout:
+    """The best static setting of the hard task as a policy."""
+    policy = StaticPolicy(action_at(jnp.asarray(found(HARD))))
+    return rollout(environment(HARD), policy, KEYS)
+
+
+def objective(task: str, setting: np.ndarray) -> float:
+    return float(static_objective(environment(task), setting[None], KEYS).mean())
+
+
+@pytest.mark.parametrize("task", GRADED)
+def test_the_best_static_setting_is_the_best_that_was_tried(
+    task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No candidate and no neighbour scores more; locked knobs are not searched."""
+    batches = []
+
+    def noted(env: ServeEnv, indices: np.ndarray, keys: jax.Array) -> np.ndarray:
+        values = static_objective(env, indices, keys)
+        batches.append((np.asarray(indices), values.mean(1)))
+        return values
+
+    monkeypatch.setattr(search, "static_objective", noted)
+    setting = best_static(environment(task), KEYS, candidates=32, rounds=1)
+    sizes = grid_sizes(environment(task))
+    active = np.asarray(environment(task).knob_active)
+    candidates, neighbours = (settings for settings, _ in batches)
+    assert len(np.unique(candidates, axis=0)) == len(candidates) == 32
+    for settings, _ in batches:
+        assert ((settings >= 0) & (settings < sizes)).all()
+        assert not settings[:, ~active].any()
+    # Refinement turns one knob of a candidate at a time, and tries nothing twice.
+    changed = (neighbours[:, None] != candidates[None]).sum(axis=2).min(axis=1)
+    np.testing.assert_array_equal(changed, 1)
+    tried = np.concatenate([settings for settings, _ in batches])
+    values = np.concatenate([values for _, values in batches])
+    assert setting.shape == (len(KNOBS),)
+    assert (tried == setting).all(axis=1).any()
+    assert values[(tried == setting).all(axis=1)].item() == values.max()
+
+
+@pytest.mark.parametrize("task", GRADED)
+def test_the_same_seed_finds_the_same_setting(task: str) -> None:
+    """A search is a function of its arguments, and its value is no accident of the batch."""
+    again = best_static(environment(task), KEYS, candidates=32, rounds=1)
+    np.testing.assert_array_equal(found(task), again)
+    alone = objective(task, again)
+    pair = np.stack([np.zeros_like(again), again])
+    together = static_objective(environment(task), pair, KEYS).mean(1)[1]
+    assert together == pytest.approx(alone, abs=1e-5)
+
+
+def test_more_rounds_are_never_worse() -> None:
+    """Refinement keeps what it has."""
+    values = [objective(HARD, found(HARD, rounds)) for rounds in (0, 1, 3)]
+    assert values[0] <= values[1] <= values[2]
+
+
+def test_the_objective_is_the_mean_reward_of_the_setting_as_a_policy() -> None:
+    """Searches and evaluations play the same episodes."""
+    values = static_objective(environment(HARD), found(HARD)[None], KEYS)
+    assert values.shape == (1, len(KEYS))
+    rewards = np.asarray(played().timesteps.reward, np.float64).mean(axis=1)
+    np.testing.assert_allclose(values[0], rewards, rtol=1e-3, atol=1e-4)
+
+
+def test_the_oracle_is_at_least_the_best_static_setting() -> None:
+    """It starts there, and every step keeps the better plan."""
+    plans, values = planned()
+    assert values.shape == (len(KEYS),)
+    assert values.mean() >= objective(HARD, found(HARD)) - 1e-5
+    settings, lead = np.asarray(plans.settings), np.asarray(plans.lead)
+    assert settings.shape == (len(KEYS), SITUATIONS, len(KNOBS))
+    assert ((settings >= 0) & (settings < grid_sizes(environment(HARD)))).all()
+    assert lead.shape == (len(KEYS),)
+    assert ((lead >= 0) & (lead < HORIZON)).all()
+
+
+def test_the_same_seed_finds_the_same_plans() -> None:
+    """An oracle's value can be computed again."""
+    plans, values = planned()
+    planned.cache_clear()
+    again, same = planned()
+    np.testing.assert_array_equal(plans.settings, again.settings)
+    np.testing.assert_array_equal(plans.lead, again.lead)
+    np.testing.assert_array_equal(values, same)
+
+
+def test_schedules_are_what_happens() -> None:
+    """The regimes that the oracle knows are those that come, whoever plays."""
+    schedule = np.asarray(episode_schedules(environment(HARD), KEYS).situation)
+    assert schedule.shape == (len(KEYS), HORIZON)
+    assert ((schedule >= 0) & (schedule < SITUATIONS)).all()
+    np.testing.assert_array_equal(schedule // 2, played().timesteps.metrics.regime)
+
+
+@functools.partial(jax.jit, static_argnames="windows")
+@functools.partial(jax.vmap, in_axes=(None, 0, None))
+def arrived(env: ServeEnv, key: jax.Array, windows: int) -> jax.Array:
+    """Requests of an episode by class, float32[F]."""
+
+    def window(state, index):
+        state, arrivals = draw_arrivals(env.workload, state, index, env.ticks, env.window_s)
+        return state, arrivals.counts.sum(0)
+
+    start = init_workload(env.workload, key)
+    return jax.lax.scan(window, start, jnp.arange(windows))[1].sum(0)
+
+
+@pytest.mark.parametrize("regime", range(REGIME_COUNT))
+def test_a_held_regime_never_ends(regime: int) -> None:
+    """All regimes of the walk are the one held; the rest of the task is untouched."""
+    env = environment(HARD)
+    held = regime_env(env, regime)
+    for whole, one in zip(
+        jax.tree.leaves(env.workload.regimes), jax.tree.leaves(held.workload.regimes), strict=True
+    ):
+        assert one.shape == whole.shape and one.dtype == whole.dtype
+        np.testing.assert_array_equal(one, np.broadcast_to(whole[regime], whole.shape))
+    back = dataclasses.replace(held.workload, regimes=env.workload.regimes)
+    same = dataclasses.replace(held, workload=back)
+    assert jax.tree.structure(same) == jax.tree.structure(env)
+    for one, other in zip(jax.tree.leaves(same), jax.tree.leaves(env), strict=True):
+        np.testing.assert_array_equal(one, other)
+    counts = np.asarray(arrived(held, KEYS, 400)).sum(axis=0)
+    mix = np.asarray(env.workload.regimes.class_mix[regime])
+    np.testing.assert_array_equal(counts > 0, mix > 0)
+    np.testing.assert_allclose(counts / counts.sum(), mix, atol=0.03)
+
+
+def test_settings_are_shown_by_the_knobs_that_act() -> None:
+    """Locked knobs are not part of a setting's name."""
+    setting = np.array([6, 10, 2, 1, 1, 1], np.int32)
+    everything = setting_text(setting, grid_sizes(environment(HARD)))
+    assert everything.startswith("batch_cap 24, kv_budget_fraction 1, speculation_depth 2")
+    two = setting_text(setting, grid_sizes(environment("static_workload")))
+    assert two == "batch_cap 24, kv_budget_fraction 1"

@@ -1,0 +1,101 @@
+"""Weights on disk: they come back as they were, and what does not fit is named."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import jaxserve
+from jaxserve.agents.network import INPUTS, NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.rollout import rollout
+from jaxserve.agents.weights import load_weights, packaged_weights, save_weights
+from jaxserve.errors import InputError
+from jaxserve.seeds import episode_keys
+from jaxserve.tasks.spec import load_task, task_names
+
+TASK = "bursty_workload"
+ENV = jaxserve.make(TASK)
+
+
+def policy() -> NetworkPolicy:
+    network = network_for(ENV, width=16)
+    memory = network.initial_memory(ENV)
+    params = network.init(jax.random.key(1), memory.hidden, np.zeros(INPUTS), memory.last)
+    return NetworkPolicy(params["params"], Normaliser.create(), network)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_weights(tmp_path, policy(), load_task(TASK), {"seed": 3})
+    return tmp_path
+
+
+def test_round_trip(saved: Path) -> None:
+    """A loaded policy plays as the saved one."""
+    keys = episode_keys(2)
+    one = rollout(ENV, policy(), keys)
+    other = rollout(ENV, load_weights(saved, ENV), keys)
+    np.testing.assert_array_equal(one.timesteps.reward, other.timesteps.reward)
+    assert json.loads((saved / "weights.json").read_text())["provenance"] == {"seed": 3}
+
+
+def test_another_task_does_not_fit(saved: Path) -> None:
+    """A task with other knobs needs other shapes, which are named."""
+    with pytest.raises(InputError, match=r"does not fit adversarial_multitenant: array .* shape"):
+        load_weights(saved, jaxserve.make("adversarial_multitenant"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.json", None, "has no weights.json"),
+        ("weights.json", b"{", "not readable JSON"),
+        ("weights.json", b"[]", "must be"),
+        ("weights.npz", None, "has no weights.npz"),
+        ("weights.npz", b"nonsense", "not a readable .npz file"),
+    ],
+)
+def test_broken_files(saved: Path, name: str, content: bytes | None, message: str) -> None:
+    """Missing and unreadable files get a sentence."""
+    if content is None:
+        (saved / name).unlink()
+    else:
+        (saved / name).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        load_weights(saved, ENV)
+
+
+@pytest.mark.parametrize("field", ["spec_version", "features", "width", "recurrent"])
+def test_wrong_fields(saved: Path, field: str) -> None:
+    """Fields of another version are named."""
+    path = saved / "weights.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: "x"}))
+    with pytest.raises(InputError, match=field):
+        load_weights(saved, ENV)
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "infinite"])
+def test_wrong_arrays(saved: Path, change: str) -> None:
+    """Arrays that are missing, unknown or not finite are named."""
+    path = saved / "weights.npz"
+    arrays = dict(np.load(path))
+    if change == "missing":
+        del arrays["normaliser/mean"]
+    elif change == "extra":
+        arrays["more"] = np.zeros(3)
+    else:
+        arrays["normaliser/mean"] = np.full_like(arrays["normaliser/mean"], np.inf)
+    np.savez(path, **arrays)
+    with pytest.raises(InputError, match="more" if change == "extra" else "normaliser/mean"):
+        load_weights(saved, ENV)
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_every_task_has_weights(task: str) -> None:
+    """The packaged weights load, are of this version of the task, and say how they were made."""
+    load_weights(packaged_weights(task), jaxserve.make(task))
+    about = json.loads((packaged_weights(task) / "weights.json").read_text())
+    assert about["task"] == task and about["task_version"] == load_task(task).version
+    assert about["provenance"]["command"].startswith("jaxserve train")
