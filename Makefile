@@ -43,7 +43,7 @@ fmt: $(SYNCED) ## format the code and apply the safe fixes
 	$(BIN)/ruff format .
 
 bench: $(SYNCED) ## measure speed against the peers, all in one run
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks --markdown docs/benchmarks.md
 
 fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
 	$(BIN)/jaxserve fidelity

@@ -16,7 +16,9 @@ from benchmarks.environment import (
     single_step_s,
     state_bytes,
 )
+from benchmarks.learner import ppo_windows_per_s
 
+LEARNERS = 1024
 HARD = "adversarial_multitenant"
 BATCHES = (256, 1024, 4096, 16384)
 
@@ -42,6 +44,12 @@ def main() -> None:
             f"({1e9 / speeds[batch]:,.0f} ns a window, compile {compile_s:.1f} s) |"
         )
         print(lines[-1], flush=True)
+    learning, compile_s = ppo_windows_per_s(HARD, LEARNERS)
+    lines.append(
+        f"| hard task, PPO end to end, {LEARNERS:,} environments | {learning:,.0f} windows/s "
+        f"(compile {compile_s:.1f} s) |"
+    )
+    print(lines[-1], flush=True)
     lines.append(f"| one un-batched step from Python | {1e3 * single_step_s(HARD):.3f} ms |")
     lines.append(f"| state of one environment | {state_bytes(HARD):,} bytes |")
     scipy_rate = scipy_steps_per_s("llama-3.1-8b__a100-sxm-40gb")
@@ -58,7 +66,7 @@ def main() -> None:
     text = "\n".join(lines) + "\n"
     print(text)
     if arguments.markdown:
-        arguments.markdown.write_text(text)
+        arguments.markdown.write_text("# Benchmarks\n\nPrinted by `make bench`.\n\n" + text)
 
 
 if __name__ == "__main__":
