@@ -47,7 +47,7 @@ def evaluate_agents(
         json: Results to write, with every episode's statistics.
     """
     from jaxserve.agents.evaluation import check_episodes, compare, to_json
-    from jaxserve.agents.panel import load_setting, parse_agents
+    from jaxserve.agents.panel import load_setting, parse_agents, playable
     from jaxserve.outputs import check_output, write_output
     from jaxserve.report import evaluation_table
     from jaxserve.tasks.spec import task_names
@@ -70,9 +70,13 @@ def evaluate_agents(
         plots.picture_format(plot)
     console, comparisons = result_console(), []
     for setting in settings:
+        # Who names ppo wants to hear that it has no weights; all means all that can play.
+        chosen = agents if "ppo" in agent else playable(agents, setting)
         with progress_bars() as progress:
-            comparisons.append(compare(setting, agents, episodes, seed_split, progress))
+            comparisons.append(compare(setting, chosen, episodes, seed_split, progress))
         console.print(evaluation_table(comparisons[-1]))
+        if chosen != agents:
+            console.print(f"without ppo, which has no weights for {setting.env.name}")
     if plot is not None:
         write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
     if json is not None:
@@ -125,7 +129,6 @@ def train_agent(
                 chosen,
                 out,
                 resume=resume,
-                command=f"jaxserve {' '.join(sys.argv[1:])}",
                 watch=watch,
             )
     except Interrupted as stopped:

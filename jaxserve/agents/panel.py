@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,6 +107,12 @@ def parse_agents(text: str) -> tuple[str, ...]:
     for name in names:
         _check_known(name)
     return tuple(dict.fromkeys(names))
+
+
+def playable(names: Sequence[str], setting: Setting) -> tuple[str, ...]:
+    """Those of ``names`` that need no weights, or have them."""
+    trained = (setting.weights / "weights.json").is_file()
+    return tuple(name for name in names if trained or name != "ppo")
 
 
 def best_static_policy(setting: Setting, progress: Progress | None = None) -> StaticPolicy:

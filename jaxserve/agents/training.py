@@ -106,14 +106,12 @@ def train(
     directory: Path,
     *,
     resume: bool = False,
-    command: str = "",
     watch: Watcher | None = None,
 ) -> TrainingResult:
     """Trains one policy per seed, all in one program.
 
     Args:
       directory: of the run; must be new or empty, unless ``resume``.
-      command: what the user typed, kept beside the weights.
       watch: told about the progress every few seconds.
 
     Raises:
@@ -152,7 +150,7 @@ def train(
     best = int(np.argmax(objectives))
     policy = learner.policy(jax.tree.map(lambda leaf: leaf[best], run.state))
     provenance: dict[str, Any] = dict(
-        command=command,
+        command=_command(setting, config, seeds[best]),
         seed=seeds[best],
         revision=_revision(),
         jax=jax.__version__,
@@ -294,6 +292,16 @@ def _restore(
     for row in rows:
         row |= {name: int(row[name]) for name in ("update", "windows", "seed")}
     return state, [row for row in rows if row["update"] <= step]
+
+
+def _command(setting: Setting, config: PPOConfig, seed: int) -> str:
+    """What makes these weights again, on the task's own hardware and traffic."""
+    steps = config.updates * config.environments * config.rollout_windows
+    return (
+        f"jaxserve train --task {setting.env.name} --steps {steps} --seed {seed} "
+        f"--environments {config.environments} --learning-rate {config.learning_rate:g}"
+        f"{' --recurrent' if config.recurrent else ''} --out RUN"
+    )
 
 
 def _describe(setting: Setting, config: PPOConfig, seeds: tuple[int, ...]) -> dict[str, Any]:

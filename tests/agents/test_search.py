@@ -54,7 +54,7 @@ def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
     start = found(HARD)
     others = np.stack([found(HARD, seed=seed) for seed in range(REGIME_COUNT)])
     return oracle_plans(
-        environment(HARD), KEYS, start, others, sweeps=1, generations=3, offspring=4, seed=seed
+        environment(HARD), KEYS, start, others, sweeps=1, generations=12, offspring=1, seed=seed
     )
 
 
@@ -135,6 +135,14 @@ def test_the_oracle_is_at_least_the_best_static_setting() -> None:
     assert ((settings >= 0) & (settings < grid_sizes(environment(HARD)))).all()
     assert lead.shape == (len(KEYS),)
     assert ((lead >= 0) & (lead < HORIZON)).all()
+
+
+def test_the_oracles_value_is_that_of_its_plans() -> None:
+    """What is reported belongs to the plans that are returned, the best of all generations."""
+    plans, values = planned()
+    schedules = episode_schedules(environment(HARD), KEYS)
+    again = search._paired_values(environment(HARD), plans, KEYS, schedules)
+    np.testing.assert_allclose(again, values, atol=1e-5)
 
 
 def test_the_same_seed_finds_the_same_plans() -> None:
