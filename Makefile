@@ -27,10 +27,10 @@ demo: $(SYNCED) ## compare all baselines on the bursty task and draw an episode
 	$(BIN)/jaxserve evaluate --agent all --task bursty_workload --episodes 20 --plot demo/episode.png
 
 test: $(SYNCED) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist loadfile
 
 test-slow: $(SYNCED) ## run only the slow tests
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n logical --dist loadfile
 
 lint: $(SYNCED) ## check lock file, style, format and types
 	$(BIN)/uv lock --check --quiet
@@ -44,9 +44,11 @@ fmt: $(SYNCED) ## format the code and apply the safe fixes
 
 bench: $(SYNCED) ## measure speed against the peers, all in one run
 	$(BIN)/python -m benchmarks --markdown docs/benchmarks.md
+	$(BIN)/python scripts/fill_readme.py
 
 fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
-	$(BIN)/jaxserve fidelity
+	$(BIN)/jaxserve fidelity --markdown docs/fidelity_results.md
+	$(BIN)/python scripts/fill_readme.py
 
 tables: $(SYNCED) ## rebuild the latency tables in data/tables
 	$(BIN)/jaxserve table build

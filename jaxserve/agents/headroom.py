@@ -67,19 +67,25 @@ class Headroom:
 
     @property
     def headroom(self) -> float:
-        """Relative gain of the oracle over the best static setting."""
-        return self.values["oracle"] / self.values["best_static"] - 1.0
+        """Gain of the oracle as a share of the best static setting's size, infinite if it is 0."""
+        static = self.values["best_static"]
+        gain = self.values["oracle"] - static
+        return gain / abs(static) if static else float("inf")
 
     def anchors(self) -> Anchors:
         """The task's anchors, ready to be written."""
-        action = action_at(jnp.asarray(self.static))
+        # Locked knobs have one grid point, which is not their value.
+        action = make(self.spec).effective_action(action_at(jnp.asarray(self.static)))
         knobs = {knob: float(getattr(action, knob)) for knob in KNOBS}
         return Anchors(
             task=self.spec.name,
             task_version=self.spec.version,
             random=self.values["random"],
             best_static=self.values["best_static"],
-            oracle=max(self.values["oracle"], (1.0 + MIN_SPAN) * self.values["best_static"]),
+            oracle=max(
+                self.values["oracle"],
+                self.values["best_static"] + MIN_SPAN * abs(self.values["best_static"]),
+            ),
             best_static_action={
                 knob: round(value, 6) if knob == "kv_budget_fraction" else int(value)
                 for knob, value in knobs.items()
@@ -148,7 +154,7 @@ def headroom_tables(result: Headroom) -> tuple[Table, Table]:
     settings = [*result.by_regime, result.static]
     best = result.matrix.max(axis=0)
     for label, setting, row in zip(rows, settings, result.matrix, strict=True):
-        cells = [f"{value:.3f} ({value / top:.0%})" for value, top in zip(row, best, strict=True)]
+        cells = [_with_share(value, top) for value, top in zip(row, best, strict=True)]
         matrix.add_row(f"{label}\n{setting_text(setting, sizes)}", *cells)
     values = Table(title=f"mean reward on test seeds, headroom {result.headroom:+.1%}")
     values.add_column("policy")
@@ -160,3 +166,8 @@ def headroom_tables(result: Headroom) -> tuple[Table, Table]:
 
 def _mean_reward(env: ServeEnv, policy, keys) -> float:
     return float(np.mean(np.asarray(rollout(env, policy, keys).timesteps.reward)))
+
+
+def _with_share(value: float, best: float) -> str:
+    """The value, and where that means something its share of the best."""
+    return f"{value:.3f} ({value / best:.0%})" if best > 0.0 else f"{value:.3f}"

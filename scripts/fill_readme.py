@@ -1,0 +1,32 @@
+"""Fills README.md with the tables that the benchmarks and the fidelity checks printed.
+
+    python scripts/fill_readme.py
+
+A block between ``<!-- table FILE COLUMNS -->`` and ``<!-- end -->`` gets the table of that file,
+its first so many columns. Nothing in such a block is written by hand.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+_BLOCK = re.compile(r"(<!-- table (\S+) (\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def filled(text: str) -> str:
+    """``text`` with every block up to date."""
+
+    def table(found: re.Match[str]) -> str:
+        begin, name, columns, end = found.groups()
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        rows = [line.strip("|").split("|")[: int(columns)] for line in lines if line[:1] == "|"]
+        return begin + "".join(f"|{'|'.join(row)}|\n" for row in rows) + end
+
+    return _BLOCK.sub(table, text)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
