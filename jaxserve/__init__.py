@@ -6,6 +6,9 @@ from jaxserve.registry import make, stack
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS, make_action, validate_action
 from jaxserve.tasks.spec import load_task, task_names
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
+from jaxserve.xla_flags import avoid_hanging_reductions
+
+avoid_hanging_reductions()
 
 __version__ = "0.1.0"
 
