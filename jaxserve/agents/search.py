@@ -192,6 +192,8 @@ def _shared_plan(
         done += 1
         trial = np.tile(plan.settings, (len(settings), 1, 1))
         trial[:, where] = settings[:, None] if isinstance(where, slice) else settings
+        # A whole regime's setting may overwrite two different ones, so the plan itself competes.
+        trial = np.concatenate([plan.settings[None], trial])
         leads = np.full(len(trial), plan.lead)
         values = _plan_values(env, Plan(trial, leads), keys, schedules).mean(1)
         plan = plan._replace(settings=trial[int(np.argmax(values))])

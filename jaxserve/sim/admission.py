@@ -144,7 +144,20 @@ def find_room(
     head_tokens = add_up(tokens * classes.prompt_tokens * square) / jnp.maximum(
         add_up(tokens), TINY
     )
-    wanted = add_up(tokens + queues.preempted_context)
+    # A request holds its slot and its KV while it is prefilled, which the running do not show. As
+    # many are in prefill as finish in the time that it takes.
+    chunks = 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
+    prefill_s = mean_s + timing.beside_batch * timing.step_s * add_up(candidates * chunks) / count
+    in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
+    slots = slots - in_prefill
+    kv_room = kv_room - in_prefill * mean_kv
+
+    # KV is short only for those whom slots and prefill time would let in.
+    others_fit = jnp.minimum(
+        jnp.maximum(slots + slot_flow, 0.0), timing.prefill_room_s / jnp.maximum(mean_s, TINY)
+    )
+    reach = jnp.minimum(others_fit / count, 1.0)
+    wanted = reach * add_up(tokens) + add_up(queues.preempted_context)
     kv_free = jnp.maximum(kv_room + kv_flow, 0.0)
     kv_starved = jnp.maximum(wanted - kv_free, 0.0) / jnp.maximum(wanted, TINY)
 
@@ -161,7 +174,7 @@ def find_room(
         plan.tick_s,
     )
     for_kv = blocked_wait(
-        used + add_up(queued * classes.prompt_tokens + queues.preempted_context),
+        used + add_up(reach * queued * classes.prompt_tokens + queues.preempted_context),
         add_up(queues.running * (0.5 * each**2 + spread)),
         plan.kv_tokens - 0.5 * mean_kv,
         mean_kv,
@@ -170,14 +183,6 @@ def find_room(
     )
     kv_starved = jnp.maximum(kv_starved, for_kv.share)
     kv_room = kv_room - 0.5 * kv_starved * plan.decode_gpus * head_tokens
-
-    # A request holds its slot and its KV while it is prefilled, which the running do not show. As
-    # many are in prefill as finish in the time that it takes.
-    chunks = 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
-    prefill_s = mean_s + timing.beside_batch * timing.step_s * add_up(candidates * chunks) / count
-    in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
-    slots = slots - in_prefill
-    kv_room = kv_room - in_prefill * mean_kv
 
     gpu_s = jnp.maximum(plan.prefill_gpus * plan.up_s, TINY)
     stolen_each = jnp.where(plan.split, 0.0, mean_s / gpu_s)
@@ -249,7 +254,7 @@ def joining_share(
     """Share of the prefilled requests that decode at once; in a split the rest waits for room."""
     blocks = add_up(admitted * (classes.prompt_tokens + BLOCK_SLACK_TOKENS))
     need = jnp.stack([add_up(admitted), blocks])
-    fits = jnp.minimum(admission.join_room / jnp.maximum(need, TINY), 1.0)
+    fits = jnp.clip(admission.join_room / jnp.maximum(need, TINY), 0.0, 1.0)
     return jnp.where(plan.split, jnp.minimum(fits[0], fits[1]), 1.0)
 
 
