@@ -1,0 +1,1 @@
+"""The environment behind other libraries' interfaces."""
