@@ -25,7 +25,7 @@ from jaxserve.sim.admission import (
     readmit,
     reject,
 )
-from jaxserve.sim.batching import add_up, stage
+from jaxserve.sim.batching import add_up, largest, stage
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.table import row_contiguous
@@ -175,8 +175,13 @@ def _record(
     # where prefill is what requests wait for.
     prefill_bound = progress.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
     streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
-    # Longer prefills than all GPUs together do in a tick are queued for by the fluid itself.
-    unqueued_s = jnp.minimum(prefill_s, plan.prefill_gpus * plan.tick_s)
+    # Longer prefills than all GPUs together do in a tick are queued for by the fluid itself. But a
+    # prefill in progress is finished before one of higher priority, whom the fluid lets overtake.
+    unqueued_s = jnp.where(
+        largest(plan.group) > 0,
+        prefill_s,
+        jnp.minimum(prefill_s, plan.prefill_gpus * plan.tick_s),
+    )
     prefills = add_prefills(
         tally.prefills,
         admitted,
