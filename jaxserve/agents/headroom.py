@@ -31,7 +31,7 @@ from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.anchors import Anchors
-from jaxserve.tasks.spec import REGIME_COUNT, TaskSpec
+from jaxserve.tasks.spec import TaskSpec
 
 MIN_SPAN = 0.02
 """Where adapting gains less than this, a score of 1 still asks for this much more than the best
@@ -57,9 +57,9 @@ class Headroom:
     static: np.ndarray
     """int32[6], grid indices of the best static setting."""
     by_regime: np.ndarray
-    """int32[REGIME_COUNT, 6], the best setting of each regime."""
+    """int32[G, 6], the best setting of each of the task's G regimes."""
     matrix: np.ndarray
-    """float[REGIME_COUNT + 1, REGIME_COUNT]: each regime's best setting, then the best static one,
+    """float[G + 1, G]: each regime's best setting, then the best static one,
     in each regime held for whole episodes of validation seeds."""
     values: dict[str, float]
     """mean over test episodes of random, default, best_static, oracle and the exploits."""
@@ -112,13 +112,14 @@ def measure_headroom(
     training = episode_keys(budget.training_episodes, "train")
     test = episode_keys(budget.test_episodes, "test")
     static = best_static(env, training, candidates=budget.candidates, progress=progress)
-    by_regime = regime_settings(env, training[:4], static, progress=progress)
+    regimes = len(spec.regimes)
+    by_regime = regime_settings(env, training[:4], static, regimes=regimes, progress=progress)
     settings = np.concatenate([by_regime, static[None]])
     held_out = episode_keys(8, "validation")
     matrix = np.stack(
         [
             static_objective(regime_env(env, regime), settings, held_out).mean(1)
-            for regime in range(REGIME_COUNT)
+            for regime in range(regimes)
         ],
         axis=1,
     )
@@ -145,7 +146,7 @@ def measure_headroom(
 def headroom_tables(result: Headroom) -> tuple[Table, Table]:
     """The regime x configuration matrix and the values of all policies, for printing."""
     sizes = grid_sizes(make(result.spec))
-    names = [result.spec.regimes[g % len(result.spec.regimes)].name for g in range(REGIME_COUNT)]
+    names = [regime.name for regime in result.spec.regimes]
     matrix = Table(title=f"{result.spec.name}: mean reward of a constant setting in each regime")
     matrix.add_column("setting")
     for name in names:

@@ -176,7 +176,7 @@ class ReferenceEpisode:
         knobs = reference_knobs(self.env.deployment, action)
         stats = self._simulator.advance(self._window * self.env.window_s, knobs)
         queued = {request.id for request in self._simulator.queued()}
-        return self._metrics(stats, knobs, queued)
+        return self._metrics(stats, action, queued)
 
     def log(self) -> np.ndarray:
         """`LOG_DTYPE` row of every request that has arrived so far."""
@@ -189,7 +189,7 @@ class ReferenceEpisode:
             log["tpot_s"] <= self._tpot_slo_s[group]
         )
 
-    def _metrics(self, stats: WindowStats, knobs: Knobs, queued: set[int]) -> WindowMetrics:
+    def _metrics(self, stats: WindowStats, action: ServeAction, queued: set[int]) -> WindowMetrics:
         classes = len(self._ttft_slo_s)
 
         def count(group: Any) -> np.ndarray:
@@ -212,15 +212,15 @@ class ReferenceEpisode:
             self._tier = int(np.bincount(done["tier"]).argmax())
         in_time = first["ttft_s"] <= self._ttft_slo_s[first["traffic_class"]]
         tpot_sum = np.bincount(done["traffic_class"], done["tpot_s"], minlength=classes)
-        memory_bytes = max(
-            stats.peak_memory_bytes,
-            self._memory.used_bytes(
-                kv_capacity_tokens=knobs.kv_capacity_tokens,
-                tokens=0,
-                logits_rows=0,
-                speculation_depth=knobs.speculation_depth,
-                tier=self._tier,
-            ),
+        in_force = reference_knobs(
+            self.env.deployment, dataclasses.replace(action, quantization_tier=self._tier)
+        )
+        idle_bytes = self._memory.used_bytes(
+            kv_capacity_tokens=in_force.kv_capacity_tokens,
+            tokens=0,
+            logits_rows=0,
+            speculation_depth=in_force.speculation_depth,
+            tier=self._tier,
         )
         energy_j = self._energy_j(stats)
         deployment = self._memory.deployment
@@ -239,7 +239,7 @@ class ReferenceEpisode:
             itl_s=np.nan_to_num(stats.itl_s),
             tokens=stats.tokens,
             preemptions=stats.preemptions,
-            memory_gib=memory_bytes / GIB,
+            memory_gib=max(stats.peak_memory_bytes, idle_bytes) / GIB,
             energy_j=energy_j,
             cost_usd=deployment.num_gpus * self.env.window_s * deployment.usd_per_gpu_s
             + energy_j * deployment.usd_per_joule,
@@ -252,7 +252,7 @@ class ReferenceEpisode:
             **{name: jnp.asarray(value, jnp.float32) for name, value in values.items()},
             regime=jnp.int32(self.traffic.regime[self._window - 1]),
             tier=jnp.int32(self._tier),
-            prefill_gpus=jnp.int32(knobs.prefill_gpus),
+            prefill_gpus=jnp.int32(in_force.prefill_gpus),
         )
 
     def _collect_arrivals(self, until_s: float) -> None:

@@ -72,7 +72,7 @@ def best_static(
     """The best constant setting: random search over the grid, then coordinate refinement.
 
     Args:
-      keys: training episodes, at least 8.
+      keys: training episodes.
       candidates: random settings tried first.
       rounds: refinement rounds; each tries every single-knob change of the ``keep`` best.
 
@@ -101,13 +101,22 @@ def best_static(
 
 
 def regime_settings(
-    env: ServeEnv, keys: jax.Array, static: np.ndarray, *, progress: Progress | None = None
+    env: ServeEnv,
+    keys: jax.Array,
+    static: np.ndarray,
+    *,
+    regimes: int = REGIME_COUNT,
+    progress: Progress | None = None,
 ) -> np.ndarray:
-    """int32[REGIME_COUNT, 6]: the best constant setting of each regime held for whole episodes."""
+    """int32[regimes, 6]: the best constant setting of each regime held for whole episodes.
+
+    Args:
+      regimes: how many the task has; an environment repeats them up to ``REGIME_COUNT``.
+    """
     best = []
-    for regime in range(REGIME_COUNT):
+    for regime in range(regimes):
         if progress:
-            progress("best setting of each regime", regime, REGIME_COUNT)
+            progress("best setting of each regime", regime, regimes)
         held = regime_env(env, regime)
         found = best_static(held, keys, candidates=256, rounds=4, keep=4, seed=regime)
         both = np.stack([found, static])
@@ -135,7 +144,7 @@ def oracle_plans(
     Args:
       keys: S episodes to plan for.
       static: int32[6], the best static setting, where the plan starts.
-      by_regime: int32[REGIME_COUNT, 6], settings to consider whole, see ``regime_settings``.
+      by_regime: int32[regimes, 6], settings to consider whole, see ``regime_settings``.
 
     Returns:
       a Plan with a leading episode axis and float[S], the mean reward of each.
@@ -143,6 +152,7 @@ def oracle_plans(
     sizes = grid_sizes(env)
     schedules = episode_schedules(env, keys)
     shared = _shared_plan(env, keys, schedules, static, by_regime, sizes, sweeps, progress)
+    occurring = np.unique(np.asarray(schedules.situation))
     generator = np.random.default_rng(seed)
     count = len(keys)
     parents = Plan(
@@ -152,7 +162,7 @@ def oracle_plans(
     for generation in range(generations):
         if progress:
             progress("oracle, episode by episode", generation, generations)
-        children = _mutate(parents, offspring, sizes, generator)
+        children = _mutate(parents, offspring, occurring, sizes, generator)
         repeated = jax.tree.map(lambda leaf: jnp.repeat(leaf, offspring, axis=0), schedules)
         values = _paired_values(env, children, jnp.repeat(keys, offspring), repeated)
         values = values.reshape(count, offspring)
@@ -199,7 +209,8 @@ def _shared_plan(
         plan = plan._replace(settings=trial[int(np.argmax(values))])
 
     # The regimes' own settings may only pay together (one deployment role for several regimes).
-    tuned = np.repeat(by_regime, BURST_STATES, axis=0).astype(np.int32)
+    every = by_regime[np.arange(REGIME_COUNT) % len(by_regime)]
+    tuned = np.repeat(every, BURST_STATES, axis=0).astype(np.int32)
     both = Plan(np.stack([plan.settings, tuned]), np.zeros(2, np.int32))
     values = _plan_values(env, both, keys, schedules).mean(1)
     plan = plan._replace(settings=both.settings[int(np.argmax(values))])
@@ -243,7 +254,11 @@ def _single_changes(setting: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _mutate(
-    parents: Plan, offspring: int, sizes: np.ndarray, generator: np.random.Generator
+    parents: Plan,
+    offspring: int,
+    occurring: np.ndarray,
+    sizes: np.ndarray,
+    generator: np.random.Generator,
 ) -> Plan:
     """``offspring`` children of each parent: one or two settings change one or two knobs."""
     settings = np.repeat(np.asarray(parents.settings), offspring, axis=0)
@@ -252,7 +267,7 @@ def _mutate(
     active = np.flatnonzero(sizes > 1)
     for _ in range(2):
         rows = np.flatnonzero(generator.random(count) < 0.8)
-        situation = generator.integers(0, SITUATIONS, len(rows))
+        situation = generator.choice(occurring, len(rows))
         knob = generator.choice(active, len(rows))
         near = settings[rows, situation, knob] + generator.choice([-2, -1, 1, 2], len(rows))
         far = generator.integers(0, sizes[knob])

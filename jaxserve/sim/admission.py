@@ -51,11 +51,11 @@ def find_timing(
     prompt = classes.prompt_tokens
     backlog = add_up(prompt * queued) / plan.prefill_gpus
     fresh = add_up(prompt * arrivals) / plan.prefill_gpus
-    chunk_room = jnp.maximum(
-        deployment.token_budget - batch * plan.verify_tokens,
-        MIN_CHUNK_SHARE * deployment.token_budget,
-    )
     beside_batch = jnp.where(plan.split, 0.0, jnp.minimum(batch, 1.0))
+    verified = jnp.where(plan.split, 0.0, batch * plan.verify_tokens)
+    chunk_room = jnp.maximum(
+        deployment.token_budget - verified, MIN_CHUNK_SHARE * deployment.token_budget
+    )
     full_chunk_s = (
         plan.time_scale * chunk_room * prefill_added_s_per_token(plan.table, batch, chunk_room)
     )
@@ -102,6 +102,14 @@ def prefill_seconds(plan: WindowPlan, classes: TrafficClasses, timing: Timing) -
     )
 
 
+def chunks(classes: TrafficClasses, timing: Timing) -> jax.Array:
+    """float32[F, ...]: iterations that a prefill of each class takes.
+
+    A prompt that fits into an iteration shares it; a longer one ends anywhere in its last one.
+    """
+    return 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
+
+
 def find_room(
     plan: WindowPlan,
     classes: TrafficClasses,
@@ -127,13 +135,16 @@ def find_room(
     exponential lives), the KV they hold also with their lengths, and where such a batch would
     exceed a limit, an arrival waits although the mean batch would let it in.
     """
-    slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - add_up(queues.running), 0.0)
-    kv_room = plan.kv_tokens - add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
+    running = add_up(queues.running)
+    used = add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
+    slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - running, 0.0)
+    kv_room = plan.kv_tokens - used
     progress = plan.up_s / timing.step_s / plan.decode_steps
     completed = queues.running * progress * alive_share(progress)
-    held_kv = queues.context / jnp.maximum(queues.running, TINY) + BLOCK_SLACK_TOKENS
+    each = queues.context / jnp.maximum(queues.running, TINY)
     slot_flow = add_up(completed)
-    kv_flow = add_up(completed * (held_kv - plan.decode_tokens * classes.output_growth))
+    growth = plan.decode_tokens * classes.output_growth
+    kv_flow = add_up(completed * (each + BLOCK_SLACK_TOKENS - growth))
 
     candidates = queued + arrivals
     count = jnp.maximum(add_up(candidates), TINY)
@@ -146,8 +157,8 @@ def find_room(
     )
     # A request holds its slot and its KV while it is prefilled, which the running do not show. As
     # many are in prefill as finish in the time that it takes.
-    chunks = 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
-    prefill_s = mean_s + timing.beside_batch * timing.step_s * add_up(candidates * chunks) / count
+    iterations = add_up(candidates * chunks(classes, timing)) / count
+    prefill_s = mean_s + timing.beside_batch * timing.step_s * iterations
     in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
     slots = slots - in_prefill
     kv_room = kv_room - in_prefill * mean_kv
@@ -161,10 +172,7 @@ def find_room(
     kv_free = jnp.maximum(kv_room + kv_flow, 0.0)
     kv_starved = jnp.maximum(wanted - kv_free, 0.0) / jnp.maximum(wanted, TINY)
 
-    running = add_up(queues.running)
-    each = queues.context / jnp.maximum(queues.running, TINY)
     spread = (classes.prompt_spread * classes.prompt_tokens) ** 2 + 0.25 * plan.decode_tokens**2
-    used = add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
     for_slot = blocked_wait(
         running + add_up(queued + queues.preempted),
         0.5 * running,
@@ -212,9 +220,7 @@ def readmit(
     In a split nothing keeps a prompt from its prefill but the KV of those that have been prefilled
     and wait for a decoding GPU.
     """
-    recompute_s = jnp.where(
-        plan.split, 0.0, queues.preempted_context * (own_s / classes.prompt_tokens)
-    )
+    recompute_s = queues.recompute_context * (own_s / classes.prompt_tokens)
     blocks = queues.preempted_context + BLOCK_SLACK_TOKENS * queues.preempted
     share = jnp.minimum(
         jnp.minimum(1.0, room.slots / jnp.maximum(add_up(queues.preempted), TINY)),
@@ -238,6 +244,7 @@ def readmit(
         own_s=own_s,
         returning=share * queues.preempted,
         returning_context=share * queues.preempted_context,
+        recomputed=share * queues.recompute_context,
         recompute_s=used_s,
         usage=jnp.stack(jnp.broadcast_arrays(*usage)),
         join_room=jnp.stack([slots, kv_room]),

@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from jaxserve.sim.shared_rows import unbatch_rows
+
 
 def stage(live: jax.Array, step: Callable[..., Any], *args: Any) -> Any:
     """``step(*args)``, with its results written out once instead of fused into every consumer.
@@ -70,7 +72,7 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a function of batch-last arrays usable on plain arrays under any nesting of ``vmap``.
 
     ``function`` takes and returns pytrees of arrays with one trailing batch axis, of length 1
-    where an argument does not vary.
+    where an argument does not vary. Of `SharedRows` only the offsets get that axis.
     """
 
     @jax.custom_batching.custom_vmap
@@ -81,6 +83,7 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @on_last.def_vmap
     def _nested(axis_size, in_batched, *args):
+        args, in_batched = unbatch_rows(args, tuple(in_batched))
         inner = max(leaf.shape[-1] for leaf in jax.tree.leaves(args))
 
         def merge(leaf: jax.Array, batched: bool) -> jax.Array:
@@ -96,7 +99,7 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
             leaf = leaf.reshape(*leaf.shape[:-1], axis_size, inner)
             return jnp.moveaxis(leaf, -2, 0)
 
-        out = on_last(*jax.tree.map(merge, args, tuple(in_batched)))
+        out = on_last(*jax.tree.map(merge, args, in_batched))
         out = jax.tree.map(split, out)
         return out, jax.tree.map(lambda _: True, out)
 
@@ -108,11 +111,12 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
     @on_plain.def_vmap
     def _outermost(axis_size, in_batched, *args):
         del axis_size
+        args, in_batched = unbatch_rows(args, tuple(in_batched))
 
         def to_last(leaf: jax.Array, batched: bool) -> jax.Array:
             return _written_out(jnp.moveaxis(leaf, 0, -1)) if batched else leaf[..., None]
 
-        out = on_last(*jax.tree.map(to_last, args, tuple(in_batched)))
+        out = on_last(*jax.tree.map(to_last, args, in_batched))
         out = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), out)
         return out, jax.tree.map(lambda _: True, out)
 

@@ -17,7 +17,7 @@ TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
 _LOG_EDGE_RATIO = np.float32(np.log(10.0) / 6.0)
 _OCTAVE_OF_EDGES = np.float32(6.0 * np.log10(2.0))
 _LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit variance
-_TPOT_SPREAD_FLOOR = 0.04
+_TPOT_SPREAD_FLOOR = 0.06
 
 
 @flax.struct.dataclass
@@ -112,25 +112,33 @@ def normal_exceeds(place: jax.Array) -> jax.Array:
 
 
 def tpot_met_share(
-    tpot_s: jax.Array, limit_s: jax.Array, stall_s2_per_s: jax.Array, output_tokens: jax.Array
+    tpot_s: jax.Array,
+    limit_s: jax.Array,
+    output_tokens: jax.Array,
+    acceptance_spread: jax.Array,
+    stall_s2_per_s: jax.Array,
 ) -> jax.Array:
     """Share of the finishing requests whose mean time per output token is inside the limit.
 
     Prefills of others stall a sequence at random moments: over a life of L seconds the stalls
     have a variance of L * (sum of squared stalls per second), which spreads the mean over n tokens.
-    The spread is taken as logistic in log TPOT.
+    So does chance in how many drafted tokens each step accepts. The spread is taken as logistic in
+    log TPOT.
 
     Args:
       tpot_s: float32[F], mean over requests, s.
       limit_s: float32[F], s.
-      stall_s2_per_s: squared prefill stalls per second on one GPU, s.
       output_tokens: float32[F].
+      acceptance_spread: float32[F], relative variance of a request's steps times its tokens.
+      stall_s2_per_s: squared prefill stalls per second on one GPU, s.
 
     Returns:
       float32[F] in 0..1.
     """
     life_s = jnp.maximum(tpot_s * output_tokens, 1e-3)
-    spread = jnp.sqrt(stall_s2_per_s / life_s + _TPOT_SPREAD_FLOOR**2)
+    spread = jnp.sqrt(
+        stall_s2_per_s / life_s + acceptance_spread / output_tokens + _TPOT_SPREAD_FLOOR**2
+    )
     margin = jnp.log(limit_s / jnp.maximum(tpot_s, 1e-6))
     return jax.nn.sigmoid(margin / (_LOGISTIC_SCALE * spread))
 

@@ -2,7 +2,7 @@
 
 A deployment is a queue, a router and `num_gpus` engines (`sim/reference_engine.py`). The router
 keeps requests in one queue and hands the next one to the least loaded GPU once that GPU has less
-than an iteration's worth of prompt tokens queued. Time advances from event to event: an arrival,
+than an iteration's worth of prompt tokens queued that would go before it. Time advances from event to event: an arrival,
 the end of an iteration, of a KV transfer or of a restart.
 
 Knobs that an engine can change at once (batch cap, KV capacity, speculation depth, order) act from
@@ -37,6 +37,7 @@ class _Gpu:
     """One GPU's place in the deployment."""
 
     engine: Engine
+    prefills: bool = False  # its place in a split
     busy: bool = False
     up: bool = True
     down_since_s: float = 0.0
@@ -87,7 +88,8 @@ class ReferenceSimulator:
             _Gpu(Engine(timer, knobs, settings.scheduler, stream, memory)) for stream in streams
         ]
         for gpu in self._gpus[: knobs.prefill_gpus]:
-            gpu.engine.role = Role.PREFILL
+            gpu.prefills = True
+        self._split_from = knobs.prefill_gpus
         self._queue = WaitingQueue(knobs.priority_routing)
         self._handoffs = WaitingQueue(knobs.priority_routing)
         self._source: dict[int, _Gpu] = {}  # where the KV of a handed-off request is
@@ -174,26 +176,34 @@ class ReferenceSimulator:
             moved = self._start_idle()
 
     def _assign_roles(self) -> None:
-        """GPUs that do not prefill decode only while some GPU does the prefilling for them."""
-        split = any(gpu.up and gpu.engine.role is Role.PREFILL for gpu in self._gpus)
+        """A new split begins when all GPUs that will prefill are there; until then each does both.
+
+        What a GPU was decoding when it began to prefill only, it finishes.
+        """
+        before, after = self._split_from, self._prefill_gpus
+        needed = after if before == 0 else min(before, after)
+        ready = sum(gpu.up and gpu.prefills for gpu in self._gpus)
+        split = ready >= max(needed, 1)
         for gpu in self._gpus:
             engine = gpu.engine
-            if engine.role is not Role.PREFILL:
-                engine.role = Role.DECODE if split else Role.MIXED
-                if split and engine.waiting:
-                    for request in engine.waiting.drain():
-                        self._queue.push(request)
+            engine.role = Role.MIXED
+            if split:
+                engine.role = Role.PREFILL if gpu.prefills else Role.DECODE
+            if engine.role is Role.DECODE and engine.waiting:
+                for request in engine.waiting.drain():
+                    self._queue.push(request)
 
     def _route(self) -> None:
         """Hands the next requests to the least loaded GPUs that have room for them."""
         budget = self.settings.scheduler.chunk_budget
         while self._queue:
+            request = self._queue.peek()
             ready = [
                 gpu.engine
                 for gpu in self._gpus
                 if gpu.up
                 and gpu.engine.role is not Role.DECODE
-                and gpu.engine.waiting.prefill_tokens < budget
+                and gpu.engine.waiting.tokens_before(request) < budget
                 and gpu.engine.running + len(gpu.engine.waiting) < self._knobs.batch_cap
             ]
             if not ready:
@@ -272,9 +282,9 @@ class ReferenceSimulator:
 
     def _restart_s(self, index: int) -> float | None:
         """Seconds that GPU `index` needs to become what the roll wants; None if it is that."""
-        engine = self._gpus[index].engine
-        reload = engine.knobs.tier != self._tier
-        re_role = (engine.role is Role.PREFILL) != (index < self._prefill_gpus)
+        gpu = self._gpus[index]
+        reload = gpu.engine.knobs.tier != self._tier
+        re_role = gpu.prefills != (index < self._prefill_gpus)
         if not reload and not re_role:
             return None
         return max(
@@ -290,6 +300,7 @@ class ReferenceSimulator:
             return
         needs = [self._restart_s(index) for index in range(len(self._gpus))]
         if all(seconds is None for seconds in needs):
+            self._split_from = self._prefill_gpus
             self._tier, self._prefill_gpus = self._knobs.tier, self._knobs.prefill_gpus
             needs = [self._restart_s(index) for index in range(len(self._gpus))]
         for gpu, seconds in zip(self._gpus, needs, strict=True):
@@ -339,8 +350,7 @@ class ReferenceSimulator:
     def _bring_up(self, gpu: _Gpu) -> None:
         gpu.up = True
         self._down_s += self.now_s - max(gpu.down_since_s, self._window_start_s)
-        prefills = self._gpus.index(gpu) < self._prefill_gpus
-        gpu.engine.role = Role.PREFILL if prefills else Role.MIXED
+        gpu.prefills = self._gpus.index(gpu) < self._prefill_gpus
         self._set_knobs(gpu.engine, self._tier)
 
     def _check(self, knobs: Knobs) -> None:

@@ -156,6 +156,13 @@ class WaitingQueue:
         heapq.heappush(self._heap, (rank, request.arrival_s, request.id, request))
         self.prefill_tokens += request.prefill_target
 
+    def tokens_before(self, request: Request) -> int:
+        """Tokens to prefill of those that would be served before `request`."""
+        if not self.by_priority:
+            return self.prefill_tokens
+        place = (request.priority, request.arrival_s, request.id)
+        return sum(entry[3].prefill_target for entry in self._heap if entry[:3] < place)
+
     def peek(self) -> Request:
         """The next request; the queue must not be empty."""
         return self._heap[0][3]

@@ -43,6 +43,8 @@ class SimState:
     """float32, seconds until the running switch is done."""
     switch_span_s: jax.Array
     """float32, how long the running switch takes in all."""
+    switch_reloads: jax.Array
+    """bool, the running switch reloads every GPU, not only those that change their role."""
     outage_left_s: jax.Array
     """float32, seconds until an out-of-memory restart is done."""
     ticks: jax.Array
@@ -62,6 +64,7 @@ def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
             context=vector,
             preempted=vector,
             preempted_context=vector,
+            recompute_context=vector,
         ),
         ttft_met=vector,
         decode_s=vector,
@@ -72,6 +75,7 @@ def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
         target_prefill_gpus=jnp.int32(0),
         switch_left_s=zero,
         switch_span_s=zero,
+        switch_reloads=jnp.bool_(False),
         outage_left_s=zero,
         ticks=jnp.int32(0),
         time_scale=jnp.asarray(time_scale, jnp.float32),

@@ -130,16 +130,6 @@ def added_s_per_token_rows(table: WindowTable, tokens: jax.Array) -> jax.Array:
     return functools.reduce(jnp.add, terms) / tokens
 
 
-def row_contiguous(table: WindowTable) -> WindowTable:  # COMPAT: delete with unbatch_rows in place
-    if table.values.ndim == 1 or table.values.shape[-1] == 1:
-        return table
-    size, blocks = table.values.shape
-    starts = size * jnp.arange(blocks, dtype=jnp.int32)
-    return SharedRows(
-        values=jnp.moveaxis(table.values, -1, 0).reshape(-1), offset=table.offset + starts
-    )
-
-
 def _bilinear(table: WindowTable, start: int, batch: jax.Array, tokens: jax.Array) -> jax.Array:
     """The [9, 8] part that begins at `start` in each row, at `batch` and `tokens`."""
     row, down = _batch_cell(batch)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxserve.sim.admission import (
     alive_share,
+    chunks,
     find_room,
     find_timing,
     joining_share,
@@ -28,7 +29,6 @@ from jaxserve.sim.admission import (
 from jaxserve.sim.batching import add_up, largest, stage
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
-from jaxserve.sim.table import row_contiguous
 from jaxserve.sim.tick_state import (
     BLOCK_SLACK_TOKENS,
     TINY,
@@ -41,8 +41,10 @@ from jaxserve.sim.tick_state import (
     WindowPlan,
     empty_tally,
 )
-from jaxserve.sim.waiting import age_by_one_tick, fifo_cut
+from jaxserve.sim.waiting import PRIORITY_GROUPS, age_by_one_tick, fifo_cut
 from jaxserve.sim.waits import (
+    ROUTING_MIXED,
+    ROUTING_SPLIT,
     add_prefills,
     add_wait,
     either_wait,
@@ -105,6 +107,7 @@ def _next_queues(
         preempted_context=queues.preempted_context
         - admission.returning_context
         + held_back * classes.prompt_tokens,
+        recompute_context=queues.recompute_context - admission.recomputed,
     )
 
 
@@ -126,20 +129,30 @@ def _evictions(
     complete in one iteration there is nearly always one that makes room.
     """
     used = context + BLOCK_SLACK_TOKENS * running
-    overflow = jnp.maximum(add_up(used) - plan.kv_tokens, 0.0)
-    preference = plan.eviction_weight
-    share = overflow * preference / jnp.maximum(add_up(preference * used), TINY)
-    share = jnp.clip(share + jnp.where(first_tick, plan.restarted, 0.0), 0.0, 1.0)
+    share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
+    share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
 
     completed = add_up(progress.completed)
     together = completed / jnp.maximum(plan.decode_gpus * progress.steps, TINY)
     prompts = add_up(progress.completed * classes.prompt_tokens)
     too_little = 1.0 - jnp.exp(-add_up(progress.tokens) / jnp.maximum(prompts, TINY))
     pushed_out = admission.kv_starved * completed * too_little * jnp.exp(-together)
-    newest = pushed_out * preference / jnp.maximum(add_up(preference * running), TINY)
+    newest = _last_groups_share(plan.group, running, pushed_out)
     newest = jnp.minimum(newest, 1.0 - share)
     held = jnp.minimum(running * classes.prompt_tokens, context)
     return Eviction(count=(share + newest) * running, context=share * context + newest * held)
+
+
+def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -> jax.Array:
+    """float32[F, ...]: share of each class in what makes up ``wanted``, the last group first."""
+    share = jnp.zeros_like(amount)
+    for index in reversed(range(PRIORITY_GROUPS)):
+        member = group == index
+        available = add_up(jnp.where(member, amount, 0.0))
+        taken = jnp.clip(wanted / jnp.maximum(available, TINY), 0.0, 1.0)
+        share = jnp.where(member, taken, share)
+        wanted = wanted - available
+    return share
 
 
 def _evict(queues: Queues, evicted: Eviction) -> Queues:
@@ -150,6 +163,7 @@ def _evict(queues: Queues, evicted: Eviction) -> Queues:
         context=queues.context - evicted.context,
         preempted=queues.preempted + evicted.count,
         preempted_context=queues.preempted_context + evicted.context,
+        recompute_context=queues.recompute_context + evicted.context,
     )
 
 
@@ -168,9 +182,8 @@ def _record(
 ) -> Tally:
     """Adds the tick to the tally (but for the ages, which are recorded where they are known)."""
     own_s = admission.own_s
-    # A prompt that fits into an iteration shares it; a longer one ends anywhere in its last one.
-    chunks = 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
-    prefill_s = own_s + timing.beside_batch * chunks * timing.step_s
+    iterations = chunks(classes, timing)
+    prefill_s = own_s + timing.beside_batch * iterations * timing.step_s
     # A fluid served by all GPUs at once is half through a request after 1/2n of its time, but only
     # where prefill is what requests wait for.
     prefill_bound = progress.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
@@ -187,7 +200,7 @@ def _record(
         admitted,
         classes.prompt_spread,
         unqueued_s,
-        chunks,
+        iterations,
         own_s,
         timing.full_chunk_s,
     )
@@ -200,7 +213,7 @@ def _record(
     stall_s2 = jnp.where(plan.split, 0.0, add_up(admitted * own_s**2) / plan.prefill_gpus)
     computed = (
         prompt_tokens
-        + add_up(admission.returning_context)
+        + add_up(admission.recomputed)
         + progress.steps * add_up(queues.running) * plan.verify_tokens
     )
     work_j = (
@@ -314,7 +327,6 @@ def run_ticks(
 ) -> tuple[Queues, Tally, FirstTokens]:
     """All ticks of a window; ``counts`` float32[K, F, ...] arrivals."""
     batch = max(leaf.shape[-1] for leaf in jax.tree.leaves((plan, queues, counts)))
-    plan = dataclasses.replace(plan, table=row_contiguous(plan.table))
     queues = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], batch)), queues)
 
     def tick(carry, traffic):
@@ -354,7 +366,8 @@ def _first_token_delay(
     prefill_s = tally.prefill_s / admitted
     count = jnp.maximum(add_up(tally.admitted), TINY)
     residual_s = tally.residual_s / count
-    in_progress = prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s, residual_s, count)
+    routing = jnp.where(plan.split, ROUTING_SPLIT, ROUTING_MIXED)
+    in_progress = prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s, residual_s, count, routing)
     # Prompts that come during the same decode step share the next iteration.
     company_s = prefill_share(tally.prefills, gpu_s) * residual_s
     tail_s = deployment.frontend_tail_s

@@ -41,8 +41,6 @@ class WindowPlan:
     """float32, positions verified per sequence and step (depth + 1)."""
     group: jax.Array
     """int32[F], effective priority group (all 0 under first come first served)."""
-    eviction_weight: jax.Array
-    """float32[F], how much rather one class is evicted than another."""
     split: jax.Array
     """bool, prefill and decode run on different GPUs."""
     prefill_gpus: jax.Array
@@ -58,6 +56,12 @@ class WindowPlan:
     in a split, where it comes before the second token, else 1."""
     kv_transfer_s: jax.Array
     """float32[F], the same seconds for the move of a prompt's KV in a split, 0 when colocated."""
+    short_output_steps: jax.Array
+    """float32[F], steps that outputs take beyond ``decode_tokens / tokens_per_step``, in the mean
+    of the requests' times per token, where short outputs weigh as much as long ones."""
+    acceptance_spread: jax.Array
+    """float32[F], relative variance of the steps that an output takes, times its tokens: drafts are
+    accepted by chance."""
     joule_per_token: jax.Array
     """float32, see ``Deployment``, at the tier in force."""
     joule_per_weight_pass: jax.Array
@@ -93,6 +97,8 @@ class Queues:
     wait for a decoding GPU."""
     preempted_context: jax.Array
     """float32[F], tokens of theirs."""
+    recompute_context: jax.Array
+    """float32[F], those of them whose KV is gone and has to be computed again."""
 
 
 @flax.struct.dataclass
@@ -160,6 +166,8 @@ class Admission:
     returning: jax.Array
     """float32[F], preempted requests that come back."""
     returning_context: jax.Array
+    """float32[F], tokens of theirs."""
+    recomputed: jax.Array
     """float32[F], tokens that are recomputed for them."""
     recompute_s: jax.Array
     """float32, GPU seconds of that."""

@@ -66,15 +66,27 @@ def _run(
 
     memory_gib = plan.reserved_gib + tally.peak_activation_gib
     oom = memory_gib > deployment.device_gib
-    lost = jnp.where(oom, queues.running, 0.0)
+    # In a split, so do those whose KV waits on a GPU that prefills.
+    held = jnp.where(plan.split, queues.preempted, 0.0)
+    lost = jnp.where(oom, queues.running + held, 0.0)
     queues = dataclasses.replace(
-        queues, running=queues.running - lost, context=jnp.where(oom, 0.0, queues.context)
+        queues,
+        running=jnp.where(oom, 0.0, queues.running),
+        context=jnp.where(oom, 0.0, queues.context),
+        preempted=queues.preempted - jnp.where(oom, held, 0.0),
+        **{
+            name: jnp.where(oom & plan.split, 0.0, getattr(queues, name))
+            for name in ("preempted_context", "recompute_context")
+        },
     )
     decoded = tally.completed * plan.decode_tokens
-    decode_s = tally.decode_s + tally.admitted * plan.kv_transfer_s
+    itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY)
+    overhead_s = plan.kv_transfer_s + plan.short_output_steps * jnp.minimum(itl_s, window_s)
+    decode_s = tally.decode_s + tally.admitted * overhead_s
     counts = (tally.admitted, tally.completed, first.met, lost)
     stalls_s = tally.stall_s2 / window_s
-    service = stage(live, _service, classes, slo, state, counts, decoded, decode_s, stalls_s)
+    spread = (plan.acceptance_spread, stalls_s)
+    service = stage(live, _service, classes, slo, state, counts, decoded, decode_s, spread)
 
     power_w = deployment.idle_w + tally.work_j / (deployment.num_gpus * window_s)
     energy_j = deployment.num_gpus * window_s * jnp.minimum(power_w, deployment.max_w)
@@ -93,7 +105,7 @@ def _run(
         ttft_met=first.met,
         ttft_exceeded=first.exceeded,
         tpot_s=service.tpot_s,
-        itl_s=window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY),
+        itl_s=itl_s,
         tokens=add_up(decoded + tally.admitted),
         preemptions=tally.preemptions,
         memory_gib=memory_gib,
@@ -143,7 +155,7 @@ def _service(
     counts: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
     decoded: jax.Array,
     decode_s: jax.Array,
-    stall_s2_per_s: jax.Array,
+    spread: tuple[jax.Array, jax.Array],
 ) -> _Service:
     admitted, completed, first_met, lost = counts
     in_service = jnp.maximum(state.queues.running + state.queues.preempted + admitted, TINY)
@@ -152,7 +164,7 @@ def _service(
     decode_tokens = state.decode_tokens + decoded
     tpot_s = jnp.where(decode_tokens > 1e-3, decode_s / jnp.maximum(decode_tokens, 1e-3), 0.0)
     met_share = jnp.clip(ttft_met / in_service, 0.0, 1.0) * tpot_met_share(
-        tpot_s, slo.tpot_s, stall_s2_per_s, classes.output_tokens
+        tpot_s, slo.tpot_s, classes.output_tokens, *spread
     )
     stays = jnp.clip((in_service - completed - lost) / in_service, 0.0, 1.0)
     return _Service(
@@ -200,27 +212,34 @@ def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) 
     """Begins a rolling switch when the knobs ask for one and none is running."""
     idle = state.switch_left_s <= 0.0
     split = jnp.minimum(action.prefill_decode_split, deployment.num_gpus.astype(jnp.int32) - 1)
-    new_tier = action.quantization_tier != state.tier
+    reloads = action.quantization_tier != state.tier
     re_roled = jnp.abs(split - state.prefill_gpus).astype(jnp.float32)
-    span = jnp.where(new_tier, deployment.restart_s * deployment.num_gpus, 0.0)
+    span = jnp.where(reloads, deployment.restart_s * deployment.num_gpus, 0.0)
     span = jnp.maximum(span, deployment.rerole_s * re_roled)
-    starts = idle & (span > 0.0)
-    return dataclasses.replace(
+    starts = idle & (reloads | (re_roled > 0.0))
+    state = dataclasses.replace(
         state,
         target_tier=jnp.where(starts, action.quantization_tier, state.target_tier),
         target_prefill_gpus=jnp.where(starts, split, state.target_prefill_gpus),
         switch_left_s=jnp.where(starts, span, state.switch_left_s),
         switch_span_s=jnp.where(starts, span, state.switch_span_s),
+        switch_reloads=jnp.where(starts, reloads, state.switch_reloads),
     )
+    # One that takes no time is over before the window begins.
+    return _take_over(state, starts & (span <= 0.0))
 
 
 def _finish_switch(state: SimState, window_s: float) -> SimState:
     """Half-way through a roll most GPUs have changed: that is when the new setting takes over."""
     left = jnp.maximum(state.switch_left_s - window_s, 0.0)
-    over = left <= 0.5 * state.switch_span_s
+    state = dataclasses.replace(state, switch_left_s=left)
+    return _take_over(state, left <= 0.5 * state.switch_span_s)
+
+
+def _take_over(state: SimState, now: jax.Array) -> SimState:
+    """Puts the setting that the switch leads to in force where ``now`` is true."""
     return dataclasses.replace(
         state,
-        switch_left_s=left,
-        tier=jnp.where(over, state.target_tier, state.tier),
-        prefill_gpus=jnp.where(over, state.target_prefill_gpus, state.prefill_gpus),
+        tier=jnp.where(now, state.target_tier, state.tier),
+        prefill_gpus=jnp.where(now, state.target_prefill_gpus, state.prefill_gpus),
     )

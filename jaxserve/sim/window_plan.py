@@ -17,8 +17,6 @@ from jaxserve.sim.tick_state import WindowPlan
 from jaxserve.sim.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction
 
-_EVICTION_PREFERENCE = 64.0  # how much rather a group is evicted than the one above it
-
 
 def plan_window(
     state: SimState,
@@ -47,10 +45,11 @@ def plan_window(
     decode_gpus = gpus - prefill_pool
     prompt = classes.prompt_tokens
     scale = arrivals.acceptance_scale
-    at_depth = jnp.take_along_axis(
-        classes.tokens_per_step, jnp.broadcast_to(depth, (classes.prompt_tokens.shape[0], 1)), 1
-    )[:, 0]
-    per_step = 1.0 + scale * (at_depth - 1.0)
+    mean, mean_square = accepted_moments(classes.tokens_per_step, depth)
+    per_step = 1.0 + scale * (mean - 1.0)
+    step_variance = 1.0 + scale * (mean_square - 1.0) - per_step**2
+    # Half of what a step yields beyond the first token is too much in the last one.
+    last_step = 0.5 * (1.0 - 1.0 / per_step)
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     pool_gib = _kv_pool(deployment.kv_pool_gib, tier, action)
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
@@ -64,12 +63,10 @@ def plan_window(
         alone_s=prompt * prefill_s_per_token(window_table, prompt),
         tokens_per_step=per_step,
         decode_tokens=decode_tokens,
-        # Half of what a step yields beyond the first token is too much in the last one.
-        decode_steps=decode_tokens / per_step + 0.5 * (1.0 - 1.0 / per_step),
+        decode_steps=decode_tokens / per_step + last_step,
         batch_cap=action.batch_cap.astype(jnp.float32),
         verify_tokens=depth.astype(jnp.float32) + 1.0,
         group=group,
-        eviction_weight=_EVICTION_PREFERENCE ** group.astype(jnp.float32),
         split=split,
         prefill_gpus=jnp.where(split, prefill_pool, gpus),
         decode_gpus=decode_gpus,
@@ -79,6 +76,10 @@ def plan_window(
         kv_transfer_s=jnp.where(
             split, classes.delay_weight * prompt * deployment.kv_transfer_s_per_token, 0.0
         ),
+        # A prompt's KV reaches a decoding GPU in the middle of one of its steps.
+        short_output_steps=(classes.delay_weight - 1.0) * last_step
+        + jnp.where(split, 0.5 * classes.delay_weight, 0.0),
+        acceptance_spread=classes.delay_weight * step_variance / per_step,
         joule_per_token=deployment.joule_per_token[tier],
         joule_per_weight_pass=deployment.joule_per_weight_pass[tier],
         restarted=_restarted_share(state, deployment, window_s),
@@ -94,6 +95,21 @@ def plan_window(
     )
 
 
+def accepted_moments(tokens_per_step: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Mean and mean square of the tokens that a decode step at ``depth`` emits, float32[F] each.
+
+    ``tokens_per_step`` float32[F, 9] rises by the chance that the next draft position is accepted.
+    """
+    chances = jnp.diff(tokens_per_step, axis=1)
+    odd = 2.0 * jnp.arange(1, chances.shape[1] + 1) + 1.0
+    squares = jnp.concatenate([jnp.zeros_like(chances[:, :1]), jnp.cumsum(odd * chances, 1)], 1)
+    index = jnp.broadcast_to(depth, (len(tokens_per_step), 1))
+    return (
+        jnp.take_along_axis(tokens_per_step, index, 1)[:, 0],
+        1.0 + jnp.take_along_axis(squares, index, 1)[:, 0],
+    )
+
+
 def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -> jax.Array:
     """Share of the running sequences that lose their KV because their GPU goes down.
 
@@ -101,7 +117,7 @@ def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -
     of what runs; by then it is empty and up again, so the others hold all.
     """
     gpus = deployment.num_gpus
-    reloads = state.switch_span_s > deployment.restart_s * gpus - 1e-3
+    reloads = state.switch_reloads
     away_s = jnp.maximum(jnp.where(reloads, deployment.restart_s, deployment.rerole_s), 1e-3)
 
     def still_to_go(left_s: jax.Array) -> jax.Array:

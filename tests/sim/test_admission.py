@@ -96,6 +96,7 @@ def queues(preempted: jax.Array, context: jax.Array) -> Queues:
         context=nobody,
         preempted=preempted,
         preempted_context=context,
+        recompute_context=context,
     )
 
 

@@ -87,8 +87,15 @@ def test_tpot_share(tpot_s: float, stall_s2: float, limit_s: float) -> None:
     """Half meet a limit at the mean; a looser limit is met by at least as many."""
 
     def share(limit: float) -> float:
-        arguments = (jnp.float32(tpot_s), jnp.float32(limit), jnp.float32(stall_s2))
-        return float(tpot_met_share(*arguments, jnp.float32(150.0)))
+        return float(
+            tpot_met_share(
+                jnp.float32(tpot_s),
+                jnp.float32(limit),
+                jnp.float32(150.0),
+                jnp.float32(0.9),
+                jnp.float32(stall_s2),
+            )
+        )
 
     assert share(tpot_s) == pytest.approx(0.5, abs=1e-3)
     assert 0.0 <= share(limit_s) <= share(1.1 * limit_s) <= 1.0

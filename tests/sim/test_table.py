@@ -241,8 +241,10 @@ def test_hardware_is_batched_by_stacking_tables() -> None:
 
 
 def test_batch_axis_last() -> None:
-    """Inside the tick's layout, with the batch axis last, lookups are the same."""
-    batch, length, depth, tier = (jnp.asarray(x) for x in random_points(16))
+    """Inside the tick's layout, with the batch axis last, lookups are the same; also stacked."""
+    other = load_table("llama-3.1-8b__a100-sxm-40gb")
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), TABLE, other)
+    batch, length, depth, tier = (jnp.asarray(x).reshape(2, 8) for x in random_points(16))
 
     def on_last(window, batch, length):
         return itl_s(window, batch, length)
@@ -250,12 +252,15 @@ def test_batch_axis_last() -> None:
     def step(table, depth, tier, batch, length):
         return batch_last(on_last)(contract(table, depth, tier), batch, length)
 
-    got = jax.jit(jax.vmap(step, (None, 0, 0, 0, 0)))(TABLE, depth, tier, batch, length)
-    expected = [
-        itl_s(contract(TABLE, d, t), b, n)
-        for d, t, b, n in zip(depth, tier, batch, length, strict=True)
-    ]
-    np.testing.assert_allclose(got, np.stack(expected), rtol=1e-6)
+    inner = jax.vmap(step, (None, 0, 0, 0, 0))
+    nested = jax.jit(jax.vmap(inner))(stacked, depth, tier, batch, length)
+    swapped = jax.vmap(jax.vmap(step), (None, 1, 1, 1, 1))(stacked, depth, tier, batch, length)
+    for index, table in enumerate((TABLE, other)):
+        points = depth[index], tier[index], batch[index], length[index]
+        expected = jax.vmap(lambda d, t, b, n, x=table: itl_s(contract(x, d, t), b, n))(*points)
+        np.testing.assert_allclose(inner(table, *points), expected, rtol=1e-6)
+        np.testing.assert_allclose(nested[index], expected, rtol=1e-6)
+        np.testing.assert_allclose(swapped[:, index], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [0.0, 1.0, 2.5, 4.0, 64.0, 511.0, 512.0, 900.0])

@@ -16,7 +16,6 @@ import jaxserve
 from jaxserve.env import ServeEnv
 from jaxserve.sim.batching import batch_last
 from jaxserve.sim.state import init_sim
-from jaxserve.sim.table import row_contiguous
 from jaxserve.sim.tick import advance_tick
 from jaxserve.sim.tick_state import BLOCK_SLACK_TOKENS, Queues, Tally, WindowPlan, empty_tally
 from jaxserve.sim.waiting import AGE_KNOTS
@@ -56,7 +55,6 @@ def environment() -> ServeEnv:
 
 @batch_last
 def one_tick(plan: WindowPlan, env: ServeEnv, queues: Queues, arrivals: jax.Array):
-    plan = dataclasses.replace(plan, table=row_contiguous(plan.table))
     live = jnp.any(arrivals >= 0.0)
     tally = empty_tally(queues)
     classes = env.workload.classes
@@ -121,6 +119,7 @@ def situations(seed: int) -> Situation:
             context=(running * each).astype(np.float32),
             preempted=preempted,
             preempted_context=(preempted * each).astype(np.float32),
+            recompute_context=(preempted * each).astype(np.float32),
         ),
         arrivals=np.floor(counts(COUNT)),
     )
@@ -163,8 +162,7 @@ def test_nothing_is_negative_or_infinite(seed: int) -> None:
 def test_slots_and_memory_are_limits(seed: int) -> None:
     """Nobody joins a batch at its cap, and what exceeds the KV budget is gone after the tick."""
     at = situations(seed)
-    action = dataclasses.replace(at.action, priority_routing=np.zeros(CASES, np.int32))
-    after = ticked(at._replace(action=action))
+    after = ticked(at)
     running = after.queues.running.sum(axis=1)
     slots = after.plan.decode_gpus * after.plan.batch_cap
     assert (running <= np.maximum(slots, at.queues.running.sum(axis=1)) * (1.0 + 1e-5)).all()
@@ -186,7 +184,9 @@ def test_the_lowest_priority_loses_its_memory_first(seed: int, routed: bool) -> 
                 kv_budget_fraction=np.full(CASES, 0.1, np.float32),
             ),
             prefill_gpus=np.zeros(CASES, np.int32),
-            queues=dataclasses.replace(at.queues, preempted=empty, preempted_context=empty),
+            queues=dataclasses.replace(
+                at.queues, preempted=empty, preempted_context=empty, recompute_context=empty
+            ),
         )
     )
     evicted, running = after.queues.preempted, after.queues.running
@@ -198,6 +198,25 @@ def test_the_lowest_priority_loses_its_memory_first(seed: int, routed: bool) -> 
         most = share[:, group == higher].max(axis=1, initial=0.0, where=present[:, group == higher])
         least = share[:, group == lower].min(axis=1, initial=1.0, where=present[:, group == lower])
         assert (most <= least + 1e-3).all()
+
+
+@settings(max_examples=10)
+@given(seeds)
+def test_lost_memory_is_computed_again(seed: int) -> None:
+    """Preempted sequences whose KV is gone take prefill's time from new requests; in a split those
+    that only wait for a decoding GPU do not."""
+    at = situations(seed)
+    nothing = np.zeros((CASES, COUNT), np.float32)
+    at = at._replace(prefill_gpus=np.maximum(at.prefill_gpus, 1))
+    gone, kept = (
+        ticked(at._replace(queues=dataclasses.replace(at.queues, recompute_context=context)))
+        for context in (at.queues.preempted_context, nothing)
+    )
+    left = gone.queues.recompute_context.sum(axis=1)
+    assert (left < at.queues.preempted_context.sum(axis=1) - 1.0).any()
+    admitted = (gone.tally.admitted.sum(1), kept.tally.admitted.sum(1))
+    assert (admitted[0] <= admitted[1] * (1.0 + 1e-4) + 1e-3).all()
+    assert (admitted[0] < admitted[1] - 0.1).any()
 
 
 @settings(max_examples=30)

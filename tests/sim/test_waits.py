@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.sim.waits import (
+    ROUTING_MIXED,
+    ROUTING_SPLIT,
     Wait,
     add_prefills,
     blocked_wait,
@@ -65,7 +67,7 @@ def test_prefill_wait_of_random_arrivals(chunks: float) -> None:
         jnp.float32(0.0),
     )
     one, nothing = jnp.float32(1.0), jnp.float32(0.0)
-    found = prefill_wait(tally, one, jnp.float32(gpu_s), nothing, one)
+    found = prefill_wait(tally, one, jnp.float32(gpu_s), nothing, one, ROUTING_MIXED)
     assert float(found.share) == pytest.approx(prefill_s * count / gpu_s, rel=0.02)
     # Uniform over the prefill: who comes before the last iteration waits for it and shares it.
     arrival = np.random.default_rng(0).uniform(0.0, prefill_s, 200_000)
@@ -77,8 +79,37 @@ def test_prefill_wait_of_random_arrivals(chunks: float) -> None:
     assert float(found.mean_s) == pytest.approx(expected, rel=0.12)
 
 
-@given(st.floats(0.01, 0.9), st.integers(1, 7))
-def test_more_gpus_make_a_busy_one_rarer(utilisation: float, gpus: int) -> None:
+def test_prefill_wait_on_a_saturated_gpu() -> None:
+    """Behind a backlog of long prompts, a request of high priority waits for the next iteration
+    with room, which the next long prompt fills: both as in a schedule of such iterations."""
+    rng = np.random.default_rng(0)
+    iteration_s, count = 0.1, 20_000
+    prompts = rng.uniform(2.0, 4.0, count)  # in iterations
+    # Work goes on without a gap; there is room wherever a prompt ends inside an iteration.
+    with_room = np.floor(np.cumsum(prompts)) * iteration_s
+    arrival = rng.uniform(0.0, with_room[-2], 100_000)
+    started = with_room[np.searchsorted(with_room, arrival)]
+    expected = started + iteration_s - arrival
+    gpu_s = prompts.sum() * iteration_s
+    tally = add_prefills(
+        empty_prefills(jnp.float32(0.0)),
+        jnp.float32([count]),
+        jnp.float32([prompts.std() / prompts.mean()]),
+        jnp.float32([prompts.mean() * iteration_s]),
+        jnp.float32([prompts.mean() + 0.5]),
+        jnp.float32([prompts.mean() * iteration_s]),
+        jnp.float32(iteration_s),
+    )
+    one, nothing = jnp.float32(1.0), jnp.float32(0.0)
+    requests = jnp.float32(count)
+    found = prefill_wait(tally, one, jnp.float32(gpu_s), nothing, requests, ROUTING_SPLIT)
+    assert float(found.share) == pytest.approx(1.0, abs=1e-3)
+    assert float(found.mean_s) == pytest.approx(expected.mean(), rel=0.12)
+    assert float(found.variance_s2) ** 0.5 == pytest.approx(expected.std(), rel=0.3)
+
+
+@given(st.floats(0.01, 0.9), st.integers(1, 7), st.sampled_from([ROUTING_MIXED, ROUTING_SPLIT]))
+def test_more_gpus_make_a_busy_one_rarer(utilisation: float, gpus: int, routing: float) -> None:
     """At equal utilisation, the router of a larger deployment avoids busy GPUs more often."""
 
     def share(count: int) -> float:
@@ -92,6 +123,8 @@ def test_more_gpus_make_a_busy_one_rarer(utilisation: float, gpus: int) -> None:
             jnp.float32(0.2),
         )
         gpu_s, step_s = jnp.float32(count), jnp.float32(0.02)
-        return float(prefill_wait(tally, jnp.float32(count), gpu_s, step_s, jnp.float32(1.0)).share)
+        requests = jnp.float32(1.0)
+        found = prefill_wait(tally, jnp.float32(count), gpu_s, step_s, requests, routing)
+        return float(found.share)
 
     assert 0.0 <= share(gpus + 1) <= share(gpus) <= 1.0

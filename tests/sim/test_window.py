@@ -174,6 +174,25 @@ def test_a_new_split_costs_the_gpus_that_change(split: int, rerole_s: float) -> 
     assert metrics.prefill_gpus[-1] == changed
 
 
+def test_a_switch_that_takes_no_time() -> None:
+    """Where nothing has to restart, tier and split are in force at once and cost nothing."""
+    env = deployed(environment("adversarial_multitenant"), restart_s=0.0, rerole_s=0.0)
+    metrics = windows(env, constant(batch_cap=64, quantization_tier=1, prefill_decode_split=2))
+    assert (metrics.tier == 1).all() and (metrics.prefill_gpus == 2).all()
+    assert (metrics.capacity == 1.0).all()
+
+
+def test_a_long_change_of_roles_is_not_a_reload() -> None:
+    """One GPU that changes its role loses its own share of what runs, however long it takes."""
+    env = deployed(environment("adversarial_multitenant"), restart_s=5.0, rerole_s=40.0)
+    split = (np.arange(WINDOWS) >= 40).astype(np.int32)
+    actions = constant(batch_cap=256)
+    metrics = windows(env, dataclasses.replace(actions, prefill_decode_split=split))
+    before = metrics.running[39].sum()
+    assert metrics.preemptions[40] == pytest.approx(0.25 * before, rel=0.3)
+    assert metrics.preemptions.sum() == pytest.approx(metrics.preemptions[40], rel=0.01)
+
+
 def test_a_switch_that_runs_is_finished_first() -> None:
     """Whoever asks for another tier in every window gets no more switches than fit."""
     env = deployed(environment("bursty_workload"), restart_s=5.0)
