@@ -2,8 +2,8 @@
 
 A deployment is a queue, a router and `num_gpus` engines (`sim/reference_engine.py`). The router
 keeps requests in one queue and hands the next one to the least loaded GPU once that GPU has less
-than an iteration's worth of prompt tokens queued that would go before it. Time advances from event to event: an arrival,
-the end of an iteration, of a KV transfer or of a restart.
+than an iteration's worth of prompt tokens queued that would go before it. Time advances from event
+to event: an arrival, the end of an iteration, of a KV transfer or of a restart.
 
 Knobs that an engine can change at once (batch cap, KV capacity, speculation depth, order) act from
 its next iteration on. A tier change reloads weights and a change of the prefill/decode split
