@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
@@ -14,10 +15,12 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxserve.compilation_cache import enable_compilation_cache
+from jaxserve.cores import use_all_cores
 from jaxserve.errors import InputError
 
 File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
 Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
 
 
 def evaluate_agents(
@@ -91,11 +94,16 @@ def train_agent(
     seeds: int = 1,
     environments: int = 1024,
     learning_rate: float = 2e-3,
+    discount: float | None = None,
     recurrent: bool = False,
     hardware: Name = None,
     table: File = None,
     trace: File = None,
     resume: bool = False,
+    tensorboard: bool = False,
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None,
+    processes: Number = None,
+    process: Number = None,
 ) -> None:
     """Train a PPO controller and write its weights.
 
@@ -107,33 +115,48 @@ def train_agent(
         seeds: Policies trained side by side, with seeds one apart.
         environments: Episodes that each seed plays at a time.
         learning_rate: At the start; it falls linearly.
+        discount: Per window; by default from how long the task's traffic stays the same.
         recurrent: Remember with a gated recurrent unit as well as with running means.
         hardware: GPU instead of the task's own.
         table: Latency table instead of the packaged one.
         trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
         resume: Continue the run in --out from its last checkpoint.
+        tensorboard: Write the metrics to OUT/tensorboard as well.
+        coordinator: Where process 0 of several that train together listens.
+        processes: How many train together.
+        process: Number of this one, from 0.
     """
+    from jaxserve.agents.discount import task_discount
     from jaxserve.agents.panel import load_setting
+    from jaxserve.agents.processes import is_first, join_processes, together
     from jaxserve.agents.training import Interrupted, check_run, train
     from jaxserve.report import training_table
     from jaxserve.terminal import result_console, training_bar
 
-    config = check_run(steps, seed, seeds, environments, learning_rate, recurrent)
-    setting = load_setting(task, hardware, _text(table), _text(trace))
+    join_processes(coordinator, processes, process)
+    with together():
+        setting = load_setting(task, hardware, _text(table), _text(trace))
+        chosen_discount = task_discount(setting.env) if discount is None else discount
+        config = check_run(
+            steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
+        )
     chosen = tuple(range(seed, seed + seeds))
     try:
-        with training_bar() as watch:
+        with training_bar() if is_first() else nullcontext() as watch:
             result = train(
                 setting,
                 config,
                 chosen,
                 out,
                 resume=resume,
+                tensorboard=tensorboard,
                 watch=watch,
             )
     except Interrupted as stopped:
         print(f"jaxserve: {stopped}", file=sys.stderr)
         raise SystemExit(130) from None
+    if not is_first():
+        return
     console = result_console()
     console.print(training_table(result, setting))
     console.print(
@@ -353,6 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code is 0, or 2 after bad input, or 130 when interrupted."""
     try:
         enable_compilation_cache()
+        use_all_cores()
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxserve",

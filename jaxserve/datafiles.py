@@ -20,18 +20,28 @@ def load_json(name: str) -> Any:
     """Parse the data file `name` (relative to `data_dir()`).
 
     Raises:
-      InputError: the file is missing or is not valid JSON.
+      InputError: the file is missing or is not readable JSON.
     """
-    path = data_dir() / name
+    what = f"data file {name!r}"
+    return read_json(data_dir() / name, what, f"{what} does not exist under {data_dir()}")
+
+
+def read_json(path: Path, what: str, missing: str | None = None) -> Any:
+    """Parse a JSON file.
+
+    Args:
+      what: names the file in an error.
+      missing: the error where there is no such file.
+
+    Raises:
+      InputError: the file is missing or is not readable JSON.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"data file {name!r} does not exist under {data_dir()}") from None
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"data file {name!r} is not valid JSON: line {error.lineno} column {error.colno}: "
-            f"{error.msg}"
-        ) from None
+        raise InputError(missing or f"{what} does not exist") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{what} is not readable JSON: {error}") from None
 
 
 def write_atomic(path: Path | str, data: bytes) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from rich import box
 from rich.table import Table
 
-from jaxserve.agents.evaluation import Comparison
-from jaxserve.agents.panel import Setting
-from jaxserve.agents.statistics import Interval
-from jaxserve.agents.training import VALIDATION_EPISODES, TrainingResult
-from jaxserve.sim.table_fit import FitReport
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
+
+# What makes these takes seconds to import, and most commands print only one of them.
+if TYPE_CHECKING:
+    from jaxserve.agents.evaluation import Comparison
+    from jaxserve.agents.panel import Setting
+    from jaxserve.agents.statistics import Interval
+    from jaxserve.agents.training import TrainingResult
+    from jaxserve.sim.table_fit import FitReport
 
 
 def evaluation_table(comparison: Comparison) -> Table:
@@ -53,7 +57,7 @@ def task_table(specs: Sequence[TaskSpec]) -> Table:
     return table
 
 
-_Show = Callable[[Interval], tuple[str, str, str]]
+_Show: TypeAlias = "Callable[[Interval], tuple[str, str, str]]"
 """An interval's mean, low and high as text."""
 
 
@@ -138,9 +142,7 @@ def fit_report_table(report: FitReport) -> Table:
 
 def training_table(result: TrainingResult, setting: Setting) -> Table:
     """A finished run: what each seed's policy reaches on validation episodes."""
-    table = _plain_table(
-        title=f"ppo on {setting.env.name}, {VALIDATION_EPISODES} validation episodes"
-    )
+    table = _plain_table(title=f"ppo on {setting.env.name}, {result.episodes} validation episodes")
     table.add_column("seed of the policy", justify="right")
     table.add_column("mean reward", justify="right")
     if setting.anchors is not None:

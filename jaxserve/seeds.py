@@ -35,8 +35,7 @@ def episode_keys(count: int, split: str = "train", first: int = 0) -> jax.Array:
     """
     first = _whole("first seed", first, MAX_SEED)
     count = _whole("count of seeds", count, MAX_SEED + 1 - first)
-    root = _root(split)
-    return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(first + jnp.arange(count))
+    return _keys(split, first + jnp.arange(count))
 
 
 def random_episode_keys(key: jax.Array, count: int, split: str = "train") -> jax.Array:
@@ -45,9 +44,11 @@ def random_episode_keys(key: jax.Array, count: int, split: str = "train") -> jax
     Raises:
       InputError: unknown split.
     """
-    root = _root(split)
-    seeds = jax.random.randint(key, (count,), 0, MAX_SEED)
-    return jax.vmap(lambda seed: jax.random.fold_in(root, seed))(seeds)
+    return _keys(split, jax.random.randint(key, (count,), 0, MAX_SEED))
+
+
+def _keys(split: str, seeds: jax.Array) -> jax.Array:
+    return jax.vmap(jax.random.fold_in, (None, 0))(_root(split), seeds)
 
 
 def _whole(name: str, value: int, high: int) -> int:

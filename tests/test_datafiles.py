@@ -23,6 +23,24 @@ def test_broken_json_names_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         datafiles.load_json("broken.json")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "nothing to see"),
+        (b"{", "the file is not readable JSON: .* line 1 column 2"),
+        (b"\xff", "the file is not readable JSON"),
+        (b"[" * 100_000, "the file is not readable JSON"),
+    ],
+)
+def test_unreadable_json(tmp_path: Path, content: bytes | None, message: str) -> None:
+    """Missing, broken, binary and bottomless files get a sentence."""
+    path = tmp_path / "file.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        datafiles.read_json(path, "the file", "nothing to see")
+
+
 def test_write_atomic_replaces_and_keeps_mode(tmp_path: Path) -> None:
     """A write replaces the old content, leaves no temporary file and is readable as usual."""
     path = tmp_path / "deep" / "file.bin"

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +15,8 @@ from rich.table import Table
 from jaxserve.agents.evaluation import Comparison, Evaluation
 from jaxserve.agents.panel import load_setting
 from jaxserve.agents.statistics import STATISTICS, EpisodeStatistics
-from jaxserve.report import evaluation_table, fit_report_table, task_table
+from jaxserve.agents.training import TrainingResult
+from jaxserve.report import evaluation_table, fit_report_table, task_table, training_table
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.table_fit import FitReport, FittedConstant
 from jaxserve.tasks.spec import load_task, task_names
@@ -80,6 +84,27 @@ def test_tasks_fit_the_terminal() -> None:
         assert name in text
         for knob in load_task(name).knobs:
             assert knob in text
+
+
+def test_tables_do_not_wait_for_the_trainer() -> None:
+    """Printing one imports neither optimisers nor checkpoints nor statistics."""
+    code = "import jaxserve.report, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"orbax.checkpoint", "optax", "scipy.stats"} & set(loaded)
+
+
+def test_training() -> None:
+    """A run shows each seed's reward, on how many episodes, and its score where there is one."""
+    setting = load_setting("static_workload")
+    assert setting.anchors is not None
+    static = setting.anchors.best_static
+    result = TrainingResult(Path(), (3, 4), (static, 0.25), 17, 0, compile_s=1.0, train_s=1.0)
+    text = " ".join(printed(training_table(result, setting), 80).split())
+    assert "17 validation episodes" in text and "0.2500" in text and "0.500" in text
+    alone = printed(training_table(result, dataclasses.replace(setting, anchors=None)), 80)
+    assert "0.2500" in alone and "score" not in alone
 
 
 def test_fit() -> None:

@@ -16,8 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.agents.grids import KNOB_GRIDS, action_at, grid_sizes
 from jaxserve.env import FEATURE_NAMES, ServeEnv
+from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
+from jaxserve.sim.threefry import uniform
 from jaxserve.spaces import KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 
@@ -52,11 +53,11 @@ class Normaliser:
 
     def updated(self, features: jax.Array) -> Normaliser:
         """With the samples float32[..., D] merged in (Chan, Golub and LeVeque 1983)."""
-        samples = features.reshape(-1, features.shape[-1])
-        count = jnp.float32(len(samples))
+        axes = tuple(range(features.ndim - 1))
+        count = jnp.float32(np.prod(features.shape[:-1]))
         total = self.count + count
-        shift = jnp.mean(samples, axis=0) - self.mean
-        squares = self.variance * self.count + jnp.var(samples, axis=0) * count
+        shift = jnp.mean(features, axes) - self.mean
+        squares = self.variance * self.count + jnp.var(features, axes) * count
         return Normaliser(
             mean=self.mean + shift * count / total,
             variance=(squares + shift**2 * self.count * count / total) / total,
@@ -102,7 +103,8 @@ class Network(nn.Module):
     ) -> tuple[jax.Array, Step]:
         """One window. Args: float32[..., H], float32[..., INPUTS], int32[..., 6]."""
         if self.recurrent:
-            hidden, remembered = nn.GRUCell(self.width)(hidden, inputs)
+            cell = nn.GRUCell(self.width, recurrent_kernel_init=_orthogonal(1.0))
+            hidden, remembered = cell(hidden, inputs)
             inputs = jnp.concatenate([inputs, remembered], axis=-1)
         value = self._perceptron(inputs, 1, 1.0)[..., 0]
         knobs = [i for i, size in enumerate(self.sizes) if size > 1]
@@ -121,18 +123,47 @@ class Network(nn.Module):
         )
 
     def _perceptron(self, inputs: jax.Array, outputs: int, scale: float) -> jax.Array:
-        orthogonal = nn.initializers.orthogonal
         for _ in range(2):
-            inputs = nn.tanh(nn.Dense(self.width, kernel_init=orthogonal(2.0**0.5))(inputs))
-        return nn.Dense(outputs, kernel_init=orthogonal(scale))(inputs)
+            inputs = nn.tanh(nn.Dense(self.width, kernel_init=_orthogonal(2.0**0.5))(inputs))
+        return nn.Dense(outputs, kernel_init=_orthogonal(scale))(inputs)
 
+    @nn.nowrap
+    def initial_params(self, key: jax.Array) -> Any:
+        """Fresh parameters; ``key`` is consumed."""
+        last = jnp.zeros(len(self.sizes), jnp.int32)
+        return self.init(key, self._initial_hidden(), jnp.zeros(INPUTS), last)["params"]
+
+    @nn.nowrap
     def initial_memory(self, env: ServeEnv) -> Memory:
         """Memory at the start of an episode."""
         return Memory(
             averages=jnp.zeros((len(AVERAGING_WINDOWS), len(FEATURE_NAMES))),
-            last=jnp.stack([_nearest(env.locked, knob) for knob in KNOBS]),
-            hidden=jnp.zeros(self.width if self.recurrent else 1),
+            last=nearest_indices(env.locked),
+            hidden=self._initial_hidden(),
         )
+
+    @nn.nowrap
+    def _initial_hidden(self) -> jax.Array:
+        return jnp.zeros(self.width if self.recurrent else 1)
+
+
+def _orthogonal(scale: float) -> nn.initializers.Initializer:
+    """Random matrices with orthogonal rows or columns: polar factors of Gaussian ones.
+
+    By matrix products (Newton-Schulz): with few cores, the batches of QR factorisations that the
+    initialiser of the library makes for several seeds wait for one another for ever in jaxlib 0.10.
+    """
+
+    def initialise(key: jax.Array, shape: Any, dtype: Any = jnp.float32) -> jax.Array:
+        gaussian = jax.random.normal(key, shape, dtype)
+
+        def closer(_: int, matrix: jax.Array) -> jax.Array:
+            return 1.5 * matrix - 0.5 * matrix @ (matrix.T @ matrix)
+
+        # Small singular values grow by half in each round, from about 1e-5 at worst.
+        return scale * jax.lax.fori_loop(0, 40, closer, gaussian / jnp.linalg.norm(gaussian))
+
+    return initialise
 
 
 def network_for(env: ServeEnv, **settings: int | float | bool) -> Network:
@@ -186,18 +217,17 @@ def choose(step: Step, sizes: tuple[int, ...], key: jax.Array, greedy: bool = Fa
     """int32[..., 6]: drawn grid indices, or the most likely ones; 0 for locked knobs."""
     shape = step.value.shape
     chosen = [jnp.zeros(shape, jnp.int32)] * len(sizes)
+    logits = step.logits
+    if not greedy:
+        ends = np.cumsum([values.shape[-1] for values in logits])
+        # The most likely value after adding Gumbel noise is a draw (Gumbel 1954).
+        draws = jnp.maximum(uniform(key, (*shape, int(ends[-1]))), jnp.finfo(jnp.float32).tiny)
+        noise = jnp.split(-jnp.log(-jnp.log(draws)), ends[:-1], axis=-1)
+        logits = [values + extra for values, extra in zip(logits, noise, strict=True)]
     knobs = [i for i, size in enumerate(sizes) if size > 1]
-    for i, logits in zip(knobs, step.logits, strict=True):
-        if not greedy:
-            noise = jax.random.gumbel(jax.random.fold_in(key, i), logits.shape)
-            logits = logits + noise
-        chosen[i] = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    for i, values in zip(knobs, logits, strict=True):
+        chosen[i] = jnp.argmax(values, axis=-1).astype(jnp.int32)
     return jnp.stack(chosen, axis=-1)
-
-
-def _nearest(action: ServeAction, knob: str) -> jax.Array:
-    grid = jnp.asarray(KNOB_GRIDS[knob], jnp.float32)
-    return jnp.argmin(jnp.abs(grid - getattr(action, knob))).astype(jnp.int32)
 
 
 @flax.struct.dataclass

@@ -14,12 +14,12 @@ from jaxserve.agents.baselines import (
     default_policy,
     exploit_policies,
 )
-from jaxserve.agents.grids import action_at
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.weights import load_weights, packaged_weights
+from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
+from jaxserve.grids import action_at
 from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import make_action
@@ -77,6 +77,11 @@ def load_setting(
         return Setting(env, spec, None, f"no scores: {error}", weights)
 
 
+def packaged_weights(task: str) -> Path:
+    """Directory of the weights shipped for a task; it exists where there are any."""
+    return data_dir() / "weights" / task
+
+
 def build_agent(name: str, setting: Setting, progress: Progress | None = None) -> Policy:
     """The agent ``name``, ready for ``setting``.
 
@@ -87,12 +92,13 @@ def build_agent(name: str, setting: Setting, progress: Progress | None = None) -
       InputError: no such agent.
     """
     _check_known(name)
-    return _AGENTS[name](setting, progress) if name in _AGENTS else exploit_policies()[name]
+    known = _AGENTS | _PRIVILEGED
+    return known[name](setting, progress) if name in known else exploit_policies()[name]
 
 
 def agent_names() -> tuple[str, ...]:
     """Every agent, those that ``all`` stands for first."""
-    return (*_AGENTS, *exploit_policies())
+    return (*_AGENTS, *_PRIVILEGED, *exploit_policies())
 
 
 def parse_agents(text: str) -> tuple[str, ...]:
@@ -131,6 +137,25 @@ def best_static_policy(setting: Setting, progress: Progress | None = None) -> St
     return StaticPolicy(action_at(jnp.asarray(indices)), "best_static")
 
 
+def _trained_policy(setting: Setting, progress: Progress | None) -> Policy:
+    from jaxserve.agents.weights import load_weights
+
+    return load_weights(setting.weights, setting.env)
+
+
+def _planner(setting: Setting, progress: Progress | None) -> Policy:
+    from jaxserve.agents.planner import planner_for
+
+    return planner_for(setting.env)
+
+
+def _regime_oracle(setting: Setting, progress: Progress | None) -> Policy:
+    from jaxserve.agents.regime_oracle import search_regime_oracle
+
+    static = best_static_policy(setting, progress).action
+    return search_regime_oracle(setting.env, static, progress=progress)
+
+
 def _check_known(name: str) -> None:
     known = agent_names()
     if name not in known:
@@ -142,6 +167,15 @@ _AGENTS: dict[str, Callable[[Setting, Progress | None], Policy]] = {
     "default": lambda setting, progress: default_policy(setting.env),
     "best_static": best_static_policy,
     "heuristic": lambda setting, progress: HeuristicPolicy(),
-    "ppo": lambda setting, progress: load_weights(setting.weights, setting.env),
+    "ppo": _trained_policy,
 }
 """Those that ``all`` stands for, in the order of the table."""
+
+_PRIVILEGED: dict[str, Callable[[Setting, Progress | None], Policy]] = {
+    "planner": _planner,
+    "regime_oracle": _regime_oracle,
+}
+"""Yardsticks that are shown the simulator's state; each takes a minute or two."""
+
+PRIVILEGED_AGENTS = tuple(_PRIVILEGED)
+"""Names of the agents that know what no operator sees."""

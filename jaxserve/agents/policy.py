@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, Protocol
 
 import jax
 
-from jaxserve.env import ServeEnv
+from jaxserve.env import EnvState, ServeEnv
+from jaxserve.errors import InputError
 from jaxserve.types import ServeAction, ServeObservation
 
 
@@ -24,3 +26,30 @@ class Policy(Protocol):
     ) -> tuple[ServeAction, Any]:
         """Knobs for the next window and the next memory; ``key`` is consumed."""
         ...
+
+
+class PrivilegedPolicy(abc.ABC):
+    """A yardstick that is shown what no operator can see: the fast simulator's state.
+
+    It is a ``Policy``, so that it plays wherever the state is at hand (``agents.rollout``); where
+    there are only observations it refuses.
+    """
+
+    @abc.abstractmethod
+    def act_on_state(
+        self, env: ServeEnv, memory: Any, state: EnvState, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """As ``Policy.act``, knowing the state before the window."""
+
+    def act(
+        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """Refuses.
+
+        Raises:
+          InputError: always.
+        """
+        raise InputError(
+            f"{type(self).__name__} acts on the state of the fast simulator; it cannot play where "
+            "only observations are shown"
+        )

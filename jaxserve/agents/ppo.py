@@ -16,6 +16,7 @@ would have followed: the horizon is a truncation and not an end.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import flax.struct
@@ -23,10 +24,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh
 
-from jaxserve.agents.grids import action_at
+from jaxserve.agents.devices import EVERYWHERE, all_devices, on_each, place, spread
 from jaxserve.agents.network import (
-    INPUTS,
     Memory,
     Network,
     NetworkPolicy,
@@ -41,7 +42,9 @@ from jaxserve.agents.network import (
 )
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
+from jaxserve.grids import action_at
 from jaxserve.seeds import random_episode_keys
+from jaxserve.sim.threefry import fold_in, uniform
 from jaxserve.types import ServeObservation
 
 
@@ -50,30 +53,48 @@ class PPOConfig:
     """Hyper-parameters. Sizes are static; numbers are leaves, so that they can be batched."""
 
     learning_rate: Any = 1e-3
-    """at the start; falls linearly to a twentieth."""
+    """at the start."""
+    learning_rate_end: Any = 0.05
+    """share of it that is left at the end, after falling linearly."""
     discount: Any = 0.97
     """per window."""
     gae_lambda: Any = 0.9
     clip: Any = 0.2
     entropy_weight: Any = 0.01
-    """at the start, nats; falls linearly to a twentieth."""
+    """at the start, per nat."""
+    entropy_weight_end: Any = 0.05
+    """share of it that is left at the end, after falling linearly."""
     value_weight: Any = 0.5
     max_gradient: Any = 0.5
     """norm at which gradients are clipped."""
     reward_scale: Any = 1.0
-    """on top of 1 - discount, which makes a steady reward of 1 a value of 1."""
+    """at the start, on top of 1 - discount, which makes a steady reward of 1 a value of 1."""
+    reward_scale_end: Any = 1.0
+    """share of it that is left at the end, after changing linearly."""
     environments: int = flax.struct.field(pytree_node=False, default=1024)
     rollout_windows: int = flax.struct.field(pytree_node=False, default=25)
     """must divide the task's horizon."""
     updates: int = flax.struct.field(pytree_node=False, default=200)
     epochs: int = flax.struct.field(pytree_node=False, default=2)
     minibatches: int = flax.struct.field(pytree_node=False, default=8)
-    """must divide ``environments``."""
+    """must divide the environments of a device."""
     traffic_group: int = flax.struct.field(pytree_node=False, default=1)
     """environments that share an episode's traffic; above 1, the mean over them is the baseline of
-    each window's advantage (input-dependent baselines, Mao et al. 2019)."""
+    each window's advantage (input-dependent baselines, Mao et al. 2019). Must divide the
+    environments of a device."""
     width: int = flax.struct.field(pytree_node=False, default=64)
     recurrent: bool = flax.struct.field(pytree_node=False, default=False)
+
+    @property
+    def windows(self) -> int:
+        """Windows that an update plays."""
+        return self.environments * self.rollout_windows
+
+    def scheduled(self, name: str, update: jax.Array) -> Any:
+        """The value that a number with an end has in an update."""
+        start, end = getattr(self, name), getattr(self, f"{name}_end")
+        left = jnp.maximum(1.0 - update / self.updates, 0.0)
+        return start * (end + (1.0 - end) * left)
 
 
 @flax.struct.dataclass
@@ -132,38 +153,43 @@ class Learner:
     config: PPOConfig
     network: Network = flax.struct.field(pytree_node=False)
     horizon: int = flax.struct.field(pytree_node=False)
+    mesh: Mesh = flax.struct.field(pytree_node=False)
+    """devices that the environments are spread over."""
 
     @classmethod
-    def create(cls, env: ServeEnv, config: PPOConfig) -> Learner:
+    def create(cls, env: ServeEnv, config: PPOConfig, mesh: Mesh | None = None) -> Learner:
         """Checks that sizes fit.
+
+        Args:
+          mesh: default is all devices of all processes.
 
         Raises:
           InputError: a size that does not divide another.
         """
+        mesh = mesh or all_devices()
         horizon = int(np.max(env.horizon))
+        piece = config.environments // mesh.size
         for name, part, whole, size in (
             ("rollout_windows", config.rollout_windows, "the horizon", horizon),
-            ("minibatches", config.minibatches, "environments", config.environments),
-            ("traffic_group", config.traffic_group, "environments", config.environments),
+            ("the number of devices", mesh.size, "environments", config.environments),
+            ("minibatches", config.minibatches, "the environments per device", piece),
+            ("traffic_group", config.traffic_group, "the environments per device", piece),
         ):
             if part < 1 or size % part:
-                raise InputError(f"{name} is {part}; it must divide {whole}, which is {size}")
+                raise InputError(f"{name} is {part}; it must divide {whole}: {size}")
         first = env if np.ndim(env.horizon) == 0 else jax.tree.map(lambda leaf: leaf[0], env)
         network = network_for(first, width=config.width, recurrent=config.recurrent)
-        return cls(env, config, network, horizon)
+        return cls(env, config, network, horizon, mesh)
 
     def init(self, key: jax.Array) -> TrainState:
         """A fresh learner with environments at different points of their first episode."""
         config = self.config
         network_key, env_key, key = jax.random.split(key, 3)
-        hidden = jnp.zeros(config.width if config.recurrent else 1)
-        params = self.network.init(network_key, hidden, jnp.zeros(INPUTS), jnp.zeros(6, jnp.int32))[
-            "params"
-        ]
+        params = self.network.initial_params(network_key)
         env_states, observations, memory = self._fresh(env_key)
         rollouts = self.horizon // config.rollout_windows
         phase = jnp.arange(config.environments) // config.traffic_group % rollouts
-        return TrainState(
+        state = TrainState(
             params=params,
             optimiser=self._optimiser().init(params),
             normaliser=Normaliser.create(),
@@ -173,36 +199,39 @@ class Learner:
             key=key,
             update=jnp.int32(0),
         )
+        return place(self.mesh, state, _PLACES)
 
     def update(self, state: TrainState) -> tuple[TrainState, Report]:
         """One rollout of every environment, and the epochs over it."""
         config = self.config
         key = jax.random.fold_in(state.key, state.update)
         rollout_key, reset_key, epoch_key = jax.random.split(key, 3)
-        left = 1.0 - state.update / config.updates
-        decay = 0.05 + 0.95 * jnp.maximum(left, 0.0)
-
+        rate, entropy_weight, reward_scale = (
+            config.scheduled(name, state.update)
+            for name in ("learning_rate", "entropy_weight", "reward_scale")
+        )
         started = state.memory
         state, windows, final_value = self._rollout(state, rollout_key)
-        advantages, returns = self._advantages(windows, final_value)
-        batch = (windows, advantages, returns, started.hidden)
+        advantages, returns = self._advantages(windows, final_value, reward_scale)
+        batch = (windows, advantages, returns, started.hidden[None])
+        take = on_each(self.mesh, _one_of_each_block, spread(1), spread(), out=spread(1))
 
         def epoch(carry, key):
-            order = jax.random.permutation(key, config.environments)
-            order = order.reshape(config.minibatches, -1)
-
             def minibatch(carry, chosen):
                 params, optimiser = carry
-                part = jax.tree.map(lambda leaf: leaf[:, chosen], batch[:3])
+                *part, hidden = take(batch, chosen)
                 (_, parts), gradient = jax.value_and_grad(self._loss, has_aux=True)(
-                    params, *part, batch[3][chosen], config.entropy_weight * decay
+                    params, *part, hidden[0], entropy_weight
                 )
                 step, optimiser = self._optimiser().update(gradient, optimiser)
-                rate = -config.learning_rate * decay
-                params = jax.tree.map(lambda leaf, move: leaf + rate * move, params, step)
+                params = jax.tree.map(lambda leaf, move: leaf - rate * move, params, step)
                 return (params, optimiser), parts
 
-            return jax.lax.scan(minibatch, carry, order)
+            # Each block of neighbours gives one environment to every minibatch, so that minibatches
+            # are the same on any number of devices and no device asks another for its windows.
+            blocks = (config.environments // config.minibatches, config.minibatches)
+            order = jnp.argsort(uniform(key, blocks), axis=-1)
+            return jax.lax.scan(minibatch, carry, order.T)
 
         (params, optimiser), parts = jax.lax.scan(
             epoch, (state.params, state.optimiser), jax.random.split(epoch_key, config.epochs)
@@ -220,23 +249,33 @@ class Learner:
             normaliser=state.normaliser.updated(windows.features),
             update=state.update + 1,
         )
-        return self._restart_finished(state, reset_key), report
+        state = self._restart_finished(state, reset_key)
+        return place(self.mesh, state, _PLACES), place(self.mesh, report, EVERYWHERE)
 
-    def policy(self, state: TrainState, name: str = "ppo") -> NetworkPolicy:
+    def policy(self, state: TrainState) -> NetworkPolicy:
         """The policy as it stands, without exploration."""
-        return NetworkPolicy(state.params, state.normaliser, self.network, name=name)
+        return NetworkPolicy(state.params, state.normaliser, self.network)
+
+    @property
+    def _env_axis(self) -> int | None:
+        return None if jnp.ndim(self.env.horizon) == 0 else 0
+
+    def _on_each(self, function: Callable[..., Any], arguments: int) -> Callable[..., Any]:
+        """``vmap`` of a function of ``env`` and so many pieces of environments."""
+        env_part = EVERYWHERE if self._env_axis is None else spread()
+        mapped = jax.vmap(function, (self._env_axis, *[0] * arguments))
+        return on_each(self.mesh, mapped, env_part, *[spread()] * arguments, out=spread())
 
     def _rollout(self, state: TrainState, key: jax.Array) -> tuple[TrainState, _Windows, jax.Array]:
         env, network, config = self.env, self.network, self.config
-        env_axis = None if jnp.ndim(env.horizon) == 0 else 0
-        take_in = jax.vmap(perceive, (env_axis, None, 0, 0))
-        step_env = jax.vmap(lambda env, *args: env.step(*args), (env_axis, 0, 0))
+        take_in = jax.vmap(perceive, (self._env_axis, None, 0, 0))
+        step_env = self._on_each(lambda env, *args: env.step(*args), 2)
 
         def window(carry, index):
             env_states, observations, memory = carry
             memory, inputs, features = take_in(env, state.normaliser, memory, observations)
             memory, said = look(network, state.params, memory, inputs)
-            indices = choose(said, network.sizes, jax.random.fold_in(key, index))
+            indices = choose(said, network.sizes, fold_in(key, index))
             env_states, timestep = step_env(env, env_states, action_at(indices))
             kept = _Windows(
                 inputs=inputs,
@@ -261,10 +300,12 @@ class Learner:
         )
         return state, windows, said.value
 
-    def _advantages(self, windows: _Windows, final_value: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _advantages(
+        self, windows: _Windows, final_value: jax.Array, reward_scale: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         """Generalised advantage estimates and the returns they imply, float32[T, N]."""
         config = self.config
-        rewards = windows.reward * config.reward_scale * (1.0 - config.discount)
+        rewards = windows.reward * reward_scale * (1.0 - config.discount)
         following = jnp.concatenate([windows.value[1:], final_value[None]])
         errors = rewards + config.discount * following - windows.value
 
@@ -332,15 +373,36 @@ class Learner:
         config = self.config
         keys = random_episode_keys(key, config.environments // config.traffic_group)
         keys = jnp.repeat(keys, config.traffic_group, axis=0)
-        env_axis = None if jnp.ndim(self.env.horizon) == 0 else 0
 
         def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, ServeObservation, Memory]:
             state, timestep = env.reset(key)
             return state, timestep.observation, self.network.initial_memory(env)
 
-        return jax.vmap(start, (env_axis, 0))(self.env, keys)
+        return self._on_each(start, 1)(self.env, keys)
 
     def _optimiser(self) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5)
+        # As one vector: a tenth of the operations to compile and to run.
+        return optax.flatten(
+            optax.chain(
+                optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5)
+            )
         )
+
+
+_PLACES = TrainState(
+    params=EVERYWHERE,
+    optimiser=EVERYWHERE,
+    normaliser=EVERYWHERE,  # type: ignore[arg-type]
+    env_states=spread(),  # type: ignore[arg-type]
+    observations=spread(),  # type: ignore[arg-type]
+    memory=spread(),  # type: ignore[arg-type]
+    key=EVERYWHERE,  # type: ignore[arg-type]
+    update=EVERYWHERE,  # type: ignore[arg-type]
+)
+
+
+def _one_of_each_block(batch: Any, chosen: jax.Array) -> Any:
+    """Leaves [T, N, ...] at the environment ``chosen``, int32[N / M], of each M neighbours."""
+    size = jax.tree.leaves(batch)[0].shape[1] // len(chosen)
+    index = size * jnp.arange(len(chosen)) + chosen
+    return jax.tree.map(lambda leaf: leaf[:, index], batch)

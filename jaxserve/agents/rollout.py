@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.agents.policy import Policy
+from jaxserve.agents.policy import Policy, PrivilegedPolicy
 from jaxserve.env import ServeEnv
 from jaxserve.types import ServeAction, TimeStep
 
@@ -52,7 +52,10 @@ def _rollout(env: ServeEnv, policy: Policy, keys: jax.Array, horizon: int) -> Ro
         def window(carry, index):
             state, memory, observation = carry
             key = jax.random.fold_in(dice, index)
-            action, memory = policy.act(env, memory, observation, key)
+            if isinstance(policy, PrivilegedPolicy):
+                action, memory = policy.act_on_state(env, memory, state, key)
+            else:
+                action, memory = policy.act(env, memory, observation, key)
             action = env.effective_action(action)
             state, timestep = env.step(state, action)
             return (state, memory, timestep.observation), Rollout(timestep, action)

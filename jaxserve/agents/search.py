@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.agents.devices import EVERYWHERE, all_devices, on_each, spread
 from jaxserve.agents.grids import action_at, grid_sizes
 from jaxserve.env import ServeEnv
 from jaxserve.sim.workload import draw_arrivals, init_workload
@@ -320,18 +321,18 @@ def _horizon(env: ServeEnv) -> int:
 def _static_rollouts(
     env: ServeEnv, horizon: int, settings: jax.Array, keys: jax.Array
 ) -> jax.Array:
-    def episode(setting: jax.Array, key: jax.Array) -> jax.Array:
+    def episode(env: ServeEnv, setting: jax.Array, key: jax.Array) -> jax.Array:
         action = action_at(setting)
         return _mean_reward(env, key, horizon, lambda _: action)
 
-    return jax.vmap(episode)(settings, keys)
+    return _on_all_devices(episode, env, settings, keys)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _plan_rollouts(
     env: ServeEnv, horizon: int, plans: Plan, keys: jax.Array, schedules: Schedule
 ) -> jax.Array:
-    def episode(plan: Plan, key: jax.Array, schedule: Schedule) -> jax.Array:
+    def episode(env: ServeEnv, plan: Plan, key: jax.Array, schedule: Schedule) -> jax.Array:
         lead = jnp.asarray(_LEADS)[plan.lead]
 
         def action(step: jax.Array):
@@ -344,7 +345,14 @@ def _plan_rollouts(
 
         return _mean_reward(env, key, horizon, action)
 
-    return jax.vmap(episode)(plans, keys, schedules)
+    return _on_all_devices(episode, env, plans, keys, schedules)
+
+
+def _on_all_devices(episode: Callable[..., jax.Array], env: ServeEnv, *batched: Any) -> jax.Array:
+    """float32[N]: episodes of one environment, an equal share of them on each device."""
+    mapped = jax.vmap(episode, (None, *[0] * len(batched)))
+    pieces = [spread()] * len(batched)
+    return on_each(all_devices(), mapped, EVERYWHERE, *pieces, out=spread())(env, *batched)
 
 
 def _mean_reward(env: ServeEnv, key: jax.Array, horizon: int, action) -> jax.Array:

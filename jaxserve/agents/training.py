@@ -3,32 +3,40 @@
 A run is a directory: ``checkpoints/``, ``metrics.csv`` with a row for every update and seed,
 ``run.json`` with the settings, and at the end the weights of the seed that did best on validation
 episodes. Because an update draws from its own number, a resumed run is the run that was never
-interrupted, bit by bit.
+interrupted, bit by bit. Several processes share one run; the first prints and writes, all of them
+write their part of a checkpoint.
 """
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-import json
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxserve.agents.evaluation import evaluate
 from jaxserve.agents.panel import Setting
 from jaxserve.agents.ppo import Learner, PPOConfig, Report, TrainState
+from jaxserve.agents.processes import exchanged, is_first, together
+from jaxserve.agents.run_directory import (
+    EventFiles,
+    Row,
+    check_settings,
+    claim,
+    read_metrics,
+    write_metrics,
+)
 from jaxserve.agents.weights import save_weights
-from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.tasks.anchors import anchors_score
 
@@ -62,6 +70,8 @@ class TrainingResult:
     seeds: tuple[int, ...]
     objectives: tuple[float, ...]
     """mean reward of each seed's final policy on validation episodes."""
+    episodes: int
+    """that this is the mean of."""
     best: int
     """index of the seed whose weights were written."""
     compile_s: float
@@ -78,9 +88,12 @@ def check_run(
     seeds: int,
     environments: int,
     learning_rate: float,
+    discount: float,
     recurrent: bool = False,
 ) -> PPOConfig:
     """The configuration of a run of ``steps`` windows a seed, rounded up to whole updates.
+
+    Advantages look a third as far ahead as the discount does.
 
     Raises:
       InputError: a number out of range.
@@ -91,12 +104,18 @@ def check_run(
         ("seeds", seeds, 1, 1024),
         ("environments", environments, 8, 2**20),
         ("learning_rate", learning_rate, 1e-8, 1.0),
+        ("discount", discount, 0.5, 0.9999),
     ):
         if not low <= value <= high:
             raise InputError(f"{name} is {value}; it must be from {low:g} to {high:g}")
-    config = PPOConfig(learning_rate=learning_rate, environments=environments, recurrent=recurrent)
-    updates = -(-steps // (environments * config.rollout_windows))
-    return dataclasses.replace(config, updates=updates)
+    config = PPOConfig(
+        learning_rate=learning_rate,
+        discount=discount,
+        gae_lambda=1.0 - min(3.0 * (1.0 - discount), 1.0),
+        environments=environments,
+        recurrent=recurrent,
+    )
+    return dataclasses.replace(config, updates=-(-steps // config.windows))
 
 
 def train(
@@ -106,12 +125,14 @@ def train(
     directory: Path,
     *,
     resume: bool = False,
+    tensorboard: bool = False,
     watch: Watcher | None = None,
 ) -> TrainingResult:
     """Trains one policy per seed, all in one program.
 
     Args:
-      directory: of the run; must be new or empty, unless ``resume``.
+      directory: of the run; must be new or empty, unless ``resume``. All processes must see it.
+      tensorboard: write event files as well, in ``directory / "tensorboard"``.
       watch: told about the progress every few seconds.
 
     Raises:
@@ -122,48 +143,44 @@ def train(
     """
     learner = Learner.create(setting.env, config)
     settings = _describe(setting, config, seeds)
-    _claim(directory, settings, resume)
-    keys = jax.vmap(jax.random.key)(jnp.asarray(seeds))
-    state = jax.jit(jax.vmap(learner.init))(keys)
-    rows: list[dict[str, float]] = []
+    with together():
+        events = EventFiles(directory) if tensorboard and is_first() else None
+        if is_first() and not resume:
+            claim(directory, settings)
+    with together():
+        nothing = "there is no run to resume" if resume else "all processes must see one directory"
+        check_settings(directory, settings, nothing)
+    state = jax.jit(jax.vmap(lambda seed: learner.init(jax.random.key(seed))))(np.array(seeds))
     with ocp.CheckpointManager(
         (directory / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
     ) as checkpoints:
-        if resume:
-            state, rows = _restore(checkpoints, state, directory)
-        run = _Run(setting, config, seeds, directory, checkpoints, state, rows)
+        state, rows = _restore(checkpoints, state, directory)
+        if events:
+            events.resume(rows)
+        run = _Run(setting, config, seeds, directory, checkpoints, state, rows, events)
         started = time.perf_counter()
         update = jax.jit(jax.vmap(learner.update)).lower(state).compile()
         compile_s = time.perf_counter() - started
-        try:
-            train_s = run.to_the_end(update, watch)
-        except KeyboardInterrupt:
-            run.save()
-            raise Interrupted(
-                f"stopped after update {run.done} of {config.updates}; continue with --resume"
-            ) from None
+        train_s = run.to_the_end(update, watch)
+    policies = jax.device_get(learner.policy(run.state))
     objectives = []
     for index in range(len(seeds)):
-        policy = learner.policy(jax.tree.map(lambda leaf, i=index: leaf[i], run.state))
+        policy = jax.tree.map(lambda leaf, i=index: leaf[i], policies)
         found = evaluate(setting, policy, VALIDATION_EPISODES, "validation")
         objectives.append(float(found.statistics.objective.mean()))
     best = int(np.argmax(objectives))
-    policy = learner.policy(jax.tree.map(lambda leaf: leaf[best], run.state))
-    provenance: dict[str, Any] = dict(
-        command=_command(setting, config, seeds[best]),
-        seed=seeds[best],
-        revision=_revision(),
-        jax=jax.__version__,
-        windows=config.updates * config.environments * config.rollout_windows,
-        validation_episodes=VALIDATION_EPISODES,
-        validation_reward=round(objectives[best], 6),
-    )
-    if setting.anchors is not None:
-        score = anchors_score(setting.anchors, objectives[best])
-        provenance["validation_score"] = round(score, 4)
-    save_weights(directory, policy, setting.spec, provenance)
+    if is_first():
+        provenance = _provenance(setting, config, seeds[best], objectives[best])
+        policy = jax.tree.map(lambda leaf: leaf[best], policies)
+        save_weights(directory, policy, setting.spec, provenance)
     return TrainingResult(
-        directory, seeds, tuple(objectives), best, compile_s=compile_s, train_s=train_s
+        directory,
+        seeds,
+        tuple(objectives),
+        VALIDATION_EPISODES,
+        best,
+        compile_s=compile_s,
+        train_s=train_s,
     )
 
 
@@ -178,47 +195,56 @@ class _Run:
     checkpoints: ocp.CheckpointManager
     state: TrainState
     """[seeds, ...]"""
-    rows: list[dict[str, float]]
+    rows: list[Row]
+    events: EventFiles | None
 
     @property
     def done(self) -> int:
         """Updates finished."""
-        return int(self.state.update[0])
+        return int(np.asarray(self.state.update)[0])
 
     def to_the_end(self, update: Callable[..., Any], watch: Watcher | None) -> float:
         """Updates, looks, saves; returns the seconds that it took."""
         begun = self.done
         started = looked = saved = time.perf_counter()
-        waiting: list[Report] = []
         # One update is measured, then as many as fill the time between two looks are dispatched.
         at_once = 1
-        while self.done < self.config.updates:
-            count = min(at_once, self.config.updates - self.done)
-            state = self.state
-            for _ in range(count):
-                state, report = update(state)
-                waiting.append(report)
-            jax.block_until_ready(state)
-            reports, waiting = waiting, []
-            now = time.perf_counter()
-            at_once = max(1, round(count * _CHUNK_S / max(now - looked, 1e-3)))
-            looked = now
-            self._keep(state, reports)
-            if watch:
-                watch(self._progress(self.done - begun, now - started))
-            if now - saved > _CHECKPOINT_S:
-                self.save()
-                saved = now
+        with _interrupts() as interrupted:
+            while self.done < self.config.updates:
+                state, reports = self.state, []
+                for _ in range(min(at_once, self.config.updates - self.done)):
+                    state, report = update(state)
+                    reports.append(report)
+                jax.block_until_ready(state)
+                self._keep(state, reports)
+                now = time.perf_counter()
+                if watch:
+                    watch(self._progress(self.done - begun, now - started))
+                pace = max(1, round(len(reports) * _CHUNK_S / max(now - looked, 1e-3)))
+                told = exchanged(pace, now - saved > _CHECKPOINT_S, interrupted())
+                at_once, looked = int(told[0, 0]), now
+                if told[0, 1] or told[:, 2].any():
+                    self.save()
+                    saved = now
+                if told[:, 2].any() and self.done < self.config.updates:
+                    raise Interrupted(
+                        f"stopped after update {self.done} of {self.config.updates}; "
+                        "continue with --resume"
+                    )
         if self.done > begun:
             self.save()
         return time.perf_counter() - started
 
     def save(self) -> None:
-        """Writes a checkpoint and the metrics up to it."""
+        """Writes the metrics and a checkpoint."""
+        if is_first():
+            # Before the checkpoint: a resumed run drops rows that are too many.
+            write_metrics(self.directory, self.rows)
         if self.done and self.checkpoints.latest_step() != self.done:
             self.checkpoints.save(self.done, args=ocp.args.StandardSave(self.state))  # type: ignore
             self.checkpoints.wait_until_finished()
-        write_atomic(self.directory / "metrics.csv", _table(self.rows))
+        if self.events:
+            self.events.extend(self.rows)
 
     def _keep(self, state: TrainState, reports: list[Report]) -> None:
         """Takes updates over, unless one of them diverged."""
@@ -235,13 +261,13 @@ class _Run:
                         f"{bad[0]} of seed {seed} is {row[bad[0]]} in update {number}: training "
                         f"has diverged; the last good state is update {self.done}"
                     )
-                windows = number * self.config.environments * self.config.rollout_windows
+                windows = number * self.config.windows
                 rows.append({"update": number, "windows": windows, "seed": seed} | row)
         self.state = state
         self.rows += rows
 
     def _progress(self, updates: int, seconds: float) -> Progress:
-        size = self.config.environments * self.config.rollout_windows
+        size = self.config.windows
         reward = float(np.mean([row["reward"] for row in self.rows[-len(self.seeds) :]]))
         anchors = self.setting.anchors
         return Progress(
@@ -253,53 +279,64 @@ class _Run:
         )
 
 
-def _claim(directory: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Makes sure that the directory is this run's."""
-    path = directory / "run.json"
-    if resume:
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise InputError(
-                f"--out {directory} has no run.json: there is no run to resume"
-            ) from None
-        except (OSError, ValueError) as error:
-            raise InputError(f"{path} is not readable JSON: {error}") from None
-        for name in settings:
-            if found.get(name) != settings[name]:
-                raise InputError(
-                    f"{name} is {settings[name]!r}, but the run in {directory} has "
-                    f"{found.get(name)!r}; resume with the same settings"
-                )
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C in the block waits to be asked for; a second one does not wait.
+
+    Yields:
+      a function that says whether it was pressed.
+    """
+    pressed = threading.Event()
+    if threading.current_thread() is not threading.main_thread():  # others hear no signals
+        yield pressed.is_set
         return
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise InputError(f"--out {directory} is in use; name a new directory, or add --resume")
-    directory.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, (json.dumps(settings, indent=2) + "\n").encode())
+
+    def note(*_: Any) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _restore(
     checkpoints: ocp.CheckpointManager, state: TrainState, directory: Path
-) -> tuple[TrainState, list[dict[str, float]]]:
+) -> tuple[TrainState, list[Row]]:
     """The last checkpoint and the metrics up to it; the start where there is none yet."""
     step = checkpoints.latest_step()
     if step is None:
         return state, []
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
     state = checkpoints.restore(step, args=ocp.args.StandardRestore(like))  # type: ignore
-    with open(directory / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    for row in rows:
-        row |= {name: int(row[name]) for name in ("update", "windows", "seed")}
-    return state, [row for row in rows if row["update"] <= step]
+    return state, read_metrics(directory, step)
+
+
+def _provenance(setting: Setting, config: PPOConfig, seed: int, objective: float) -> dict[str, Any]:
+    """How weights were made."""
+    provenance: dict[str, Any] = dict(
+        command=_command(setting, config, seed),
+        seed=seed,
+        revision=_revision(),
+        jax=jax.__version__,
+        windows=config.updates * config.windows,
+        validation_episodes=VALIDATION_EPISODES,
+        validation_reward=round(objective, 6),
+    )
+    if setting.anchors is not None:
+        provenance["validation_score"] = round(anchors_score(setting.anchors, objective), 4)
+    return provenance
 
 
 def _command(setting: Setting, config: PPOConfig, seed: int) -> str:
     """What makes these weights again, on the task's own hardware and traffic."""
-    steps = config.updates * config.environments * config.rollout_windows
+    steps = config.updates * config.windows
     return (
         f"jaxserve train --task {setting.env.name} --steps {steps} --seed {seed} "
-        f"--environments {config.environments} --learning-rate {config.learning_rate:g}"
+        f"--environments {config.environments} --learning-rate {config.learning_rate:g} "
+        f"--discount {config.discount:.6g}"
         f"{' --recurrent' if config.recurrent else ''} --out RUN"
     )
 
@@ -311,15 +348,6 @@ def _describe(setting: Setting, config: PPOConfig, seeds: tuple[int, ...]) -> di
         "seeds": list(seeds),
         "config": dataclasses.asdict(config),
     }
-
-
-def _table(rows: list[dict[str, float]]) -> bytes:
-    text = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def _revision() -> str | None:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxserve.agents.network import INPUTS, NetworkPolicy, Normaliser, network_for
-from jaxserve.datafiles import data_dir, write_atomic
+from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
+from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.tasks import checks
@@ -23,11 +23,6 @@ from jaxserve.tasks.spec import TaskSpec
 
 WEIGHTS_VERSION = 1
 _FILE = "weights"
-
-
-def packaged_weights(task: str) -> Path:
-    """Directory of the weights shipped for a task; it exists where there are any."""
-    return data_dir() / "weights" / task
 
 
 def save_weights(
@@ -38,10 +33,7 @@ def save_weights(
     Args:
       provenance: how they were made: command, seed, revision, score.
     """
-    arrays = flatten_dict(policy.params, sep="/") | {
-        f"normaliser/{name}": getattr(policy.normaliser, name)
-        for name in ("mean", "variance", "count")
-    }
+    arrays = _by_path(policy.params, policy.normaliser)
     packed = io.BytesIO()
     np.savez(packed, **jax.tree.map(np.asarray, arrays))
     about = {
@@ -63,8 +55,9 @@ def load_weights(directory: Path, env: ServeEnv) -> NetworkPolicy:
     Raises:
       InputError: a file is missing or unreadable, of another version, or does not fit the task.
     """
-    about = _read_about(directory)
     where = f"{directory / _FILE}.json"
+    missing = f"{directory} has no {_FILE}.json, so it holds no weights"
+    about = checks.mapping(read_json(Path(where), where, missing), where)
     checks.whole(about, "spec_version", where, WEIGHTS_VERSION, WEIGHTS_VERSION)
     if about.get("features") != list(FEATURE_NAMES):
         raise InputError(f"{where}: features are not those of this version; train again")
@@ -74,35 +67,18 @@ def load_weights(directory: Path, env: ServeEnv) -> NetworkPolicy:
         raise InputError(f"{where}: recurrent is {recurrent!r}; it must be true or false")
     network = network_for(env, width=width, recurrent=recurrent)
     arrays = _read_arrays(directory)
-    expected: Any = jax.eval_shape(
-        network.init,
-        jax.random.key(0),
-        jnp.zeros(width if recurrent else 1),
-        jnp.zeros(INPUTS),
-        jnp.zeros(6, jnp.int32),
-    )["params"]
-    leaves: dict[str, Any] = flatten_dict(expected, sep="/")
-    shapes = {name: leaf.shape for name, leaf in leaves.items()} | {
-        "normaliser/mean": (len(FEATURE_NAMES),),
-        "normaliser/variance": (len(FEATURE_NAMES),),
-        "normaliser/count": (),
-    }
-    _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", env.name)
-    mean, variance, count = (
-        jnp.asarray(arrays.pop(f"normaliser/{name}")) for name in ("mean", "variance", "count")
+    expected = _by_path(
+        jax.eval_shape(network.initial_params, jax.random.key(0)), Normaliser.create()
     )
-    params = unflatten_dict({name: jnp.asarray(array) for name, array in arrays.items()}, sep="/")
-    return NetworkPolicy(params, Normaliser(mean, variance, count), network)
+    shapes = {name: leaf.shape for name, leaf in expected.items()}
+    _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", env.name)
+    params = unflatten_dict(jax.tree.map(jnp.asarray, arrays), sep="/")
+    return NetworkPolicy(params, Normaliser(**params.pop("normaliser")), network)
 
 
-def _read_about(directory: Path) -> Mapping[str, Any]:
-    path = directory / f"{_FILE}.json"
-    try:
-        return checks.mapping(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except FileNotFoundError:
-        raise InputError(f"{directory} has no {_FILE}.json, so it holds no weights") from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not readable JSON: {error}") from None
+def _by_path(params: Any, normaliser: Normaliser) -> dict[str, Any]:
+    """All arrays of a policy by the name that they have in the file."""
+    return flatten_dict({**params, "normaliser": vars(normaliser)}, sep="/")
 
 
 def _read_arrays(directory: Path) -> dict[str, np.ndarray]:

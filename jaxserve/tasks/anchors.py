@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxserve.datafiles import data_dir, write_atomic
+from jaxserve.datafiles import data_dir, read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, check_knobs
 from jaxserve.tasks import checks
@@ -64,15 +64,8 @@ def load_anchors(spec: TaskSpec) -> Anchors:
       InputError: there are none, they are of another version of the task, or a field is wrong.
     """
     path = anchors_path(spec.name)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(
-            f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec.name)}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise InputError(f"anchors file {path.name} is not readable JSON: {error}") from None
-    anchors = parse_anchors(data)
+    missing = f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec.name)}"
+    anchors = parse_anchors(read_json(path, f"anchors file {path.name}", missing))
     if anchors.task != spec.name:
         raise InputError(
             f"anchors file {path.name}: task is {anchors.task!r}; it must be {spec.name!r}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxserve.datafiles import data_dir
+from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
 from jaxserve.sim import lengths
 from jaxserve.sim.acceptance import profile_names
@@ -102,7 +101,7 @@ class TaskSpec:
 def task_names() -> tuple[str, ...]:
     """Built-in tasks, in order of difficulty."""
     specs = [
-        (json.loads(path.read_text()).get("alias") or 99, path.stem)
+        (_read(path).get("alias") or 99, path.stem)
         for path in (data_dir() / "tasks").glob("*.json")
     ]
     return tuple(name for _, name in sorted(specs))
@@ -131,11 +130,7 @@ def load_task(task: str | int) -> TaskSpec:
                 f"task {text!r} is unknown; the tasks are {', '.join(names)}, "
                 "or the path of a JSON file"
             )
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"task file {path.name} is not readable JSON: {error}") from None
-    return parse_task(data, path.stem)
+    return parse_task(_read(path), path.stem)
 
 
 def parse_task(data: Any, name: str) -> TaskSpec:
@@ -245,6 +240,10 @@ _DEPLOYMENT_RANGES = {
     "frontend_s": (0.0, 10.0),
     "frontend_tail_s": (0.0, 10.0),
 }
+
+
+def _read(path: Path) -> Any:
+    return read_json(path, f"task file {path.name}")
 
 
 def _stream(data: Any, where: str) -> Stream:

@@ -96,7 +96,7 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     _, timestep = env.reset(episode_key(0))
     memory, inputs, features = perceive(env, Normaliser.create(), memory, timestep.observation)
     assert inputs.shape == (INPUTS,) and features.shape == (len(FEATURE_NAMES),)
-    params = network.init(jax.random.key(0), memory.hidden, inputs, memory.last)["params"]
+    params = network.initial_params(jax.random.key(0))
     _, step = look(network, params, memory, inputs)
     drawn = np.asarray(
         jax.vmap(lambda key: choose(step, network.sizes, key))(

@@ -98,19 +98,22 @@ def test_directories(tmp_path: Path) -> None:
         (dict(environments=1), "environments is 1"),
         (dict(learning_rate=0.0), "learning_rate is 0"),
         (dict(seed=-1), "seed is -1"),
+        (dict(discount=1.0), "discount is 1"),
     ],
 )
 def test_numbers_out_of_range(change: dict, message: str) -> None:
     """The field is named."""
-    settings = dict(steps=100, seed=0, seeds=1, environments=16, learning_rate=1e-3) | change
+    settings = dict(
+        steps=100, seed=0, seeds=1, environments=16, learning_rate=1e-3, discount=0.97
+    )
     with pytest.raises(InputError, match=message):
-        check_run(**settings)
+        check_run(**(settings | change))
 
 
 def test_steps_are_rounded_up_to_rollouts() -> None:
     """One window more than a rollout of all environments is two updates."""
-    assert check_run(16 * 25, 0, 1, 16, 1e-3).updates == 1
-    assert check_run(16 * 25 + 1, 0, 1, 16, 1e-3).updates == 2
+    assert check_run(16 * 25, 0, 1, 16, 1e-3, 0.97).updates == 1
+    assert check_run(16 * 25 + 1, 0, 1, 16, 1e-3, 0.97).updates == 2
 
 
 @pytest.mark.slow

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.network import INPUTS, NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.panel import packaged_weights
 from jaxserve.agents.rollout import rollout
-from jaxserve.agents.weights import load_weights, packaged_weights, save_weights
+from jaxserve.agents.weights import load_weights, save_weights
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys
 from jaxserve.tasks.spec import load_task, task_names
@@ -21,9 +22,8 @@ ENV = jaxserve.make(TASK)
 
 def policy() -> NetworkPolicy:
     network = network_for(ENV, width=16)
-    memory = network.initial_memory(ENV)
-    params = network.init(jax.random.key(1), memory.hidden, np.zeros(INPUTS), memory.last)
-    return NetworkPolicy(params["params"], Normaliser.create(), network)
+    params = network.initial_params(jax.random.key(1))
+    return NetworkPolicy(params, Normaliser.create(), network)
 
 
 @pytest.fixture

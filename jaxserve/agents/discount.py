@@ -1,0 +1,29 @@
+"""How far ahead a learner looks in a task."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxserve.env import ServeEnv
+from jaxserve.spaces import KNOBS
+
+QUEUE_DISCOUNT = 0.97
+"""Per window: half a minute, which is as long as what a knob does now is felt in a queue."""
+_RESTARTING = [KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")]
+
+
+def task_discount(env: ServeEnv) -> float:
+    """Discount per window with which a change that costs a restart is worth it if it pays off.
+
+    The price of a new tier or split is paid within seconds, and it pays back until the traffic
+    changes: a learner has to look ahead for the mean stay in a regime, at most an episode. Tasks
+    without such knobs are learnt best with ``QUEUE_DISCOUNT``, the least of all.
+    """
+    if not np.asarray(env.knob_active)[_RESTARTING].any():
+        return QUEUE_DISCOUNT
+    ahead = float(env.horizon)
+    regimes = jax.tree.map(np.asarray, env.workload.regimes)
+    if any((leaf != leaf[0]).any() for leaf in jax.tree.leaves(regimes)):
+        ahead = min(ahead, float(regimes.dwell_s.mean()) / env.window_s)
+    return max(1.0 - 1.0 / ahead, QUEUE_DISCOUNT)

@@ -1,0 +1,111 @@
+"""A training run's directory: whose it is, and the metrics of every update and seed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxserve.datafiles import read_json, write_atomic
+from jaxserve.errors import InputError
+from jaxserve.tasks import checks
+
+Row = dict[str, float]
+"""``update``, ``windows``, ``seed``, and what the update reported."""
+
+_SETTINGS = "run.json"
+_METRICS = "metrics.csv"
+_EVENTS = "tensorboard"
+_WHOLE = ("update", "windows", "seed")
+
+
+def claim(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Begins a run in a new or empty directory.
+
+    Raises:
+      InputError: the directory is in use.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise InputError(f"--out {directory} is in use; name a new directory, or add --resume")
+    directory.mkdir(parents=True, exist_ok=True)
+    write_atomic(directory / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
+
+
+def check_settings(directory: Path, settings: Mapping[str, Any], missing: str) -> None:
+    """Makes sure that the run in a directory is the one that ``settings`` describe.
+
+    Args:
+      missing: what it means if there is no run.
+
+    Raises:
+      InputError: there is no run, or a setting differs.
+    """
+    path = directory / _SETTINGS
+    missing = f"--out {directory} has no {_SETTINGS}: {missing}"
+    found = checks.mapping(read_json(path, str(path), missing), str(path))
+    for name, value in settings.items():
+        if found.get(name) != value:
+            raise InputError(
+                f"{name} is {value!r}, but the run in {directory} has {found.get(name)!r}; "
+                "all of a run has the same settings"
+            )
+
+
+def write_metrics(directory: Path, rows: Sequence[Row]) -> None:
+    """Writes all rows of a run to ``metrics.csv``."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    write_atomic(directory / _METRICS, text.getvalue().encode())
+
+
+def read_metrics(directory: Path, updates: int) -> list[Row]:
+    """The rows of a run's first updates."""
+    with open(directory / _METRICS, newline="", encoding="utf-8") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    for row in rows:
+        row |= {name: int(row[name]) for name in _WHOLE}
+    return [row for row in rows if row["update"] <= updates]
+
+
+class EventFiles:
+    """The metrics for TensorBoard: a folder of event files for each seed, over windows played."""
+
+    def __init__(self, directory: Path) -> None:
+        """Args: the run's directory.
+
+        Raises:
+          InputError: the package that writes the files is missing.
+        """
+        try:
+            from tensorboardX import SummaryWriter
+        except ModuleNotFoundError:
+            raise InputError(
+                "--tensorboard needs tensorboardX, which the tensorboard extra installs: "
+                "pip install 'jaxserve[tensorboard]'"
+            ) from None
+        self._open: Any = SummaryWriter
+        self._writers: dict[float, Any] = {}
+        self._folder = directory / _EVENTS
+        self._written = 0
+
+    def resume(self, rows: Sequence[Row]) -> None:
+        """Goes on after these rows of a run, which are there unless it has no event files yet."""
+        self._written = len(rows) if self._folder.exists() else 0
+
+    def extend(self, rows: Sequence[Row]) -> None:
+        """Adds those of a run's rows that are not there yet."""
+        for row in rows[self._written :]:
+            seed = row["seed"]
+            if seed not in self._writers:
+                self._writers[seed] = self._open(str(self._folder / f"seed_{seed}"))
+            for name in row.keys() - set(_WHOLE):
+                self._writers[seed].add_scalar(name, row[name], row["windows"])
+        for writer in self._writers.values():
+            writer.flush()
+        self._written = len(rows)

@@ -1,0 +1,94 @@
+"""Several processes: how they meet, exchange numbers and fail together."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.agents.processes import exchanged, is_first, join_processes, together
+from jaxserve.errors import InputError
+
+SCRIPT = """
+import sys
+from jaxserve.agents.processes import exchanged, is_first, join_processes, together
+from jaxserve.errors import InputError
+
+coordinator, index = sys.argv[1], int(sys.argv[2])
+join_processes(coordinator, 2, index)
+print(is_first(), exchanged(index + 1.0, 0.5).tolist())
+with together():
+    print("both")
+try:
+    with together():
+        if index == 1:
+            raise InputError("mine")
+except InputError as error:
+    print(error)
+"""
+
+
+def free_address() -> str:
+    """HOST:PORT that nobody listens at."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def test_two_processes_stay_in_step(tmp_path: Path) -> None:
+    """Both learn both numbers, only the first is first, and what one refuses the other drops."""
+    coordinator = free_address()
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, coordinator, str(index)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        )
+        for index in range(2)
+    ]
+    outputs = [process.communicate(timeout=180) for process in running]
+    assert [process.returncode for process in running] == [0, 0], outputs
+    numbers = "[[1.0, 0.5], [2.0, 0.5]]"
+    # The library that carries the numbers says on stdout that it is connected.
+    first, second = (
+        [line for line in text.splitlines() if not line.startswith("[Gloo]")] for text, _ in outputs
+    )
+    assert first == [f"True {numbers}", "both", "process 1 cannot train, and says why"]
+    assert second == [f"False {numbers}", "both", "mine"]
+
+
+def test_alone() -> None:
+    """Without arguments nothing is joined: the only process is the first and fails by itself."""
+    join_processes(None, None, None)
+    assert is_first() and exchanged(2.0).tolist() == [[2.0]]
+    with pytest.raises(InputError, match="mine"), together():
+        raise InputError("mine")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("host:1", None, None), "go together"),
+        ((None, 2, 0), "go together"),
+        (("host:1", 2, None), "go together"),
+        (("host", 2, 0), "--coordinator is 'host'; it must be HOST:PORT"),
+        ((":80", 2, 0), "must be HOST:PORT"),
+        (("host:http", 2, 0), "must be HOST:PORT"),
+        (("host:70000", 2, 0), "must be HOST:PORT"),
+        (("host:1", 0, 0), "--processes is 0; it must be from 1"),
+        (("host:1", 2, 2), "--process is 2; it must be from 0 to 1"),
+        (("host:1", 2, -1), "--process is -1; it must be from 0 to 1"),
+    ],
+)
+def test_combinations_that_make_no_sense(arguments: tuple[Any, Any, Any], message: str) -> None:
+    """Each gets a sentence before anything is tried."""
+    with pytest.raises(InputError, match=message):
+        join_processes(*arguments)
