@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 from pathlib import Path
 
 import jax
@@ -17,17 +18,34 @@ from benchmarks.environment import (
     state_bytes,
 )
 from benchmarks.learner import ppo_windows_per_s
+from jaxserve.errors import InputError
+from jaxserve.outputs import check_output, write_output
 
 LEARNERS = 1024
 HARD = "adversarial_multitenant"
 BATCHES = (256, 1024, 4096, 16384)
 
 
-def main() -> None:
-    """Runs every benchmark once and prints one table."""
+def main() -> int:
+    """Runs every benchmark once and prints one table; exit code 2 after bad input."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--markdown", type=Path, help="file to write the table to")
     arguments = parser.parse_args()
+    try:
+        check_output(arguments.markdown, "--markdown")
+        text = speed_table()
+        print(text)
+        if arguments.markdown is not None:
+            page = f"# Benchmarks\n\nPrinted by `make bench`.\n\n{text}"
+            write_output(arguments.markdown, page.encode(), "--markdown")
+    except InputError as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def speed_table() -> str:
+    """Measures everything and prints each speed as it is known; Markdown."""
     device = jax.devices()[0]
     lines = [
         f"Measured with jax {jax.__version__} on {device.device_kind} ({device.platform}), "
@@ -63,11 +81,8 @@ def main() -> None:
             f"| gymnax CartPole, batch 4,096 | {ceiling:,.0f} steps/s "
             f"({ceiling / speeds[4096]:,.1f} times the hard task) |"
         )
-    text = "\n".join(lines) + "\n"
-    print(text)
-    if arguments.markdown:
-        arguments.markdown.write_text("# Benchmarks\n\nPrinted by `make bench`.\n\n" + text)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Gymnasium environments: one episode at a time, or many in one compiled step.
+"""Gymnasium environments: one deployment at a time, or many in one compiled step.
 
     import gymnasium
     import jaxserve.adapters.gymnasium_env  # registers jaxserve/<task>-v0
@@ -6,189 +6,298 @@
     env = gymnasium.make("jaxserve/bursty_workload-v0")
     envs = gymnasium.make_vec("jaxserve/bursty_workload-v0", num_envs=256)
 
-Actions are indices of the knob grids (MultiDiscrete, one entry for each knob of the task);
-observations are the features of ``ServeEnv.observe``.
+An action is an index into the grid of each knob, an observation the features of
+``ServeEnv.observe``, and ``info`` has a window's figures as plain numbers: ``docs/adapters.md``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
-import gymnasium
+try:
+    import gymnasium
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "this adapter needs gymnasium, which the gym extra installs: pip install 'jaxserve[gym]'",
+        name="gymnasium",
+    ) from None
 import jax
 import jax.numpy as jnp
 import numpy as np
+from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from jaxserve.agents.grids import action_at, grid_sizes
-from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
+from jaxserve.adapters.flat import Seen, advance, checked_indices, feature_bounds, start
+from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
+from jaxserve.grids import grid_sizes
 from jaxserve.registry import make
-from jaxserve.seeds import MAX_SEED, episode_key
-from jaxserve.spaces import KNOBS
-from jaxserve.tasks.spec import task_names
-from jaxserve.types import TimeStep
+from jaxserve.seeds import MAX_SEED, episode_key, random_episode_keys
+from jaxserve.tasks.spec import TaskSpec, task_names
 
-_LARGEST_FEATURE = 1e4
+_AUTORESET_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+
+# Programs of the module rather than of an instance, so that all instances share them.
+_start_one, _advance_one = jax.jit(start), jax.jit(advance)
+_start_many = jax.jit(jax.vmap(start, (None, 0)))
+_advance_many = jax.jit(jax.vmap(advance, (None, 0, 0)))
 
 
-class ServeGymEnv(gymnasium.Env):
-    """One deployment. ``info`` has the reward's parts and the window's metrics."""
+class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
+    """One deployment. An episode ends at the task's horizon, which is a truncation."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 - the name and form that gymnasium reads
 
-    def __init__(self, task: str = "bursty_workload", split: str = "train", **options: Any) -> None:
+    def __init__(
+        self, task: str | int | TaskSpec = "bursty_workload", split: str = "train", **options: Any
+    ) -> None:
         """Args: the task, whose seeds episodes have, and what ``jaxserve.make`` takes."""
-        self.env = make(task, **options)
-        self.split = split
-        self.observation_space, self.action_space = _spaces(self.env)
-        self._reset, self._step = jax.jit(_started), jax.jit(_stepped)
+        self.serve_env, self.split = _nameless(task, options), split
+        self.observation_space, self.action_space = _spaces(self.serve_env)
+        self._sizes = self.action_space.nvec
         self._state: EnvState | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode; the same seed gives the same traffic."""
+        """Starts an episode: that of ``seed``, or a random one.
+
+        Raises:
+          InputError: a seed that is no whole number from 0 on, or options.
+        """
+        _refuse_options(options)
+        seed = None if seed is None else _checked_seed(seed)
         super().reset(seed=seed)
-        number = self.np_random.integers(MAX_SEED) if seed is None else seed
-        self._state, timestep, features = self._reset(self.env, episode_key(int(number), self.split))
-        return np.asarray(features), _info(timestep)
+        number = _drawn(self.np_random) if seed is None else _episode(seed)
+        self._state, seen = _start_one(self.serve_env, episode_key(number, self.split))
+        seen = _on_host(seen)
+        return seen.features, _plain(seen)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One window.
 
         Raises:
-          InputError: an action outside the space, or a step before the first reset.
+          InputError: an action outside the space, or no episode in progress.
         """
         if self._state is None:
-            raise InputError("step was called before reset")
-        indices = _checked(action, self.action_space)
-        self._state, timestep, features = self._step(self.env, self._state, indices)
+            raise InputError("step was called with no episode in progress; call reset first")
+        indices = checked_indices(action, self._sizes)
+        state, seen = _advance_one(self.serve_env, self._state, indices)
+        seen = _on_host(seen)
+        self._state = None if seen.truncated or seen.terminated else state
         return (
-            np.asarray(features),
-            float(timestep.reward),
-            bool(timestep.terminated),
-            bool(timestep.truncated),
-            _info(timestep),
+            seen.features,
+            float(seen.reward),
+            bool(seen.terminated),
+            bool(seen.truncated),
+            _plain(seen),
         )
 
 
-class ServeVectorEnv(VectorEnv):
-    """Many deployments in one compiled step; each starts its next episode in the step after."""
+class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Many deployments in one compiled step, which start their next episode by themselves.
 
-    metadata = {  # noqa: RUF012 - the name and form that gymnasium reads
-        "render_modes": [],
-        "autoreset_mode": AutoresetMode.NEXT_STEP,
-    }
+    With ``NEXT_STEP`` (gymnasium's default) the step after an episode's last one ignores the action
+    and returns the start of the next episode. With ``SAME_STEP`` the last step returns it already,
+    and ``info["final_obs"]`` and ``info["final_info"]`` have what ended.
+    """
+
+    metadata = {"render_modes": []}  # noqa: RUF012 - the name and form that gymnasium reads
 
     def __init__(
         self,
         num_envs: int = 1,
-        task: str = "bursty_workload",
+        task: str | int | TaskSpec = "bursty_workload",
         split: str = "train",
+        autoreset_mode: str | AutoresetMode = AutoresetMode.NEXT_STEP,
         **options: Any,
     ) -> None:
-        """Args: how many, and the rest as ``ServeGymEnv``."""
-        self.env = make(task, **options)
-        self.num_envs, self.split = num_envs, split
-        self.single_observation_space, self.single_action_space = _spaces(self.env)
+        """Args: how many, how they restart, and the rest as ``ServeGymEnv``.
+
+        Raises:
+          InputError: less than one environment, or a mode that this environment does not have.
+        """
+        if not isinstance(num_envs, Integral) or num_envs < 1:
+            raise InputError(f"num_envs is {num_envs!r}; it must be a whole number from 1 on")
+        self.autoreset_mode = _mode(autoreset_mode)
+        self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
+        self.serve_env, self.split, self.num_envs = _nameless(task, options), split, num_envs
+        self.single_observation_space, self.single_action_space = _spaces(self.serve_env)
+        self._sizes = self.single_action_space.nvec
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        self._reset = jax.jit(jax.vmap(_started, (None, 0)))
-        self._step = jax.jit(jax.vmap(_next, (None, 0, 0, 0, 0)))
         self._state: EnvState | None = None
         self._ended = np.zeros(num_envs, bool)
 
     def reset(
         self,
         *,
-        seed: int | list[int | None] | None = None,
+        seed: int | Sequence[int] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts all episodes; a number seeds the first environment, and those after it count up."""
-        first = seed if isinstance(seed, int) else None
-        if first is not None:
-            self._np_random = np.random.default_rng(first)
-        chosen = [None] * self.num_envs if seed is None else seed
-        if isinstance(chosen, int):
-            chosen = [chosen + index for index in range(self.num_envs)]
-        keys = self._keys(chosen)
-        self._state, timestep, features = self._reset(self.env, keys)
+        """Starts all episodes.
+
+        Args:
+          seed: of the first environment, those after it count up; or one for each. The first
+            one also decides the episodes that follow.
+
+        Raises:
+          InputError: a seed that is no whole number from 0 on, another number of seeds than of
+            environments, or options.
+        """
+        _refuse_options(options)
+        seeds = None if seed is None else self._checked_seeds(seed)
+        super().reset(seed=None if seeds is None else seeds[0])
+        if seeds is None:
+            keys = self._next_keys()
+        else:
+            keys = jnp.stack([episode_key(_episode(number), self.split) for number in seeds])
+        self._state, seen = _start_many(self.serve_env, keys)
         self._ended = np.zeros(self.num_envs, bool)
-        return np.asarray(features), _info(timestep)
+        seen = _on_host(seen)
+        return seen.features, self._batched(seen, ~self._ended)
 
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One window of each; where an episode ended before, its successor's start.
+        """One window of each.
 
         Raises:
           InputError: an action outside the space, or a step before the first reset.
         """
         if self._state is None:
-            raise InputError("step was called before reset")
-        indices = _checked(actions, self.action_space)
-        keys = self._keys([None] * self.num_envs)
-        self._state, timestep, features = self._step(
-            self.env, self._state, indices, keys, jnp.asarray(self._ended)
-        )
-        terminated, truncated = np.asarray(timestep.terminated), np.asarray(timestep.truncated)
-        self._ended = terminated | truncated
-        rewards = np.asarray(timestep.reward, np.float64)
-        return np.asarray(features), rewards, terminated, truncated, _info(timestep)
+            raise InputError("step was called with no episode in progress; call reset first")
+        indices = checked_indices(actions, self._sizes, self.num_envs)
+        state, seen = _advance_many(self.serve_env, self._state, indices)
+        last = _on_host(seen)
+        everywhere = np.ones(self.num_envs, bool)
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            state, shown = self._restarted(state, last, self._ended)
+            self._ended = shown.terminated | shown.truncated
+            info = self._batched(shown, everywhere)
+        else:
+            ended = last.terminated | last.truncated
+            state, fresh = self._restarted(state, last, ended)
+            # The reward and the flags are the last window's; what they led to is in final_obs.
+            shown = dataclasses.replace(last, features=fresh.features)
+            info = self._batched(fresh, everywhere) | self._final(last, ended)
+        self._state = state
+        rewards = np.asarray(shown.reward, np.float64)
+        return shown.features, rewards, shown.terminated, shown.truncated, info
 
-    def _keys(self, seeds: list[int | None]) -> jax.Array:
-        drawn = self.np_random.integers(MAX_SEED, size=len(seeds))
-        numbers = [int(d) if s is None else s for s, d in zip(seeds, drawn, strict=True)]
-        return jnp.stack([episode_key(number, self.split) for number in numbers])
+    def _restarted(self, state: EnvState, seen: Any, ended: np.ndarray) -> tuple[EnvState, Any]:
+        """With new episodes where the old ones have ended."""
+        if not ended.any():
+            return state, seen
+        fresh_state, fresh = _start_many(self.serve_env, self._next_keys())
+        state = _where(ended, fresh_state, state)
+        return state, jax.tree.map(functools.partial(_pick, ended), _on_host(fresh), seen)
+
+    def _checked_seeds(self, seed: int | Sequence[int]) -> list[int]:
+        if not isinstance(seed, Sequence):
+            first = _checked_seed(seed)
+            return list(range(first, first + self.num_envs))
+        if len(seed) != self.num_envs:
+            raise InputError(
+                f"seed has {len(seed)} entries; it must have one for each of the "
+                f"{self.num_envs} environments"
+            )
+        return [_checked_seed(number) for number in seed]
+
+    def _next_keys(self) -> jax.Array:
+        key = jax.random.key(_drawn(self.np_random))
+        return random_episode_keys(key, self.num_envs, self.split)
+
+    def _batched(self, seen: Any, known: np.ndarray) -> dict[str, Any]:
+        """Numbers [num_envs] by name, and the masks that gymnasium puts beside them."""
+        numbers = {name: np.asarray(value, np.float64) for name, value in seen.numbers.items()}
+        return numbers | {f"_{name}": known.copy() for name in numbers}
+
+    def _final(self, last: Any, ended: np.ndarray) -> dict[str, Any]:
+        if not ended.any():
+            return {}
+        observations = np.full(self.num_envs, None, object)
+        for index in np.flatnonzero(ended):
+            observations[index] = last.features[index].copy()
+        return {
+            "final_obs": observations,
+            "_final_obs": ended.copy(),
+            "final_info": self._batched(last, ended),
+            "_final_info": ended.copy(),
+        }
 
 
-def _spaces(env: ServeEnv) -> tuple[gymnasium.spaces.Box, gymnasium.spaces.MultiDiscrete]:
-    sizes = grid_sizes(env)
-    shape = (len(FEATURE_NAMES),)
-    box = gymnasium.spaces.Box(-_LARGEST_FEATURE, _LARGEST_FEATURE, shape, np.float32)
-    return box, gymnasium.spaces.MultiDiscrete(sizes)
+def _nameless(task: str | int | TaskSpec, options: Mapping[str, Any]) -> ServeEnv:
+    """The environment; without its name, which is static, tasks share their programs."""
+    return dataclasses.replace(make(task, **options), name="")
 
 
-def _checked(action: Any, space: gymnasium.Space) -> jax.Array:
-    array = np.asarray(action)
-    if not np.issubdtype(array.dtype, np.integer) or not space.contains(array.astype(np.int64)):
-        sizes = np.asarray(getattr(space, "nvec", ())).reshape(-1, len(KNOBS))[0]
-        allowed = ", ".join(f"{knob} 0..{size - 1}" for knob, size in zip(KNOBS, sizes, strict=True))
-        raise InputError(f"action is {action!r:.80}; it must be whole numbers: {allowed}")
-    return jnp.asarray(array, jnp.int32)
+def _spaces(env: ServeEnv) -> tuple[Box, MultiDiscrete]:
+    low, high = map(np.array, feature_bounds(env))
+    return Box(low, high, dtype=np.float32), MultiDiscrete(grid_sizes(env))
 
 
-def _started(env: ServeEnv, key: jax.Array) -> tuple[EnvState, TimeStep, jax.Array]:
-    state, timestep = env.reset(key)
-    return state, timestep, env.observe(timestep.observation)
+def _mode(mode: str | AutoresetMode) -> AutoresetMode:
+    for known in _AUTORESET_MODES:
+        if mode in (known, known.value):
+            return known
+    allowed = ", ".join(known.value for known in _AUTORESET_MODES)
+    raise InputError(f"autoreset_mode is {mode!r}; it must be one of {allowed}")
 
 
-def _stepped(
-    env: ServeEnv, state: EnvState, indices: jax.Array
-) -> tuple[EnvState, TimeStep, jax.Array]:
-    state, timestep = env.step(state, action_at(indices))
-    return state, timestep, env.observe(timestep.observation)
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 on")
+    return int(seed)
 
 
-def _next(
-    env: ServeEnv, state: EnvState, indices: jax.Array, key: jax.Array, ended: jax.Array
-) -> tuple[EnvState, TimeStep, jax.Array]:
-    stepped, started = _stepped(env, state, indices), _started(env, key)
-    return jax.tree.map(lambda new, old: jnp.where(ended, new, old), started, stepped)
+def _episode(seed: int) -> int:
+    """The seed itself; for one beyond the last episode, which gymnasium allows, a drawn one."""
+    return seed if seed <= MAX_SEED else _drawn(np_random(seed)[0])
 
 
-def _info(timestep: TimeStep) -> dict[str, Any]:
-    parts = {name: np.asarray(value) for name, value in vars(timestep.parts).items()}
-    metrics = {name: np.asarray(value) for name, value in vars(timestep.metrics).items()}
-    return {"reward_parts": parts, "metrics": metrics}
+def _drawn(generator: np.random.Generator) -> int:
+    return int(generator.integers(MAX_SEED + 1))
+
+
+def _refuse_options(options: Mapping[str, Any] | None) -> None:
+    if options:
+        raise InputError(f"reset got options {', '.join(map(str, options))}; it takes none")
+
+
+def _on_host(seen: Seen) -> Any:
+    """As NumPy arrays of the caller's own: those of the device are read-only."""
+    return jax.tree.map(np.array, jax.device_get(seen))
+
+
+def _plain(seen: Any) -> dict[str, Any]:
+    return {name: float(value) for name, value in seen.numbers.items()}
+
+
+def _pick(chosen: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    return np.where(chosen.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+
+@jax.jit
+def _where(chosen: jax.Array, new: Any, old: Any) -> Any:
+    """Leaves [num_envs, ...] of ``new`` where chosen."""
+
+    def pick(new: jax.Array, old: jax.Array) -> jax.Array:
+        return jnp.where(chosen.reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+    return jax.tree.map(pick, new, old)
 
 
 for _task in task_names():
     gymnasium.register(
         id=f"jaxserve/{_task}-v0",
-        entry_point=ServeGymEnv,
-        vector_entry_point=ServeVectorEnv,
+        entry_point=f"{__name__}:ServeGymEnv",
+        vector_entry_point=f"{__name__}:ServeVectorEnv",
         kwargs={"task": _task},
     )

@@ -1,74 +1,191 @@
-"""Episodes one after the other, in a gymnax-1.0-style interface of six values.
+"""Episodes one after the other, in the interface of gymnax 1.0: six values from ``step``.
 
-    env = GymnaxEnv(jaxserve.make("bursty_workload"))
-    observation, state = env.reset(key)
-    observation, state, reward, terminated, truncated, info = env.step(key, state, action)
+    env, params = make("bursty_workload")
+    observation, state = env.reset(key, params)
+    observation, state, reward, terminated, truncated, info = env.step(key, state, action, params)
 
-An action is int32[6], indices of the knob grids; the observation is the feature vector. At the
-horizon ``step`` starts the next episode by itself, and ``info["final_observation"]`` has the last
-observation of the one that ended, from which learners bootstrap.
+``params`` is the ``ServeEnv`` itself: a pytree, so that deployments can be stacked and mapped over
+like states. Code that knows one kind of action space only gets it from a wrapper: ``OneIndex``
+(Discrete) or ``OneBox`` (Box).
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxserve.agents.grids import action_at, grid_sizes
-from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
+from jaxserve.adapters.flat import Seen, advance, feature_bounds, start
+from jaxserve.adapters.gymnax_spaces import MultiDiscrete, box, discrete
+from jaxserve.env import EnvState, ServeEnv
+from jaxserve.grids import grid_sizes
+from jaxserve.registry import make as make_serve_env
+from jaxserve.tasks.spec import TaskSpec
+
+_LOGGED = ("arrivals", "good", "cost_usd")
+
+Stepped = tuple[jax.Array, EnvState, jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]
+"""observation, state, reward, terminated, truncated, info."""
 
 
-@flax.struct.dataclass
+def make(task: str | int | TaskSpec, **options: Any) -> tuple[GymnaxEnv, ServeEnv]:
+    """An environment and its parameters; ``options`` as ``jaxserve.make`` takes them.
+
+    Raises:
+      InputError: anything unknown, unreadable or out of range.
+    """
+    env = GymnaxEnv(make_serve_env(task, **options))
+    return env, env.default_params
+
+
 class GymnaxEnv:
-    """A ``ServeEnv`` as code written for gymnax or PureJaxRL expects it."""
+    """A ``ServeEnv`` as code written for gymnax expects it.
 
-    env: ServeEnv
+    An action is int32[6], an index into the grid of each of ``jaxserve.KNOBS``. As everywhere
+    inside jit, an index outside its grid means the nearest inside.
+    """
+
+    def __init__(self, env: ServeEnv) -> None:
+        self.default_params = env
+        self._sizes = grid_sizes(env)
+        # Learners ask for spaces while they are traced, when nothing can be computed.
+        self._bounds = tuple(map(np.asarray, feature_bounds(env)))
 
     @property
     def name(self) -> str:
         """Name of the task."""
-        return self.env.name
+        return self.default_params.name
 
     @property
-    def observation_shape(self) -> tuple[int, ...]:
-        """Shape of an observation."""
-        return (len(FEATURE_NAMES),)
+    def num_actions(self) -> int:
+        """Number of entries of an action, as gymnax counts them for arrays."""
+        return len(self._sizes)
 
-    @property
-    def action_sizes(self) -> tuple[int, ...]:
-        """Number of values of each knob; 1 for those that the task locks."""
-        return tuple(int(size) for size in grid_sizes(self.env))
-
-    def reset(self, key: jax.Array, params: Any = None) -> tuple[jax.Array, EnvState]:
-        """Starts an episode; ``params`` is there for gymnax and unused."""
+    def action_space(self, params: ServeEnv | None = None) -> Any:
+        """Grid points of each knob; 1 for those that the task locks."""
         del params
-        state, timestep = self.env.reset(key)
-        return self.env.observe(timestep.observation), state
+        return MultiDiscrete(self._sizes)
 
+    def observation_space(self, params: ServeEnv | None = None) -> Any:
+        """Bounds of the features."""
+        if params is None or params is self.default_params:
+            low, high = self._bounds
+        else:
+            low, high = feature_bounds(params)
+        return box(low, high, low.shape)
+
+    @functools.partial(jax.jit, static_argnames="self")
+    def reset(self, key: jax.Array, params: ServeEnv | None = None) -> tuple[jax.Array, EnvState]:
+        """Starts an episode.
+
+        Args:
+          key: PRNG key, typed or of the old kind; the episode's only source of randomness.
+        """
+        state, seen = self._start(key, params)
+        return seen.features, state
+
+    @functools.partial(jax.jit, static_argnames="self")
     def step(
-        self, key: jax.Array, state: EnvState, action: jax.Array, params: Any = None
-    ) -> tuple[jax.Array, EnvState, jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: ServeEnv | None = None
+    ) -> Stepped:
         """One window, and the start of the next episode where this one ended.
 
         Args:
-          key: typed key; the next episode's only source of randomness.
-          action: int32[6], grid indices in the order of ``jaxserve.KNOBS``.
+          key: PRNG key, typed or of the old kind; the next episode's only source of randomness.
+          action: int32[6].
 
         Returns:
-          observation, state, reward, terminated, truncated, info.
+          observation, state, reward, terminated, truncated, info. After the last window of an
+          episode observation and state are the next one's, and ``info["final_observation"]`` is
+          what the window led to, from which learners bootstrap: the horizon is a truncation.
         """
+        indices = jnp.clip(jnp.asarray(action, jnp.int32), 0, self._sizes - 1)
+        stepped, seen = advance(self._params(params), state, indices)
+        fresh_state, fresh = self._start(key, params)
+        done = seen.terminated | seen.truncated
+        state = jax.tree.map(lambda new, old: jnp.where(done, new, old), fresh_state, stepped)
+        observation = jnp.where(done, fresh.features, seen.features)
+        info = {name: seen.numbers[name] for name in _LOGGED} | {
+            "terminated": seen.terminated,
+            "truncated": seen.truncated,
+            "final_observation": seen.features,
+        }
+        return observation, state, seen.reward, seen.terminated, seen.truncated, info
+
+    def _params(self, params: ServeEnv | None) -> ServeEnv:
+        return self.default_params if params is None else params
+
+    def _start(self, key: jax.Array, params: ServeEnv | None) -> tuple[EnvState, Seen]:
+        if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            key = jax.random.wrap_key_data(key)
+        return start(self._params(params), key)
+
+
+class _ActionWrapper:
+    """Another action space for the same environment."""
+
+    def __init__(self, env: GymnaxEnv) -> None:
+        self._env = env
+        self._sizes: np.ndarray = env.action_space().nvec
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    @functools.partial(jax.jit, static_argnames="self")
+    def step(
+        self, key: jax.Array, state: EnvState, action: jax.Array, params: ServeEnv | None = None
+    ) -> Stepped:
+        """As ``GymnaxEnv.step``."""
+        return self._env.step(key, state, self._indices(jnp.asarray(action)), params)
+
+    def _indices(self, action: jax.Array) -> jax.Array:
+        raise NotImplementedError
+
+
+class OneIndex(_ActionWrapper):
+    """One number for all knobs together, for code with a single categorical head.
+
+    The last knob varies fastest. Tasks with many knobs have tens of thousands of combinations;
+    heads of their own, or ``OneBox``, learn those better.
+    """
+
+    @property
+    def num_actions(self) -> int:
+        """Combinations of grid points."""
+        return int(np.prod(self._sizes))
+
+    def action_space(self, params: ServeEnv | None = None) -> Any:
+        """All combinations of grid points."""
         del params
-        next_state, timestep = self.env.step(state, action_at(action))
-        final = self.env.observe(timestep.observation)
-        done = timestep.terminated | timestep.truncated
-        fresh, fresh_state = self.reset(key)
-        next_state = jax.tree.map(
-            lambda new, old: jnp.where(done, new, old), fresh_state, next_state
-        )
-        observation = jnp.where(done, fresh, final)
-        info = {"final_observation": final, "goodput": jnp.sum(timestep.metrics.good)}
-        ends = (timestep.terminated, timestep.truncated)
-        return observation, next_state, timestep.reward, *ends, info
+        return discrete(self.num_actions)
+
+    def _indices(self, action: jax.Array) -> jax.Array:
+        inside = jnp.clip(action, 0, self.num_actions - 1)
+        return jnp.stack(jnp.unravel_index(inside, tuple(self._sizes)), axis=-1)
+
+
+class OneBox(_ActionWrapper):
+    """A real number for each knob that the task leaves open, for code with a Gaussian head.
+
+    -1 is the lowest grid point of the knob and 1 its highest, each with an equal part of the range;
+    numbers outside mean the nearest inside, and NaN the lowest.
+    """
+
+    @property
+    def num_actions(self) -> int:
+        """Knobs that the task leaves open."""
+        return int(np.sum(self._sizes > 1))
+
+    def action_space(self, params: ServeEnv | None = None) -> Any:
+        """-1 to 1 for each open knob, in the order of ``jaxserve.KNOBS``."""
+        del params
+        return box(-1.0, 1.0, (self.num_actions,))
+
+    def _indices(self, action: jax.Array) -> jax.Array:
+        knobs = np.flatnonzero(self._sizes > 1)
+        share = jnp.clip(jnp.nan_to_num(action, nan=-1.0) + 1.0, 0.0, 2.0) / 2.0
+        chosen = jnp.minimum((share * self._sizes[knobs]).astype(jnp.int32), self._sizes[knobs] - 1)
+        return jnp.zeros(len(self._sizes), jnp.int32).at[knobs].set(chosen)

@@ -1,44 +1,192 @@
-"""The six-value interface: auto-reset at the horizon, and the observation that ended the episode."""
+"""The six-value interface: restarts, the observation that ended an episode, action spaces."""
 
+from __future__ import annotations
+
+from typing import Any
+
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxserve
-from jaxserve.adapters.gymnax_style import GymnaxEnv
+from jaxserve import ServeEnv
+from jaxserve.adapters.gymnax_spaces import MultiDiscrete
+from jaxserve.adapters.gymnax_style import GymnaxEnv, OneBox, OneIndex, make
+from jaxserve.errors import InputError
+from jaxserve.grids import grid_sizes
 from jaxserve.seeds import episode_key
 
-ENV = GymnaxEnv(jaxserve.make("bursty_workload", overrides={"horizon": 5}))
+ENV, PARAMS = make("bursty_workload", overrides={"horizon": 5})
+ACTION = jnp.array([9, 10, 2, 0, 0, 0])
+SIZES = [16, 11, 9, 1, 1, 1]
 
 
 def test_an_episode_and_its_successor() -> None:
     """Five windows as the environment plays them, then a new episode from the step's key."""
-    step = jax.jit(ENV.step)
-    observation, state = ENV.reset(episode_key(0))
-    assert observation.shape == ENV.observation_shape
-    action = jnp.array([9, 10, 2, 0, 0, 0])
+    observation, state = ENV.reset(episode_key(0), PARAMS)
+    assert ENV.observation_space(PARAMS).contains(observation)
+    expected, _ = PARAMS.reset(episode_key(0))
+    step = jax.jit(PARAMS.step)
+    action = jaxserve.make_action(batch_cap=64, speculation_depth=2)
     for window in range(5):
-        observation, state, reward, terminated, truncated, info = step(
-            episode_key(window + 1), state, action
+        before = observation
+        observation, state, reward, terminated, truncated, info = ENV.step(
+            episode_key(window + 1), state, ACTION, PARAMS
         )
-        assert np.isfinite(reward) and not terminated
-        assert bool(truncated) == (window == 4)
-    fresh, _ = ENV.reset(episode_key(5))
+        expected, timestep = step(expected, action)
+        features = PARAMS.observe(timestep.observation)
+        assert float(reward) == pytest.approx(float(timestep.reward), rel=1e-4, abs=1e-5)
+        np.testing.assert_allclose(info["final_observation"], features, rtol=1e-4, atol=1e-4)
+        assert float(info["arrivals"]) == pytest.approx(float(timestep.metrics.arrivals.sum()))
+        assert not terminated and not info["terminated"]
+        assert bool(truncated) == bool(info["truncated"]) == (window == 4)
+        assert not np.array_equal(before, observation)
+    fresh, fresh_state = ENV.reset(episode_key(5), PARAMS)
     np.testing.assert_array_equal(observation, fresh)
     assert not np.array_equal(info["final_observation"], observation)
-    assert int(state.step) == 0
+    chex.assert_trees_all_equal(jax.tree.map(_plain, state), jax.tree.map(_plain, fresh_state))
 
 
-def test_many_at_once() -> None:
-    """The interface keeps working under vmap and scan, with no recompilation between steps."""
-    keys = jax.random.split(jax.random.key(0), 8)
-    _, states = jax.vmap(ENV.reset)(keys)
-    actions = jnp.zeros((8, 6), jnp.int32)
+def test_old_keys_are_keys() -> None:
+    """``jax.random.PRNGKey``, which most such code uses, gives the episodes of ``key``."""
+    _, state = ENV.reset(jax.random.PRNGKey(3), PARAMS)
+    _, typed = ENV.reset(jax.random.key(3), PARAMS)
+    chex.assert_trees_all_equal(jax.tree.map(_plain, state), jax.tree.map(_plain, typed))
+    old = ENV.step(jax.random.PRNGKey(0), state, ACTION, PARAMS)
+    new = ENV.step(jax.random.key(0), typed, ACTION, PARAMS)
+    np.testing.assert_array_equal(old[0], new[0])
 
-    def one(states, _):
-        observation, states, reward, _, truncated, _ = jax.vmap(ENV.step)(keys, states, actions)
-        return states, (observation, reward, truncated)
 
-    _, (observations, rewards, truncated) = jax.lax.scan(one, states, None, length=12)
-    assert np.isfinite(observations).all() and np.isfinite(rewards).all()
-    np.testing.assert_array_equal(np.asarray(truncated).sum(axis=0), 2)
+def test_parameters_may_be_left_out() -> None:
+    """``reset(key)`` and ``step(key, state, action)`` play the environment's own."""
+    observation, state = ENV.reset(jax.random.key(3))
+    expected, _ = ENV.reset(jax.random.key(3), PARAMS)
+    np.testing.assert_allclose(observation, expected, rtol=1e-5)
+    got = ENV.step(jax.random.key(0), state, ACTION)
+    wanted = ENV.step(jax.random.key(0), state, ACTION, PARAMS)
+    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-4, atol=1e-5)
+    assert ENV.observation_space().shape == observation.shape
+
+
+def test_spaces_are_there_while_tracing() -> None:
+    """Learners ask for them inside the function that they jit, of parameters traced or not."""
+
+    def width(params: ServeEnv) -> jax.Array:
+        shape = ENV.observation_space(params).shape
+        return jnp.zeros(shape)[0] + float(ENV.observation_space(PARAMS).high[0])
+
+    assert float(jax.jit(width)(PARAMS)) > 1.0
+
+
+def test_parameters_can_be_stacked() -> None:
+    """The same program plays other parameters, one set or a batch of them."""
+    overrides = [{"horizon": 5, "rate_scale": scale} for scale in (0.5, 1.0, 2.0)]
+    stacked = jaxserve.stack([jaxserve.make("bursty_workload", overrides=o) for o in overrides])
+    keys = jax.random.split(jax.random.key(0), 3)
+    reset, step = jax.vmap(ENV.reset), jax.vmap(ENV.step, in_axes=(0, 0, None, 0))
+    _, states = reset(keys, stacked)
+    arrivals = np.zeros(3)
+    for _ in range(4):
+        _, states, _, _, _, info = step(keys, states, ACTION, stacked)
+        arrivals += np.asarray(info["arrivals"])
+    assert arrivals[0] < arrivals[1] < arrivals[2]
+
+
+def test_spaces_are_those_of_the_task() -> None:
+    """Grid sizes, and what the wrappers make of them."""
+    one_index, one_box = OneIndex(ENV), OneBox(ENV)
+    assert ENV.action_space(PARAMS).nvec.tolist() == SIZES and ENV.num_actions == 6
+    assert one_index.action_space(PARAMS).n == one_index.num_actions == 16 * 11 * 9
+    assert one_box.action_space(PARAMS).shape == (one_box.num_actions,) == (3,)
+    assert one_box.name == one_index.name == ENV.name == "bursty_workload"
+    assert one_index.default_params is PARAMS
+
+
+class Echo:
+    """Stands in for an environment: a step returns the indices that reach it."""
+
+    def action_space(self) -> MultiDiscrete:
+        """That of the task."""
+        return MultiDiscrete(np.array(SIZES))
+
+    def step(self, key: Any, state: Any, action: jax.Array, params: Any) -> jax.Array:
+        """The action as it comes."""
+        return action
+
+
+ONE_INDEX: Any = OneIndex(Echo())  # type: ignore[arg-type]
+ONE_BOX: Any = OneBox(Echo())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("number", "indices"),
+    [
+        (0, [0, 0, 0]),
+        (5, [0, 0, 5]),
+        ((9 * 11 + 10) * 9 + 2, [9, 10, 2]),
+        (16 * 11 * 9 - 1, [15, 10, 8]),
+        (-3, [0, 0, 0]),
+        (9999, [15, 10, 8]),
+    ],
+)
+def test_one_index_counts_through_the_grid(number: int, indices: list[int]) -> None:
+    """The last knob fastest; numbers outside mean the nearest inside."""
+    assert ONE_INDEX.step(None, None, number).tolist() == [*indices, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "indices"),
+    [
+        ([-1.0, -1.0, -1.0], [0, 0, 0]),
+        ([1.0, 1.0, 1.0], [15, 10, 8]),
+        ([0.0, 0.0, 0.0], [8, 5, 4]),
+        ([-9.0, 9.0, np.nan], [0, 10, 0]),
+        ([-0.87, -0.9, 0.99], [1, 0, 8]),
+        ([np.inf, -np.inf, 0.2], [15, 0, 5]),
+    ],
+)
+def test_one_box_spans_the_grid(numbers: list[float], indices: list[int]) -> None:
+    """Equal parts of -1..1 for each grid point; numbers outside mean the nearest inside."""
+    assert ONE_BOX.step(None, None, numbers).tolist() == [*indices, 0, 0, 0]
+
+
+def test_indices_outside_the_grid_are_clipped() -> None:
+    """Inside jit nothing can be refused: the nearest grid point counts, as in ``ServeEnv``."""
+    _, state = ENV.reset(episode_key(0), PARAMS)
+    wild, inside = (
+        ENV.step(episode_key(1), state, jnp.array(action), PARAMS)[0]
+        for action in ([99, -5, 2, 7, 7, 7], [15, 0, 2, 0, 0, 0])
+    )
+    np.testing.assert_array_equal(wild, inside)
+
+
+def test_bad_tasks_are_named() -> None:
+    """``make`` refuses what ``jaxserve.make`` refuses."""
+    with pytest.raises(InputError, match="task 'nope'"):
+        make("nope")
+    assert GymnaxEnv(PARAMS).action_space().nvec.tolist() == grid_sizes(PARAMS).tolist()
+
+
+def test_gymnax_wrappers_take_it() -> None:
+    """Where gymnax is installed, its wrappers stack up on the adapter as on its own."""
+    gymnax = pytest.importorskip("gymnax")
+    from gymnax.wrappers.compat import LegacyStepAPIWrapper
+    from gymnax.wrappers.purerl import FlattenObservationWrapper, LogWrapper
+
+    assert isinstance(OneIndex(ENV).action_space(PARAMS), gymnax.environments.spaces.Discrete)
+    env = LegacyStepAPIWrapper(LogWrapper(FlattenObservationWrapper(OneBox(ENV))))
+    assert env.observation_space(PARAMS).shape == ENV.observation_space(PARAMS).shape
+    key = jax.random.PRNGKey(0)
+    _, state = env.reset(key, PARAMS)
+    for window in range(5):
+        action = env.action_space(PARAMS).sample(key)
+        _, state, _, done, info = env.step(key, state, action, PARAMS)
+        assert bool(done) == bool(info["returned_episode"]) == (window == 4)
+    assert int(info["returned_episode_lengths"]) == 5
+
+
+def _plain(leaf: jax.Array) -> np.ndarray:
+    typed = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if typed else leaf)
