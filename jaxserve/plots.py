@@ -23,39 +23,25 @@ from jaxserve.agents.evaluation import Comparison, example_rollout
 from jaxserve.agents.rollout import Rollout
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
+from jaxserve.plot_style import (
+    BLUE,
+    GREEN,
+    GREY,
+    KNOB_LABELS,
+    KNOB_TICKS,
+    ORANGE,
+    RED,
+    STYLE,
+)
 from jaxserve.spaces import KNOBS
 
 FORMATS = ("pdf", "png", "svg")
 
 _COMPARED = ("best_static", "heuristic")
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-_BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 _REGIME_TINTS = ("#E6EEF5", "#FAF1DF", "#E4F1EB", "#F3E9F0")
 _AWAY_TINT = "#CBCBCB"
 _LEGEND_ROOM = 0.3  # of a panel's height
-_STYLE: dict[Any, Any] = {
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlesize": 11,
-    "axes.labelsize": 8.5,
-    "font.size": 8.5,
-    "legend.fontsize": 7.5,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-}
-_KNOB_LABELS = {
-    "batch_cap": "batch\ncap",
-    "kv_budget_fraction": "KV\nshare",
-    "speculation_depth": "spec.\ndepth",
-    "quantization_tier": "tier",
-    "prefill_decode_split": "prefill\nGPUs",
-    "priority_routing": "priority\nrouting",
-}
-_TICKS = {
-    "quantization_tier": {0: "FP16", 1: "INT8", 2: "INT4"},
-    "priority_routing": {0: "off", 1: "on"},
-}
 _IN_FORCE = {"quantization_tier": "tier", "prefill_decode_split": "prefill_gpus"}
 _SHORTEST_NAMED_S = 22.0  # a shorter stay has no room for its regime's name
 
@@ -87,7 +73,7 @@ def draw_episodes(
     ]
     panels = (_arrivals, _queues, _ttft, _memory, _goodput)
     heights = [1.5] * len(panels) + [0.62] * len(knobs)
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(
             figsize=(1.2 + 6.4 * len(episodes), 1.1 + 1.02 * sum(heights)), layout="constrained"
         )
@@ -168,16 +154,16 @@ def _line(axis: Axes, env: ServeEnv, rollout: Rollout, values, color: str, label
 
 def _arrivals(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     rate = rollout.timesteps.observation.request_arrival_rate
-    axis.fill_between(_time(env, rollout), rate, step="pre", color=_GREY, alpha=0.3, lw=0)
-    axis.step(_time(env, rollout), rate, color=_GREY, lw=0.9, label="arrivals")
+    axis.fill_between(_time(env, rollout), rate, step="pre", color=GREY, alpha=0.3, lw=0)
+    axis.step(_time(env, rollout), rate, color=GREY, lw=0.9, label="arrivals")
     axis.set_ylabel("arrivals / s")
     axis.set_ylim(bottom=0)
 
 
 def _queues(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     observation = rollout.timesteps.observation
-    _line(axis, env, rollout, observation.active_requests, _BLUE, "running")
-    _line(axis, env, rollout, observation.queue_depth, _ORANGE, "waiting", ls="--")
+    _line(axis, env, rollout, observation.active_requests, BLUE, "running")
+    _line(axis, env, rollout, observation.queue_depth, ORANGE, "waiting", ls="--")
     axis.set_ylabel("requests")
     axis.set_ylim(bottom=0)
 
@@ -189,11 +175,11 @@ def _ttft(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
         """NaN before the first request was answered."""
         return np.where(milliseconds > 0.0, milliseconds, np.nan) / 1000.0
 
-    _line(axis, env, rollout, seconds(observation.p50_ttft_ms), _BLUE, "p50")
-    _line(axis, env, rollout, seconds(observation.p99_ttft_ms), _ORANGE, "p99", ls="--")
+    _line(axis, env, rollout, seconds(observation.p50_ttft_ms), BLUE, "p50")
+    _line(axis, env, rollout, seconds(observation.p99_ttft_ms), ORANGE, "p99", ls="--")
     worth = np.asarray(env.reward.value) > 0.0
     for index, limit_s in enumerate(np.unique(np.asarray(env.slo.ttft_s)[worth])):
-        axis.axhline(limit_s, color=_RED, lw=0.9, ls=":", label="SLO" if index == 0 else None)
+        axis.axhline(limit_s, color=RED, lw=0.9, ls=":", label="SLO" if index == 0 else None)
     axis.set_yscale("log")
     axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
@@ -201,10 +187,10 @@ def _ttft(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
 
 
 def _memory(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
-    _line(axis, env, rollout, rollout.timesteps.metrics.memory_gib, _BLUE, "peak memory")
+    _line(axis, env, rollout, rollout.timesteps.metrics.memory_gib, BLUE, "peak memory")
     limit = float(env.reward.memory_limit_gib)
-    axis.axhline(limit, color=_RED, lw=0.9, ls=":", label="limit")
-    axis.axhline(float(env.deployment.device_gib), color=_GREY, lw=0.9, label="device")
+    axis.axhline(limit, color=RED, lw=0.9, ls=":", label="limit")
+    axis.axhline(float(env.deployment.device_gib), color=GREY, lw=0.9, label="device")
     axis.set_ylabel("memory, GiB")
 
 
@@ -213,9 +199,9 @@ def _goodput(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     completed = metrics.completed.sum(-1) / env.window_s
     good = metrics.good.sum(-1) / env.window_s
     time = _time(env, rollout)
-    axis.fill_between(time, good, color=_GREEN, alpha=0.35, lw=0, label="goodput")
-    axis.plot(time, good, color=_GREEN, lw=1.0)
-    _line(axis, env, rollout, completed, _GREY, "completed", ls="--", lw=1.1)
+    axis.fill_between(time, good, color=GREEN, alpha=0.35, lw=0, label="goodput")
+    axis.plot(time, good, color=GREEN, lw=1.0)
+    _line(axis, env, rollout, completed, GREY, "completed", ls="--", lw=1.1)
     axis.set_ylabel("completed / s")
     axis.set_ylim(bottom=0)
 
@@ -224,14 +210,14 @@ def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
     """The knob as it was set; where that takes time, also what was in force."""
     time = _time(env, rollout)
     values = np.asarray(getattr(rollout.actions, knob), float)
-    axis.step(time, values, color=_BLUE, lw=1.3)
+    axis.step(time, values, color=BLUE, lw=1.3)
     if knob in _IN_FORCE:
         in_force = np.asarray(getattr(rollout.timesteps.metrics, _IN_FORCE[knob]), float)
-        axis.step(time, in_force, color=_ORANGE, lw=1.1, ls="--")
-    axis.set_ylabel(_KNOB_LABELS[knob], rotation=0, ha="right", va="center")
-    if knob in _TICKS:
-        axis.set_yticks(list(_TICKS[knob]), list(_TICKS[knob].values()))
-        axis.set_ylim(-0.3, max(_TICKS[knob]) + 0.3)
+        axis.step(time, in_force, color=ORANGE, lw=1.1, ls="--")
+    axis.set_ylabel(KNOB_LABELS[knob], rotation=0, ha="right", va="center")
+    if knob in KNOB_TICKS:
+        axis.set_yticks(list(KNOB_TICKS[knob]), list(KNOB_TICKS[knob].values()))
+        axis.set_ylim(-0.3, max(KNOB_TICKS[knob]) + 0.3)
     elif knob == "kv_budget_fraction":
         axis.set_ylim(0.0, 1.08)
         axis.set_yticks([0.0, 0.5, 1.0])
@@ -261,8 +247,8 @@ def _key(knobs: Sequence[str]) -> list[Artist]:
     if not any(knob in _IN_FORCE for knob in knobs):
         return away
     return [
-        Line2D([], [], color=_BLUE, lw=1.3, label="knob as set"),
-        Line2D([], [], color=_ORANGE, lw=1.1, ls="--", label="in force"),
+        Line2D([], [], color=BLUE, lw=1.3, label="knob as set"),
+        Line2D([], [], color=ORANGE, lw=1.1, ls="--", label="in force"),
         *away,
     ]
 
@@ -292,7 +278,7 @@ def _name_regimes(axis: Axes, env: ServeEnv, rollout: Rollout, names: Sequence[s
                 transform=axis.get_xaxis_transform(),
                 ha="center",
                 fontsize=7.5,
-                color=_GREY,
+                color=GREY,
             )
 
 

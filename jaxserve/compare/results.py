@@ -1,0 +1,111 @@
+"""What a comparison found on a task, and the JSON that it is kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxserve.compare.statistics import Matrix
+from jaxserve.errors import InputError
+from jaxserve.tasks.anchors import Anchors
+
+RESULTS_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Play:
+    """One agent in one setting; float64[R, E], a row for each training seed (one row without)."""
+
+    objective: Matrix
+    """mean reward per window."""
+    slo_attainment: Matrix
+    """requests that met all their SLOs over all arrivals, 0..1."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting to transfer to."""
+
+    name: str
+    plays: Mapping[str, Play]
+    """by agent; empty where the setting was left out."""
+    reason: str = ""
+    """why it was left out."""
+
+
+@dataclass(frozen=True)
+class TaskComparison:
+    """A task: every agent in the task itself, in other settings, in the reference simulator."""
+
+    about: Mapping[str, Any]
+    """what was compared: task, version, seeds, windows, episodes, digest of the weights and so on;
+    results with equal entries need not be computed again."""
+    anchors: Anchors
+    plays: Mapping[str, Play]
+    """in the task itself, by agent."""
+    columns: tuple[Column, ...]
+    reference: Mapping[str, Matrix]
+    """mean rewards in the reference simulator on the first of the episodes, by agent."""
+
+    @property
+    def task(self) -> str:
+        """Its name."""
+        return self.about["task"]
+
+
+def to_data(result: TaskComparison) -> dict[str, Any]:
+    """As plain JSON data, without the anchors, which are in ``data/anchors``."""
+    return {
+        "about": dict(result.about),
+        "plays": _plays_data(result.plays),
+        "columns": [
+            {"name": column.name, "reason": column.reason, "plays": _plays_data(column.plays)}
+            for column in result.columns
+        ],
+        "reference": {agent: values.tolist() for agent, values in result.reference.items()},
+    }
+
+
+def from_data(data: Mapping[str, Any], anchors: Anchors) -> TaskComparison:
+    """The inverse of ``to_data``.
+
+    Raises:
+      InputError: it is not what ``to_data`` returns.
+    """
+    try:
+        return TaskComparison(
+            about=data["about"],
+            anchors=anchors,
+            plays=_plays(data["plays"]),
+            columns=tuple(
+                Column(item["name"], _plays(item["plays"]), item["reason"])
+                for item in data["columns"]
+            ),
+            reference={agent: np.array(rows) for agent, rows in data["reference"].items()},
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise InputError("results are not those of this version; remove the file") from None
+
+
+def to_json(results: Sequence[TaskComparison]) -> bytes:
+    """A JSON text with every run's and episode's numbers."""
+    data = {"spec_version": RESULTS_VERSION, "tasks": [to_data(result) for result in results]}
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _plays_data(plays: Mapping[str, Play]) -> dict[str, Any]:
+    return {
+        agent: {name: values.tolist() for name, values in vars(play).items()}
+        for agent, play in plays.items()
+    }
+
+
+def _plays(data: Mapping[str, Any]) -> dict[str, Play]:
+    return {
+        agent: Play(**{name: np.array(values, np.float64) for name, values in item.items()})
+        for agent, item in data.items()
+    }

@@ -1,0 +1,211 @@
+"""A comparison as tables: Markdown for the documentation, and the same for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from jaxserve.agents.panel import PRIVILEGED_AGENTS
+from jaxserve.compare.results import Play, TaskComparison
+from jaxserve.compare.statistics import (
+    Estimate,
+    Matrix,
+    change,
+    estimate,
+    optimality_gap,
+    score_scale,
+    wins,
+)
+
+STATIC = "best_static"
+LEARNT = "ppo"
+_SUMMED_UP = ("default", "best_static", "heuristic", *PRIVILEGED_AGENTS, LEARNT)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of texts."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """The table without its title; all columns but the first are numbers."""
+        lines = [self.header, ("---", *["--:"] * (len(self.header) - 1)), *self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
+
+    def rich(self) -> Table:
+        """For the terminal; intervals stand below their numbers."""
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self.title)
+        for index, name in enumerate(self.header):
+            table.add_column(name, justify="right" if index else "left")
+        for row in self.rows:
+            table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+        return table
+
+
+def markdown(results: Sequence[TaskComparison], command: str) -> str:
+    """The whole document; its first table is the summary.
+
+    Args:
+      command: what wrote it.
+    """
+    parts = [
+        "# Results\n",
+        f"Written by `{command}`; [evaluation.md](evaluation.md) says what the numbers mean.\n",
+        summary(results).markdown(),
+        f"{_NOTE}\n",
+    ]
+    for result in results:
+        parts.append(f"## {result.task}\n")
+        parts.append(f"{_circumstances(result)}\n")
+        for grid in task_grids(result):
+            parts += [f"{grid.title}:\n", grid.markdown()]
+        parts += [
+            f"Without {column.name}: {column.reason}.\n"
+            for column in result.columns
+            if column.reason
+        ]
+    return "\n".join(parts)
+
+
+def summary(results: Sequence[TaskComparison]) -> Grid:
+    """Every agent's score on every task, and over all tasks."""
+    rows = [_summary_row(result.task, [result]) for result in results]
+    if len(results) > 1:
+        rows.append(_summary_row("all tasks", results))
+    header = ("task", *map(label, _SUMMED_UP), "ppo beats best static")
+    return Grid("score (95 % interval)", header, tuple(rows))
+
+
+def task_grids(result: TaskComparison) -> tuple[Grid, ...]:
+    """The task itself, the settings that were transferred to, the reference simulator."""
+    transferred = [column for column in result.columns if column.plays]
+    grids = [_own_grid(result)]
+    if transferred:
+        grids.append(_transfer_grid(result))
+    return (*grids, _reference_grid(result))
+
+
+def label(agent: str) -> str:
+    """An agent's name as it is shown; a star marks those that see the simulator's state."""
+    return agent.replace("_", " ") + ("*" if agent in PRIVILEGED_AGENTS else "")
+
+
+def scores(results: Sequence[TaskComparison], agent: str) -> Estimate:
+    """Interquartile mean over the runs on all of the tasks."""
+    return estimate(
+        [result.plays[agent].objective for result in results],
+        scales=[score_scale(result.anchors) for result in results],
+    )
+
+
+def gain(plays: Mapping[str, Play], agent: str) -> Matrix:
+    """float64[R, E]: mean reward above that of the best static setting in the same episode."""
+    return plays[agent].objective - plays[STATIC].objective
+
+
+_NOTE = """\
+Interquartile mean over training seeds of the score of the mean reward over the test episodes, and
+its 95 % interval: 0 is a random agent, 0.5 the best static setting, 1 the switch-aware oracle. The
+last column is the probability that a newly trained policy earns more than the best static setting
+in a new episode. Agents with a star are shown the simulator's state, which no operator sees."""
+
+
+def _summary_row(name: str, results: Sequence[TaskComparison]) -> tuple[str, ...]:
+    better = [
+        wins(result.plays[LEARNT].objective, result.plays[STATIC].objective) for result in results
+    ]
+    return (
+        name,
+        *(_text(scores(results, agent), 2) for agent in _SUMMED_UP),
+        _text(estimate(better, np.mean), 2),
+    )
+
+
+def _own_grid(result: TaskComparison) -> Grid:
+    scale = score_scale(result.anchors)
+    rows = []
+    for agent, play in result.plays.items():
+        better = estimate([wins(play.objective, result.plays[STATIC].objective)], np.mean)
+        rows.append(
+            (
+                label(agent),
+                _text(scores([result], agent), 2),
+                _text(estimate([play.objective]), 3),
+                _text(estimate([gain(result.plays, agent)]), 3, sign=True),
+                "-" if agent == STATIC else _text(better, 2),
+                _text(optimality_gap([play.objective], [scale]), 2),
+                _text(estimate([100.0 * play.slo_attainment]), 1),
+            )
+        )
+    header = (
+        "agent",
+        "score",
+        "mean reward",
+        "gain on best static",
+        "beats best static",
+        "optimality gap",
+        "SLO met, %",
+    )
+    return Grid(f"{result.task}, test episodes", header, tuple(rows))
+
+
+def _transfer_grid(result: TaskComparison) -> Grid:
+    columns = [column for column in result.columns if column.plays]
+    agents = [agent for agent in columns[0].plays if agent != STATIC]
+    rows = []
+    for agent in agents:
+        own = _gain_text(result.plays, agent) if agent in result.plays else "-"
+        there = (_gain_text(column.plays, agent) for column in columns)
+        rows.append((label(agent), own, *there))
+    rewards = (_text(estimate([column.plays[STATIC].objective]), 3) for column in columns)
+    own = _text(estimate([result.plays[STATIC].objective]), 3)
+    rows.append((f"mean reward of {label(STATIC)}", own, *rewards))
+    header = ("agent", "the task itself", *(column.name for column in columns))
+    title = f"{result.task}, gain in mean reward on the task's best static setting, replayed there"
+    return Grid(title, header, tuple(rows))
+
+
+def _reference_grid(result: TaskComparison) -> Grid:
+    scale = score_scale(result.anchors)
+    rows = []
+    for agent, there in result.reference.items():
+        here = result.plays[agent].objective[:, : there.shape[1]]
+        rows.append(
+            (
+                label(agent),
+                _text(estimate([here], scales=[scale]), 3),
+                _text(estimate([there], scales=[scale]), 3),
+                _text(change(here, there, scale), 3, sign=True),
+            )
+        )
+    episodes = next(iter(result.reference.values())).shape[1]
+    title = f"{result.task}, score in both simulators, the first {episodes} test episodes"
+    return Grid(title, ("agent", "fast", "reference", "difference"), tuple(rows))
+
+
+def _gain_text(plays: Mapping[str, Play], agent: str) -> str:
+    return _text(estimate([gain(plays, agent)]), 3, sign=True)
+
+
+def _circumstances(result: TaskComparison) -> str:
+    about, anchors = result.about, result.anchors
+    return (
+        f"{len(about['seeds'])} training seeds of PPO with {about['windows']:,} windows each; "
+        f"{about['episodes']} test episodes. Mean rewards that scores are measured by: random "
+        f"{anchors.random:.3f}, best static {anchors.best_static:.3f}, oracle {anchors.oracle:.3f}."
+    )
+
+
+def _text(found: Estimate, digits: int, sign: bool = False) -> str:
+    plus = "+" if sign else ""
+    value, low, high = (
+        f"{number:{plus}.{digits}f}" for number in (found.value, found.low, found.high)
+    )
+    return f"{value} ({low} to {high})"

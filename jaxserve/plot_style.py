@@ -1,0 +1,30 @@
+"""How all pictures look: palette, sizes, and the names of the knobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
+BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
+STYLE: dict[Any, Any] = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 11,
+    "axes.labelsize": 8.5,
+    "font.size": 8.5,
+    "legend.fontsize": 7.5,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+}
+KNOB_LABELS = {
+    "batch_cap": "batch\ncap",
+    "kv_budget_fraction": "KV\nshare",
+    "speculation_depth": "spec.\ndepth",
+    "quantization_tier": "tier",
+    "prefill_decode_split": "prefill\nGPUs",
+    "priority_routing": "priority\nrouting",
+}
+KNOB_TICKS = {
+    "quantization_tier": {0: "FP16", 1: "INT8", 2: "INT4"},
+    "priority_routing": {0: "off", 1: "on"},
+}

@@ -1,0 +1,156 @@
+"""A comparison from end to end at a tiny budget: everybody plays, and nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.agents import panel, training
+from jaxserve.agents.planner import PlannerConfig, planner_for
+from jaxserve.agents.ppo import PPOConfig
+from jaxserve.agents.regime_oracle import RegimeOracle
+from jaxserve.compare import protocol
+from jaxserve.compare.pictures import task_pictures
+from jaxserve.compare.protocol import Case, compare_task, open_directory, prepare
+from jaxserve.compare.reference import reference_objectives
+from jaxserve.compare.tables import markdown
+from jaxserve.compare.trained import learning_curve
+from jaxserve.errors import InputError
+from jaxserve.grids import nearest_indices
+from jaxserve.spaces import make_action
+from jaxserve.tasks.spec import REGIME_COUNT, load_task
+
+CONFIG = PPOConfig(environments=16, minibatches=2, updates=2)
+EPISODES = 3
+SETTINGS = dict(seeds=2, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
+OWN = {"random", "default", "best_static", "heuristic", "planner", "regime_oracle", "ppo"}
+ELSEWHERE = {"default", "best_static", "heuristic", "retuned_static", "ppo"}
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches and plans that take no time, and a reference simulator that is only asked."""
+    plan = PlannerConfig(horizon_windows=4, hold_windows=3, candidates=4, elites=2, iterations=1)
+    settings = jnp.tile(nearest_indices(make_action(batch_cap=64)), (REGIME_COUNT, 2, 1))
+    monkeypatch.setattr(training, "VALIDATION_EPISODES", 2)
+    monkeypatch.setitem(panel._PRIVILEGED, "planner", lambda s, _: planner_for(s.env, plan))
+    monkeypatch.setitem(panel._PRIVILEGED, "regime_oracle", lambda *_: RegimeOracle(settings))
+    monkeypatch.setattr(
+        "jaxserve.agents.search.best_static", lambda *_, **__: np.array([13, 10, 0, 0, 0, 0])
+    )
+
+    def reference(spec, policies, episodes, progress):
+        progress(1, 1)
+        return np.arange(len(policies) * episodes, dtype=float).reshape(-1, episodes)
+
+    monkeypatch.setattr(protocol, "reference_objectives", reference)
+
+
+def case(out: Path, task: str = "static_workload", **changes) -> Case:
+    """A comparison that takes seconds."""
+    return prepare(task, out, CONFIG, **SETTINGS | changes)
+
+
+def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trains, plays, writes; the second call trains and plays nothing; pictures and tables."""
+    stages = {}
+    result, policies, again = compare_task(
+        case(tmp_path), lambda stage, done, total: stages.update({stage: (done, total)})
+    )
+    assert not again and len(policies.policies) == 2
+    assert set(result.plays) == OWN
+    for agent, play in result.plays.items():
+        shape = (2 if agent == "ppo" else 1, EPISODES)
+        assert play.objective.shape == play.slo_attainment.shape == shape
+        assert np.isfinite(play.objective).all()
+    by_name = {column.name: column for column in result.columns}
+    assert set(by_name["a100-sxm-80gb"].plays) == ELSEWHERE
+    assert by_name["bursts x1.5"].reason == "its traffic has no bursts"
+    assert result.reference["ppo"].tolist() == [[9.0, 10.0, 11.0], [12.0, 13.0, 14.0]]
+    assert result.reference["best_static"].tolist() == [[3.0, 4.0, 5.0]]
+    assert stages["static_workload, training 2 policies"] == (800, 800)
+    assert stages["static_workload"] == stages["static_workload, a100-sxm-80gb"] == (3, 3)
+    # The replayed setting is the same in both; another GPU makes its rewards other.
+    own, there = (
+        plays["best_static"].objective for plays in (result.plays, by_name["a100-sxm-80gb"].plays)
+    )
+    assert not np.allclose(own, there)
+
+    monkeypatch.setattr(protocol, "evaluate", None)
+    repeated, _, again = compare_task(case(tmp_path))
+    assert again
+    np.testing.assert_array_equal(repeated.plays["ppo"].objective, result.plays["ppo"].objective)
+    assert markdown([repeated], "x") == markdown([result], "x")
+
+    found = case(tmp_path)
+    curve = learning_curve(found.run)
+    pictures = task_pictures(found.setting, found.anchors, policies.chosen, curve)
+    assert set(pictures) == {"learning", "policy_map", "episode"}
+    assert all(content.startswith(b"\x89PNG") for content in pictures.values())
+
+
+def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Path) -> None:
+    """Another number of episodes, or other anchors, are played anew."""
+    compare_task(case(tmp_path))
+    path = tmp_path / "static_workload" / "results.json"
+    result, _, again = compare_task(case(tmp_path, episodes=2))
+    assert not again and result.plays["ppo"].objective.shape == (2, 2)
+    data = json.loads(path.read_text())
+    data["about"]["anchors"]["oracle"] = 7.0
+    path.write_text(json.dumps(data))
+    assert not compare_task(case(tmp_path, episodes=2))[2]
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"results.json is not readable JSON"):
+        compare_task(case(tmp_path, episodes=2))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(task="nope"), "task 'nope' is unknown"),
+        (dict(episodes=0), "episodes is 0; it must be from 1 to 100000"),
+        (dict(hardware="tpu"), "gpu 'tpu' is unknown"),
+        (dict(trace=Path("none.csv")), "none.csv cannot be read"),
+    ],
+)
+def test_mistakes_are_found_before_the_work(changes: dict, message: str, tmp_path: Path) -> None:
+    """Nothing is written before all arguments are known to be good."""
+    with pytest.raises(InputError, match=message):
+        case(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them there are no scores to compare."""
+    monkeypatch.setattr("jaxserve.tasks.anchors.data_dir", lambda: tmp_path)
+    with pytest.raises(InputError, match="task static_workload has no anchors"):
+        case(tmp_path)
+
+
+def test_directories(tmp_path: Path) -> None:
+    """A new folder is made; a file in its place is named."""
+    open_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--out .*file cannot be used: File exists"):
+        open_directory(tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_the_reference_simulator_in_real_processes() -> None:
+    """Each policy's row is its own, in order, whichever process was first."""
+    spec = load_task("static_workload")
+    setting = panel.load_setting("static_workload")
+    seen = []
+    found = reference_objectives(
+        spec,
+        [panel.build_agent(name, setting) for name in ("noop", "best_static")],
+        2,
+        lambda done, total: seen.append((done, total)),
+    )
+    assert found.shape == (2, 2) and seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (found[1] > found[0] + 0.3).all()

@@ -1,0 +1,103 @@
+"""Training runs behind a comparison: made, continued, found, and every seed's policy read back."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.agents import training
+from jaxserve.agents.panel import load_setting
+from jaxserve.agents.ppo import PPOConfig
+from jaxserve.agents.training import Interrupted, train
+from jaxserve.compare.trained import learning_curve, plan_run, trained
+from jaxserve.errors import InputError
+
+SETTING = load_setting("static_workload")
+CONFIG = PPOConfig(environments=16, minibatches=2, updates=3)
+
+
+@pytest.fixture(autouse=True)
+def few_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "VALIDATION_EPISODES", 2)
+    monkeypatch.setattr(training, "_CHUNK_S", 0.0)
+
+
+def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is stopped goes on at the next call; each policy is its own seed's; and the
+    finished run is found again without training."""
+    run = plan_run(tmp_path, CONFIG, 2, steps_given=True)
+    assert not run.exists and (run.seeds, run.windows) == ((0, 1), 3 * 16 * 25)
+    seen = []
+
+    def stop(stage: str, done: int, total: int) -> None:
+        seen.append((stage, done, total))
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted):
+        trained(SETTING, run, stop)
+    assert seen[0] == ("static_workload, training 2 policies", 0, 1200)
+    assert run.exists and not run.finished
+    found = trained(SETTING, run)
+    assert run.finished
+    leaves = [jax.tree.leaves((policy.params, policy.normaliser)) for policy in found.policies]
+    chosen = jax.tree.leaves((found.chosen.params, found.chosen.normaliser))
+    same = [all(np.array_equal(a, b) for a, b in zip(own, chosen, strict=True)) for own in leaves]
+    assert sorted(same) == [False, True]
+    monkeypatch.setattr("jaxserve.compare.trained.train", None)
+    again = trained(SETTING, plan_run(tmp_path, PPOConfig(), 2, steps_given=False))
+    assert again.digest == found.digest and len(again.policies) == 2
+
+
+def test_curves_have_a_row_for_each_seed(tmp_path: Path) -> None:
+    """Rewards of every update by seed, against the windows played until then."""
+    train(SETTING, CONFIG, (3, 4), tmp_path)
+    run = plan_run(tmp_path, CONFIG, 2, steps_given=True)
+    assert run.seeds == (3, 4)
+    curve = learning_curve(run)
+    np.testing.assert_array_equal(curve.windows, [400, 800, 1200])
+    lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    names = lines[0].split(",")
+    first, second = (dict(zip(names, line.split(","), strict=True)) for line in lines[1:3])
+    assert (first["seed"], second["seed"]) == ("3", "4")
+    assert curve.reward.shape == (2, 3)
+    assert list(curve.reward[:, 0]) == [float(first["reward"]), float(second["reward"])]
+
+
+def test_runs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    """Other seeds, another length if one is asked for, and files that are not a run's."""
+    about = {
+        "task": "static_workload",
+        "task_version": SETTING.spec.version,
+        "seeds": [0, 1],
+        "config": dataclasses.asdict(CONFIG),
+    }
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match=r"seeds is 10, but the run in .* has 2"):
+        plan_run(tmp_path, CONFIG, 10, steps_given=False)
+    longer = dataclasses.replace(CONFIG, updates=4)
+    with pytest.raises(InputError, match=r"steps make 1600 windows a seed, but .* has 1200"):
+        plan_run(tmp_path, longer, 2, steps_given=True)
+    assert plan_run(tmp_path, longer, 2, steps_given=False).config == CONFIG
+    for change, message in (
+        ({"config": {"rate": 1}}, "config is not that of this version's learner"),
+        ({"config": 7}, "config is a number; it must be a JSON object"),
+        ({"seeds": ["a"]}, r"seeds is \['a'\]; it must be a list of whole numbers"),
+    ):
+        (tmp_path / "run.json").write_text(json.dumps(about | change))
+        with pytest.raises(InputError, match=message):
+            plan_run(tmp_path, CONFIG, 1, steps_given=False)
+
+
+def test_a_run_without_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
+    """The weights of one seed do not stand for all."""
+    train(SETTING, CONFIG, (0, 1), tmp_path)
+    (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(InputError, match="has no checkpoint of update 3, where the run ended"):
+        trained(SETTING, plan_run(tmp_path, CONFIG, 2, steps_given=True))
