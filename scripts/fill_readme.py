@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from jaxserve.datafiles import write_atomic
+
 ROOT = Path(__file__).resolve().parent.parent
 _BLOCK = re.compile(r"(<!-- table (\S+) (\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -29,4 +31,4 @@ def filled(text: str) -> str:
 
 if __name__ == "__main__":
     readme = ROOT / "README.md"
-    readme.write_text(filled(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    write_atomic(readme, filled(readme.read_text(encoding="utf-8")).encode())

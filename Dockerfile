@@ -1,0 +1,42 @@
+# syntax=docker/dockerfile:1
+FROM python:3.11-slim AS build
+ENV UV_COMPILE_BYTECODE=0 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
+RUN pip install --no-cache-dir uv
+WORKDIR /app
+COPY pyproject.toml uv.lock README.md LICENSE ./
+# What a server never imports: gradio and what it brings, without OpenEnv's web interface; and the
+# checkpoints of the trainer.
+ARG WITH_WEB_INTERFACE=false
+RUN skip="--no-install-package orbax-checkpoint --no-install-package tensorstore"; \
+    if [ "$WITH_WEB_INTERFACE" != true ]; then \
+      for name in gradio gradio-client pandas pillow; do skip="$skip --no-install-package $name"; done; \
+    fi; \
+    uv sync --frozen --no-dev --no-install-project --extra server $skip
+RUN find .venv -type d -name tests -prune -exec rm -rf {} + \
+    && rm -f .venv/lib/python3.11/site-packages/pyarrow/libarrow_flight* \
+             .venv/lib/python3.11/site-packages/pyarrow/libarrow_s3* \
+             .venv/lib/python3.11/site-packages/pyarrow/_flight*
+COPY jaxserve jaxserve
+COPY data data
+COPY server server
+COPY inference.py openenv.yaml ./
+
+FROM python:3.11-slim
+RUN useradd --create-home --uid 1000 jaxserve && install -d -o jaxserve /sessions
+WORKDIR /app
+COPY --from=build --chown=jaxserve /app /app
+ENV PATH=/app/.venv/bin:$PATH \
+    PYTHONPATH=/app \
+    PYTHONDONTWRITEBYTECODE=1 \
+    JAX_PLATFORMS=cpu \
+    JAX_COMPILATION_CACHE_DIR=/app/.jax_cache \
+    JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
+    JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
+    XDG_STATE_HOME=/tmp/state
+USER jaxserve
+# Compiles while the image is built, so that a container answers within seconds.
+RUN python -m server.compiling
+EXPOSE 7860 8000
+HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \
+  CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/health', timeout=4)"]
+CMD ["python", "-m", "server.app", "--port", "7860", "--port", "8000"]

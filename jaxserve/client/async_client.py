@@ -1,0 +1,200 @@
+"""``AsyncServeClient``: one session on a server, taken up again whenever the connection drops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from jaxserve.client.errors import ConnectionLost, ServerError
+from jaxserve.client.observation import Observation, Step, read_step
+from jaxserve.client.transports import (
+    HttpTransport,
+    NoWebSocket,
+    Transport,
+    WebSocketTransport,
+    request,
+)
+from jaxserve.errors import InputError
+
+_FIRST_WAIT_S = 0.05
+_LONGEST_WAIT_S = 2.0
+
+
+class AsyncServeClient:
+    """WebSocket first, HTTP where that is refused.
+
+    A step is taken exactly once: each says which window of the episode it is, and after a lost
+    connection the client asks where its session stands before it sends anything again.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str | None = None,
+        timeout_s: float = 60.0,
+        patience_s: float = 120.0,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+          url: the server's.
+          timeout_s: how long to wait for one answer.
+          patience_s: how long to try again when there is no connection or no answer.
+
+        Raises:
+          InputError: no http or https URL.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise InputError(f"url is {url!r}; it must be the http or https address of a server")
+        base = url.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._patience_s = patience_s
+        self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout_s)
+        self._transport: Transport = WebSocketTransport(base, headers, timeout_s)
+        self._session_id: str | None = None
+        self._steps = 0
+
+    @classmethod
+    def from_url(cls, url: str, **options: Any) -> AsyncServeClient:
+        """The same as the constructor."""
+        return cls(url, **options)
+
+    @property
+    def session_id(self) -> str | None:
+        """The session that is being played."""
+        return self._session_id
+
+    async def reset(
+        self,
+        *,
+        task_id: str | int | None = None,
+        seed: int | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+    ) -> Observation:
+        """Begins an episode.
+
+        Args:
+          task_id: name or number; see ``tasks``.
+          config: reward weights (alpha, beta, gamma, delta) and overrides of the task.
+
+        Raises:
+          ServerError, ConnectionLost.
+        """
+        given = {
+            "task_id": task_id,
+            "seed": seed,
+            "split": split,
+            "index": index,
+            "config": None if config is None else dict(config),
+            "episode_id": episode_id,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        return self._note(await self._persist(lambda: self._transport.reset(options))).observation
+
+    async def step(self, action: Mapping[str, Any] | Any) -> Step:
+        """Holds the knobs for one window.
+
+        Args:
+          action: knobs by name (those left out have their default), or a pydantic model of them.
+
+        Raises:
+          ServerError, ConnectionLost.
+        """
+        if self._session_id is None:
+            raise InputError("step was called before reset")
+        session_id = self._session_id
+        plain: dict[str, Any] = dict(action if isinstance(action, Mapping) else action.model_dump())
+        plain["metadata"] = {"step": self._steps}
+        try:
+            return self._note(await self._transport.step(session_id, plain))
+        except ConnectionLost:
+            pass
+        return self._note(await self._persist(lambda: self._step_again(session_id, plain)))
+
+    async def observe(self) -> Step:
+        """The last answer to reset or step, from the server."""
+        path = "/observation"
+        return read_step(await self._ask("GET", path, params={"session_id": self._own()}))
+
+    async def state(self) -> dict[str, Any]:
+        """Totals of the episode."""
+        return await self._ask("GET", "/state", params={"session_id": self._own()})
+
+    async def grade(self) -> dict[str, Any]:
+        """The episode's score so far, with breakdown and feedback."""
+        return await self._ask("POST", "/grader", json={"session_id": self._own()})
+
+    async def episode_log(self) -> dict[str, Any]:
+        """The whole episode."""
+        return await self._ask("GET", "/episode_log", params={"session_id": self._own()})
+
+    async def tasks(self) -> list[dict[str, Any]]:
+        """The server's tasks."""
+        return (await self._ask("GET", "/tasks"))["tasks"]
+
+    async def close(self) -> None:
+        """Closes the connection; the session stays on the server."""
+        await self._transport.drop()
+        await self._http.aclose()
+
+    async def __aenter__(self) -> AsyncServeClient:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def _step_again(self, session_id: str, action: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a step that may have been taken already."""
+        standing = await self._transport.resume(session_id)
+        if self._is_next(standing):
+            return standing
+        try:
+            return await self._transport.step(session_id, action)
+        except ServerError:
+            # What was thought lost may have arrived meanwhile, which is why this came too late.
+            standing = await self._transport.resume(session_id)
+            if self._is_next(standing):
+                return standing
+            raise
+
+    def _is_next(self, standing: dict[str, Any]) -> bool:
+        return read_step(standing).info["step"] == self._steps + 1
+
+    async def _persist(self, call: Any) -> dict[str, Any]:
+        """Repeats a call until there is an answer, waiting longer each time."""
+        wait_s = _FIRST_WAIT_S
+        deadline = asyncio.get_running_loop().time() + self._patience_s
+        while True:
+            try:
+                return await call()
+            except NoWebSocket:
+                await self._transport.drop()
+                self._transport = HttpTransport(self._http)
+            except ConnectionLost:
+                if asyncio.get_running_loop().time() + wait_s > deadline:
+                    raise
+                await asyncio.sleep(wait_s)
+                wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+
+    async def _ask(self, method: str, path: str, **options: Any) -> Any:
+        return await self._persist(lambda: request(self._http, method, path, **options))
+
+    def _note(self, data: dict[str, Any]) -> Step:
+        step = read_step(data)
+        self._session_id = step.info.get("session_id")
+        self._steps = int(step.info.get("step", 0))
+        return step
+
+    def _own(self) -> str:
+        if self._session_id is None:
+            raise InputError("no episode has been started; call reset first")
+        return self._session_id

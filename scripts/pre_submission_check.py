@@ -1,0 +1,183 @@
+"""Everything a deployment must pass, in one table.
+
+python scripts/pre_submission_check.py --skip-docker
+python scripts/pre_submission_check.py --space-url https://USER-jaxserve.hf.space
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from jaxserve.client import ServeClient  # noqa: E402
+from server.local import LocalServer  # noqa: E402
+
+Check = Callable[[], str]
+_START_LIMIT_S = 30.0
+_IMAGE_LIMIT_MB = 1000
+
+
+class Skipped(Exception):
+    """A check that was not asked for, or that this machine cannot run."""
+
+
+def main() -> int:
+    """Runs all checks; returns 1 if one failed."""
+    chosen = _parser().parse_args()
+    table = Table("check", "result", "detail")
+    failed = False
+    with tempfile.TemporaryDirectory() as folder, LocalServer(Path(folder)) as server:
+        for name, check in _checks(chosen, server, Path(folder)).items():
+            started = time.monotonic()
+            try:
+                result, detail = "[green]pass[/]", check()
+            except Skipped as reason:
+                result, detail = "[yellow]skip[/]", str(reason)
+            except Exception as error:
+                failed, result = True, "[red]FAIL[/]"
+                detail = f"{type(error).__name__}: {error}"[-400:]
+            table.add_row(name, result, f"{detail} ({time.monotonic() - started:.1f} s)")
+    Console().print(table)
+    return int(failed)
+
+
+def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> dict[str, Check]:
+    return {
+        "tests": lambda: _run(
+            [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "tests/server/test_store.py",
+                "tests/server/test_routes_episodes.py",
+                "tests/client",
+            ]
+        ),
+        "openenv validate": _validate_package,
+        "openenv validate --url": lambda: _run(["openenv", "validate", "--url", server.url]),
+        "walk": lambda: _walk(server.url),
+        "start": lambda: _start(folder),
+        "baseline": lambda: _baseline(server.url),
+        "openai baseline": lambda: _openai_baseline(chosen.run_openai_baseline),
+        "docker build": lambda: _docker(chosen.skip_docker),
+        "space": lambda: _space(chosen.space_url),
+    }
+
+
+def _run(command: list[str]) -> str:
+    """The last line a command prints."""
+    program = Path(sys.executable).with_name(command[0])
+    if program.exists():
+        command = [str(program), *command[1:]]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    lines = (done.stdout + done.stderr).strip().splitlines()
+    if done.returncode != 0:
+        raise RuntimeError("\n".join(lines[-5:]))
+    return lines[-1] if lines else "no output"
+
+
+def _validate_package() -> str:
+    """On a copy of what is deployed: validators read everything that lies in a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("openenv.yaml", "pyproject.toml", "uv.lock", "Dockerfile", "README.md"):
+            shutil.copy(ROOT / name, folder)
+        for name in ("server", "validation"):
+            shutil.copytree(ROOT / name, Path(folder) / name)
+        return _run(["openenv", "validate", "--level", "static", folder])
+
+
+def _walk(url: str) -> str:
+    """What a first user does: tasks, reset, step, state, grade, by HTTP and by the client."""
+    with httpx.Client(base_url=url, timeout=120.0) as http:
+        begun = http.post("/reset", json={}).raise_for_status().json()
+        http.post("/step", json={"action": {"batch_size": 64}}).raise_for_status()
+        state = http.get("/state").raise_for_status().json()
+        if (state["step_count"], state["session_id"]) != (1, begun["session_id"]):
+            raise RuntimeError(f"unexpected state {state}")
+        for path in ("/tasks", "/info", "/runtime", "/schema", "/metadata", "/openapi.json"):
+            http.get(path).raise_for_status()
+        http.get("/", follow_redirects=True).raise_for_status()
+    with ServeClient(url) as env:
+        env.reset(task_id=3, seed=42)
+        done = False
+        while not done:
+            _, _, done, info = env.step({"batch_cap": 64})
+        return f"{info['step']} windows, score {env.grade()['score']:.3f}"
+
+
+def _start(folder: Path) -> str:
+    started = time.monotonic()
+    with LocalServer(folder):
+        seconds = time.monotonic() - started
+    if seconds > _START_LIMIT_S:
+        raise RuntimeError(f"healthy after {seconds:.1f} s; allowed are {_START_LIMIT_S:g} s")
+    return f"healthy after {seconds:.1f} s"
+
+
+def _baseline(url: str) -> str:
+    answer = httpx.get(f"{url}/baseline", timeout=600.0).raise_for_status().json()
+    scores = {task: result["score"] for task, result in answer["baseline"].items()}
+    return json.dumps(scores)
+
+
+def _openai_baseline(wanted: bool) -> str:
+    if not wanted:
+        raise Skipped("not asked for: --run-openai-baseline")
+    return _run([sys.executable, "inference.py"])
+
+
+def _docker(skip: bool) -> str:
+    if skip:
+        raise Skipped("not asked for: --skip-docker")
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "info"], capture_output=True).returncode:
+        raise Skipped("no Docker engine here")
+    _run([docker, "build", "-t", "jaxserve-check", "."])
+    size = int(_run([docker, "image", "inspect", "jaxserve-check", "--format", "{{.Size}}"]))
+    if size > _IMAGE_LIMIT_MB * 10**6:
+        raise RuntimeError(f"the image has {size / 1e6:.0f} MB; allowed are {_IMAGE_LIMIT_MB} MB")
+    return f"{size / 1e6:.0f} MB"
+
+
+def _space(url: str | None) -> str:
+    if url is None:
+        raise Skipped("not asked for: --space-url")
+    token = os.environ.get("HF_TOKEN")
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    answer = httpx.post(f"{url.rstrip('/')}/reset", json={}, headers=headers, timeout=30.0)
+    answer.raise_for_status()
+    return _run(["openenv", "validate", "--url", url])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--space-url", help="a deployed server to check as well")
+    parser.add_argument("--skip-docker", action="store_true", help="do not build the image")
+    parser.add_argument(
+        "--run-openai-baseline",
+        action="store_true",
+        help="let a language model play",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""jaxserve over HTTP, WebSocket and MCP."""

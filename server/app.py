@@ -1,0 +1,71 @@
+"""The server: ``uvicorn server.app:app --port 7860``, or ``python -m server.app``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+from typing import NoReturn
+
+# One session's window is too small a computation for an accelerator to be worth the way there.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+from jaxserve.errors import InputError
+from server.compiling import Compilation
+from server.settings import Settings
+
+
+def _refuse(reason: object) -> NoReturn:
+    """Ends the process with a sentence."""
+    print(f"server: {reason}", file=sys.stderr, flush=True)
+    # An ordinary exit would abort in the thread that compiles.
+    os._exit(2)
+
+
+try:
+    _settings = Settings.from_environment()
+except InputError as _error:
+    _refuse(_error)
+# Programs compile while the web framework is imported: both take seconds.
+_compilation = Compilation()
+
+from server.wiring import build_app  # noqa: E402
+
+try:
+    app = build_app(_settings, _compilation)
+except InputError as _error:
+    _refuse(_error)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serves until it is told to stop.
+
+    Args:
+      arguments: of the command line; default is that of the process.
+    """
+    import uvicorn
+
+    parser = argparse.ArgumentParser(prog="server", description=__doc__)
+    parser.add_argument("--host", default=os.environ.get("HOST", "0.0.0.0"))
+    parser.add_argument(
+        "--port",
+        type=int,
+        action="append",
+        help="port to listen on; may be given more than once (default 7860)",
+    )
+    chosen = parser.parse_args(arguments)
+    ports = chosen.port or [int(os.environ.get("PORT", "7860"))]
+    config = uvicorn.Config(app, ws_max_size=_settings.max_body_bytes, access_log=False)
+    uvicorn.Server(config).run(sockets=[_listen(chosen.host, port) for port in ports])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=2048)
+    except (OSError, OverflowError) as error:
+        _refuse(f"port {port} of {host} cannot be used: {error}")
+
+
+if __name__ == "__main__":
+    main()

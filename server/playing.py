@@ -1,0 +1,196 @@
+"""Episodes played from outside the server's routes: in this process, or over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httpx
+
+from jaxserve.errors import InputError
+from jaxserve.grading import grade_actions
+from jaxserve.spaces import KNOBS
+from server import engine
+from server.agents import Agents
+from server.catalogue import describe_task
+from server.engine import Knobs
+from server.episodes import parse_episode
+from server.sessions import begin_session
+
+if TYPE_CHECKING:
+    from server.language_agent import LanguageAgent  # it imports openai, which takes a second
+
+_HTTP_TIMEOUT_S = 120.0
+_DRIVEN = 50
+"""Windows that one request lets an agent play."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One window of an episode."""
+
+    number: int
+    """1 for the first."""
+    knobs: Knobs
+    observation: dict[str, Any]
+    reward: float
+    done: bool
+
+
+class Game(Protocol):
+    """One episode under way."""
+
+    @property
+    def observation(self) -> dict[str, Any]: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def step(self, knobs: Knobs) -> Turn: ...
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """The rest of the episode, played by an agent of jaxserve."""
+        ...
+
+    def grade(self) -> dict[str, Any]: ...
+
+
+class InProcess:
+    """An episode without a server."""
+
+    def __init__(self, task: str, seed: int, split: str, agents: Agents | None = None) -> None:
+        """Raises InputError: no such task, seed or split."""
+        self._agents = agents or Agents()
+        self._episode = parse_episode(task, seed, split, None)
+        self._session = begin_session("", 0, "", self._episode)
+        self._actions: list[Knobs] = []
+
+    @property
+    def observation(self) -> dict[str, Any]:
+        """The last window's."""
+        return self._session.window.observation
+
+    @property
+    def done(self) -> bool:
+        """Whether the last window has been played."""
+        return self._session.window.done
+
+    def step(self, knobs: Knobs) -> Turn:
+        """One window."""
+        session = self._session
+        state, timestep = engine.advance(session.env, session.state, knobs)
+        (window,) = engine.read_windows(timestep, None)
+        session.append(state, window, knobs)
+        self._actions.append(knobs)
+        return Turn(session.steps, knobs, window.observation, window.reward, window.done)
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """See ``Game``."""
+        driver = self._agents.load(agent, self._episode.task)
+        while not self.done:
+            yield self.step(driver(self._session))
+
+    def grade(self) -> dict[str, Any]:
+        """As ``POST /grader``."""
+        episode = self._episode
+        actions = engine.stack_knobs(self._actions, len(self._actions))
+        return dataclasses.asdict(grade_actions(episode.task, episode.seed, actions, episode.split))
+
+
+class OverHttp:
+    """An episode on a server."""
+
+    def __init__(self, url: str, task: str, seed: int, split: str, token: str | None) -> None:
+        """Begins it.
+
+        Raises:
+          InputError: the server cannot be reached or refuses.
+        """
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=_HTTP_TIMEOUT_S)
+        begun = self._post("/reset", {"task_id": task, "seed": seed, "split": split})
+        self._session_id = begun["session_id"]
+        self._observation: dict[str, Any] = begun["observation"]
+        self._done = False
+
+    @property
+    def observation(self) -> dict[str, Any]:
+        """The last window's."""
+        return self._observation
+
+    @property
+    def done(self) -> bool:
+        """Whether the last window has been played."""
+        return self._done
+
+    def step(self, knobs: Knobs) -> Turn:
+        """One window."""
+        action = dict(zip(KNOBS, knobs, strict=True))
+        return self._turn(self._post("/step", {"session_id": self._session_id, "action": action}))
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """See ``Game``."""
+        body = {"session_id": self._session_id, "agent": agent, "windows": _DRIVEN}
+        while not self.done:
+            for answer in self._post("/agent", body)["results"]:
+                yield self._turn(answer)
+
+    def grade(self) -> dict[str, Any]:
+        """The server's grade."""
+        return self._post("/grader", {"session_id": self._session_id})
+
+    def _turn(self, answer: dict[str, Any]) -> Turn:
+        self._observation, self._done = answer["observation"], answer["done"]
+        info = answer["info"]
+        knobs = tuple(float(info["action"][knob]) for knob in KNOBS)
+        return Turn(info["step"], knobs, self._observation, answer["reward"], self._done)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        try:
+            answer = self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise InputError(
+                f"the server at {self._http.base_url} does not answer: {type(error).__name__}"
+            ) from None
+        if answer.status_code >= 400:
+            raise InputError(f"the server refused {path}: {answer.text:.300}")
+        return answer.json()
+
+
+def play_model(
+    game: Game, agent: LanguageAgent, task: str, shown: Callable[[Turn], None] | None = None
+) -> dict[str, Any]:
+    """One episode in the hands of a language model, and what it is worth.
+
+    Args:
+      shown: called with every window.
+    """
+    about = describe_task(task)
+    knobs: Knobs = tuple(float(about["default_action"][knob]) for knob in KNOBS)
+    windows = [game.observation | {"reward": 0.0}]
+    begun = len(agent.trace)
+    while not game.done:
+        if (len(windows) - 1) % agent.settings.decide_every == 0:
+            knobs = agent.decide(about, windows, knobs)
+        turn = game.step(knobs)
+        windows.append(turn.observation | {"reward": turn.reward})
+        if shown is not None:
+            shown(turn)
+    exchanges = agent.trace[begun:]
+    for exchange in exchanges:
+        exchange["task"] = task
+    return game.grade() | {
+        "exchanges": len(exchanges),
+        "failed_exchanges": sum(exchange["error"] is not None for exchange in exchanges),
+        "tokens": sum(exchange.get("tokens", 0) for exchange in exchanges),
+        "note": agent.exhausted,
+    }
+
+
+def play_agent(game: Game, agent: str) -> dict[str, Any]:
+    """One episode in the hands of an agent of jaxserve, and what it is worth."""
+    for _ in game.drive(agent):
+        pass
+    return game.grade()

@@ -1,0 +1,27 @@
+"""Why a request can fail: each exception is one sentence, and knows its HTTP status."""
+
+from __future__ import annotations
+
+
+class Problem(Exception):
+    """A request that cannot be answered; ``str()`` is one sentence for the client."""
+
+    status = 400
+
+
+class UnknownSession(Problem):
+    """No such session, or one that has expired."""
+
+    status = 404
+
+
+class EpisodeConflict(Problem):
+    """The session is not in a state in which the request makes sense."""
+
+    status = 409
+
+
+class StorageFailure(Problem):
+    """The session log could not be written or read; nothing was acknowledged."""
+
+    status = 507

@@ -1,0 +1,373 @@
+"""What goes over the wire: OpenEnv's action, observation and state, and the bodies of requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from jaxserve.errors import InputError
+from jaxserve.seeds import MAX_SEED
+from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
+from server.engine import Knobs, Window
+from server.openenv_api import Action, Observation, State
+from server.sessions import View
+
+ALIASES = {
+    "batch_size": "batch_cap",
+    "kv_budget": "kv_budget_fraction",
+    "spec_length": "speculation_depth",
+    "quant_tier": "quantization_tier",
+    "prefill_disagg": "prefill_decode_split",
+}
+"""Other names of knobs."""
+TIERS = {"FP16": 0, "BF16": 0, "INT8": 1, "INT4": 2}
+"""Names of quantisation tiers, allowed instead of their numbers."""
+MAX_TOGETHER = 1024
+"""Sessions that one ``step_many`` advances at most."""
+
+_SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
+SessionId = Annotated[str, StringConstraints(pattern=_SESSION_ID)]
+Label = Annotated[str, StringConstraints(max_length=255)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
+_SWITCHES = ("prefill_decode_split", "priority_routing")
+
+
+def _knob(name: str, what: str) -> Any:
+    bound = ACTION_BOUNDS[name]
+    return Field(DEFAULT_ACTION[name], ge=bound.low, le=bound.high, description=what)
+
+
+class ServeAction(Action):
+    """The six knobs for the next window; one that is left out has its default."""
+
+    batch_cap: int = _knob("batch_cap", "sequences per GPU that may run at once")
+    kv_budget_fraction: float = _knob("kv_budget_fraction", "share of free memory for KV blocks")
+    speculation_depth: int = _knob("speculation_depth", "draft tokens per step, 0 is off")
+    quantization_tier: int = _knob("quantization_tier", "0 FP16, 1 INT8, 2 INT4")
+    prefill_decode_split: int = _knob("prefill_decode_split", "GPUs that only prefill")
+    priority_routing: int = _knob("priority_routing", "1 serves high priority first")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _other_names(cls, data: Any) -> Any:
+        return plain_names(data) if isinstance(data, Mapping) else data
+
+    def knobs(self) -> Knobs:
+        """As the engine has it."""
+        return tuple(float(getattr(self, knob)) for knob in KNOBS)
+
+    def number(self) -> int | None:
+        """``metadata.step``: the window this is meant for, so that a repeated request does no harm.
+
+        Raises:
+          InputError: it is no whole number.
+        """
+        number = self.metadata.get("step")
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+            raise InputError(f"metadata.step is {number!r:.60}; it must be a whole number")
+        return number
+
+
+def plain_names(action: Mapping[str, Any]) -> dict[str, Any]:
+    """An action under the knobs' own names, with tiers and switches as numbers.
+
+    Raises:
+      PydanticCustomError: a knob is named twice, or a switch stands for a number.
+    """
+    plain: dict[str, Any] = {}
+    for name, value in action.items():
+        knob = ALIASES.get(name, name)
+        if knob in plain:
+            raise PydanticCustomError("named_twice", "{knob} is given twice", {"knob": str(knob)})
+        if knob == "quantization_tier" and isinstance(value, str):
+            value = TIERS.get(value.upper(), value)
+        if isinstance(value, bool) and knob in KNOBS and knob not in _SWITCHES:
+            raise PydanticCustomError("no_switch", "{knob} must be a number", {"knob": knob})
+        plain[knob] = value
+    return plain
+
+
+B = TypeVar("B", bound=BaseModel)
+
+
+def checked(kind: type[B], data: Any) -> B:
+    """``data`` as a ``kind``.
+
+    Raises:
+      InputError: names the first wrong field.
+    """
+    try:
+        return kind.model_validate(data)
+    except ValidationError as error:
+        raise InputError(sentence(error.errors(include_url=False))) from None
+
+
+def checked_session_id(value: Any) -> str:
+    """``value``, if it can be the id of a session.
+
+    Raises:
+      InputError: it cannot.
+    """
+    if not isinstance(value, str) or not re.fullmatch(_SESSION_ID, value):
+        raise InputError(f"session_id is {value!r:.80}; it must be the id that reset returned")
+    return value
+
+
+def sentence(errors: Sequence[Any]) -> str:
+    """The first of pydantic's errors as one sentence: field, value, what is allowed."""
+    first = errors[0]
+    places = [str(place) for place in first["loc"] if place not in ("body", "query", "header")]
+    field = ".".join(places) or "the request"
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    given = first.get("input")
+    if first["type"] == "missing" or isinstance(given, dict | list) or given is None:
+        return f"{field}: {message}"
+    return f"{field} is {given!r:.60}: {message}"
+
+
+def _shown(name: str) -> Any:
+    bound = OBSERVATION_BOUNDS[name]
+    return Field(0.0, ge=bound.low, le=bound.high)
+
+
+class ServeObservation(Observation):
+    """What the dashboard shows at the end of a window; see ``jaxserve.types.ServeObservation``."""
+
+    queue_depth: float = _shown("queue_depth")
+    active_requests: float = _shown("active_requests")
+    kv_cache_occupancy: float = _shown("kv_cache_occupancy")
+    mean_prompt_length: float = _shown("mean_prompt_length")
+    p50_ttft_ms: float = _shown("p50_ttft_ms")
+    p99_ttft_ms: float = _shown("p99_ttft_ms")
+    p50_itl_ms: float = _shown("p50_itl_ms")
+    throughput_tps: float = _shown("throughput_tps")
+    slo_compliance_rate: float = _shown("slo_compliance_rate")
+    gpu_memory_used_gb: float = _shown("gpu_memory_used_gb")
+    estimated_cost_per_1k: float = _shown("estimated_cost_per_1k")
+    request_arrival_rate: float = _shown("request_arrival_rate")
+    spec_acceptance_rate: float = _shown("spec_acceptance_rate")
+    eviction_events: float = _shown("eviction_events")
+    step_index: float = _shown("step_index")
+    priority_distribution: list[float] = Field(default_factory=lambda: [0.0, 0.0, 0.0])
+    slo_violation_rate: float = _shown("slo_violation_rate")
+    cost_so_far: float = _shown("cost_so_far")
+    reconfiguring: float = _shown("reconfiguring")
+
+
+class ServeState(State):
+    """Where a session stands."""
+
+    session_id: str | None = None
+    task_id: str | None = None
+    seed: int | None = None
+    split: str | None = None
+    total_requests_served: float = 0.0
+    total_slo_violations: float = 0.0
+    cumulative_reward: float = 0.0
+    elapsed_simulated_time_s: float = 0.0
+    workload_phase: str = "idle"
+    """how much traffic arrives: idle, quiet, normal or busy."""
+    done: bool = False
+
+
+def observation(view: View) -> ServeObservation:
+    """The last window of a session as OpenEnv has it. Values come from inside: not validated."""
+    return ServeObservation.model_construct(
+        **view.window.observation,
+        reward=view.window.reward,
+        done=view.window.done,
+        metadata=information(view),
+    )
+
+
+def information(view: View) -> dict[str, Any]:
+    """What goes beside an observation."""
+    return {
+        "session_id": view.session_id,
+        "episode_id": view.episode_id,
+        "task_id": view.episode.task,
+        "seed": view.episode.seed,
+        "split": view.episode.split,
+        "step": view.steps,
+        "action": None if view.knobs is None else action_fields(view.knobs),
+        "reward_parts": view.window.parts,
+        "requests_completed": view.window.completed,
+        "requests_good": view.window.good,
+        "truncated": view.window.done,
+    }
+
+
+def action_fields(knobs: Knobs) -> dict[str, float]:
+    """An action by the knobs' names, whole where they are."""
+    return {
+        knob: int(value) if ACTION_BOUNDS[knob].integer else value
+        for knob, value in zip(KNOBS, knobs, strict=True)
+    }
+
+
+def step_answer(view: View) -> dict[str, Any]:
+    """The body of an answer to reset and step."""
+    about = information(view)
+    return {
+        "observation": view.window.observation | {"metadata": about},
+        "reward": view.window.reward,
+        "done": view.window.done,
+        "metadata": about,
+        "info": about,
+        "session_id": view.session_id,
+    }
+
+
+def state(view: View) -> ServeState:
+    """Totals of a session's episode."""
+    return ServeState(
+        episode_id=view.episode_id,
+        step_count=view.steps,
+        session_id=view.session_id,
+        task_id=view.episode.task,
+        seed=view.episode.seed,
+        split=view.episode.split,
+        total_requests_served=view.completed,
+        total_slo_violations=view.failed,
+        cumulative_reward=view.cumulative_reward,
+        elapsed_simulated_time_s=view.steps * view.window_s,
+        workload_phase=_phase(view),
+        done=view.window.done,
+    )
+
+
+def _phase(view: View) -> str:
+    if view.load == 0.0:
+        return "idle"
+    return "quiet" if view.load < 0.75 else "busy" if view.load > 1.25 else "normal"
+
+
+class ResetBody(BaseModel):
+    """Body of ``POST /reset``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task_id: int | Label | None = Field(None, description="name or number, see GET /tasks")
+    task: int | Label | None = Field(None, description="the same as task_id")
+    seed: Seed | None = Field(None, description="of the traffic; a random one if left out")
+    split: Label | None = Field(None, description="train (default), validation or test")
+    index: Annotated[int, Field(ge=0)] | None = Field(None, description="entry of the split's list")
+    config: dict[str, Any] | None = Field(None, description="reward weights and task overrides")
+    episode_id: Label | None = None
+    session_id: SessionId | None = Field(None, description="begin the episode in this session")
+
+
+def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
+    """Arguments of ``Service.reset``."""
+    return {
+        "task": body.task if body.task_id is None else body.task_id,
+        "seed": body.seed,
+        "split": body.split,
+        "index": body.index,
+        "config": body.config,
+        "episode_id": body.episode_id,
+        "session_id": session_id,
+    }
+
+
+class StepBody(BaseModel):
+    """Body of ``POST /step``: an action, or its fields side by side with the rest."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    action: ServeAction
+    session_id: SessionId | None = None
+    timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        None, description="accepted for OpenEnv; a window takes under a millisecond"
+    )
+    request_id: Label | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or "action" in data:
+            return data
+        beside = {name: data[name] for name in data if name in cls.model_fields}
+        action = {name: data[name] for name in data if name not in cls.model_fields}
+        return {"action": action, **beside} if action else beside
+
+
+class Pair(BaseModel):
+    """One session and its next action."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: SessionId
+    action: ServeAction
+
+
+class StepManyBody(BaseModel):
+    """Body of ``POST /step_many``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_TOGETHER)]
+
+
+class GradeBody(BaseModel):
+    """Body of ``POST /grader``: a session, or the actions or the log of an episode."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: SessionId | None = None
+    task_id: int | Label | None = None
+    task: int | Label | None = Field(None, description="the same as task_id")
+    seed: Seed | None = None
+    split: Label | None = None
+    config: dict[str, Any] | None = None
+    actions: list[ServeAction] | None = None
+    episode_log: list[dict[str, Any]] | None = None
+
+
+class DriveBody(BaseModel):
+    """Body of ``POST /agent``: an agent plays a session on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session_id: SessionId | None = None
+    agent: Label = "heuristic"
+    windows: Annotated[int, Field(ge=1, le=200)] = 1
+
+
+def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -> dict[str, Any]:
+    """A file with a whole episode; its ``episode_log`` is what ``POST /grader`` takes.
+
+    Args:
+      windows: the reset's, then one for each action.
+    """
+    entries: list[dict[str, Any]] = [{"observation": windows[0].observation, "reward": None}]
+    for action, window in zip(knobs, windows[1:], strict=True):
+        entries.append(
+            {
+                "action": action_fields(action),
+                "observation": window.observation,
+                "metrics": window.parts,
+                "reward": window.reward,
+                "done": window.done,
+            }
+        )
+    return {
+        "task_id": view.episode.task,
+        "task_version": view.episode.task_version,
+        "seed": view.episode.seed,
+        "split": view.episode.split,
+        "config": view.episode.weights | view.episode.overrides,
+        "episode_id": view.episode_id,
+        "episode_log": entries,
+    }

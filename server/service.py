@@ -1,0 +1,259 @@
+"""What every door of the server shares: asynchronous functions on sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import secrets
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from jaxserve.episode_log import read_log
+from jaxserve.errors import InputError
+from jaxserve.grading import Grade, grade_actions, grade_log
+from jaxserve.seeds import MAX_SEED
+from server import engine
+from server.agents import Agents, Driver
+from server.engine import Knobs, Window
+from server.episodes import Episode, listed_count, listed_episode, parse_episode
+from server.problems import EpisodeConflict
+from server.sessions import Session, Sessions, View, begin_session, catch_up
+from server.settings import Settings
+from server.store import LoggedStep, Store, open_store
+from server.worker import Worker
+
+DEFAULT_TASK = "static_workload"
+DEFAULT_SPLIT = "train"
+_GRADERS = 2
+"""Replays that run at the same time, beside the worker."""
+
+
+@dataclasses.dataclass(frozen=True)
+class History:
+    """The log of one episode."""
+
+    view: View
+    steps: tuple[LoggedStep, ...]
+
+
+class Service:
+    """Sessions, by whatever protocol they are played."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Opens the log; ``start`` begins to answer.
+
+        Raises:
+          InputError: several processes would each keep a log of their own.
+        """
+        store: Store = open_store(settings.database)
+        if settings.workers > 1 and store.in_memory:
+            raise InputError(
+                f"{settings.workers} server processes cannot share sessions kept in memory; "
+                "set JAXSERVE_DATABASE to a file that can be written, or start one process"
+            )
+        self.settings = settings
+        self.agents = Agents()
+        self._sessions = Sessions(
+            store,
+            live=settings.live_sessions,
+            idle_s=settings.session_idle_s,
+            default_session=settings.token is None,
+        )
+        self._worker = Worker(self._sessions)
+        self._grading: asyncio.Semaphore | None = None
+
+    async def start(self, compiling: Future[None]) -> None:
+        """Waits for the programs of a first step, then begins to answer."""
+        await asyncio.wrap_future(compiling)
+        self._grading = asyncio.Semaphore(_GRADERS)
+        self._worker.start()
+
+    async def stop(self) -> None:
+        """Finishes what is queued and closes the log."""
+        await asyncio.to_thread(self._worker.stop)
+
+    @property
+    def live_sessions(self) -> int:
+        """Sessions in memory."""
+        return len(self._sessions)
+
+    @property
+    def durable(self) -> bool:
+        """Whether sessions outlive the process."""
+        return not self._sessions.store.in_memory
+
+    async def reset(
+        self,
+        *,
+        task: str | int | None = None,
+        seed: int | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+        session_id: str | None = None,
+    ) -> View:
+        """Begins an episode, in a new session if ``session_id`` is None.
+
+        Args:
+          index: entry of the split's list; it decides task and seed where those are None.
+
+        Raises:
+          InputError, UnknownSession.
+        """
+        split = DEFAULT_SPLIT if split is None else split
+        if index is not None:
+            listed = _listed(split, index)
+            task = listed[0] if task is None else task
+            seed = listed[1] if seed is None else seed
+        chosen = secrets.randbelow(MAX_SEED) if seed is None else seed
+        name = DEFAULT_TASK if task is None else task
+        episode = await asyncio.to_thread(parse_episode, name, chosen, split, config)
+        return await self._worker.run(lambda s: s.begin(session_id, episode_id, episode).view())
+
+    async def step(self, session_id: str | None, knobs: Knobs, number: int | None = None) -> View:
+        """One window.
+
+        Args:
+          number: the window it is meant to be, counted from 0; None: whichever comes next.
+
+        Raises:
+          UnknownSession, StorageFailure; EpisodeConflict: the episode is over, or elsewhere.
+        """
+
+        def task(sessions: Sessions) -> View:
+            session = sessions.find(session_id)
+            if number is not None and number != session.steps:
+                raise EpisodeConflict(
+                    f"metadata.step is {number}; the session is at window {session.steps}"
+                )
+            sessions.step(session, knobs)
+            return session.view()
+
+        return await self._worker.run(task)
+
+    async def step_many(self, pairs: Sequence[tuple[str, Knobs]]) -> list[View]:
+        """One window of each session, all in one transaction; all of them or none.
+
+        Raises:
+          UnknownSession, EpisodeConflict, StorageFailure.
+        """
+
+        def task(sessions: Sessions) -> list[View]:
+            chosen = [sessions.find(session_id) for session_id, _ in pairs]
+            sessions.step_many(chosen, [knobs for _, knobs in pairs])
+            return [session.view() for session in chosen]
+
+        return await self._worker.run(task)
+
+    async def view(self, session_id: str | None) -> View:
+        """Where a session stands.
+
+        Raises:
+          UnknownSession, EpisodeConflict.
+        """
+        return await self._worker.run(lambda sessions: sessions.find(session_id).view())
+
+    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+        """Lets an agent play up to ``windows`` windows, and stops at the end of the episode.
+
+        Raises:
+          InputError: no such agent. UnknownSession, EpisodeConflict, StorageFailure.
+        """
+        view = await self.view(session_id)
+        driver = await asyncio.to_thread(self.agents.load, agent, view.episode.task)
+        views = []
+        for _ in range(windows):
+            view = await self._worker.run(functools.partial(_drive, view.session_id, driver))
+            views.append(view)
+            if view.window.done:
+                break
+        return views
+
+    async def history(self, session_id: str | None) -> History:
+        """The log of a session's current episode.
+
+        Raises:
+          UnknownSession, EpisodeConflict.
+        """
+
+        def task(sessions: Sessions) -> History:
+            session = sessions.find(session_id)
+            steps = sessions.store.steps(session.number)
+            return History(session.view(), tuple(steps[: session.steps]))
+
+        return await self._worker.run(task)
+
+    async def windows(self, history: History) -> list[Window]:
+        """The reset and every window of a log, computed again."""
+        return await self._beside(_replayed, history)
+
+    async def grade_session(self, session_id: str | None) -> tuple[View, Grade]:
+        """What a session's episode is worth so far, by its log.
+
+        Raises:
+          UnknownSession; EpisodeConflict: it was not played on the task as it is.
+        """
+        history = await self.history(session_id)
+        episode = history.view.episode
+        if episode.overrides:
+            raise EpisodeConflict(
+                f"the episode changed {', '.join(sorted(episode.overrides))} of {episode.task}; "
+                "only the task as it is has a score"
+            )
+        knobs = [step.knobs for step in history.steps]
+        actions = engine.stack_knobs(knobs, len(knobs))
+        grade = await self._beside(
+            grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
+        )
+        # The log is this server's own: nobody else could have written it.
+        return history.view, dataclasses.replace(grade, verified=True)
+
+    async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
+        """What a list of actions is worth.
+
+        Raises:
+          InputError: as ``jaxserve.grading.grade_actions``.
+        """
+        actions = engine.stack_knobs(knobs, len(knobs))
+        return await self._beside(grade_actions, episode.task, episode.seed, actions, episode.split)
+
+    async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
+        """What a log is worth, and whether its figures are true.
+
+        Raises:
+          InputError: as ``jaxserve.grading.grade_log``.
+        """
+        read_log(log)
+        return await self._beside(
+            grade_log, episode.task, episode.seed, log, episode.split, episode.weights
+        )
+
+    async def _beside(self, function: Any, *arguments: Any) -> Any:
+        """A long computation, beside the worker, a few at a time."""
+        assert self._grading is not None
+        async with self._grading:
+            return await asyncio.to_thread(function, *arguments)
+
+
+def _listed(split: str, index: int) -> tuple[str, int]:
+    try:
+        return listed_episode(split, index)
+    except IndexError:
+        raise InputError(
+            f"index is {index}; split {split} lists episodes 0 to {listed_count() - 1}"
+        ) from None
+
+
+def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:
+    session = sessions.find(session_id)
+    sessions.step(session, driver(session))
+    return session.view()
+
+
+def _replayed(history: History) -> list[Window]:
+    view = history.view
+    session: Session = begin_session(view.session_id, 0, view.episode_id, view.episode)
+    return [session.window, *catch_up(session, history.steps)]

@@ -1,0 +1,320 @@
+"""Sessions in memory, and how they come back from the log. For use by the worker thread only."""
+
+from __future__ import annotations
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxserve.env import ServeEnv
+from jaxserve.types import TimeStep
+from server import engine
+from server.engine import Knobs, Window
+from server.episodes import Episode, built_in_task
+from server.problems import EpisodeConflict, UnknownSession
+from server.store import (
+    Head,
+    LoggedStep,
+    NewDefault,
+    NewEpisode,
+    NewStep,
+    Record,
+    Store,
+)
+
+_REWARD_TOLERANCE = 1e-3
+
+
+@dataclass
+class Session:
+    """One session's current episode."""
+
+    id: str
+    number: int
+    """the log's number of the episode."""
+    name: str
+    """the client's episode_id."""
+    episode: Episode
+    env: ServeEnv
+    state: engine.State
+    window: Window
+    """the last one, or the reset's."""
+    mean_rate_rps: float
+    """mean arrival rate of the task's traffic."""
+    knobs: Knobs | None = None
+    """the last action, None before the first."""
+    steps: int = 0
+    reward: float = 0.0
+    """sum over the episode."""
+    completed: float = 0.0
+    failed: float = 0.0
+    agent: Any = field(default=None)
+    """what an agent that drives this session remembers, see ``server.agents``."""
+
+    def view(self) -> View:
+        """What may leave the worker thread."""
+        return View(
+            session_id=self.id,
+            episode_id=self.name,
+            episode=self.episode,
+            steps=self.steps,
+            window=self.window,
+            knobs=self.knobs,
+            cumulative_reward=self.reward,
+            completed=self.completed,
+            failed=self.failed,
+            window_s=self.env.window_s,
+            load=self.window.observation["request_arrival_rate"] / self.mean_rate_rps,
+        )
+
+    def append(self, state: engine.State, window: Window, knobs: Knobs) -> None:
+        """Moves on by one window."""
+        self.state, self.window, self.knobs = state, window, knobs
+        self.steps += 1
+        self.reward += window.reward
+        self.completed += window.completed
+        self.failed += window.failed
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where a session stands; never changes once made."""
+
+    session_id: str
+    episode_id: str
+    episode: Episode
+    steps: int
+    window: Window
+    knobs: Knobs | None
+    cumulative_reward: float
+    completed: float
+    failed: float
+    window_s: float
+    load: float
+    """the last window's arrivals, relative to the task's mean."""
+
+
+class Sessions:
+    """Changes are kept back as records until ``commit`` has written them."""
+
+    def __init__(self, store: Store, live: int, idle_s: float, default_session: bool) -> None:
+        """Args: the log, sessions kept in memory, seconds of life unused, and whether requests
+        without a session id mean the last one that was begun without one."""
+        self._store, self._limit, self._idle_s = store, live, idle_s
+        self._has_default = default_session
+        self._live: OrderedDict[str, Session] = OrderedDict()
+        self._records: list[Record] = []
+        self._changed: set[str] = set()
+        self._default: str | None = None
+
+    @property
+    def store(self) -> Store:
+        """The log."""
+        return self._store
+
+    @property
+    def uncommitted(self) -> int:
+        """Records that wait for ``commit``."""
+        return len(self._records)
+
+    def begin(self, session_id: str | None, name: str | None, episode: Episode) -> Session:
+        """Begins an episode, in a new session if ``session_id`` is None.
+
+        Raises:
+          UnknownSession: no such session.
+        """
+        if session_id is not None:
+            self._head(session_id)
+        chosen = session_id or secrets.token_urlsafe(18)
+        session = begin_session(
+            chosen, secrets.randbelow(2**62) + 1, name or secrets.token_hex(8), episode
+        )
+        self._keep(session)
+        self._record(NewEpisode(session.id, session.number, session.name, episode.to_json()))
+        if session_id is None and self._has_default:
+            self._default = session.id
+            self._record(NewDefault(session.id))
+        return session
+
+    def find(self, session_id: str | None) -> Session:
+        """The session, up to date with the log; None means the default one.
+
+        Raises:
+          UnknownSession: no such session, an expired one, or no default session.
+          EpisodeConflict: it was played on another version of the simulator.
+        """
+        session_id = session_id or self._default_id()
+        session = self._live.get(session_id)
+        if session is not None and session_id in self._changed:
+            return session
+        head = self._head(session_id)
+        if session is None or session.number != head.episode or session.steps > head.steps:
+            session = self._reopen(session_id, head)
+        if session.steps < head.steps:
+            catch_up(session, self._store.steps(head.episode, session.steps))
+        self._keep(session)
+        return session
+
+    def step(self, session: Session, knobs: Knobs) -> Window:
+        """One window.
+
+        Raises:
+          EpisodeConflict: the episode is over.
+        """
+        _check_running(session)
+        state, timestep = engine.advance(session.env, session.state, knobs)
+        (window,) = engine.read_windows(timestep, None)
+        self._append(session, state, window, LoggedStep(False, window.reward, knobs))
+        return window
+
+    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> None:
+        """One window of each of several sessions, those of one environment together.
+
+        Raises:
+          EpisodeConflict: a session comes twice, or its episode is over; nothing has changed.
+        """
+        if len({session.id for session in sessions}) != len(sessions):
+            raise EpisodeConflict("a session comes twice; each may be advanced once at a time")
+        by_environment: dict[int, list[tuple[Session, Knobs]]] = {}
+        for session, chosen in zip(sessions, knobs, strict=True):
+            _check_running(session)
+            by_environment.setdefault(id(session.env), []).append((session, chosen))
+        for group in by_environment.values():
+            for first in range(0, len(group), engine.BATCH_SIZES[-1]):
+                self._step_together(group[first : first + engine.BATCH_SIZES[-1]])
+
+    def commit(self) -> None:
+        """Writes what has changed. On failure the changes are taken back.
+
+        Raises:
+          MovedSession, StorageFailure: see ``Store.commit``.
+        """
+        try:
+            self._store.commit(self._records)
+        except BaseException:
+            self.discard()
+            raise
+        self._settle()
+
+    def discard(self) -> None:
+        """Takes back what was not committed."""
+        for session_id in self._changed:
+            self._live.pop(session_id, None)
+        self._settle()
+
+    def expire(self) -> None:
+        """Forgets sessions that nobody has used for too long."""
+        self._store.expire(self._idle_s)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def _append(
+        self, session: Session, state: engine.State, window: Window, step: LoggedStep
+    ) -> None:
+        self._record(NewStep(session.id, session.number, session.steps, step))
+        session.append(state, window, step.knobs)
+
+    def _step_together(self, group: Sequence[tuple[Session, Knobs]]) -> None:
+        sessions, knobs = zip(*group, strict=True)
+        states = [session.state for session in sessions]
+        lanes, timestep = engine.advance_many(sessions[0].env, states, knobs)
+        windows = engine.read_windows(timestep, len(sessions))
+        for session, lane, window, chosen in zip(sessions, lanes, windows, knobs, strict=True):
+            self._append(session, lane, window, LoggedStep(True, window.reward, chosen))
+
+    def _record(self, record: Record) -> None:
+        self._records.append(record)
+        self._changed.add(record.session)
+
+    def _settle(self) -> None:
+        self._records, self._default = [], None
+        self._changed.clear()
+
+    def _default_id(self) -> str:
+        if not self._has_default:
+            raise UnknownSession(
+                "session_id is missing; this server asks for a token and has no default session"
+            )
+        found = self._default or self._store.default_session()
+        if found is None:
+            raise UnknownSession("no episode has been started; call reset first")
+        return found
+
+    def _head(self, session_id: str) -> Head:
+        if session_id in self._changed:
+            session = self._live[session_id]
+            return Head(session.number, session.steps, self._store.now())
+        head = self._store.head(session_id)
+        if head is None:
+            raise UnknownSession(f"session {session_id!r} does not exist")
+        if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
+            raise UnknownSession(
+                f"session {session_id!r} has expired after {self._idle_s:g} seconds without use"
+            )
+        return head
+
+    def _reopen(self, session_id: str, head: Head) -> Session:
+        name, spec = self._store.episode(head.episode)
+        episode = Episode.from_json(spec)
+        version = built_in_task(episode.task).version
+        if version != episode.task_version:
+            raise EpisodeConflict(
+                f"session {session_id!r} was played on version {episode.task_version} of "
+                f"{episode.task}, which is now at version {version}; reset it to go on"
+            )
+        return begin_session(session_id, head.episode, name, episode)
+
+    def _keep(self, session: Session) -> None:
+        self._live[session.id] = session
+        self._live.move_to_end(session.id)
+        while len(self._live) > self._limit:
+            oldest = next(iter(self._live))
+            if oldest in self._changed:
+                return
+            del self._live[oldest]
+
+
+def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
+    """Replays logged windows, each by the program that first computed it; returns them.
+
+    Raises:
+      EpisodeConflict: the replay's rewards are not those that were acknowledged.
+    """
+    state, timesteps = session.state, []
+    for step in steps:
+        if step.batched:
+            (state,), timestep = engine.advance_many(session.env, [state], [step.knobs])
+        else:
+            state, timestep = engine.advance(session.env, state, step.knobs)
+        timesteps.append((timestep, step))
+    windows = [_read(timestep, step) for timestep, step in timesteps]
+    for window, (_, step) in zip(windows, timesteps, strict=True):
+        if abs(window.reward - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
+            raise EpisodeConflict(
+                f"session {session.id!r} was played on another version of the simulator; "
+                "reset it to go on"
+            )
+        session.append(state, window, step.knobs)
+    return windows
+
+
+def begin_session(session_id: str, number: int, name: str, episode: Episode) -> Session:
+    """A session at the beginning of an episode; ``catch_up`` takes it further."""
+    state, window = engine.start(episode)
+    env = episode.environment()
+    mean_rate_rps = float(env.reward.expected_requests_per_s)
+    return Session(session_id, number, name, episode, env, state, window, mean_rate_rps)
+
+
+def _read(timestep: TimeStep, step: LoggedStep) -> Window:
+    return engine.read_windows(timestep, 1 if step.batched else None)[0]
+
+
+def _check_running(session: Session) -> None:
+    if session.window.done:
+        raise EpisodeConflict(
+            f"the episode is over after {session.steps} windows; reset starts another"
+        )

@@ -1,0 +1,114 @@
+"""Settings of a server, from environment variables, checked once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxserve.errors import InputError
+
+IN_MEMORY = ":memory:"
+_PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """At most ``count`` in any ``period_s`` seconds."""
+
+    count: int
+    period_s: float
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Rate:
+        """From text like ``100/second``, ``2000/minute`` or ``5000/hour``.
+
+        Raises:
+          InputError: it reads otherwise; ``name`` says where it came from.
+        """
+        found = re.fullmatch(r"([1-9][0-9]{0,8})/(second|minute|hour)", text)
+        if found is None:
+            raise InputError(
+                f"{name} is {text!r}; it must be a count per second, minute or hour: 100/second"
+            )
+        return cls(int(found[1]), _PERIODS_S[found[2]])
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an operator may choose; ``from_environment`` says by which variable."""
+
+    database: str
+    """path of the session log, or ``:memory:``."""
+    token: str | None = None
+    """bearer token that every route but ``/health`` asks for; None asks for none."""
+    cors_origins: tuple[str, ...] = ()
+    """origins whose pages may call the server, ``*`` for all."""
+    rate_limit: Rate = Rate(5000, 1.0)
+    """requests and WebSocket messages per client address."""
+    max_body_bytes: int = 4 * 2**20
+    """largest request body or WebSocket message."""
+    live_sessions: int = 1024
+    """sessions kept in memory; the least recently used one goes first and comes back by replay."""
+    session_idle_s: float = 7 * 86400.0
+    """sessions not used for this long are gone."""
+    max_connections: int = 512
+    """WebSockets at the same time."""
+    workers: int = 1
+    """server processes that share the log."""
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Settings:
+        """Reads the variables ``JAXSERVE_*``, ``MAX_CONCURRENT_ENVS`` and ``WEB_CONCURRENCY``.
+
+        Raises:
+          InputError: a variable's value is not allowed.
+        """
+        rate = variables.get("JAXSERVE_RATE_LIMIT")
+        origins = variables.get("JAXSERVE_CORS_ORIGINS", "")
+        return cls(
+            database=variables.get("JAXSERVE_DATABASE") or str(default_database(variables)),
+            token=_token(variables.get("JAXSERVE_TOKEN")),
+            cors_origins=tuple(o.strip() for o in origins.split(",") if o.strip()),
+            rate_limit=Rate.parse(rate, "JAXSERVE_RATE_LIMIT") if rate else cls.rate_limit,
+            max_body_bytes=_whole(
+                variables, "JAXSERVE_MAX_BODY_BYTES", cls.max_body_bytes, 1024, 2**30
+            ),
+            live_sessions=_whole(variables, "JAXSERVE_LIVE_SESSIONS", cls.live_sessions, 1, 10**6),
+            session_idle_s=_whole(
+                variables, "JAXSERVE_SESSION_IDLE_S", int(cls.session_idle_s), 1, 10**9
+            ),
+            max_connections=_whole(
+                variables, "MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000
+            ),
+            workers=_whole(variables, "WEB_CONCURRENCY", 1, 1, 1024),
+        )
+
+
+def default_database(variables: Mapping[str, str]) -> Path:
+    """``jaxserve/sessions.sqlite3`` in the user's state directory."""
+    base = variables.get("XDG_STATE_HOME")
+    try:
+        state = Path(base) if base else Path.home() / ".local" / "state"
+    except RuntimeError:
+        return Path(IN_MEMORY)
+    return state / "jaxserve" / "sessions.sqlite3"
+
+
+def _token(text: str | None) -> str | None:
+    if not text:
+        return None
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise InputError("JAXSERVE_TOKEN has other than printable ASCII characters without spaces")
+    return text
+
+
+def _whole(variables: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = variables.get(name)
+    if not text:
+        return default
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise InputError(f"{name} is {text!r}; it must be a whole number from {low} to {high}")
+    return int(text)

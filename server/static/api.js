@@ -1,0 +1,30 @@
+// Requests to the server; every error is the server's own sentence.
+
+async function ask(method, path, body) {
+  const options = { method, headers: {} };
+  if (body !== undefined) {
+    options.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+  }
+  let answer;
+  try {
+    answer = await fetch(path, options);
+  } catch {
+    throw new Error("the server does not answer; try again in a moment");
+  }
+  const data = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Error(data?.error ?? `the server answered with status ${answer.status}`);
+  return data;
+}
+
+const named = (path, session) => `${path}?session_id=${encodeURIComponent(session)}`;
+
+export const tasks = async () => (await ask("GET", "/tasks")).tasks;
+export const agents = async () => (await ask("GET", "/info")).agents;
+export const reset = (task, seed, split) => ask("POST", "/reset", { task_id: task, seed, split });
+export const step = (session, action) => ask("POST", "/step", { session_id: session, action });
+export const drive = (session, agent, windows) =>
+  ask("POST", "/agent", { session_id: session, agent, windows }).then((data) => data.results);
+export const grade = (session) => ask("POST", "/grader", { session_id: session });
+export const logAddress = (session) => named("/episode_log", session);
+export const log = (session) => ask("GET", logAddress(session));

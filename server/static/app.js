@@ -1,0 +1,138 @@
+// The page: one session, played by hand or by an agent. The address remembers the session.
+
+import * as server from "./api.js";
+import { Charts } from "./charts.js";
+import { Knobs } from "./knobs.js";
+import { showScore } from "./score.js";
+
+const find = (id) => document.getElementById(id);
+const knobs = new Knobs(find("knobs"));
+const charts = new Charts(find("charts"));
+const CHUNK = 10; // windows that an agent plays between two pictures
+
+let known = [];
+let task = null;
+let session = null;
+let windows = []; // {observation, reward, action, done}; the first is the reset
+let stopped = false;
+
+const BUSY = ["reset", "step", "run", "drive", "grade"];
+
+// Runs what a button asks for; no other button works meanwhile.
+async function during(what, work) {
+  stopped = false;
+  for (const id of BUSY) find(id).disabled = true;
+  find("stop").disabled = false;
+  say(what);
+  try {
+    await work();
+    say(windows.at(-1)?.done ? "The episode is over: grade it, or reset." : "");
+  } catch (error) {
+    say(error.message, true);
+  }
+  for (const id of BUSY) find(id).disabled = false;
+  find("stop").disabled = true;
+}
+
+function say(text, failed = false) {
+  find("status").textContent = text;
+  find("status").classList.toggle("error", failed);
+}
+
+function show() {
+  charts.draw(windows);
+  showScore(windows, task.mean_reward_anchors);
+}
+
+function choose(name) {
+  task = known.find((one) => one.task_id === name);
+  find("task").value = name;
+  find("about").textContent = `${task.description} ${task.num_gpus} × ${task.hardware}, ${task.model}, `
+    + `${task.max_steps} windows of ${task.window_s} s.`;
+  knobs.build(task);
+  charts.build(task);
+}
+
+function begin(id, first) {
+  session = id;
+  windows = [first];
+  location.hash = id;
+  find("download").href = server.logAddress(id);
+  find("graded").textContent = "–";
+  find("feedback").textContent = "";
+}
+
+function add(answer, action) {
+  windows.push({ observation: answer.observation, reward: answer.reward, done: answer.done, action });
+}
+
+async function reset() {
+  choose(find("task").value);
+  const answer = await server.reset(task.task_id, Number(find("seed").value), find("split").value);
+  begin(answer.session_id, { observation: answer.observation, reward: 0, done: false });
+  show();
+}
+
+async function run(count) {
+  for (let left = count; left > 0 && !stopped && !windows.at(-1).done; left -= 1) {
+    const action = knobs.action();
+    add(await server.step(session, action), action);
+    show();
+  }
+}
+
+async function drive() {
+  while (!stopped && !windows.at(-1).done) {
+    for (const answer of await server.drive(session, find("agent").value, CHUNK)) {
+      add(answer, answer.info.action);
+    }
+    show();
+  }
+}
+
+async function grade() {
+  const found = await server.grade(session);
+  find("graded").textContent = found.score.toFixed(3);
+  find("feedback").textContent = found.feedback;
+}
+
+// Takes up the session that the address names.
+async function resume(id) {
+  const log = await server.log(id);
+  choose(log.task_id);
+  find("seed").value = log.seed;
+  find("split").value = log.split;
+  const [first, ...rest] = log.episode_log;
+  begin(id, { ...first, reward: 0, done: false });
+  windows.push(...rest);
+  show();
+}
+
+async function start() {
+  known = await server.tasks();
+  find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));
+  const agents = (await server.agents()).filter((name) =>
+    ["heuristic", "best_static", "ppo", "default", "random"].includes(name));
+  find("agent").replaceChildren(...agents.map((name) => new Option(name.replace("_", " "), name)));
+  find("agent").value = "heuristic";
+  const id = location.hash.slice(1);
+  if (id) {
+    try {
+      return await resume(id);
+    } catch {
+      // The session is gone: begin another.
+    }
+  }
+  await reset();
+}
+
+find("episode").addEventListener("submit", (event) => {
+  event.preventDefault();
+  during("Starting an episode", reset);
+});
+find("step").addEventListener("click", () => during("Stepping", () => run(1)));
+find("run").addEventListener("click", () => during("Running", () => run(Number(find("windows").value))));
+find("drive").addEventListener("click", () => during("The agent drives", drive));
+find("grade").addEventListener("click", () => during("Grading", grade));
+find("stop").addEventListener("click", () => (stopped = true));
+during("Loading", start);

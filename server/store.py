@@ -1,0 +1,300 @@
+"""The session log: one SQLite file that only grows, except for expired sessions.
+
+WAL mode and ``synchronous=NORMAL``: what was committed survives a killed process; after a power cut
+the file is consistent and may lack its last moments. Several processes may share a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from server.engine import Knobs
+from server.problems import StorageFailure
+from server.settings import IN_MEMORY
+
+_LOG = logging.getLogger("jaxserve.server")
+_SCHEMA_VERSION = 1
+_BUSY_S = 10.0
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS sessions (
+  id TEXT PRIMARY KEY,
+  episode INTEGER NOT NULL,  -- its current one; 0 once the session has expired
+  steps INTEGER NOT NULL,    -- windows of that episode
+  touched REAL NOT NULL      -- when it was last written to, on the log's own clock
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS episodes (
+  id INTEGER PRIMARY KEY,
+  session TEXT NOT NULL,
+  name TEXT NOT NULL,        -- the client's episode_id
+  spec TEXT NOT NULL         -- Episode.to_json()
+);
+CREATE INDEX IF NOT EXISTS episodes_of_session ON episodes (session);
+CREATE TABLE IF NOT EXISTS steps (
+  episode INTEGER NOT NULL,
+  number INTEGER NOT NULL,
+  batched INTEGER NOT NULL,  -- 1: computed by advance_many
+  reward REAL NOT NULL,
+  batch_cap REAL NOT NULL,
+  kv_budget_fraction REAL NOT NULL,
+  speculation_depth REAL NOT NULL,
+  quantization_tier REAL NOT NULL,
+  prefill_decode_split REAL NOT NULL,
+  priority_routing REAL NOT NULL,
+  PRIMARY KEY (episode, number)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where a session stands."""
+
+    episode: int
+    steps: int
+    touched: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """One window as it was acknowledged."""
+
+    batched: bool
+    reward: float
+    knobs: Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class NewEpisode:
+    """A record: a session begins an episode, and is created if it does not exist."""
+
+    session: str
+    episode: int
+    name: str
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewStep:
+    """A record: window ``number`` of a session's current episode."""
+
+    session: str
+    episode: int
+    number: int
+    step: LoggedStep
+
+
+@dataclass(frozen=True, slots=True)
+class NewDefault:
+    """A record: the session that requests without one mean from now on."""
+
+    session: str
+
+
+Record = NewEpisode | NewStep | NewDefault
+
+
+class MovedSession(Exception):
+    """Another process has moved a session since it was read; nothing was written."""
+
+
+class Store:
+    """The log, for use by one thread; ``reader`` gives another thread its own connection."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        """Use ``open_store``."""
+        self.path = path
+        self._connection = connection
+        # The log's clock goes on from its last entry. It is neither moved by changes of the wall
+        # clock, nor does it count the time in which no server ran.
+        (latest,) = connection.execute("SELECT max(touched) FROM sessions").fetchone()
+        self._clock_offset = (latest or 0.0) - time.monotonic()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the log ends with the process."""
+        return self.path == IN_MEMORY
+
+    def now(self) -> float:
+        """Seconds on the log's own clock."""
+        return self._clock_offset + time.monotonic()
+
+    def head(self, session: str) -> Head | None:
+        """Where a session stands, None if there is no such session."""
+        with _readable():
+            row = self._connection.execute(
+                "SELECT episode, steps, touched FROM sessions WHERE id = ?", (session,)
+            ).fetchone()
+        return None if row is None else Head(*row)
+
+    def default_session(self) -> str | None:
+        """The session that requests without one mean."""
+        with _readable():
+            row = self._connection.execute(
+                "SELECT value FROM notes WHERE key = 'default_session'"
+            ).fetchone()
+        return None if row is None else row[0]
+
+    def episode(self, episode: int) -> tuple[str, str]:
+        """The client's name of an episode, and its specification."""
+        with _readable():
+            row = self._connection.execute(
+                "SELECT name, spec FROM episodes WHERE id = ?", (episode,)
+            ).fetchone()
+        if row is None:
+            raise StorageFailure(f"the session log has lost episode {episode}")
+        return row
+
+    def steps(self, episode: int, first: int = 0) -> list[LoggedStep]:
+        """The windows of an episode from number ``first`` on."""
+        with _readable():
+            rows = self._connection.execute(
+                "SELECT batched, reward, batch_cap, kv_budget_fraction, speculation_depth,"
+                " quantization_tier, prefill_decode_split, priority_routing"
+                " FROM steps WHERE episode = ? AND number >= ? ORDER BY number",
+                (episode, first),
+            ).fetchall()
+        return [LoggedStep(bool(row[0]), row[1], tuple(row[2:])) for row in rows]
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Writes all records or none.
+
+        Raises:
+          MovedSession: a session is not where its record says.
+          StorageFailure: the file cannot be written.
+        """
+        if not records:
+            return
+        now = self.now()
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                for record in records:
+                    self._write(record, now)
+        except sqlite3.Error as error:
+            raise StorageFailure(
+                f"the session log cannot be written ({error}); nothing was changed"
+            ) from None
+
+    def expire(self, idle_s: float) -> int:
+        """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were."""
+        before = self.now() - idle_s
+        old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            episodes = f"SELECT id FROM episodes WHERE session IN ({old})"
+            self._connection.execute(f"DELETE FROM steps WHERE episode IN ({episodes})", (before,))
+            self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
+            return self._connection.execute(
+                f"UPDATE sessions SET episode = 0, steps = 0 WHERE id IN ({old})", (before,)
+            ).rowcount
+
+    def close(self) -> None:
+        """Folds the write-ahead log into the file."""
+        self._connection.close()
+
+    def _write(self, record: Record, now: float) -> None:
+        execute = self._connection.execute
+        match record:
+            case NewStep(session, episode, number, step):
+                moved = execute(
+                    "UPDATE sessions SET steps = ?, touched = ?"
+                    " WHERE id = ? AND episode = ? AND steps = ?",
+                    (number + 1, now, session, episode, number),
+                )
+                if moved.rowcount != 1:
+                    raise MovedSession(session)
+                execute(
+                    "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (episode, number, step.batched, step.reward, *step.knobs),
+                )
+            case NewEpisode(session, episode, name, spec):
+                execute("INSERT INTO episodes VALUES (?, ?, ?, ?)", (episode, session, name, spec))
+                execute(
+                    "INSERT INTO sessions VALUES (?, ?, 0, ?) ON CONFLICT (id)"
+                    " DO UPDATE SET episode = excluded.episode, steps = 0,"
+                    " touched = excluded.touched",
+                    (session, episode, now),
+                )
+            case NewDefault(session):
+                execute(
+                    "INSERT INTO notes VALUES ('default_session', ?)"
+                    " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                    (session,),
+                )
+
+
+def open_store(path: str) -> Store:
+    """Opens or creates a log.
+
+    A file that is no session log, or a damaged one, is set aside under another name and a new one
+    begun. Where nothing can be written the log is kept in memory. The server's log says so.
+    """
+    if path == IN_MEMORY:
+        return Store(path, _connect(path))
+    file = Path(path)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return Store(path, _connect(path))
+    except sqlite3.OperationalError as error:
+        reason = str(error)
+    except sqlite3.DatabaseError as error:
+        _set_aside(file, str(error))
+        return Store(path, _connect(path))
+    except OSError as error:
+        reason = error.strerror or str(error)
+    _LOG.warning(
+        "session log %s cannot be written (%s): sessions are in memory and end with the server",
+        path,
+        reason,
+    )
+    return Store(IN_MEMORY, _connect(IN_MEMORY))
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _SCHEMA_VERSION):
+            raise sqlite3.DatabaseError(f"it has schema version {version}, not {_SCHEMA_VERSION}")
+        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_aside(file: Path, reason: str) -> None:
+    number = 1
+    while (kept := file.with_name(f"{file.name}.damaged-{number}")).exists():
+        number += 1
+    os.replace(file, kept)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{file}{suffix}", f"{kept}{suffix}")
+    _LOG.warning(
+        "session log %s is damaged (%s): it is kept as %s and a new one begins", file, reason, kept
+    )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StorageFailure(f"the session log cannot be read ({error})") from None

@@ -1,0 +1,67 @@
+"""MCP tools: what an agent that uses tools needs to play an episode."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastmcp import FastMCP
+
+from server import schemas
+from server.catalogue import describe_tasks
+from server.schemas import ResetBody, ServeAction
+from server.service import Service
+
+
+def build_tools(service: Service) -> FastMCP:
+    """The tools reset, step, observe, grade and list_tasks."""
+    tools = FastMCP(
+        "jaxserve",
+        instructions="You operate an LLM inference server. Call list_tasks, then reset; in every "
+        "window read the observation and call step with the knobs to hold; call grade at the end.",
+    )
+
+    @tools.tool
+    async def list_tasks() -> dict[str, Any]:
+        """The tasks: what each asks, its active knobs, objectives and number of windows."""
+        return {"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()}
+
+    @tools.tool
+    async def reset(
+        task_id: str = "static_workload",
+        seed: int | None = None,
+        split: str | None = None,
+        session_id: str | None = None,
+    ) -> dict[str, Any]:
+        """Begins an episode and returns its session_id and first observation."""
+        given = {"task_id": task_id, "seed": seed, "split": split, "session_id": session_id}
+        body = schemas.checked(ResetBody, given)
+        view = await service.reset(**schemas.reset_arguments(body, body.session_id))
+        return schemas.step_answer(view)
+
+    @tools.tool
+    async def step(session_id: str, action: dict[str, Any]) -> dict[str, Any]:
+        """Holds the knobs for one window; knobs that are left out have their default.
+
+        Args:
+          action: batch_cap 1..512, kv_budget_fraction 0.1..1, speculation_depth 0..8,
+            quantization_tier 0..2 (FP16, INT8, INT4), prefill_decode_split 0..7 GPUs that only
+            prefill, priority_routing 0 or 1.
+        """
+        knobs = schemas.checked(ServeAction, action).knobs()
+        view = await service.step(schemas.checked_session_id(session_id), knobs)
+        return schemas.step_answer(view)
+
+    @tools.tool
+    async def observe(session_id: str) -> dict[str, Any]:
+        """The session's last observation and its totals; nothing changes."""
+        view = await service.view(schemas.checked_session_id(session_id))
+        return schemas.step_answer(view) | {"state": schemas.state(view).model_dump()}
+
+    @tools.tool
+    async def grade(session_id: str) -> dict[str, Any]:
+        """The score of the session's episode so far: 0 random, 0.5 best static, 1 oracle."""
+        _, grade = await service.grade_session(schemas.checked_session_id(session_id))
+        return dataclasses.asdict(grade)
+
+    return tools

@@ -1,0 +1,82 @@
+"""All parts of the server put together."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from server.answers import answer_problems
+from server.auth import RequireToken
+from server.compiling import Compilation
+from server.environment import ServeEnvironment
+from server.limits import LimitBody, LimitRate
+from server.openenv_api import ConcurrencyConfig, create_app
+from server.routes_episodes import episode_routes, without_stateless
+from server.routes_grading import grading_routes
+from server.routes_information import information_routes
+from server.schemas import ServeAction, ServeObservation, ServeState
+from server.service import Service
+from server.settings import Settings
+from server.tools import build_tools
+from server.web import add_page, page_tab
+
+
+def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
+    """The whole application.
+
+    Args:
+      compilation: under way; start-up waits for what a first step needs.
+
+    Raises:
+      InputError: settings that cannot work together.
+    """
+    service = Service(settings)
+    tools = build_tools(service)
+    app = create_app(
+        lambda: ServeEnvironment(service, tools),
+        ServeAction,
+        ServeObservation,
+        env_name="jaxserve",
+        concurrency_config=ConcurrencyConfig(
+            max_concurrent_envs=settings.max_connections, session_timeout=settings.session_idle_s
+        ),
+        state_cls=ServeState,
+        gradio_builder=page_tab,
+        custom_tab_name="jaxserve",
+        custom_tab_primary=True,
+    )
+    app.title = "jaxserve"
+    app.router.routes[:] = without_stateless(app.router.routes)
+    for router in (episode_routes(service), grading_routes(service), information_routes(service)):
+        app.include_router(router)
+    add_page(app)
+    answer_problems(app)
+    _add_limits(app, settings)
+
+    async def start() -> None:
+        await service.start(compilation.ready)
+
+    async def stop() -> None:
+        await service.stop()
+        await asyncio.to_thread(compilation.end)
+
+    app.router.on_startup.append(start)
+    app.router.on_shutdown.append(stop)
+    return app
+
+
+def _add_limits(app: FastAPI, settings: Settings) -> None:
+    """Middleware; the one added last sees a request first."""
+    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    if settings.token is not None:
+        app.add_middleware(RequireToken, token=settings.token)
+    app.add_middleware(LimitRate, rate=settings.rate_limit)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
+        )

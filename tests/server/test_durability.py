@@ -1,0 +1,239 @@
+"""Nothing acknowledged is lost: killed servers, eviction, several processes, full disks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from server.local import LocalServer
+
+Start = Callable[..., LocalServer]
+ACTION = {"batch_cap": 64, "speculation_depth": 2, "priority_routing": 1}
+
+
+def post(server: LocalServer, path: str, **body: Any) -> Any:
+    answer = httpx.post(server.url + path, json=body, timeout=120.0)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def state_of(server: LocalServer, session_id: str) -> Any:
+    return httpx.get(f"{server.url}/state", params={"session_id": session_id}, timeout=60.0).json()
+
+
+def rewards_of(server: LocalServer, session_id: str, windows: int) -> list[float]:
+    return [
+        post(server, "/step", session_id=session_id, action=ACTION)["reward"]
+        for _ in range(windows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(start_server: Start) -> list[float]:
+    """Rewards of 40 windows on a server that nothing happens to."""
+    server = start_server()
+    begun = post(server, "/reset", task_id=3, seed=11)
+    return rewards_of(server, begun["session_id"], 40)
+
+
+def test_a_killed_server_goes_on_where_it_was(
+    tmp_path: Path, start_server: Start, undisturbed: list[float]
+) -> None:
+    """Twice in one episode; every reward after it is bit by bit the one without."""
+    server = start_server(tmp_path)
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    rewards = rewards_of(server, session_id, 15)
+    for windows in (10, 15):
+        server.kill()
+        server = start_server(tmp_path)
+        assert state_of(server, session_id)["cumulative_reward"] == sum(rewards)
+        rewards += rewards_of(server, session_id, windows)
+    assert rewards == undisturbed
+    # The default session outlives the server too.
+    assert httpx.get(f"{server.url}/state").json()["session_id"] == session_id
+
+
+async def play_until_cut(url: str, number: int, acknowledged: dict[str, list[float]]) -> None:
+    """Steps one session as fast as it can, and notes every answer."""
+    with_socket = url.replace("http", "ws") + "/ws"
+    async with connect(with_socket, compression=None, open_timeout=60) as socket:
+        await socket.send(json.dumps({"type": "reset", "data": {"task_id": 2, "seed": number}}))
+        begun = json.loads(await socket.recv())["data"]
+        rewards = acknowledged.setdefault(begun["metadata"]["session_id"], [])
+        try:
+            while True:
+                await socket.send(json.dumps({"type": "step", "data": ACTION}))
+                rewards.append(json.loads(await socket.recv())["data"]["reward"])
+        except ConnectionClosed:
+            return
+
+
+def test_kill_in_the_middle_of_fifty_sessions_under_load(
+    tmp_path: Path, start_server: Start
+) -> None:
+    """Every acknowledged window is there, with its reward, and every session continues."""
+    server = start_server(tmp_path)
+    acknowledged: dict[str, list[float]] = {}
+
+    async def load() -> None:
+        players = [play_until_cut(server.url, number, acknowledged) for number in range(50)]
+        running = asyncio.gather(*players)
+        while sum(map(len, acknowledged.values())) < 500:
+            await asyncio.sleep(0.01)
+        server.kill()
+        await running
+
+    asyncio.run(load())
+    assert len(acknowledged) == 50
+    server = start_server(tmp_path)
+    for session_id, rewards in acknowledged.items():
+        log = httpx.get(
+            f"{server.url}/episode_log", params={"session_id": session_id}, timeout=60.0
+        ).json()
+        logged = [entry["reward"] for entry in log["episode_log"][1:]]
+        # At most the one window that was under way is logged beyond what was acknowledged.
+        assert logged[: len(rewards)] == rewards
+        assert len(logged) - len(rewards) in (0, 1)
+        post(server, "/step", session_id=session_id, action=ACTION)
+
+
+def test_an_evicted_session_comes_back(start_server: Start, undisturbed: list[float]) -> None:
+    """With room for two sessions in memory, ten take turns and none notices."""
+    server = start_server(JAXSERVE_LIVE_SESSIONS="2")
+    sessions = [post(server, "/reset", task_id=3, seed=11)["session_id"] for _ in range(5)]
+    rewards: dict[str, list[float]] = {session_id: [] for session_id in sessions}
+    for _ in range(4):
+        for session_id in sessions:
+            rewards[session_id] += rewards_of(server, session_id, 1)
+    assert all(found == undisturbed[:4] for found in rewards.values())
+    assert httpx.get(f"{server.url}/runtime").json()["live_sessions"] == 2
+
+
+def test_an_expired_session_says_so(start_server: Start) -> None:
+    """404 with a sentence, and others are not meant."""
+    server = start_server(JAXSERVE_SESSION_IDLE_S="1")
+    session_id = post(server, "/reset", task_id=1, seed=1)["session_id"]
+    rewards_of(server, session_id, 1)
+    time.sleep(1.2)
+    for path, body in (("/step", {"action": {}}), ("/grader", {}), ("/reset", {})):
+        answer = httpx.post(server.url + path, json={"session_id": session_id, **body})
+        assert answer.status_code == 404
+        assert "has expired after 1 seconds without use" in answer.json()["error"]
+    post(server, "/reset", task_id=1, seed=1)
+
+
+def test_two_processes_serve_one_session(
+    start_server: Start, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """Windows that come to either in turn are those of one episode, and none is taken twice."""
+    first, second = start_server(tmp_path), start_server(tmp_path)
+    session_id = post(first, "/reset", task_id=3, seed=11)["session_id"]
+    rewards = []
+    for number in range(20):
+        rewards += rewards_of((first, second)[number % 2], session_id, 1)
+    assert rewards == undisturbed[:20]
+
+    async def both() -> list[httpx.Response]:
+        async with httpx.AsyncClient(timeout=60.0) as client:
+            return await asyncio.gather(
+                *(
+                    client.post(
+                        f"{(first, second)[number % 2].url}/step",
+                        json={"session_id": session_id, "action": ACTION},
+                    )
+                    for number in range(20)
+                )
+            )
+
+    answers = asyncio.run(both())
+    taken = [a.json()["info"]["step"] for a in answers if a.status_code == 200]
+    assert len(set(taken)) == len(taken)
+    assert state_of(first, session_id) == state_of(second, session_id)
+    assert state_of(first, session_id)["step_count"] == 20 + len(taken)
+    assert {a.status_code for a in answers} <= {200, 409}
+
+
+def test_workers_of_one_server_share_the_log(start_server: Start, undisturbed: list[float]) -> None:
+    """uvicorn --workers 2: whichever process answers."""
+    server = start_server(arguments=("--workers", "2"), WEB_CONCURRENCY="2")
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    assert rewards_of(server, session_id, 15) == undisturbed[:15]
+
+
+def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None:
+    """With a reason, instead of losing sessions at random."""
+    variables = {"JAXSERVE_DATABASE": ":memory:", "WEB_CONCURRENCY": "2"}
+    server = LocalServer(tmp_path, arguments=("--workers", "2"), variables=variables)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(1)
+        deadline = 60
+        while "cannot share sessions kept in memory" not in server.said() and deadline:
+            deadline -= 1
+            try:
+                server.process.wait(1)
+            except subprocess.TimeoutExpired:
+                continue
+        assert "cannot share sessions kept in memory" in server.said()
+    finally:
+        server.stop()
+
+
+def test_a_full_disk_is_said_and_survived(
+    tmp_path: Path, start_server: Start, undisturbed: list[float]
+) -> None:
+    """Steps are refused with 507 while there is no room, and the session goes on afterwards."""
+    server = start_server(tmp_path)
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    rewards = rewards_of(server, session_id, 5)
+    pid = server.process.pid
+    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    written = max(path.stat().st_size for path in tmp_path.glob("sessions*"))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (written // 2, unlimited[1]))
+    answer = httpx.post(
+        f"{server.url}/step", json={"session_id": session_id, "action": ACTION}, timeout=60.0
+    )
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
+    assert answer.status_code == 507, answer.text
+    assert "the session log cannot be written" in answer.json()["error"]
+    assert state_of(server, session_id)["step_count"] == 5
+    rewards += rewards_of(server, session_id, 5)
+    assert rewards == undisturbed[:10]
+
+
+def test_a_damaged_log_does_not_keep_a_server_from_starting(
+    tmp_path: Path, start_server: Start
+) -> None:
+    """It says where the old file went."""
+    (tmp_path / "sessions.sqlite3").write_bytes(b"no database" * 1000)
+    server = start_server(tmp_path)
+    assert "sessions.sqlite3.damaged-1" in server.said()
+    post(server, "/reset", task_id=1)
+
+
+def test_a_session_of_another_simulator_is_refused(tmp_path: Path, start_server: Start) -> None:
+    """Rewards that were acknowledged are compared with the replay's."""
+    server = start_server(tmp_path)
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    rewards_of(server, session_id, 3)
+    server.stop()
+    with sqlite3.connect(tmp_path / "sessions.sqlite3") as log:
+        log.execute("UPDATE steps SET reward = reward + 0.5 WHERE number = 1")
+    server = start_server(tmp_path)
+    answer = httpx.post(f"{server.url}/step", json={"session_id": session_id, "action": {}})
+    assert answer.status_code == 409
+    assert "another version of the simulator" in answer.json()["error"]
+    post(server, "/reset", session_id=session_id)
+    rewards_of(server, session_id, 1)

@@ -1,0 +1,73 @@
+"""The compiled programs: exactness is what replay rests on."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+
+from jaxserve.spaces import ACTION_BOUNDS
+from server import engine
+from server.episodes import parse_episode
+
+HARD = "adversarial_multitenant"
+
+
+def knobs(seed: int) -> engine.Knobs:
+    """One action over the whole ranges."""
+    dice = np.random.default_rng(seed)
+    return tuple(
+        float(dice.integers(int(bound.low), int(bound.high) + 1))
+        if bound.integer
+        else dice.uniform(bound.low, bound.high)
+        for bound in ACTION_BOUNDS.values()
+    )
+
+
+def test_a_session_does_not_notice_its_neighbours() -> None:
+    """advance_many: the same bits alone, among 20 and among 100, in any order."""
+    episodes = [parse_episode(HARD, seed, "train", None) for seed in range(100)]
+    env = episodes[0].environment()
+    begun = [engine.start(episode)[0] for episode in episodes]
+    found = {}
+    for count in (1, 20, 100):
+        states: list[engine.State] = list(begun[:count])
+        for window in range(12):
+            order = list(range(count)) if window % 2 else list(range(count))[::-1]
+            lanes, timestep = engine.advance_many(
+                env, [states[i] for i in order], [knobs(1000 * window + i) for i in order]
+            )
+            windows = engine.read_windows(timestep, count)
+            for place, i in enumerate(order):
+                states[i] = lanes[place]
+        found[count] = windows[0 if window % 2 else -1]
+    assert found[1] == found[20] == found[100]
+
+
+def test_one_program_serves_all_tasks() -> None:
+    """No pause for compilation when somebody plays another task or changes its config."""
+    plain = parse_episode(HARD, 1, "train", None)
+    state, _ = engine.start(plain)
+    engine.advance(plain.environment(), state, knobs(1))
+    compiled = engine._step._cache_size()
+    for task, config in (
+        ("static_workload", {}),
+        ("bursty_workload", {"alpha": 2.0}),
+        (HARD, {"rate_scale": 0.5, "horizon": 20}),
+        ("azure_code", {}),
+    ):
+        episode = parse_episode(task, 1, "test", config)
+        state, _ = engine.start(episode)
+        engine.advance(episode.environment(), state, knobs(2))
+    assert engine._step._cache_size() == compiled
+
+
+def test_windows_are_plain_numbers() -> None:
+    """Nothing of JAX or NumPy leaves the engine."""
+    episode = parse_episode(HARD, 1, "train", None)
+    state, window = engine.start(episode)
+    state, timestep = engine.advance(episode.environment(), state, knobs(3))
+    for seen in (window, *engine.read_windows(timestep, None)):
+        numbers = [*seen.observation.values(), *seen.parts.values(), seen.reward, seen.failed]
+        assert {type(number) for number in numbers} == {float, list}
+        assert type(seen.done) is bool
+    assert isinstance(jax.tree.leaves(state)[0], jax.Array)

@@ -1,0 +1,162 @@
+"""Input that nobody should send: 4xx or an error message, and everybody else plays on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import time
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+from server.local import LocalServer
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(server: LocalServer) -> str:
+    return server.url.replace("http", "ws") + "/ws"
+
+
+def say(sender: ClientConnection, kind: str, **data: Any) -> Any:
+    sender.send(json.dumps({"type": kind, "data": data}))
+    return json.loads(sender.recv())
+
+
+FRAMES: list[str | bytes] = [
+    "",
+    "null",
+    "[1, 2]",
+    '"step"',
+    "17",
+    "{",
+    "{}",
+    '{"type": 5}',
+    '{"type": "step"}',
+    '{"type": "step", "data": 5}',
+    '{"type": "step", "data": {"batch_cap": NaN}}',
+    '{"type": "step", "data": {"kv_budget_fraction": Infinity}}',
+    '{"type": "step", "data": {"batch_cap": 1e999}}',
+    '{"type": "step", "data": {"batch_cap": "\\ud800"}}',
+    '{"type": "step", "data": {"metadata": {"step": [[]]}}}',
+    '{"type": "step", "data": {"' + "x" * 50_000 + '": 1}}',
+    '{"type": "reset", "data": {"seed": 1e99}}',
+    '{"type": "reset", "data": {"task_id": "../../etc/passwd"}}',
+    '{"type": "reset", "data": {"episode_id": "' + "x" * 300 + '"}}',
+    '{"type": "reset", "data": {"episode_id": "\\ud800"}}',
+    '{"type": "reset", "data": {"config": {"alpha": NaN}}}',
+    '{"type": "reset", "data": {"config": {"deployment": {"num_gpus": 1e9}}}}',
+    '{"type": "reset", "data": {"self": 1, "kwargs": 2}}',
+    '{"type": "reset", "data": {"resume": {"a": 1}}}',
+    '{"type": "mcp", "data": {"method": []}}',
+    "[" * 100_000,
+    '{"type":' * 5_000,
+    "x" * 3_000_000,
+    b"\x00\xff\xfe" * 1000,
+    b"",
+]
+
+
+@pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: repr(frame[:40]))
+def test_a_bad_frame_harms_nobody_else(address: str, frame: str | bytes) -> None:
+    """An error, or the end of the connection it came from; a session beside it goes on."""
+    with connect(address) as beside, connect(address) as sender:
+        say(beside, "reset", task_id=1, seed=1)
+        mine = say(sender, "reset", task_id=2, seed=1)["data"]["metadata"]["session_id"]
+        try:
+            sender.send(frame)
+            answer = json.loads(sender.recv(timeout=30))
+            assert answer["type"] in ("error", "mcp", "observation"), answer
+        except ConnectionClosed:
+            pass
+        assert say(beside, "step")["data"]["metadata"]["step"] == 1
+        # Nor is its own session lost: a new connection goes on with it.
+        with connect(address) as again:
+            assert say(again, "reset", resume=mine)["data"]["metadata"]["session_id"] == mine
+
+
+def test_random_frames_leak_nothing(address: str, server: LocalServer) -> None:
+    """Memory stays where it is through thousands of them."""
+    dice = random.Random(7)
+    process = psutil.Process(server.process.pid)
+
+    def storm(frames: int) -> None:
+        for _ in range(frames // 20):
+            with connect(address) as sender:
+                try:
+                    for _ in range(20):
+                        text = dice.choice([frame for frame in FRAMES if len(frame) < 10_000])
+                        sender.send(text if isinstance(text, str) else os.urandom(500))
+                        sender.recv(timeout=30)
+                except ConnectionClosed:
+                    pass
+
+    storm(600)
+    before = process.memory_info().rss
+    storm(2000)
+    assert process.memory_info().rss - before < 60 * 2**20
+
+
+def vanished(port: int) -> socket.socket:
+    """A WebSocket whose client has been switched off: it answers nothing, pings included."""
+    raw = socket.create_connection(("127.0.0.1", port))
+    raw.sendall(
+        b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert b"101 Switching Protocols" in raw.recv(4096)
+    return raw
+
+
+def test_half_open_sockets_give_their_place_back(start_server: Any) -> None:
+    """A client that vanishes without a word does not keep others out for ever."""
+    pings = ("--ws-ping-interval", "1", "--ws-ping-timeout", "1")
+    server = start_server(MAX_CONCURRENT_ENVS="2", arguments=pings)
+    address = server.url.replace("http", "ws") + "/ws"
+    gone = [vanished(server.port) for _ in range(2)]
+
+    def turned_away() -> bool:
+        with connect(address) as one:
+            return say(one, "reset")["type"] == "error"
+
+    assert turned_away()
+    assert any(not turned_away() for _ in range(60) if time.sleep(0.5) is None)
+    for raw in gone:
+        raw.close()
+
+
+def test_generated_requests_never_break_the_server(server: LocalServer) -> None:
+    """schemathesis over the OpenAPI schema: no 5xx, and nothing that is no JSON."""
+    schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    failures: list[str] = []
+
+    for operation in schema.get_all_operations():
+        test = operation.ok().as_strategy()
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=test)
+        def fuzz(case: Any) -> None:
+            if case.path == "/baseline":
+                return
+            answer = case.call(timeout=60)
+            if answer.status_code >= 500 and answer.status_code != 501:
+                failures.append(f"{case.method} {case.path} {case.body!r:.200}: {answer.text:.200}")
+
+        fuzz()
+    assert failures == []
+    assert httpx.get(f"{server.url}/health").status_code == 200
