@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint fmt bench fidelity tables wheel clean
+.PHONY: help demo test test-slow lint fmt bench fidelity tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,12 @@ fidelity: $(SYNCED) ## compare the simulators with measurements and with each ot
 
 tables: $(SYNCED) ## rebuild the latency tables in data/tables
 	$(BIN)/jaxserve table build
+
+serve: $(SYNCED) ## serve the environment at http://localhost:7860
+	$(BIN)/python -m server.app --port 7860
+
+check: $(SYNCED) ## everything a deployment of the server must pass
+	$(BIN)/python scripts/pre_submission_check.py
 
 wheel: $(SYNCED) ## build dist/*.whl and try it in an empty environment
 	scripts/wheel_smoke.sh

@@ -16,6 +16,7 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 import jaxserve
+from jaxserve.agents.devices import on_each, spread
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.table_file import read_table_file
 
@@ -36,25 +37,33 @@ def median_s(run: Callable[[], Any], runs: int = RUNS) -> float:
     return statistics.median(times)
 
 
-def batched_windows_per_s(task: str, batch: int) -> tuple[float, float]:
-    """Windows per second of ``env.step`` under vmap and scan, and seconds to compile."""
+def batched_windows_per_s(task: str, batch: int, devices: int) -> tuple[float, float]:
+    """Windows per second of ``env.step`` under vmap and scan, and seconds to compile.
+
+    Args:
+      batch: environments, an equal share of them on each device.
+    """
     env = jaxserve.make(task)
-    keys = episode_keys(batch, "train")
-    state, _ = jax.jit(jax.vmap(env.reset))(keys)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), tuple(spread()))
+    place = jax.sharding.NamedSharding(mesh, spread())
+    state, _ = jax.device_put(jax.jit(jax.vmap(env.reset))(episode_keys(batch, "train")), place)
     action = jaxserve.make_action(batch_cap=64)
     actions = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (batch,)), action)
+    actions = jax.device_put(actions, place)
 
-    def windows(state):
+    def windows(state, actions):
         def one(state, _):
             state, timestep = jax.vmap(env.step)(state, actions)
             return state, jnp.mean(timestep.reward)
 
-        return jax.lax.scan(one, state, None, length=WINDOWS)
+        state, rewards = jax.lax.scan(one, state, None, length=WINDOWS)
+        return state, rewards[None]
 
+    run = on_each(mesh, windows, spread(), spread(), out=spread())
     start = time.perf_counter()
-    compiled = jax.jit(windows).lower(state).compile()
+    compiled = jax.jit(run).lower(state, actions).compile()
     compile_s = time.perf_counter() - start
-    seconds = median_s(lambda: jax.block_until_ready(compiled(state)))
+    seconds = median_s(lambda: jax.block_until_ready(compiled(state, actions)))
     return batch * WINDOWS / seconds, compile_s
 
 

@@ -27,15 +27,16 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from benchmarks.page import publish
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
-from jaxserve.agents.evaluation import evaluate
+from jaxserve.agents.evaluation import check_episodes, evaluate
 from jaxserve.agents.panel import Setting, load_setting
 from jaxserve.agents.ppo import Learner, PPOConfig
 from jaxserve.agents.statistics import interval
 from jaxserve.errors import InputError
-from jaxserve.outputs import check_output, write_output
 from jaxserve.tasks.anchors import anchors_score
 
+LEARNING_RATE = 2e-3
 IN_TURN = 8
 """Environments of the third row."""
 
@@ -128,7 +129,7 @@ def ours(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learn
     jax.block_until_ready(state)
     learn_s = time.perf_counter() - start
     scores = evaluate(setting, learner.policy(state), episodes, "test").score
-    return Learnt("jaxserve PPO", compile_s, learn_s, _windows(config), scores)
+    return Learnt("jaxserve PPO", compile_s, learn_s, config.updates * config.windows, scores)
 
 
 def theirs(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learnt:
@@ -141,10 +142,12 @@ def theirs(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Lea
     compile_s = time.perf_counter() - start
     model = _peer(StackedEnvironments(envs, seed), config, seed)
     start = time.perf_counter()
-    model.learn(_windows(config))
+    model.learn(config.updates * config.windows)
     learn_s = time.perf_counter() - start
     scores = peer_scores(setting, model, episodes)
-    return Learnt("Stable-Baselines3 PPO", compile_s, learn_s, _windows(config), scores)
+    return Learnt(
+        "Stable-Baselines3 PPO", compile_s, learn_s, config.updates * config.windows, scores
+    )
 
 
 def theirs_in_turn(setting: Setting, seed: int) -> Learnt:
@@ -158,19 +161,20 @@ def theirs_in_turn(setting: Setting, seed: int) -> Learnt:
     compile_s = time.perf_counter() - start
     model = _peer(envs, config, seed)
     start = time.perf_counter()
-    model.learn(_windows(config))
+    model.learn(config.updates * config.windows)
     learn_s = time.perf_counter() - start
     name = f"Stable-Baselines3 PPO, {IN_TURN} environments in turn"
-    return Learnt(name, compile_s, learn_s, _windows(config))
+    return Learnt(name, compile_s, learn_s, config.updates * config.windows)
 
 
 def _peer(envs: VecEnv, config: PPOConfig, seed: int) -> stable_baselines3.PPO:
+    end = config.learning_rate_end
     return stable_baselines3.PPO(
         "MlpPolicy",
         envs,
-        learning_rate=lambda left: config.learning_rate * (0.05 + 0.95 * left),
+        learning_rate=lambda left: config.learning_rate * (end + (1.0 - end) * left),
         n_steps=config.rollout_windows,
-        batch_size=config.environments * config.rollout_windows // config.minibatches,
+        batch_size=config.windows // config.minibatches,
         n_epochs=config.epochs,
         gamma=config.discount,
         gae_lambda=config.gae_lambda,
@@ -207,12 +211,15 @@ def compare_learners(
     Raises:
       InputError: a task that is unknown or has no anchors, or sizes that do not fit.
     """
+    check_episodes(episodes)
+    for name, value in (("windows", windows), ("environments", environments)):
+        if value < 1:
+            raise InputError(f"{name} is {value}; it must be at least 1")
     setting = load_setting(task)
     if setting.anchors is None:
         raise InputError(f"task {task!r} has no anchors, so that nothing can be scored")
-    config = PPOConfig(learning_rate=2e-3, environments=environments)
-    updates = -(-windows // (environments * config.rollout_windows))
-    config = dataclasses.replace(config, updates=updates)
+    config = PPOConfig(learning_rate=LEARNING_RATE, environments=environments)
+    config = dataclasses.replace(config, updates=-(-windows // config.windows))
     return [
         ours(setting, config, seed, episodes),
         theirs(setting, config, seed, episodes),
@@ -231,17 +238,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="file to write the table to")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.torch_threads)
-    try:
-        check_output(chosen.markdown, "--markdown")
-        found = compare_learners(chosen.task, chosen.windows, chosen.environments, chosen.episodes)
-        text = report(chosen.task, chosen.environments, chosen.episodes, found)
-        print(text)
-        if chosen.markdown is not None:
-            write_output(chosen.markdown, text.encode(), "--markdown")
-    except InputError as error:
-        print(f"benchmarks.peers: {error}", file=sys.stderr)
-        return 2
-    return 0
+
+    def measure() -> str:
+        task, environments, episodes = chosen.task, chosen.environments, chosen.episodes
+        found = compare_learners(task, chosen.windows, environments, episodes)
+        return report(task, environments, episodes, found)
+
+    return publish(measure, chosen.markdown)
 
 
 def report(task: str, environments: int, episodes: int, found: Sequence[Learnt]) -> str:
@@ -249,6 +252,10 @@ def report(task: str, environments: int, episodes: int, found: Sequence[Learnt])
     first, *others = found
     ratios = " and ".join(f"{first.windows_per_s / other.windows_per_s:.1f}" for other in others)
     lines = [
+        "# Benchmark against another learner",
+        "",
+        "Printed by `python -m benchmarks.peers`.",
+        "",
         f"Task `{task}`, {environments:,} environments, {episodes:,} test episodes; "
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}, torch {torch.__version__} with "
         f"{torch.get_num_threads()} thread(s), "
@@ -261,10 +268,6 @@ def report(task: str, environments: int, episodes: int, found: Sequence[Learnt])
         f"{first.name} plays and learns {ratios} times as many windows a second.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _windows(config: PPOConfig) -> int:
-    return config.updates * config.environments * config.rollout_windows
 
 
 if __name__ == "__main__":

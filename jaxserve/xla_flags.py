@@ -1,8 +1,8 @@
 """A defect of jaxlib 0.10 that is switched off: reductions in YNNPACK hang on a busy machine.
 
-With two cores that other processes use as well, a program that this release compiles to such
-reductions stops for ever: an update of the learner did within a minute, and without them never.
-Nothing gets slower. Later releases are left alone: XLA ends the process at a flag it does not know.
+On two cores that other processes used as well, updates of the learner that this release had
+compiled to such reductions stopped and did not go on; without them that has not been seen. Later
+releases are left alone: XLA ends the process at a flag it does not know.
 """
 
 from __future__ import annotations

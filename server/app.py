@@ -24,7 +24,7 @@ def _refuse(reason: object) -> NoReturn:
 
 
 try:
-    _settings = Settings.from_environment()
+    _settings = Settings.from_environment(arguments=sys.argv)
 except InputError as _error:
     _refuse(_error)
 # Programs compile while the web framework is imported: both take seconds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,8 +60,13 @@ class Settings:
     """server processes that share the log."""
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(
+        cls, variables: Mapping[str, str] = os.environ, arguments: Sequence[str] = ()
+    ) -> Settings:
         """Reads the variables ``JAXSERVE_*``, ``MAX_CONCURRENT_ENVS`` and ``WEB_CONCURRENCY``.
+
+        Args:
+          arguments: of the command line, in which uvicorn's ``--workers`` may be.
 
         Raises:
           InputError: a variable's value is not allowed.
@@ -83,7 +88,7 @@ class Settings:
             max_connections=_whole(
                 variables, "MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000
             ),
-            workers=_whole(variables, "WEB_CONCURRENCY", 1, 1, 1024),
+            workers=_whole(_with_workers(variables, arguments), "WEB_CONCURRENCY", 1, 1, 1024),
         )
 
 
@@ -95,6 +100,14 @@ def default_database(variables: Mapping[str, str]) -> Path:
     except RuntimeError:
         return Path(IN_MEMORY)
     return state / "jaxserve" / "sessions.sqlite3"
+
+
+def _with_workers(variables: Mapping[str, str], arguments: Sequence[str]) -> Mapping[str, str]:
+    """The variables with ``WEB_CONCURRENCY`` as uvicorn's option ``--workers`` overrides it."""
+    spread = [part for argument in arguments for part in argument.split("=", 1)]
+    if "--workers" not in spread[:-1]:
+        return variables
+    return {**variables, "WEB_CONCURRENCY": spread[spread.index("--workers") + 1]}
 
 
 def _token(text: str | None) -> str | None:

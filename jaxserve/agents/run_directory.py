@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ Row = dict[str, float]
 _SETTINGS = "run.json"
 _METRICS = "metrics.csv"
 _EVENTS = "tensorboard"
+_EVENTS_S = 5  # between two looks at what has to be written to them
 _WHOLE = ("update", "windows", "seed")
 
 
@@ -74,7 +76,11 @@ def read_metrics(directory: Path, updates: int) -> list[Row]:
 
 
 class EventFiles:
-    """The metrics for TensorBoard: a folder of event files for each seed, over windows played."""
+    """The metrics for TensorBoard: a folder of event files for each seed, over windows played.
+
+    A context manager. A run that is resumed writes them anew from its rows, because those of a run
+    that was killed may lack the last ones or have some that the checkpoint does not know.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Args: the run's directory.
@@ -90,22 +96,25 @@ class EventFiles:
                 "pip install 'jaxserve[tensorboard]'"
             ) from None
         self._open: Any = SummaryWriter
-        self._writers: dict[float, Any] = {}
         self._folder = directory / _EVENTS
+        self._writers: dict[float, Any] = {}
         self._written = 0
 
-    def resume(self, rows: Sequence[Row]) -> None:
-        """Goes on after these rows of a run, which are there unless it has no event files yet."""
-        self._written = len(rows) if self._folder.exists() else 0
+    def __enter__(self) -> EventFiles:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for writer in self._writers.values():
+            writer.close()
 
     def extend(self, rows: Sequence[Row]) -> None:
-        """Adds those of a run's rows that are not there yet."""
+        """Adds those of all rows of the run that are not there yet."""
         for row in rows[self._written :]:
             seed = row["seed"]
             if seed not in self._writers:
-                self._writers[seed] = self._open(str(self._folder / f"seed_{seed}"))
+                folder = self._folder / f"seed_{seed}"
+                self._writers[seed] = self._open(str(folder), flush_secs=_EVENTS_S)
             for name in row.keys() - set(_WHOLE):
                 self._writers[seed].add_scalar(name, row[name], row["windows"])
-        for writer in self._writers.values():
-            writer.flush()
         self._written = len(rows)

@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,19 +144,19 @@ def train(
     learner = Learner.create(setting.env, config)
     settings = _describe(setting, config, seeds)
     with together():
-        events = EventFiles(directory) if tensorboard and is_first() else None
+        event_files = EventFiles(directory) if tensorboard and is_first() else nullcontext()
         if is_first() and not resume:
             claim(directory, settings)
     with together():
         nothing = "there is no run to resume" if resume else "all processes must see one directory"
         check_settings(directory, settings, nothing)
     state = jax.jit(jax.vmap(lambda seed: learner.init(jax.random.key(seed))))(np.array(seeds))
-    with ocp.CheckpointManager(
-        (directory / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
-    ) as checkpoints:
+    kept = ocp.CheckpointManagerOptions(max_to_keep=2)
+    with (
+        ocp.CheckpointManager((directory / "checkpoints").absolute(), options=kept) as checkpoints,
+        event_files as events,
+    ):
         state, rows = _restore(checkpoints, state, directory)
-        if events:
-            events.resume(rows)
         run = _Run(setting, config, seeds, directory, checkpoints, state, rows, events)
         started = time.perf_counter()
         update = jax.jit(jax.vmap(learner.update)).lower(state).compile()

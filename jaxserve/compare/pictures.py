@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
@@ -14,12 +15,13 @@ from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
 from jaxserve.agents.panel import Setting, best_static_policy
-from jaxserve.agents.policy import Policy
 from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.compare.protocol import Case
 from jaxserve.compare.results import TaskComparison
 from jaxserve.compare.statistics import Estimate, Matrix, estimate
 from jaxserve.compare.tables import label, scores
-from jaxserve.compare.trained import Curve
+from jaxserve.compare.trained import Curve, Trained, learning_curve
+from jaxserve.datafiles import write_atomic
 from jaxserve.plot_style import BLUE, GREEN, GREY, KNOB_LABELS, KNOB_TICKS, ORANGE, RED, STYLE
 from jaxserve.plots import draw_episodes, first_episode
 from jaxserve.seeds import episode_keys
@@ -34,27 +36,30 @@ _LOADS = 8  # columns of a policy map
 _FEWEST = 5  # windows that a cell of it stands for
 
 
-def task_pictures(
-    setting: Setting, anchors: Anchors, policy: Policy, curve: Curve
-) -> dict[str, bytes]:
-    """PNG files by name: ``learning``, ``policy_map``, ``episode``.
+def write_task_pictures(case: Case, policies: Trained) -> None:
+    """``learning.png``, ``policy_map.png`` and ``episode.png`` in the task's directory.
 
-    Args:
-      policy: the one that is shown.
-      curve: how it and its siblings learnt.
+    The policy shown is the one that did best on validation episodes.
     """
+    setting = case.setting
     keys = episode_keys(EPISODES, "test")
-    learnt = rollout(setting.env, policy, keys)
+    learnt = rollout(setting.env, policies.chosen, keys)
     static = rollout(setting.env, best_static_policy(setting), keys)
     regimes = [regime.name for regime in setting.spec.regimes]
     episodes = [first_episode("best static", static), first_episode("ppo", learnt)]
     title = f"{setting.env.name}, test seed 0"
     figures = {
-        "learning": draw_learning(setting.env.name, curve, anchors),
+        "learning": draw_learning(setting.env.name, learning_curve(case.run), case.anchors),
         "policy_map": draw_policy_map(setting, learnt, regimes),
         "episode": draw_episodes(setting.env, episodes, title, regimes),
     }
-    return {name: png(figure) for name, figure in figures.items()}
+    for name, figure in figures.items():
+        write_atomic(case.directory / f"{name}.png", png(figure))
+
+
+def write_scores(results: Sequence[TaskComparison], out: Path) -> None:
+    """``scores.png`` in the directory of all tasks."""
+    write_atomic(out / "scores.png", png(draw_scores(results)))
 
 
 def png(figure: Figure) -> bytes:

@@ -25,7 +25,6 @@ from jaxserve.agents.panel import (
     load_setting,
 )
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.ppo import PPOConfig
 from jaxserve.compare.reference import reference_objectives
 from jaxserve.compare.results import Column, Play, TaskComparison, from_data, to_data
 from jaxserve.compare.statistics import Matrix
@@ -62,20 +61,21 @@ class Case:
 def prepare(
     task: str,
     out: Path,
-    config: PPOConfig,
     *,
     seeds: int,
+    steps: int | None,
     episodes: int,
     hardware: str,
     trace: Path | None,
-    steps_given: bool = True,
 ) -> Case:
     """Checks all that can be wrong before the long work starts.
 
     Args:
       out: where results and runs of all tasks are kept, in a directory for each.
-      config: how PPO is trained where ``out`` has no run yet.
-      steps_given: see ``plan_run``.
+      seeds: policies that are trained, or that a run in ``out`` must have.
+      steps: control windows that each plays, ``STEPS`` if None; if given, a run in ``out`` must
+        have as many.
+      episodes, hardware, trace: see ``evaluate`` and ``variants``.
 
     Raises:
       InputError: an argument is wrong, the task has no anchors, or a run in ``out`` does not fit.
@@ -86,7 +86,7 @@ def prepare(
     return Case(
         setting=setting,
         anchors=load_anchors(setting.spec),
-        run=plan_run(directory / "ppo", config, seeds, steps_given),
+        run=plan_run(directory / "ppo", setting, seeds, steps),
         variants=variants(setting, hardware, trace),
         trace=trace,
         episodes=episodes,

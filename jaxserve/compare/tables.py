@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from rich import box
@@ -72,6 +73,18 @@ def markdown(results: Sequence[TaskComparison], command: str) -> str:
             if column.reason
         ]
     return "\n".join(parts)
+
+
+def command_text(
+    task: str, seeds: int, steps: int | None, episodes: int, hardware: str, trace: Path | None
+) -> str:
+    """The command that makes a comparison, without the places where it wrote."""
+    options = [f"--seeds {seeds}", f"--episodes {episodes}", f"--hardware {hardware}"]
+    if steps is not None:
+        options.append(f"--steps {steps}")
+    if trace is not None:
+        options.append(f"--trace {trace.name}")
+    return f"jaxserve compare {task} {' '.join(options)}"
 
 
 def summary(results: Sequence[TaskComparison]) -> Grid:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,20 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
+from jaxserve.agents.discount import task_discount
 from jaxserve.agents.network import NetworkPolicy
 from jaxserve.agents.panel import Setting
 from jaxserve.agents.ppo import Learner, PPOConfig
+from jaxserve.agents.run_directory import read_metrics
 from jaxserve.agents.training import Progress as TrainingProgress
-from jaxserve.agents.training import train
+from jaxserve.agents.training import check_run, train
 from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.tasks import checks
+
+STEPS = 5_000_000
+ENVIRONMENTS = 1024
+LEARNING_RATE = 2e-3
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,15 +79,24 @@ class Curve:
     """float64[R, U], mean reward of an update's windows, of policies that still explore."""
 
 
-def plan_run(directory: Path, config: PPOConfig, seeds: int, steps_given: bool) -> Run:
-    """The run that is in ``directory``, or else the one that ``config`` describes.
+def plan_run(directory: Path, setting: Setting, seeds: int, steps: int | None) -> Run:
+    """The run that is in ``directory``, or else one like that of `jaxserve train` without options.
 
     Args:
-      steps_given: whether a run that is found must be as long as ``config`` says.
+      steps: control windows that each seed plays, ``STEPS`` if None; if given, a run that is found
+        must have as many.
 
     Raises:
-      InputError: the run there has another number of seeds, or another length.
+      InputError: a number is out of range, or the run there has other numbers.
     """
+    config = check_run(
+        steps=STEPS if steps is None else steps,
+        seed=0,
+        seeds=seeds,
+        environments=ENVIRONMENTS,
+        learning_rate=LEARNING_RATE,
+        discount=task_discount(setting.env),
+    )
     planned = Run(directory, config, tuple(range(seeds)))
     if not planned.exists:
         return planned
@@ -95,7 +108,7 @@ def plan_run(directory: Path, config: PPOConfig, seeds: int, steps_given: bool) 
             f"seeds is {seeds}, but the run in {directory} has {len(found.seeds)}; ask for as many "
             "or name another --out"
         )
-    if steps_given and found.windows != planned.windows:
+    if steps is not None and found.windows != planned.windows:
         raise InputError(
             f"steps make {planned.windows} windows a seed, but the run in {directory} has "
             f"{found.windows}; leave --steps out or name another --out"
@@ -128,21 +141,19 @@ def trained(setting: Setting, run: Run, progress: Progress | None = None) -> Tra
 
 def learning_curve(run: Run) -> Curve:
     """The rewards in the run's ``metrics.csv``."""
-    with open(run.directory / "metrics.csv", newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    reward = np.array([float(row["reward"]) for row in rows]).reshape(-1, len(run.seeds)).T
-    windows = np.array([float(row["windows"]) for row in rows[:: len(run.seeds)]])
+    rows = read_metrics(run.directory, run.config.updates)
+    reward = np.array([row["reward"] for row in rows]).reshape(-1, len(run.seeds)).T
+    windows = np.array([row["windows"] for row in rows[:: len(run.seeds)]], float)
     return Curve(windows, reward)
 
 
 def _final_policies(setting: Setting, run: Run) -> tuple[NetworkPolicy, ...]:
     """From the last checkpoint: a run writes the weights of its best seed only."""
-    learner = Learner.create(setting.env, run.config)
-    keys = jax.vmap(jax.random.key)(jnp.asarray(run.seeds))
+    learner, seeds = Learner.create(setting.env, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
-        jax.eval_shape(jax.vmap(learner.init), keys),
+        jax.eval_shape(jax.vmap(lambda seed: learner.init(jax.random.key(seed))), seeds),
     )
     directory = (run.directory / "checkpoints").absolute()
     options = ocp.CheckpointManagerOptions(create=False)

@@ -9,12 +9,9 @@ episodes, pooled over seeds; the errors are of the fast one.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import itertools
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +23,7 @@ import numpy as np
 from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs, table_timer
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.processes import map_in_processes
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key
 from jaxserve.sim.latency import ttft_quantile
@@ -196,7 +194,7 @@ def compare(
                 knobs = reference_knobs(env.deployment, action)
                 jobs.append(_Job(episode.start(action), knobs, windows, env.window_s))
                 episodes.append((index, episode))
-    logs = _play_reference(jobs, workers or os.cpu_count() or 1)
+    logs = map_in_processes(_run_job, [(job,) for job in jobs], workers)
     return [
         Comparison(
             scenario,
@@ -396,17 +394,8 @@ class _Job:
     window_s: float
 
 
-def _play_reference(jobs: list[_Job], workers: int) -> list[np.ndarray]:
-    """The request log of every job."""
-    if workers == 1:
-        return [_run_job(job) for job in jobs]
-    # Forking a process that runs JAX's threads can hang.
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, context) as pool:
-        return list(pool.map(_run_job, jobs))
-
-
 def _run_job(job: _Job) -> np.ndarray:
+    """The request log of a job."""
     for window in range(job.windows):
         job.simulator.advance((window + 1) * job.window_s, job.knobs)
     return job.simulator.log()
@@ -432,4 +421,4 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray]]) -> Out
 if __name__ == "__main__":
     print(summary_table(measured := compare(scenario_grid())))
     for row in fidelity_rows(measured):
-        print(f"{row.check}: {row.measured:.1f} {row.unit}, bar {row.bar:g}; {row.detail}")
+        print(row)

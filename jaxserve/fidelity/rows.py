@@ -29,3 +29,7 @@ class FidelityRow:
     ) -> "FidelityRow":
         """Row that passes if `measured` is at most `bar`."""
         return cls(check, measured, bar, unit, bool(measured <= bar), detail)
+
+    def __str__(self) -> str:
+        """One line for a terminal."""
+        return f"{self.check}: {self.measured:.3g} {self.unit}, bar {self.bar:g}; {self.detail}"

@@ -5,9 +5,6 @@ python -m jaxserve.fidelity.transfer
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,11 +13,12 @@ from jaxserve.agents.evaluation import evaluate
 from jaxserve.agents.panel import build_agent, load_setting
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.processes import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.tasks.anchors import anchors_score
 
 TASKS = ("bursty_workload", "adversarial_multitenant")
-AGENTS = ("default", "best_static", "heuristic")
+AGENTS = ("default", "best_static", "heuristic", "ppo")
 EPISODES = 8
 BAR = 0.03
 
@@ -30,10 +28,7 @@ def policy_transfer(
 ) -> list[FidelityRow]:
     """One row per task and agent: the difference of mean scores on the same test episodes."""
     jobs = [(task, agent, seed) for task in tasks for agent in agents for seed in range(episodes)]
-    with concurrent.futures.ProcessPoolExecutor(
-        os.cpu_count(), multiprocessing.get_context("spawn")
-    ) as pool:
-        found = dict(zip(jobs, pool.map(_reference_score, *zip(*jobs, strict=True)), strict=True))
+    found = dict(zip(jobs, map_in_processes(_reference_score, jobs), strict=True))
     rows = []
     for task in tasks:
         setting = load_setting(task)
@@ -63,4 +58,4 @@ def _reference_score(task: str, agent: str, seed: int) -> float:
 
 if __name__ == "__main__":
     for row in policy_transfer():
-        print(f"{row.check}: {row.measured:.3f} {row.unit}, bar {row.bar:g}; {row.detail}")
+        print(row)

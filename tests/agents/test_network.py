@@ -12,6 +12,7 @@ from jaxserve.agents.network import (
     INPUTS,
     Normaliser,
     Step,
+    _orthogonal,
     choose,
     entropy,
     log_probability,
@@ -85,6 +86,21 @@ def test_normaliser_merges_samples_as_if_they_came_at_once(sizes: list[int], see
     np.testing.assert_allclose(found.mean, mean, atol=1e-4)
     np.testing.assert_allclose(found.variance, square - mean**2, rtol=1e-3)
     assert np.abs(np.asarray(found(jnp.asarray(samples[0], jnp.float32)))).max() <= 5.0
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (74, 64), (64, 1), (36, 64)])
+def test_fresh_weights_are_orthogonal(shape: tuple[int, int]) -> None:
+    """Rows or columns, whichever are fewer, are orthogonal and of the length asked for; matrices
+    of several keys under ``vmap`` are those of each key, and all differ."""
+    initialise = _orthogonal(2.0)
+    keys = jax.random.split(jax.random.key(0), 50)
+    together = np.asarray(jax.jit(jax.vmap(lambda key: initialise(key, shape)))(keys))
+    np.testing.assert_allclose(initialise(keys[3], shape), together[3], atol=1e-5)
+    few = together if shape[0] >= shape[1] else together.swapaxes(1, 2)
+    products = np.einsum("bij,bik->bjk", few, few)
+    unit = np.broadcast_to(4.0 * np.eye(min(shape)), products.shape)
+    np.testing.assert_allclose(products, unit, atol=1e-4)
+    assert abs(together.mean()) < 0.05 and np.ptp(together[:, 0, 0]) > 0.2
 
 
 @pytest.mark.parametrize("recurrent", [False, True])

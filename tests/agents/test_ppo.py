@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.ppo import Learner, PPOConfig, TrainState
+from jaxserve.agents.ppo import Learner, PPOConfig, TrainState, _one_of_each_block
 from jaxserve.agents.rollout import rollout
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys
@@ -43,7 +43,7 @@ def played(recurrent: bool = False) -> tuple:
     @jax.jit
     def play(state: TrainState) -> tuple:
         _, windows, final = made._rollout(state, jax.random.key(3))
-        return windows, *made._advantages(windows, final), final
+        return windows, *made._advantages(windows, final, jnp.float32(1.0)), final
 
     return play(start(recurrent))
 
@@ -105,6 +105,60 @@ def test_advantages_bootstrap_from_the_final_observation() -> None:
         following = values[t]
 
 
+def test_rewards_count_as_much_as_their_scale_says() -> None:
+    """Half the scale is the same as half of every reward."""
+    windows, _, _, final = played()
+    halved = dataclasses.replace(windows, reward=0.5 * windows.reward)
+    expected = learner()._advantages(halved, final, jnp.float32(1.0))
+    found = learner()._advantages(windows, final, jnp.float32(0.5))
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_schedules_go_linearly_from_start_to_end() -> None:
+    """Each number is as given in the first update, the share of its end after the last one, and
+    halfway between in the middle; past the end it stays."""
+    config = dataclasses.replace(
+        SMALL,
+        learning_rate=2e-3,
+        learning_rate_end=0.25,
+        entropy_weight=0.1,
+        entropy_weight_end=0.0,
+        reward_scale=2.0,
+        reward_scale_end=3.0,
+    )
+    for name, start, end in (
+        ("learning_rate", 2e-3, 5e-4),
+        ("entropy_weight", 0.1, 0.0),
+        ("reward_scale", 2.0, 6.0),
+    ):
+        at = [float(config.scheduled(name, jnp.int32(update))) for update in (0, 20, 40, 50)]
+        assert at == pytest.approx([start, (start + end) / 2.0, end, end], abs=1e-9)
+
+
+def test_a_schedule_that_ends_at_nothing_stops_learning() -> None:
+    """With a learning rate of 0 left, the last update changes no parameter."""
+    made = dataclasses.replace(
+        learner(), config=dataclasses.replace(SMALL, learning_rate_end=0.0, updates=1)
+    )
+    finished = dataclasses.replace(start(), update=jnp.int32(1))
+    after, _ = jax.jit(made.update)(finished)
+    for one, other in zip(
+        jax.tree.leaves(after.params), jax.tree.leaves(finished.params), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_minibatches_are_even_and_complete() -> None:
+    """Each takes one environment of every block of neighbours; together they take all."""
+    blocks = jnp.argsort(jax.random.uniform(jax.random.key(0), (5, 3)), axis=-1)
+    batch = jnp.arange(15)[None, :, None] * jnp.ones((2, 1, 4), int)
+    parts = [np.asarray(_one_of_each_block([batch], chosen)[0]) for chosen in blocks.T]
+    for part in parts:
+        assert part.shape == (2, 5, 4)
+        np.testing.assert_array_equal(part[0, :, 0] // 3, np.arange(5))
+    assert sorted(np.concatenate(parts, axis=1)[0, :, 0]) == list(range(15))
+
+
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_probabilities_are_of_the_executed_actions(recurrent: bool) -> None:
     """Before the optimiser's first step the loss sees the policy that played: no divergence."""
@@ -123,7 +177,7 @@ def test_groups_share_their_traffic() -> None:
     keys = np.asarray(jax.random.key_data(state.env_states.workload.key)).reshape(4, 4, -1)
     assert (keys == keys[:, :1]).all() and len(np.unique(keys[:, 0], axis=0)) == 4
     windows, _, _, final = played()
-    advantages, _ = grouped._advantages(windows, final)
+    advantages, _ = grouped._advantages(windows, final, jnp.float32(1.0))
     by_group = np.asarray(advantages).reshape(-1, 4, 4)
     np.testing.assert_allclose(by_group.mean(axis=-1), 0.0, atol=1e-6)
 
@@ -153,8 +207,8 @@ def test_seeds_and_hyper_parameters_can_be_batched() -> None:
     ("change", "message"),
     [
         (dict(rollout_windows=33), "rollout_windows is 33; it must divide the horizon"),
-        (dict(minibatches=3), "minibatches is 3; it must divide environments"),
-        (dict(traffic_group=5), "traffic_group is 5; it must divide environments"),
+        (dict(minibatches=3), "minibatches is 3; it must divide the environments per device: 16"),
+        (dict(traffic_group=5), "traffic_group is 5; it must divide the environments per device"),
     ],
 )
 def test_sizes_must_fit(change: dict[str, int], message: str) -> None:

@@ -11,12 +11,13 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxserve.agents import training
 from jaxserve.agents.panel import load_setting
-from jaxserve.agents.ppo import Learner, PPOConfig
+from jaxserve.agents.ppo import Learner, PPOConfig, Report, TrainState
 from jaxserve.agents.training import check_run, train
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
@@ -40,39 +41,69 @@ def rows(directory: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run of four updates of seeds 0 and 1."""
+    directory = tmp_path_factory.mktemp("runs") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "VALIDATION_EPISODES", 2)
+        result = train(SETTING, CONFIG, (0, 1), directory)
+    assert result.seeds == (0, 1) and len(result.objectives) == 2
+    return directory
+
+
+def resumed_is_whole(directory: Path, whole: Path) -> None:
+    """Resumes a run and compares its weights and metrics with the uninterrupted one's."""
+    assert not (directory / "weights.npz").exists() and len(rows(directory)) == 4
+    train(SETTING, CONFIG, (0, 1), directory, resume=True)
+    assert rows(directory) == rows(whole)
+    expected = weights(whole)
+    for name, array in weights(directory).items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
 def test_a_resumed_run_is_the_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped after two of four updates and resumed: the same weights and metrics, bit by bit."""
-    whole = train(SETTING, CONFIG, (0, 1), tmp_path / "whole")
-    assert whole.seeds == (0, 1) and len(whole.objectives) == 2
+    """Ctrl-C after two of four updates, then resumed: the same weights and metrics, bit by bit."""
 
     def stop(progress: training.Progress) -> None:
-        if progress.windows >= 2 * 16 * 25:
-            raise KeyboardInterrupt
+        if progress.windows == 2 * CONFIG.windows:
+            signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(training, "_CHUNK_S", 0.0)
-    parts = tmp_path / "parts"
+    handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(training.Interrupted, match="after update 2 of 4"):
-        train(SETTING, CONFIG, (0, 1), parts, watch=stop)
-    assert not (parts / "weights.npz").exists() and len(rows(parts)) == 4
-    train(SETTING, CONFIG, (0, 1), parts, resume=True)
-    assert rows(parts) == rows(tmp_path / "whole")
-    expected = weights(tmp_path / "whole")
-    for name, array in weights(parts).items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
-    policy = load_weights(parts, SETTING.env)
+        train(SETTING, CONFIG, (0, 1), tmp_path, tensorboard=True, watch=stop)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(list(tmp_path.glob("tensorboard/seed_*/events*"))) == 2
+    resumed_is_whole(tmp_path, whole)
+    policy = load_weights(tmp_path, SETTING.env)
     assert policy.network.sizes == Learner.create(SETTING.env, CONFIG).network.sizes
 
 
-def test_divergence_keeps_the_last_good_state(tmp_path: Path) -> None:
-    """An infinite learning rate ends in a sentence, with the metrics up to the last good update."""
-    config = dataclasses.replace(CONFIG, learning_rate=float("inf"))
-    with pytest.raises(InputError, match=r"of seed 0 is nan in update \d: training has diverged"):
-        train(SETTING, config, (0,), tmp_path)
-    assert (tmp_path / "metrics.csv").exists() and not (tmp_path / "weights.npz").exists()
-    for row in rows(tmp_path):
-        assert np.isfinite(float(row["value_loss"]))
+def test_divergence_keeps_the_last_good_state(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loss that is no number ends the run with a sentence; the updates before it are saved, and a
+    run that goes on from them is the one without the accident."""
+    update = Learner.update
+
+    def accident(learner: Learner, state: TrainState) -> tuple[TrainState, Report]:
+        after, report = update(learner, state)
+        broken = jnp.where(state.update == 2, jnp.nan, 0.0)
+        after = dataclasses.replace(
+            after, params=jax.tree.map(lambda leaf: leaf + broken, after.params)
+        )
+        return after, dataclasses.replace(report, value_loss=report.value_loss + broken)
+
+    monkeypatch.setattr(training, "_CHUNK_S", 0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "update", accident)
+        message = "value_loss of seed 0 is nan in update 3: .* the last good state is update 2$"
+        with pytest.raises(InputError, match=message):
+            train(SETTING, CONFIG, (0, 1), tmp_path)
+    resumed_is_whole(tmp_path, whole)
 
 
 def test_directories(tmp_path: Path) -> None:
@@ -103,9 +134,7 @@ def test_directories(tmp_path: Path) -> None:
 )
 def test_numbers_out_of_range(change: dict, message: str) -> None:
     """The field is named."""
-    settings = dict(
-        steps=100, seed=0, seeds=1, environments=16, learning_rate=1e-3, discount=0.97
-    )
+    settings = dict(steps=100, seed=0, seeds=1, environments=16, learning_rate=1e-3, discount=0.97)
     with pytest.raises(InputError, match=message):
         check_run(**(settings | change))
 
@@ -140,8 +169,8 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
 
 def test_seeds_differ() -> None:
     """Each seed has weights and traffic of its own."""
-    learner = Learner.create(SETTING.env, CONFIG)
-    one, other = (jax.jit(learner.init)(jax.random.key(seed)) for seed in (0, 1))
+    init = jax.jit(Learner.create(SETTING.env, CONFIG).init)
+    one, other = (init(jax.random.key(seed)) for seed in (0, 1))
     assert not np.array_equal(
         jax.random.key_data(one.env_states.workload.key),
         jax.random.key_data(other.env_states.workload.key),

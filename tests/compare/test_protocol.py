@@ -11,22 +11,19 @@ import pytest
 
 from jaxserve.agents import panel, training
 from jaxserve.agents.planner import PlannerConfig, planner_for
-from jaxserve.agents.ppo import PPOConfig
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.compare import protocol
-from jaxserve.compare.pictures import task_pictures
+from jaxserve.compare.pictures import write_task_pictures
 from jaxserve.compare.protocol import Case, compare_task, open_directory, prepare
 from jaxserve.compare.reference import reference_objectives
 from jaxserve.compare.tables import markdown
-from jaxserve.compare.trained import learning_curve
 from jaxserve.errors import InputError
 from jaxserve.grids import nearest_indices
 from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import REGIME_COUNT, load_task
 
-CONFIG = PPOConfig(environments=16, minibatches=2, updates=2)
 EPISODES = 3
-SETTINGS = dict(seeds=2, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
+SETTINGS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
 OWN = {"random", "default", "best_static", "heuristic", "planner", "regime_oracle", "ppo"}
 ELSEWHERE = {"default", "best_static", "heuristic", "retuned_static", "ppo"}
 
@@ -37,6 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PlannerConfig(horizon_windows=4, hold_windows=3, candidates=4, elites=2, iterations=1)
     settings = jnp.tile(nearest_indices(make_action(batch_cap=64)), (REGIME_COUNT, 2, 1))
     monkeypatch.setattr(training, "VALIDATION_EPISODES", 2)
+    monkeypatch.setattr("jaxserve.compare.trained.ENVIRONMENTS", 16)
     monkeypatch.setitem(panel._PRIVILEGED, "planner", lambda s, _: planner_for(s.env, plan))
     monkeypatch.setitem(panel._PRIVILEGED, "regime_oracle", lambda *_: RegimeOracle(settings))
     monkeypatch.setattr(
@@ -50,9 +48,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "reference_objectives", reference)
 
 
-def case(out: Path, task: str = "static_workload", **changes) -> Case:
+def case(out: Path, **changes) -> Case:
     """A comparison that takes seconds."""
-    return prepare(task, out, CONFIG, **SETTINGS | changes)
+    return prepare(changes.pop("task", "static_workload"), out, **SETTINGS | changes)
 
 
 def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,11 +84,10 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(repeated.plays["ppo"].objective, result.plays["ppo"].objective)
     assert markdown([repeated], "x") == markdown([result], "x")
 
-    found = case(tmp_path)
-    curve = learning_curve(found.run)
-    pictures = task_pictures(found.setting, found.anchors, policies.chosen, curve)
-    assert set(pictures) == {"learning", "policy_map", "episode"}
-    assert all(content.startswith(b"\x89PNG") for content in pictures.values())
+    write_task_pictures(case(tmp_path), policies)
+    for name in ("learning", "policy_map", "episode"):
+        path = tmp_path / "static_workload" / f"{name}.png"
+        assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Path) -> None:
@@ -112,6 +109,8 @@ def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Pat
     ("changes", "message"),
     [
         (dict(task="nope"), "task 'nope' is unknown"),
+        (dict(seeds=0), "seeds is 0; it must be from 1 to 1024"),
+        (dict(steps=0), "steps is 0"),
         (dict(episodes=0), "episodes is 0; it must be from 1 to 100000"),
         (dict(hardware="tpu"), "gpu 'tpu' is unknown"),
         (dict(trace=Path("none.csv")), "none.csv cannot be read"),

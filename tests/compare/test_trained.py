@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
+import signal
 from pathlib import Path
 
 import jax
@@ -12,32 +14,45 @@ import pytest
 
 from jaxserve.agents import training
 from jaxserve.agents.panel import load_setting
-from jaxserve.agents.ppo import PPOConfig
-from jaxserve.agents.training import Interrupted, train
-from jaxserve.compare.trained import learning_curve, plan_run, trained
+from jaxserve.agents.training import Interrupted, check_run, train
+from jaxserve.cli.agents import train_agent
+from jaxserve.compare import trained as compare_trained
+from jaxserve.compare.trained import STEPS, learning_curve, plan_run, trained
 from jaxserve.errors import InputError
 
 SETTING = load_setting("static_workload")
-CONFIG = PPOConfig(environments=16, minibatches=2, updates=3)
+UPDATE = 16 * 25
+_ENVIRONMENTS = compare_trained.ENVIRONMENTS
+CONFIG = check_run(3 * UPDATE, 0, 2, 16, 2e-3, 0.97)
 
 
 @pytest.fixture(autouse=True)
-def few_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "VALIDATION_EPISODES", 2)
     monkeypatch.setattr(training, "_CHUNK_S", 0.0)
+    monkeypatch.setattr("jaxserve.compare.trained.ENVIRONMENTS", 16)
+
+
+def test_runs_are_those_of_the_train_command() -> None:
+    """Who compares without options trains as who trains without options."""
+    options = inspect.signature(train_agent).parameters
+    assert options["steps"].default == STEPS
+    assert options["learning_rate"].default == compare_trained.LEARNING_RATE
+    assert options["environments"].default == _ENVIRONMENTS
 
 
 def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped goes on at the next call; each policy is its own seed's; and the
     finished run is found again without training."""
-    run = plan_run(tmp_path, CONFIG, 2, steps_given=True)
-    assert not run.exists and (run.seeds, run.windows) == ((0, 1), 3 * 16 * 25)
+    run = plan_run(tmp_path, SETTING, 2, 3 * UPDATE)
+    assert not run.exists and (run.seeds, run.config) == ((0, 1), CONFIG)
+    assert run.windows == 3 * UPDATE
     seen = []
 
     def stop(stage: str, done: int, total: int) -> None:
         seen.append((stage, done, total))
         if done:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
         trained(SETTING, run, stop)
@@ -50,14 +65,14 @@ def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     same = [all(np.array_equal(a, b) for a, b in zip(own, chosen, strict=True)) for own in leaves]
     assert sorted(same) == [False, True]
     monkeypatch.setattr("jaxserve.compare.trained.train", None)
-    again = trained(SETTING, plan_run(tmp_path, PPOConfig(), 2, steps_given=False))
+    again = trained(SETTING, plan_run(tmp_path, SETTING, 2, None))
     assert again.digest == found.digest and len(again.policies) == 2
 
 
 def test_curves_have_a_row_for_each_seed(tmp_path: Path) -> None:
     """Rewards of every update by seed, against the windows played until then."""
     train(SETTING, CONFIG, (3, 4), tmp_path)
-    run = plan_run(tmp_path, CONFIG, 2, steps_given=True)
+    run = plan_run(tmp_path, SETTING, 2, 3 * UPDATE)
     assert run.seeds == (3, 4)
     curve = learning_curve(run)
     np.testing.assert_array_equal(curve.windows, [400, 800, 1200])
@@ -79,11 +94,12 @@ def test_runs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     }
     (tmp_path / "run.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"seeds is 10, but the run in .* has 2"):
-        plan_run(tmp_path, CONFIG, 10, steps_given=False)
-    longer = dataclasses.replace(CONFIG, updates=4)
+        plan_run(tmp_path, SETTING, 10, None)
     with pytest.raises(InputError, match=r"steps make 1600 windows a seed, but .* has 1200"):
-        plan_run(tmp_path, longer, 2, steps_given=True)
-    assert plan_run(tmp_path, longer, 2, steps_given=False).config == CONFIG
+        plan_run(tmp_path, SETTING, 2, 4 * UPDATE)
+    assert plan_run(tmp_path, SETTING, 2, None).config == CONFIG
+    with pytest.raises(InputError, match="seeds is 0; it must be from 1 to 1024"):
+        plan_run(tmp_path, SETTING, 0, None)
     for change, message in (
         ({"config": {"rate": 1}}, "config is not that of this version's learner"),
         ({"config": 7}, "config is a number; it must be a JSON object"),
@@ -91,7 +107,7 @@ def test_runs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         (tmp_path / "run.json").write_text(json.dumps(about | change))
         with pytest.raises(InputError, match=message):
-            plan_run(tmp_path, CONFIG, 1, steps_given=False)
+            plan_run(tmp_path, SETTING, 1, None)
 
 
 def test_a_run_without_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -100,4 +116,4 @@ def test_a_run_without_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(InputError, match="has no checkpoint of update 3, where the run ended"):
-        trained(SETTING, plan_run(tmp_path, CONFIG, 2, steps_given=True))
+        trained(SETTING, plan_run(tmp_path, SETTING, 2, None))

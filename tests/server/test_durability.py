@@ -19,6 +19,8 @@ from websockets.exceptions import ConnectionClosed
 
 from server.local import LocalServer
 
+pytestmark = pytest.mark.slow  # every test starts servers of its own
+
 Start = Callable[..., LocalServer]
 ACTION = {"batch_cap": 64, "speculation_depth": 2, "priority_routing": 1}
 
@@ -167,14 +169,14 @@ def test_two_processes_serve_one_session(
 
 def test_workers_of_one_server_share_the_log(start_server: Start, undisturbed: list[float]) -> None:
     """uvicorn --workers 2: whichever process answers."""
-    server = start_server(arguments=("--workers", "2"), WEB_CONCURRENCY="2")
+    server = start_server(arguments=("--workers", "2"))
     session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
     assert rewards_of(server, session_id, 15) == undisturbed[:15]
 
 
 def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None:
     """With a reason, instead of losing sessions at random."""
-    variables = {"JAXSERVE_DATABASE": ":memory:", "WEB_CONCURRENCY": "2"}
+    variables = {"JAXSERVE_DATABASE": ":memory:"}
     server = LocalServer(tmp_path, arguments=("--workers", "2"), variables=variables)
     try:
         with pytest.raises(subprocess.TimeoutExpired):

@@ -177,3 +177,10 @@ def test_settings_are_read(tmp_path: Any) -> None:
     assert settings.rate_limit == Rate(30, 60.0)
     assert (settings.token, settings.workers) == ("x", 3)
     assert settings.cors_origins == ("https://a", "https://b")
+
+
+@pytest.mark.parametrize("arguments", [["--workers", "4"], ["x", "--workers=4", "--port=1"]])
+def test_uvicorns_option_says_how_many_workers_there_are(arguments: list[str]) -> None:
+    """Whatever the variable says."""
+    assert Settings.from_environment({"WEB_CONCURRENCY": "2"}, arguments).workers == 4
+    assert Settings.from_environment({}, ["--workers"]).workers == 1

@@ -1,0 +1,52 @@
+"""The command line. Commands only: each takes its arguments, calls the package and prints.
+
+Commands import what they need themselves, so that ``--help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tyro
+
+from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
+from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
+from jaxserve.cli.tables import table_group
+from jaxserve.compilation_cache import enable_compilation_cache
+from jaxserve.cores import use_all_cores
+from jaxserve.errors import InputError
+
+COMMANDS: dict[str, Callable[..., Any]] = {
+    "evaluate": evaluate_agents,
+    "train": train_agent,
+    "compare": compare_agents,
+    "tasks": list_tasks,
+    "table": table_group,
+    "search": search_anchors,
+    "headroom": print_headroom,
+    "fidelity": check_fidelity,
+}
+"""Every command by its name."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code is 0, or 2 after bad input, or 130 when interrupted."""
+    try:
+        enable_compilation_cache()
+        use_all_cores()
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="jaxserve",
+            description="Learn to operate an LLM inference server.",
+            args=arguments,
+            config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
+        )
+    except InputError as error:
+        print(f"jaxserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxserve: interrupted", file=sys.stderr)
+        return 130
+    return 0

@@ -1,0 +1,231 @@
+"""Commands about agents: play them, train them, compare them."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxserve.cli.arguments import File, Name, Number, import_plots, text
+from jaxserve.errors import InputError
+
+
+def evaluate_agents(
+    task: str = "all",
+    agent: str = "all",
+    episodes: int = 20,
+    seed_split: Literal["train", "validation", "test"] = "test",
+    trace: File = None,
+    hardware: Name = None,
+    table: File = None,
+    weights: File = None,
+    plot: File = None,
+    json: File = None,
+) -> None:
+    """Play agents on the same held-out episodes and print what they reach.
+
+    Args:
+        task: Name or alias of a task, path of a task file, or all.
+        agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo.
+        episodes: Episodes of each agent on each task.
+        seed_split: Whose seeds they have.
+        trace: Recorded traffic to replay: Azure, Mooncake or BurstGPT format.
+        hardware: GPU instead of the task's own.
+        table: Latency table instead of the packaged one.
+        weights: Directory of a training run, for ppo instead of the packaged weights.
+        plot: Picture of the first episode to write: .png, .svg or .pdf.
+        json: Results to write, with every episode's statistics.
+    """
+    from jaxserve.agents.evaluation import check_episodes, compare, to_json
+    from jaxserve.agents.panel import load_setting, parse_agents, playable
+    from jaxserve.outputs import check_output, write_output
+    from jaxserve.report import evaluation_table
+    from jaxserve.tasks.spec import task_names
+    from jaxserve.terminal import progress_bars, result_console
+
+    agents = parse_agents(agent)
+    check_episodes(episodes)
+    check_output(plot, "--plot")
+    check_output(json, "--json")
+    if trace is not None and task == "all":
+        task = "trace_replay"
+    settings = [
+        load_setting(name, hardware, text(table), text(trace), weights)
+        for name in (task_names() if task == "all" else (task,))
+    ]
+    if plot is not None:
+        if len(settings) > 1:
+            raise InputError("--plot draws one task; name it with --task")
+        plots = import_plots()
+        plots.picture_format(plot)
+    console, comparisons = result_console(), []
+    for setting in settings:
+        # Who names ppo wants to hear that it has no weights; all means all that can play.
+        chosen = agents if "ppo" in agent else playable(agents, setting)
+        with progress_bars() as progress:
+            comparisons.append(compare(setting, chosen, episodes, seed_split, progress))
+        console.print(evaluation_table(comparisons[-1]))
+        if chosen != agents:
+            console.print(f"without ppo, which has no weights for {setting.env.name}")
+    if plot is not None:
+        write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
+    if json is not None:
+        write_output(json, to_json(comparisons), "--json")
+
+
+def train_agent(
+    task: str,
+    out: Path,
+    steps: int = 5_000_000,
+    seed: int = 0,
+    seeds: int = 1,
+    environments: int = 1024,
+    learning_rate: float = 2e-3,
+    discount: float | None = None,
+    recurrent: bool = False,
+    hardware: Name = None,
+    table: File = None,
+    trace: File = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None,
+    processes: Number = None,
+    process: Number = None,
+) -> None:
+    """Train a PPO controller and write its weights.
+
+    Args:
+        task: Name or alias of a task, or path of a task file.
+        out: Directory of the run: checkpoints, metrics.csv, weights.
+        steps: Control windows that each seed plays, rounded up to whole rollouts.
+        seed: Seed of the first policy.
+        seeds: Policies trained side by side, with seeds one apart.
+        environments: Episodes that each seed plays at a time.
+        learning_rate: At the start; it falls linearly.
+        discount: Per window; by default from how long the task's traffic stays the same.
+        recurrent: Remember with a gated recurrent unit as well as with running means.
+        hardware: GPU instead of the task's own.
+        table: Latency table instead of the packaged one.
+        trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
+        resume: Continue the run in --out from its last checkpoint.
+        tensorboard: Write the metrics to OUT/tensorboard as well.
+        coordinator: Where process 0 of several that train together listens.
+        processes: How many train together.
+        process: Number of this one, from 0.
+    """
+    from jaxserve.agents.discount import task_discount
+    from jaxserve.agents.panel import load_setting
+    from jaxserve.agents.processes import is_first, join_processes, together
+    from jaxserve.agents.training import Interrupted, check_run, train
+    from jaxserve.report import training_table
+    from jaxserve.terminal import result_console, training_bar
+
+    join_processes(coordinator, processes, process)
+    with together():
+        setting = load_setting(task, hardware, text(table), text(trace))
+        chosen_discount = task_discount(setting.env) if discount is None else discount
+        config = check_run(
+            steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
+        )
+    chosen = tuple(range(seed, seed + seeds))
+    try:
+        with training_bar() if is_first() else nullcontext() as watch:
+            result = train(
+                setting,
+                config,
+                chosen,
+                out,
+                resume=resume,
+                tensorboard=tensorboard,
+                watch=watch,
+            )
+    except Interrupted as stopped:
+        print(f"jaxserve: {stopped}", file=sys.stderr)
+        raise SystemExit(130) from None
+    if not is_first():
+        return
+    console = result_console()
+    console.print(training_table(result, setting))
+    console.print(
+        f"compiled in {result.compile_s:.0f} s, trained in {result.train_s:.0f} s; "
+        f"wrote the weights of seed {result.seeds[result.best]} to {out}",
+        soft_wrap=True,
+    )
+
+
+def compare_agents(
+    out: Path,
+    task: tyro.conf.Positional[str] = "all",
+    seeds: int = 10,
+    steps: Number = None,
+    episodes: int = 64,
+    hardware: str = "a100-sxm-80gb",
+    trace: File = None,
+    markdown: File = None,
+    json: File = None,
+) -> None:
+    """Train, play and compare all agents on held-out episodes, with intervals.
+
+    What an earlier call left in --out is used: finished runs, unfinished ones, results.
+
+    Args:
+        out: Directory of runs, results and pictures, with one for each task in it.
+        task: Name or alias of a built-in task, or all.
+        seeds: Policies that PPO trains on each task.
+        steps: Control windows that each seed plays, 5,000,000 without; a run that is in --out
+            must have as many, if this is given.
+        episodes: Test episodes that every policy plays.
+        hardware: GPU that nobody was trained on, to transfer to.
+        trace: Recorded traffic to transfer to: Azure, Mooncake or BurstGPT format.
+        markdown: Tables to write.
+        json: Results to write, with every run's and episode's numbers.
+    """
+    from jaxserve.agents.training import Interrupted
+    from jaxserve.compare.protocol import compare_task, open_directory, prepare
+    from jaxserve.compare.results import to_json
+    from jaxserve.compare.tables import command_text, summary, task_grids
+    from jaxserve.compare.tables import markdown as to_markdown
+    from jaxserve.outputs import check_output, write_output
+    from jaxserve.tasks.spec import task_names
+    from jaxserve.terminal import progress_bars, result_console
+
+    check_output(markdown, "--markdown")
+    check_output(json, "--json")
+    pictures = import_plots("jaxserve.compare.pictures", "jaxserve compare")
+    cases = [
+        prepare(
+            name,
+            out,
+            seeds=seeds,
+            steps=steps,
+            episodes=episodes,
+            hardware=hardware,
+            trace=trace,
+        )
+        for name in (task_names() if task == "all" else (task,))
+    ]
+    open_directory(out)
+    console, results = result_console(), []
+    for case in cases:
+        try:
+            with progress_bars() as progress:
+                result, policies, again = compare_task(case, progress)
+        except Interrupted:
+            print("jaxserve: stopped while training; the same command goes on", file=sys.stderr)
+            raise SystemExit(130) from None
+        results.append(result)
+        pictures.write_task_pictures(case, policies)
+        if again:
+            console.print(f"{result.task}: results of an earlier call", soft_wrap=True)
+        for grid in task_grids(result):
+            console.print(grid.rich())
+    pictures.write_scores(results, out)
+    console.print(summary(results).rich())
+    if markdown is not None:
+        command = command_text(task, seeds, steps, episodes, hardware, trace)
+        write_output(markdown, to_markdown(results, command).encode(), "--markdown")
+    if json is not None:
+        write_output(json, to_json(results), "--json")

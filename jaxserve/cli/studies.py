@@ -1,0 +1,89 @@
+"""Commands about tasks and simulators: list them, search anchors, check fidelity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tyro
+
+from jaxserve.cli.arguments import File, import_plots
+from jaxserve.errors import InputError
+
+
+def list_tasks() -> None:
+    """List the tasks: their deployment, traffic and knobs."""
+    from jaxserve.report import task_table
+    from jaxserve.tasks.spec import load_task, task_names
+    from jaxserve.terminal import result_console
+
+    result_console().print(task_table([load_task(name) for name in task_names()]))
+
+
+def search_anchors(task: tyro.conf.Positional[str]) -> None:
+    """Search a task's best static setting and oracle, and freeze its anchors in data/anchors.
+
+    Args:
+        task: Name or alias of a built-in task, or all.
+    """
+    from jaxserve.tasks.anchors import write_anchors
+    from jaxserve.tasks.spec import task_names
+    from jaxserve.terminal import result_console
+
+    for name in task_names() if task == "all" else (task,):
+        path = write_anchors(_measured_headroom(name).anchors())
+        result_console().print(f"wrote {path}", soft_wrap=True)
+
+
+def print_headroom(task: tyro.conf.Positional[str]) -> None:
+    """Print how much adapting can gain: regimes against settings, policies against each other.
+
+    Args:
+        task: Name or alias of a task, or path of a task file.
+    """
+    _measured_headroom(task)
+
+
+def check_fidelity(measurements: File = None, markdown: File = None, plot: File = None) -> None:
+    """Recompute every comparison of the simulators with measurements and with each other.
+
+    Args:
+        measurements: Directory of the measured data; checks that need it are skipped without it.
+        markdown: Table to write.
+        plot: Picture of the errors against their bars to write.
+    """
+    from jaxserve.fidelity import report
+    from jaxserve.fidelity.sources import shared_data
+    from jaxserve.outputs import check_output, write_output
+    from jaxserve.terminal import progress_bars, result_console
+
+    check_output(markdown, "--markdown")
+    check_output(plot, "--plot")
+    if measurements is not None and not measurements.is_dir():
+        raise InputError(f"--measurements {measurements} is not a directory")
+    if plot is not None:
+        import_plots()
+    with progress_bars() as progress:
+        rows, skipped = report.run_checks(
+            measurements or shared_data(), lambda name: progress(name, 0, 1)
+        )
+    console = result_console()
+    console.print(report.fidelity_table(rows))
+    for name in skipped:
+        console.print(f"skipped {name}: the measured data is not there")
+    if markdown is not None:
+        write_output(markdown, report.fidelity_markdown(rows).encode(), "--markdown")
+    if plot is not None:
+        write_output(plot, report.fidelity_picture(rows), "--plot")
+
+
+def _measured_headroom(task: str) -> Any:
+    from jaxserve.agents.headroom import headroom_tables, measure_headroom
+    from jaxserve.tasks.spec import load_task
+    from jaxserve.terminal import progress_bars, result_console
+
+    spec = load_task(task)
+    with progress_bars() as progress:
+        result = measure_headroom(spec, progress=progress)
+    for table in headroom_tables(result):
+        result_console().print(table)
+    return result

@@ -1,0 +1,126 @@
+"""Commands about latency tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from jaxserve.cli.arguments import File, Name
+from jaxserve.errors import InputError
+
+
+def build_table(
+    model: Name = None,
+    hardware: Name = None,
+    out: File = None,
+    tensor_parallel: int = 1,
+) -> None:
+    """Build a latency table from the constants of a model and a GPU.
+
+    Without arguments, all packaged tables are built anew.
+
+    Args:
+        model: Model, for example llama-3.1-8b.
+        hardware: GPU, for example h100-sxm-80gb.
+        out: Table to write, ending in .parquet.
+        tensor_parallel: GPUs that share every layer.
+    """
+    from jaxserve.outputs import check_output
+    from jaxserve.sim.table_build import build, build_built_in
+    from jaxserve.sim.table_file import write_table_file
+    from jaxserve.terminal import result_console
+
+    given = (model, hardware, out)
+    if model is None or hardware is None or out is None:
+        if given != (None, None, None):
+            raise InputError("--model, --hardware and --out go together; name all three or none")
+        written = build_built_in()
+    else:
+        check_output(out, "--out")
+        write_table_file(out, build(hardware, model, tensor_parallel=tensor_parallel))
+        written = [out]
+    for path in written:
+        result_console().print(f"wrote {path}", soft_wrap=True)
+
+
+def show_table(
+    table: tyro.conf.Positional[str],
+    where: Annotated[dict[str, float] | None, tyro.conf.arg(metavar="AXIS VALUE ...")] = None,
+) -> None:
+    """Show rows of a latency table.
+
+    Args:
+        table: Name of a packaged table (model__gpu), or path of a file.
+        where: Rows to show, for example batch_size 32 quant_tier 0 prompt_len 512. By default
+            those with all of the KV memory, FP16 and prompts of 512 tokens.
+    """
+    from jaxserve.sim.table_file import read_table_file
+    from jaxserve.sim.table_show import pick_rows, render_rows
+    from jaxserve.terminal import result_console
+
+    file = read_table_file(table)
+    rows = pick_rows(file, where or {"kv_budget": 1.0, "quant_tier": 0.0, "prompt_len": 512.0})
+    result_console().print(render_rows(file, rows))
+
+
+def fit_table(
+    measured: tyro.conf.Positional[Path],
+    hardware: str,
+    model: str,
+    out: Path,
+    bandwidth_gb_per_s: float | None = None,
+    bf16_tflops: float | None = None,
+    memory_gb: float | None = None,
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    chunk_budget: int = 2048,
+) -> None:
+    """Fit a latency table to your own load test (CSV or JSON lines, such as vllm bench serve's).
+
+    Args:
+        measured: Load test: concurrency, prompt and output length, TPOT and TTFT in columns.
+        hardware: GPU whose constants are fitted.
+        model: Model that was measured.
+        out: Table to write, ending in .parquet.
+        bandwidth_gb_per_s: Memory bandwidth, where the GPU measured is not --hardware, GB/s.
+        bf16_tflops: The same for peak arithmetic, TFLOP/s.
+        memory_gb: The same for memory, GiB.
+        tensor_parallel: GPUs that shared every layer.
+        tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
+        chunk_budget: Tokens that one iteration could process.
+    """
+    from jaxserve.outputs import check_output
+    from jaxserve.report import fit_report_table
+    from jaxserve.sim.table_fit import fit
+    from jaxserve.terminal import result_console
+
+    check_output(out, "--out")
+    report = fit(
+        measured,
+        hardware,
+        model,
+        out,
+        bandwidth_gb_per_s=bandwidth_gb_per_s,
+        bf16_tflops=bf16_tflops,
+        memory_gb=memory_gb,
+        tensor_parallel=tensor_parallel,
+        tier=tier,
+        chunk_budget=chunk_budget,
+    )
+    console = result_console()
+    console.print(fit_report_table(report))
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
+TableCommand = (
+    Annotated[Any, tyro.conf.subcommand("build", constructor=build_table)]
+    | Annotated[Any, tyro.conf.subcommand("show", constructor=show_table)]
+    | Annotated[Any, tyro.conf.subcommand("fit", constructor=fit_table)]
+)
+
+
+def table_group(command: TableCommand) -> None:
+    """Build, show or fit latency tables."""
+    del command  # has run: it is the result of its command
