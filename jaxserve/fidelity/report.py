@@ -101,5 +101,5 @@ def fidelity_picture(rows: Sequence[FidelityRow]) -> bytes:
 
 
 def _figure(value: float) -> str:
-    """Two significant digits below one, else one decimal."""
-    return f"{value:.1f}" if value >= 1.0 else f"{value:.2g}"
+    """Three significant digits below one, else one decimal."""
+    return f"{value:.1f}" if value >= 1.0 else f"{value:#.3g}"

@@ -102,7 +102,7 @@ def test_runs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         plan_run(tmp_path, SETTING, 0, None)
     for change, message in (
         ({"config": {"rate": 1}}, "config is not that of this version's learner"),
-        ({"config": 7}, "config is a number; it must be a JSON object"),
+        ({"config": 7}, "config is a int; it must be a JSON object"),
         ({"seeds": ["a"]}, r"seeds is \['a'\]; it must be a list of whole numbers"),
     ):
         (tmp_path / "run.json").write_text(json.dumps(about | change))

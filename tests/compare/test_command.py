@@ -1,0 +1,117 @@
+"""The command: what it writes and prints, and one sentence for anything wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve import cli
+from jaxserve.agents.panel import load_setting
+from jaxserve.agents.training import Interrupted, check_run, train
+
+
+def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a comparison that fails."""
+    assert cli.main(["compare", *arguments]) == 2
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and output.err.startswith("jaxserve: ")
+    return output.err.removeprefix("jaxserve: ").strip()
+
+
+def test_a_run_is_taken_over_and_results_are_kept(
+    tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables, JSON and pictures of a run that the train command made; the second call repeats
+    them without playing."""
+    out, report, data = tmp_path / "out", tmp_path / "results.md", tmp_path / "results.json"
+    run = out / "static_workload" / "ppo"
+    train(load_setting("static_workload"), check_run(400, 0, 2, 16, 2e-3, 0.97), (0, 1), run)
+    arguments = ["compare", "static_workload", "--out", str(out), "--seeds", "2"]
+    arguments += ["--episodes", "3", "--markdown", str(report), "--json", str(data)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    for part in ("test episodes", "replayed there", "both simulators", "ppo beats best static"):
+        assert part in " ".join(printed.split())
+    assert "earlier call" not in printed
+    text = report.read_text()
+    assert "`jaxserve compare static_workload --seeds 2 --episodes 3" in text
+    assert str(tmp_path) not in text
+    assert "2 training seeds of PPO with 400 windows each; 3 test episodes" in text
+    (task,) = json.loads(data.read_text())["tasks"]
+    assert task["about"]["task"] == "static_workload"
+    assert len(task["plays"]["ppo"]["objective"]) == 2
+    assert len(task["plays"]["heuristic"]["objective"][0]) == 3
+    assert task["about"]["seeds"] == [0, 1] and task["about"]["windows"] == 400
+    pictures = {"learning.png", "policy_map.png", "episode.png", "results.json", "ppo"}
+    assert {path.name for path in (out / "static_workload").iterdir()} == pictures
+    assert (out / "scores.png").read_bytes().startswith(b"\x89PNG")
+
+    assert cli.main(arguments) == 0
+    assert "static_workload: results of an earlier call" in capsys.readouterr().out
+    assert report.read_text() == text
+
+
+def test_interrupted_training_says_how_to_go_on(
+    tiny: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line, exit code 130, and no results."""
+
+    def stop(*arguments: object, **options: object) -> None:
+        raise Interrupted("stopped after update 1 of 2; continue with --resume")
+
+    monkeypatch.setattr("jaxserve.compare.trained.train", stop)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["compare", "static_workload", "--out", str(tmp_path / "out"), "--seeds", "2"])
+    assert stopped.value.code == 130
+    expected = "jaxserve: stopped while training; the same command goes on\n"
+    assert capsys.readouterr().err == expected
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope",), "task 'nope' is unknown; the tasks are"),
+        (("2", "--seeds", "0"), "seeds is 0; it must be from 1 to 1024"),
+        (("2", "--steps", "0"), "steps is 0; it must be from 1"),
+        (("2", "--episodes", "0"), "episodes is 0; it must be from 1 to 100000"),
+        (("2", "--hardware", "tpu"), "gpu 'tpu' is unknown; allowed are a100-sxm-40gb"),
+        (("4", "--trace", "none.csv"), "task 4 is unknown; the aliases are 1, 2 and 3"),
+        (("1", "--trace", "none.csv"), "none.csv cannot be read"),
+        (("2", "--markdown", "missing/x.md"), "the folder missing does not exist"),
+        (("2", "--json", "."), "a folder; it must name a file"),
+        (("2", "--out", "file"), "--out file cannot be used: File exists"),
+    ],
+)
+def test_bad_arguments(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Named before anything runs, and with nothing written."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    out = () if "--out" in arguments else ("--out", "out")
+    assert message in sentence(capsys, *arguments, *out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_matplotlib(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The extra that is missing is named before the training, not after it."""
+    for module in ("jaxserve.compare.pictures", "jaxserve.plots"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = sentence(capsys, "1", "--out", str(tmp_path / "out"))
+    assert message.startswith("jaxserve compare needs matplotlib")
+    assert message.endswith("pip install 'jaxserve[plot]'")
+    assert not list(tmp_path.iterdir())
