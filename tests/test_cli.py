@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert output.err.count("\n") == 1 and output.err.startswith("jaxserve: ")
     assert "Traceback" not in output.err
     return output.err.removeprefix("jaxserve: ").strip()
+
+
+@pytest.fixture
+def empty_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A working directory in which the test must leave nothing behind."""
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not list(tmp_path.iterdir())
 
 
 def test_help_lists_the_commands() -> None:
@@ -102,17 +111,12 @@ def test_argument_errors(arguments: tuple[str, ...], capsys: pytest.CaptureFixtu
         (("--trace", str(DATA / "azure_small.csv")), "the trace lasts"),
     ],
 )
+@pytest.mark.usefixtures("empty_folder")
 def test_bad_evaluations(
-    arguments: tuple[str, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One sentence that says what is wrong, before anything runs and with nothing written."""
-    monkeypatch.chdir(tmp_path)
     assert message in sentence(capsys, "evaluate", *arguments)
-    assert not list(tmp_path.iterdir())
 
 
 def test_malformed_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -200,15 +204,11 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         (("fidelity", "--markdown", "missing/x.md"), "the folder missing does not exist"),
     ],
 )
+@pytest.mark.usefixtures("empty_folder")
 def test_bad_studies(
-    arguments: tuple[str, ...],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The long-running commands check their arguments before they start."""
-    monkeypatch.chdir(tmp_path)
     assert message in sentence(capsys, *arguments)
 
 

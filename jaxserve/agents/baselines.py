@@ -8,8 +8,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxserve.agents.grids import KNOB_GRIDS, action_at
 from jaxserve.env import ServeEnv
+from jaxserve.grids import KNOB_GRIDS, action_at
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.types import ServeAction, ServeObservation
 

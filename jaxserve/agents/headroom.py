@@ -15,7 +15,6 @@ import numpy as np
 from rich.table import Table
 
 from jaxserve.agents.baselines import RandomPolicy, StaticPolicy, exploit_policies
-from jaxserve.agents.grids import action_at, grid_sizes
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.search import (
     Progress,
@@ -27,6 +26,7 @@ from jaxserve.agents.search import (
     static_objective,
 )
 from jaxserve.env import ServeEnv
+from jaxserve.grids import action_at, grid_sizes
 from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS

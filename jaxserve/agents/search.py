@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.devices import EVERYWHERE, all_devices, on_each, spread
-from jaxserve.agents.grids import action_at, grid_sizes
 from jaxserve.env import ServeEnv
+from jaxserve.grids import action_at, grid_sizes
 from jaxserve.sim.workload import draw_arrivals, init_workload
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import REGIME_COUNT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxserve.compare.statistics import (
 
 STATIC = "best_static"
 LEARNT = "ppo"
+_INTERVAL = re.compile(r" \((\S+) to (\S+)\)")
 _SUMMED_UP = ("default", "best_static", "heuristic", *PRIVILEGED_AGENTS, LEARNT)
 
 
@@ -41,12 +43,12 @@ class Grid:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
 
     def rich(self) -> Table:
-        """For the terminal; intervals stand below their numbers."""
+        """For the terminal, where intervals stand below their numbers."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self.title)
         for index, name in enumerate(self.header):
             table.add_column(name, justify="right" if index else "left")
         for row in self.rows:
-            table.add_row(*(cell.replace(" (", "\n(") for cell in row))
+            table.add_row(*(_INTERVAL.sub(r"\n[dim]\1..\2[/dim]", cell) for cell in row))
         return table
 
 

@@ -20,10 +20,10 @@ from jaxserve.agents.baselines import (
     exploit_policies,
     noop_policy,
 )
-from jaxserve.agents.grids import KNOB_GRIDS
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.env import ServeEnv
+from jaxserve.grids import KNOB_GRIDS
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import (
     ACTION_BOUNDS,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jaxserve.agents.baselines import exploit_policies
-from jaxserve.agents.grids import KNOB_GRIDS
 from jaxserve.agents.headroom import MIN_SPAN, Headroom, SearchBudget, headroom_tables
+from jaxserve.grids import KNOB_GRIDS
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks import anchors as anchors_module
 from jaxserve.tasks.anchors import anchors_score, load_anchors, write_anchors
-from jaxserve.tasks.spec import REGIME_COUNT, load_task, task_names
+from jaxserve.tasks.spec import load_task, task_names
 
 POLICIES = ("random", "default", "best_static", "oracle", *exploit_policies())
 STATIC = np.array([9, 7, 0, 0, 0, 0], np.int32)  # batches of 64 in 0.7 of the memory
@@ -26,13 +26,12 @@ STATIC = np.array([9, 7, 0, 0, 0, 0], np.int32)  # batches of 64 in 0.7 of the m
 
 def measured(task: str = "adversarial_multitenant", **values: float) -> Headroom:
     """A result with a number of its own for every regime, setting and policy."""
-    by_regime = np.tile(STATIC, (REGIME_COUNT, 1))
-    by_regime[:, 0] = np.arange(REGIME_COUNT)
+    count = len(load_task(task).regimes)
+    by_regime = np.tile(STATIC, (count, 1))
+    by_regime[:, 0] = np.arange(count)
     # Each regime's own setting is the best there: 0.9, 0.91, ... on the diagonal.
-    matrix = 0.1 + 0.01 * np.arange((REGIME_COUNT + 1) * REGIME_COUNT, dtype=float).reshape(
-        REGIME_COUNT + 1, REGIME_COUNT
-    )
-    np.fill_diagonal(matrix, 0.9 + 0.01 * np.arange(REGIME_COUNT))
+    matrix = 0.1 + 0.01 * np.arange((count + 1) * count, dtype=float).reshape(count + 1, count)
+    np.fill_diagonal(matrix, 0.9 + 0.01 * np.arange(count))
     rewards = {name: 0.0123 * index - 0.05 for index, name in enumerate(POLICIES)}
     rewards |= {"random": 0.2, "best_static": 0.5, "oracle": 0.6}
     return Headroom(
@@ -67,9 +66,10 @@ def test_the_matrix_shows_every_setting_in_every_regime(task: str) -> None:
     for row in result.matrix:
         for value in row:
             assert f"{value:.3f} (" in text
-    assert text.count("(100%)") == REGIME_COUNT
+    regimes = len(result.spec.regimes)
+    assert text.count("(100%)") == regimes
     assert "batch_cap 64, kv_budget_fraction 0.7" in text
-    for size in KNOB_GRIDS["batch_cap"][:REGIME_COUNT]:
+    for size in KNOB_GRIDS["batch_cap"][:regimes]:
         assert f"batch_cap {size}, kv_budget_fraction 0.7" in text
 
 

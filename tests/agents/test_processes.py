@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
+import jaxserve
+from jaxserve.agents.discount import task_discount
+from jaxserve.agents.ppo import Learner
 from jaxserve.agents.processes import exchanged, is_first, join_processes, together
+from jaxserve.agents.run_directory import read_metrics
+from jaxserve.agents.training import check_run
 from jaxserve.errors import InputError
 
 SCRIPT = """
@@ -63,6 +70,48 @@ def test_two_processes_stay_in_step(tmp_path: Path) -> None:
     )
     assert first == [f"True {numbers}", "both", "process 1 cannot train, and says why"]
     assert second == [f"False {numbers}", "both", "mine"]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_policy(tmp_path: Path) -> None:
+    """Their updates are those of one process; Ctrl-C in either stops both with a checkpoint; and
+    one process alone can finish what they began."""
+    out, one_device = tmp_path / "run", os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
+    command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
+    command += ["--environments", "16", "--steps", "400000", "--out", str(out)]
+    both = [*command, "--coordinator", free_address(), "--processes", "2"]
+    first, second = (
+        subprocess.Popen(
+            [*both, "--process", str(index)], stderr=subprocess.PIPE, text=True, env=one_device
+        )
+        for index in range(2)
+    )
+    assert first.stderr is not None and second.stderr is not None
+    for line in first.stderr:
+        if "windows/s" in line:
+            break
+    second.send_signal(signal.SIGINT)
+    for process in (first, second):
+        _, said = process.communicate(timeout=120)
+        assert process.returncode == 130 and "continue with --resume" in said, said
+        assert "Traceback" not in said
+    assert not (out / "weights.npz").exists()
+
+    env = jaxserve.make("static_workload")
+    config = check_run(400_000, 0, 1, 16, learning_rate=2e-3, discount=task_discount(env))
+    learner = Learner.create(env, config)
+    state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
+    for row in read_metrics(out, 3):
+        state, report = update(state)
+        for name, value in vars(report).items():
+            assert row[name] == pytest.approx(float(value), rel=1e-2, abs=1e-4), name
+
+    done = subprocess.run(
+        [*command, "--resume"], capture_output=True, text=True, env=one_device, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["update"] for row in read_metrics(out, 2000)] == list(range(1, 1001))
+    assert (out / "weights.npz").exists()
 
 
 def test_alone() -> None:

@@ -13,7 +13,6 @@ import pytest
 import jaxserve
 from jaxserve.agents import search
 from jaxserve.agents.baselines import StaticPolicy
-from jaxserve.agents.grids import action_at, grid_sizes
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import (
     SITUATIONS,
@@ -26,6 +25,7 @@ from jaxserve.agents.search import (
     static_objective,
 )
 from jaxserve.env import ServeEnv
+from jaxserve.grids import action_at, grid_sizes
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.workload import draw_arrivals, init_workload
 from jaxserve.spaces import KNOBS

@@ -133,10 +133,10 @@ def test_the_terminal_shows_the_same() -> None:
     """No cell is cut off in 120 characters."""
     output = io.StringIO()
     console = Console(file=output, width=120)
-    for grid in task_grids(result()):
+    for grid in (*task_grids(result()), summary([result(), result("static_workload")])):
         console.print(grid.rich())
     text = output.getvalue()
-    assert "…" not in text and "+0.200" in text and "(+0.200 to" in text
+    assert "…" not in text and "+0.200" in text and "+0.200..+0.200" in text
 
 
 def test_results_survive_their_file() -> None:

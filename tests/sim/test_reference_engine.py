@@ -1,7 +1,6 @@
 """One engine of the reference simulator: scheduling, KV blocks, speculation."""
 
 import math
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,22 +12,7 @@ from jaxserve.sim.reference import run_requests
 from jaxserve.sim.reference_engine import Engine
 from jaxserve.sim.reference_request import Request, WaitingQueue
 from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
-
-ACCEPTANCE = 1 + np.concatenate([[0.0], np.cumsum(0.8 ** np.arange(1, 9))])
-
-
-@dataclass
-class LinearTimer:
-    """Seconds linear in tokens; remembers every iteration it was asked about."""
-
-    base_s: float = 0.010
-    token_s: float = 0.00002
-    seen: list = field(default_factory=list)
-
-    def iteration_s(self, *, decode_seqs, kv_tokens, chunks=(), speculation_depth=0, tier=0):
-        self.seen.append((decode_seqs, kv_tokens, chunks, speculation_depth, tier))
-        tokens = decode_seqs * (speculation_depth + 1) + sum(chunk for chunk, _ in chunks)
-        return self.base_s + self.token_s * tokens
+from tests.sim.reference_doubles import ACCEPTANCE, LinearTimer
 
 
 def burst(count, prompt=100, output=20, gap_s=0.0, **fields):
