@@ -24,6 +24,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(SYNCED) ## compare all baselines on the bursty task and draw an episode
+	@mkdir -p demo
 	$(BIN)/jaxserve evaluate --agent all --task bursty_workload --episodes 20 --plot demo/episode.png
 
 test: $(SYNCED) ## run the tests, without the slow ones

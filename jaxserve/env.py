@@ -14,6 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.errors import InputError
 from jaxserve.sim.batching import add_up, batch_last
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import ttft_quantile
@@ -28,7 +29,7 @@ from jaxserve.sim.workload import (
     draw_arrivals,
     init_workload,
 )
-from jaxserve.spaces import KNOBS, clip_action, clip_observation
+from jaxserve.spaces import KNOBS, check_single, clip_action, clip_observation
 from jaxserve.tasks.reward import RewardModel, compute_reward
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
 
@@ -74,7 +75,11 @@ class ServeEnv:
 
         Returns:
           the state and a TimeStep with reward 0 and the idle observation.
+
+        Raises:
+          InputError: no key, an old one (``jax.random.PRNGKey``), or several.
         """
+        _check_key(key)
         scale_key, workload_key = jax.random.split(key)
         spread = self.randomisation * jax.random.uniform(scale_key, (), minval=-1.0)
         class_count = self.workload.classes.prompt_tokens.shape[0]
@@ -111,8 +116,12 @@ class ServeEnv:
         Returns:
           the next state and its TimeStep; ``truncated`` at the horizon. Stepping on is allowed and
           continues the traffic.
+
+        Raises:
+          InputError: no action, or several: batches go through ``jax.vmap``.
         """
         del key
+        check_single(action)
         action = self.effective_action(action)
         workload_state, arrivals = draw_arrivals(
             self.workload, state.workload, state.step, self.ticks, self.window_s
@@ -217,6 +226,16 @@ class ServeEnv:
         """What the dashboard shows after a window; ``step`` is the number of windows finished."""
         return _next_observation(
             self.workload.classes, last, metrics, step, jnp.float32(self.window_s)
+        )
+
+
+def _check_key(key: object) -> None:
+    dtype = getattr(key, "dtype", None)
+    typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    if not typed or jnp.shape(key):  # type: ignore[arg-type]
+        raise InputError(
+            f"key is {key!r:.60}; it must be one typed key, such as jax.random.key(0), and "
+            "jax.vmap takes many keys"
         )
 
 

@@ -56,14 +56,16 @@ def make(
     spec = task if isinstance(task, TaskSpec) else load_task(task)
     trace = trace if trace is not None else spec.trace
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
-    gpu = load_gpu(hardware or spec.hardware)
+    gpu = load_gpu(spec.hardware if hardware is None else hardware)
     model = load_model(spec.model)
-    latency = _load_table(table or f"{spec.model}__{gpu.name}", spec, gpu.name)
+    table = f"{spec.model}__{gpu.name}" if table is None else _path("table", table)
+    latency = _load_table(table, spec, gpu.name)
     deployment = build_deployment(gpu, model, spec.deployment)
     replay: dict[str, Any] = {}
     if trace is not None:
-        recorded = trace if isinstance(trace, Trace) else load_trace(trace_path(trace))
-        spec, counts = replay_spec(spec, recorded)
+        if not isinstance(trace, Trace):
+            trace = load_trace(trace_path(_path("trace", trace)))
+        spec, counts = replay_spec(spec, trace)
         replay = {
             "replay_counts": jnp.asarray(counts, jnp.float32),
             "replay_start_max": jnp.int32(max(len(counts) - spec.horizon, 0)),
@@ -124,10 +126,14 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
         states, _ = jax.vmap(lambda env, key: env.reset(key))(envs, keys)
 
     Raises:
-      InputError: there is none, or they differ in window_s, ticks or the kind of traffic.
+      InputError: there is none, something else is among them, or they differ in window_s, ticks or
+        the kind of traffic.
     """
     if not envs:
         raise InputError("there are 0 environments to stack; at least 1 is needed")
+    for env in envs:
+        if not isinstance(env, ServeEnv):
+            raise InputError(f"stack got {env!r:.60}; it takes environments that make built")
     names = dict.fromkeys(env.name for env in envs)
     renamed = [dataclasses.replace(env, name="+".join(names)) for env in envs]
     layouts = {
@@ -140,6 +146,12 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
             "ticks, and either all or none must replay traces of one length"
         )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *renamed)
+
+
+def _path(argument: str, value: object) -> str | Path:
+    if not isinstance(value, str | Path):
+        raise InputError(f"{argument} is {value!r:.60}; it must be a name or a path")
+    return value
 
 
 def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: str) -> LatencyTable:

@@ -121,6 +121,30 @@ def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray
     return checked
 
 
+def check_single(action: object) -> None:
+    """What can be said of an action while a program is traced, when values are not known yet.
+
+    Raises:
+      InputError: no ServeAction, or a knob that is not one number.
+    """
+    if not isinstance(action, ServeAction):
+        raise InputError(
+            f"action is a {type(action).__name__}; it must be a ServeAction, which "
+            "jaxserve.make_action builds"
+        )
+    for knob in KNOBS:
+        value = getattr(action, knob)
+        try:
+            jnp.result_type(value)
+        except (TypeError, ValueError):
+            raise InputError(f"{knob} is {value!r:.60}; it must be a number") from None
+        if jnp.shape(value):
+            raise InputError(
+                f"{knob} has shape {jnp.shape(value)}; an action is one number for each knob, and "
+                "jax.vmap takes many actions"
+            )
+
+
 def clip_action(action: ServeAction) -> ServeAction:
     """Inside jit: out-of-range values are clipped, reals rounded, NaN becomes the lower bound."""
 

@@ -1,13 +1,14 @@
-"""Fills README.md with the tables that the benchmarks and the fidelity checks printed.
+"""Fills README.md with the tables that benchmarks, fidelity checks and comparisons printed.
 
     python scripts/fill_readme.py
 
-A block between ``<!-- table FILE COLUMNS -->`` and ``<!-- end -->`` gets the table of that file,
-its first so many columns. Nothing in such a block is written by hand.
+A block between ``<!-- table FILE COLUMNS -->`` and ``<!-- end -->`` gets the first table of that
+file, its first so many columns. Nothing in such a block is written by hand.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -23,7 +24,9 @@ def filled(text: str) -> str:
     def table(found: re.Match[str]) -> str:
         begin, name, columns, end = found.groups()
         lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-        rows = [line.strip("|").split("|")[: int(columns)] for line in lines if line[:1] == "|"]
+        from_table = itertools.dropwhile(lambda line: line[:1] != "|", lines)
+        only_table = itertools.takewhile(lambda line: line[:1] == "|", from_table)
+        rows = [line.strip("|").split("|")[: int(columns)] for line in only_table]
         return begin + "".join(f"|{'|'.join(row)}|\n" for row in rows) + end
 
     return _BLOCK.sub(table, text)

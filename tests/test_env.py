@@ -14,6 +14,7 @@ import pytest
 
 import jaxserve
 from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
+from jaxserve.errors import InputError
 from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.workload import draw_arrivals
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
@@ -339,6 +340,40 @@ def test_knobs_outside_their_range_act_as_the_nearest_bound() -> None:
         wild = ServeAction(**dict.fromkeys(KNOBS, jnp.float32(value)))
         tame = jaxserve.make_action(**{k: getattr(b, edge) for k, b in ACTION_BOUNDS.items()})
         assert_identical(effective(env, wild), tame)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (None, "action is a NoneType; it must be a ServeAction"),
+        (DEFAULT_ACTION, "action is a dict; it must be a ServeAction"),
+        (ServeAction(**DEFAULT_ACTION | {"batch_cap": "8"}), "batch_cap is '8'; it must be a num"),
+        (
+            ServeAction(**DEFAULT_ACTION | {"batch_cap": None}),
+            "batch_cap is None; it must be a num",
+        ),
+        (
+            ServeAction(**DEFAULT_ACTION | {"quantization_tier": np.zeros(3)}),
+            r"quantization_tier has shape \(3,\); an action is one number for each knob",
+        ),
+    ],
+)
+def test_what_is_not_one_action_is_refused(action: Any, message: str) -> None:
+    """Wrong types and shapes are one sentence, in a program and out of one."""
+    env = environment("static_workload")
+    state, _ = env.reset(episode_key(0))
+    with pytest.raises(InputError, match=message):
+        env.step(state, action)
+    with pytest.raises(InputError, match=message):
+        jax.jit(lambda state: env.step(state, action))(state)
+
+
+def test_what_is_not_one_key_is_refused() -> None:
+    """Numbers, keys of the old kind and batches of keys are one sentence."""
+    keys: list[Any] = [None, 3, jax.random.PRNGKey(0), jax.random.split(jax.random.key(0))]
+    for key in keys:
+        with pytest.raises(InputError, match=r"key is [\s\S]*; it must be one typed key"):
+            environment("static_workload").reset(key)
 
 
 def test_locked_knobs_do_nothing() -> None:

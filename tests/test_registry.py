@@ -110,6 +110,12 @@ def test_a_table_goes_by_its_path(tmp_path: Path) -> None:
         ({"table": "llama-3.1-8b__warp"}, "llama-3.1-8b__warp"),
         ({"table": "llama-3.1-8b__h100-sxm-80gb"}, "hardware 'h100-sxm-80gb'"),
         ({"hardware": "h100-sxm-80gb", "table": "qwen2.5-32b__h100-sxm-80gb"}, "model"),
+        ({"hardware": ""}, "gpu '' is unknown"),
+        ({"hardware": []}, "gpu [] is unknown"),
+        ({"table": 3.5}, "table is 3.5; it must be a name or a path"),
+        ({"table": []}, "table is []; it must be a name or a path"),
+        ({"trace": 3.5}, "trace is 3.5; it must be a name or a path"),
+        ({"trace": "x" * 5000}, "cannot be read: File name too long"),
         ({"trace": "warp.csv"}, "warp.csv"),
         ({"task": "adversarial_multitenant", "trace": "synthetic_conversation.csv"}, "one stream"),
         ({"overrides": {"warp": 1}}, "warp"),
@@ -163,3 +169,5 @@ def test_environments_that_cannot_stack_are_refused() -> None:
         jaxserve.stack([jaxserve.make("static_workload"), jaxserve.make("trace_replay")])
     with pytest.raises(InputError, match="0 environments"):
         jaxserve.stack([])
+    with pytest.raises(InputError, match="stack got 'static_workload'; it takes environments"):
+        jaxserve.stack(["static_workload"])  # type: ignore[list-item]

@@ -29,7 +29,8 @@ def evaluate_agents(
 
     Args:
         task: Name or alias of a task, path of a task file, or all.
-        agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo.
+        agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo;
+            planner and regime_oracle, which are shown the simulator's state, only by name.
         episodes: Episodes of each agent on each task.
         seed_split: Whose seeds they have.
         trace: Recorded traffic to replay: Azure, Mooncake or BurstGPT format.

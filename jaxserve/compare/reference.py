@@ -6,10 +6,6 @@ so that its scores can be held against those of the fast one.
 
 from __future__ import annotations
 
-import concurrent.futures
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -17,7 +13,7 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
-from jaxserve.compilation_cache import enable_compilation_cache
+from jaxserve.processes import map_in_processes
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key
 from jaxserve.tasks.spec import TaskSpec
@@ -35,26 +31,8 @@ def reference_objectives(
       progress: called with episodes done and episodes in all.
     """
     jobs = [(spec, policy, seed) for policy in policies for seed in range(episodes)]
-    rewards = np.empty(len(jobs))
-    with concurrent.futures.ProcessPoolExecutor(
-        os.cpu_count(), multiprocessing.get_context("spawn"), _start_worker
-    ) as pool:
-        running = {pool.submit(_objective, *job): index for index, job in enumerate(jobs)}
-        try:
-            for done, each in enumerate(concurrent.futures.as_completed(running), start=1):
-                rewards[running[each]] = each.result()
-                if progress is not None:
-                    progress(done, len(jobs))
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return rewards.reshape(len(policies), episodes)
-
-
-def _start_worker() -> None:
-    # Ctrl-C reaches every process of the terminal; the one that shows progress answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    enable_compilation_cache()
+    found = map_in_processes(_objective, jobs, progress=progress)
+    return np.reshape(found, (len(policies), episodes))
 
 
 def _objective(spec: TaskSpec, policy: Policy, seed: int) -> float:

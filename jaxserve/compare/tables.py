@@ -46,7 +46,7 @@ class Grid:
         """For the terminal, where intervals stand below their numbers."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self.title)
         for index, name in enumerate(self.header):
-            table.add_column(name, justify="right" if index else "left")
+            table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
         for row in self.rows:
             table.add_row(*(_INTERVAL.sub(r"\n[dim]\1..\2[/dim]", cell) for cell in row))
         return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from os.path import isfile  # unlike Path.is_file, it answers to any name
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
 def trace_path(name: str | Path) -> Path:
     """A packaged trace by its bare file name, or any path as it is."""
     packaged = data_dir() / "traces" / name
-    return packaged if packaged.is_file() and not Path(name).is_file() else Path(name)
+    return packaged if isfile(packaged) and not isfile(name) else Path(name)
 
 
 def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.float32]]:

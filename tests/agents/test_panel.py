@@ -6,13 +6,21 @@ import dataclasses
 import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxserve import datafiles
 from jaxserve.agents import panel
 from jaxserve.agents.baselines import StaticPolicy
-from jaxserve.agents.panel import agent_names, build_agent, load_setting, parse_agents
+from jaxserve.agents.panel import (
+    PRIVILEGED_AGENTS,
+    agent_names,
+    build_agent,
+    load_setting,
+    parse_agents,
+)
+from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors, write_anchors
@@ -28,8 +36,12 @@ ANCHORS = Anchors(
 )
 
 
-def test_every_name_builds() -> None:
+def test_every_name_builds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each agent is known under the name of its policy."""
+    monkeypatch.setattr(
+        "jaxserve.agents.regime_oracle.search_regime_oracle",
+        lambda env, static, progress: RegimeOracle(jnp.zeros((4, 2, 6), jnp.int32)),
+    )
     setting = dataclasses.replace(load_setting("static_workload"), anchors=ANCHORS)
     for name in agent_names():
         assert build_agent(name, setting).name == name
@@ -40,6 +52,8 @@ def test_all_is_the_panel_without_exploits() -> None:
     everyone = parse_agents("all")
     assert everyone[:4] == ("random", "default", "best_static", "heuristic")
     assert "noop" not in everyone and "noop" in agent_names()
+    assert not set(PRIVILEGED_AGENTS) & set(everyone)
+    assert set(PRIVILEGED_AGENTS) <= set(agent_names())
     assert parse_agents("noop, all,noop") == ("noop", *everyone)
 
 
