@@ -133,14 +133,13 @@ def check_single(action: object) -> None:
             "jaxserve.make_action builds"
         )
     for knob in KNOBS:
-        value = getattr(action, knob)
-        try:
-            jnp.result_type(value)
-        except (TypeError, ValueError):
-            raise InputError(f"{knob} is {value!r:.60}; it must be a number") from None
-        if jnp.shape(value):
+        given = getattr(action, knob)
+        value = given if isinstance(given, jax.Array) else np.asarray(given)
+        if not (jnp.issubdtype(value.dtype, np.number) or value.dtype == np.bool_):
+            raise InputError(f"{knob} is {given!r:.60}; it must be a number")
+        if value.shape:
             raise InputError(
-                f"{knob} has shape {jnp.shape(value)}; an action is one number for each knob, and "
+                f"{knob} has shape {value.shape}; an action is one number for each knob, and "
                 "jax.vmap takes many actions"
             )
 

@@ -225,15 +225,34 @@ def test_traffic_does_not_depend_on_actions() -> None:
     assert not np.array_equal(runs[0].reward, runs[1].reward)
 
 
+REQUESTS = tuple(
+    f".metrics.{name}"
+    for name in (
+        "completed",
+        "good",
+        "rejected",
+        "waiting",
+        "running",
+        "first_tokens",
+        "ttft_met",
+        "ttft_exceeded",
+    )
+)
+"""Figures of a window that count requests, [T, ...]."""
+
+
 def assert_close(first: TimeStep, second: TimeStep) -> None:
     """Equal arrivals and events; floats within 1e-4 of their size.
 
     The size of a figure is the largest of itself, the mean over the episode (of the largest class)
-    and, but for seconds and dollars, one. What a queue of 512 rejects is a difference of large
-    numbers, so its size is at least ten. A full KV pool is known to 0.03 tokens in float32, so that
+    and, but for seconds and dollars, one. A full KV pool is known to 0.03 tokens in float32, so that
     a request in a few thousand is admitted a tick later; quantiles over the few first tokens of a
     window show that ten times larger. The counts that they come from have the size of the window's.
+    A line that stays long adds up the rounding of thousands of ticks: requests are compared to at
+    least a tenth of the longest line so far.
     """
+    line = np.float64(first.metrics.waiting).sum(axis=1)
+    longest = np.maximum.accumulate(line)
     for name in ("arrivals", "regime", "tier", "prefill_gpus", "oom"):
         one, other = getattr(first.metrics, name), getattr(second.metrics, name)
         np.testing.assert_array_equal(one, other, err_msg=name)
@@ -242,7 +261,9 @@ def assert_close(first: TimeStep, second: TimeStep) -> None:
         one, other = np.float64(one), np.float64(other)
         size = np.maximum(np.abs(one), np.abs(one).mean(axis=0).max())
         if not name.endswith(("_s", "_usd", "cost_so_far", "cost_per_1k")):
-            size = np.maximum(size, 10.0 if name.endswith(".rejected") else 1.0)
+            size = np.maximum(size, 1.0)
+        if name in REQUESTS:
+            size = np.maximum(size, 0.1 * longest[:, None])
         worst = np.max(np.abs(one - other) / np.maximum(size, 1e-9))
         assert worst <= tolerance, f"{name} differs by {worst:.1e}"
 

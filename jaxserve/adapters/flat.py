@@ -86,8 +86,8 @@ def checked_indices(action: Any, sizes: NDArray[np.int64], count: int | None = N
         array = np.asarray(None)
     if array.shape != shape or not np.issubdtype(array.dtype, np.integer):
         raise InputError(
-            f"action is {action!r:.60}; it must be whole numbers of shape {shape}, an index for "
-            f"each of {', '.join(KNOBS)}"
+            f"action is {array.dtype} of shape {array.shape}; it must be whole numbers of shape "
+            f"{shape}, an index for each of {', '.join(KNOBS)}"
         )
     outside = np.argwhere((array < 0) | (array >= sizes))
     if len(outside):

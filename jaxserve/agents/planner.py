@@ -172,7 +172,7 @@ def _another_future(workload: Workload, state: WorkloadState, key: jax.Array) ->
         key=traffic_key,
         order=jnp.argsort(rank).astype(jnp.int32),
         position=jnp.zeros_like(state.position),
-        dwell_left_s=state.dwell_left_s,
+        dwell_left_s=jnp.ceil(rest * (shortest + stay * (longest - shortest))),
         replay_start=replay_start,
     )
 
