@@ -245,8 +245,8 @@ def assert_close(first: TimeStep, second: TimeStep) -> None:
     """Equal arrivals and events; floats within 1e-4 of their size.
 
     The size of a figure is the largest of itself, the mean over the episode (of the largest class)
-    and, but for seconds and dollars, one. A full KV pool is known to 0.03 tokens in float32, so that
-    a request in a few thousand is admitted a tick later; quantiles over the few first tokens of a
+    and, but for seconds and dollars, one. A full KV pool is known to 0.03 tokens in float32, so a
+    request in a few thousand is admitted a tick later; quantiles over the few first tokens of a
     window show that ten times larger. The counts that they come from have the size of the window's.
     A line that stays long adds up the rounding of thousands of ticks: requests are compared to at
     least a tenth of the longest line so far.
