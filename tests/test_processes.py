@@ -38,6 +38,7 @@ def test_errors_are_passed_on(workers: int) -> None:
         map_in_processes(int, [("1",), ("x",)], workers)
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_answered_once() -> None:
     """Ctrl-C reaches the workers too, which stay silent; jobs not begun are dropped."""
     program = """
