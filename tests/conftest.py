@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
@@ -20,3 +21,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("jaxserve")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_one_file_only():
+    """Drops the programs a file compiled when its last test is done.
+
+    Each holds several memory maps, of which Linux grants a process 65,530; past them XLA ends
+    the process with a segmentation fault. What a later file needs is in the cache on disk.
+    """
+    import jax
+
+    yield
+    jax.clear_caches()
