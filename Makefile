@@ -23,9 +23,12 @@ export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(SYNCED) ## compare all baselines on the bursty task and draw an episode
-	@mkdir -p demo
-	$(BIN)/jaxserve evaluate --agent all --task bursty_workload --episodes 20 --plot demo/episode.png
+demo: $(SYNCED) ## train a controller for a minute and compare it with every baseline
+	rm -rf demo && mkdir demo
+	$(BIN)/jaxserve train --task bursty_workload --steps 5_000_000 --out demo/ppo
+	$(BIN)/jaxserve evaluate --task bursty_workload --weights demo/ppo --episodes 20 \
+	  --plot demo/episode.png --markdown demo/results.md --json demo/results.json
+	@cat scripts/after_demo.txt
 
 test: $(SYNCED) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n logical --dist loadfile

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich import box
 from rich.table import Table
 
+from jaxserve.result_table import ResultTable
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
@@ -21,24 +22,29 @@ if TYPE_CHECKING:
     from jaxserve.sim.table_fit import FitReport
 
 
-def evaluation_table(comparison: Comparison) -> Table:
-    """One task's agents, one a row: means, and their 95 % intervals below."""
+def evaluation_table(comparison: Comparison) -> ResultTable:
+    """One task's agents, one a row: means, and their 95 % intervals."""
     setting = comparison.setting
     scored = all(evaluation.score is not None for evaluation in comparison.evaluations)
     columns = [column for column in _COLUMNS if column[0] != "score" or scored]
     caption = "mean over episodes, and its 95 % interval"
-    table = _plain_table(
-        title=f"{setting.env.name}, {comparison.episodes} {comparison.split} episodes",
-        caption=caption if setting.note is None else f"{caption}\n{setting.note}",
-    )
-    table.add_column("agent", no_wrap=True)
-    for _, heading, _ in columns:
-        table.add_column(heading, justify="right", overflow="fold")
+    rows = []
     for evaluation in comparison.evaluations:
         found = evaluation.summary()
-        cells = [_cell(found[name], show) for name, _, show in columns]
-        table.add_row(evaluation.agent, *cells)
-    return table
+        rows.append((evaluation.agent, *(_cell(found[name], show) for name, _, show in columns)))
+    return ResultTable(
+        title=f"{setting.env.name}, {comparison.episodes} {comparison.split} episodes",
+        header=("agent", *(heading for _, heading, _ in columns)),
+        rows=tuple(rows),
+        caption=caption if setting.note is None else f"{caption}\n{setting.note}",
+    )
+
+
+def evaluation_markdown(tables: Sequence[ResultTable]) -> str:
+    """Evaluations of several tasks, each below its title."""
+    return "\n".join(
+        f"## {table.title}\n\n{table.markdown()}\n{table.caption}\n" for table in tables
+    )
 
 
 def task_table(specs: Sequence[TaskSpec]) -> Table:
@@ -92,12 +98,12 @@ def _short(value: float, digits: int) -> str:
 _COLUMNS: tuple[tuple[str, str, _Show], ...] = (
     ("score", "score", _fixed(1.0, 2)),
     ("objective", "reward", _fixed(1.0, 2)),
-    ("goodput_rps", "goodput\nreq/s", _fixed(1.0, 1)),
-    ("slo_attainment", "SLO met\n%", _fixed(100.0, 1)),
-    ("ttft_p50_s", "TTFT\np50", _seconds),
-    ("ttft_p99_s", "TTFT\np99", _seconds),
+    ("goodput_rps", "goodput req/s", _fixed(1.0, 1)),
+    ("slo_attainment", "SLO met %", _fixed(100.0, 1)),
+    ("ttft_p50_s", "TTFT p50", _seconds),
+    ("ttft_p99_s", "TTFT p99", _seconds),
     ("itl_s", "ITL", _seconds),
-    ("usd_per_1k_good_tokens", "USD / 1M\ngood tok.", _usd_per_million),
+    ("usd_per_1k_good_tokens", "USD / 1M good tok.", _usd_per_million),
 )
 """Statistic, heading, and how it is shown."""
 
@@ -106,7 +112,7 @@ def _cell(found: Interval, show: _Show) -> str:
     if math.isnan(found.mean):
         return "-"
     mean, low, high = show(found)
-    return mean if found.low == found.high else f"{mean}\n[dim]{low}..{high}[/dim]"
+    return mean if found.low == found.high else f"{mean} ({low} to {high})"
 
 
 def _plain_table(title: str | None = None, caption: str | None = None) -> Table:

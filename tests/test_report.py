@@ -16,7 +16,13 @@ from jaxserve.agents.evaluation import Comparison, Evaluation
 from jaxserve.agents.panel import load_setting
 from jaxserve.agents.statistics import STATISTICS, EpisodeStatistics
 from jaxserve.agents.training import TrainingResult
-from jaxserve.report import evaluation_table, fit_report_table, task_table, training_table
+from jaxserve.report import (
+    evaluation_markdown,
+    evaluation_table,
+    fit_report_table,
+    task_table,
+    training_table,
+)
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.table_fit import FitReport, FittedConstant
 from jaxserve.tasks.spec import load_task, task_names
@@ -48,7 +54,7 @@ def test_units() -> None:
         ttft_p99_s=20.0,
         usd_per_1k_good_tokens=0.0004,
     )
-    text = printed(evaluation_table(found), 110)
+    text = printed(evaluation_table(found).rich(), 110)
     for cell in ("0.80", "60.0", "80.0 ms", "20.0 s", "0.40", "static_workload, 2 test episodes"):
         assert cell in text
     assert "0.40..1.20" in text
@@ -58,13 +64,22 @@ def test_units() -> None:
 
 def test_scores() -> None:
     """With anchors the score comes first."""
-    text = printed(evaluation_table(compared(score=True)), 110)
+    text = printed(evaluation_table(compared(score=True)).rich(), 110)
     assert "score" in text and "0.33" in text and "0.17..0.50" in text
+
+
+def test_markdown() -> None:
+    """Every task has its title, its table with intervals in one line, and its note."""
+    table = evaluation_table(compared(score=True))
+    text = evaluation_markdown([table, table])
+    assert text.count("## static_workload, 2 test episodes\n\n| agent | score |") == 2
+    assert "| 0.33 (0.17 to 0.50) |" in text
+    assert text.count("95 % interval") == 2
 
 
 def test_missing_values() -> None:
     """A statistic that no episode has is a dash."""
-    text = printed(evaluation_table(compared(ttft_p50_s=np.nan, ttft_p99_s=np.nan)), 110)
+    text = printed(evaluation_table(compared(ttft_p50_s=np.nan, ttft_p99_s=np.nan)).rich(), 110)
     assert text.count(" - ") == 2
 
 
@@ -72,7 +87,7 @@ def test_note_is_printed() -> None:
     """Why there are no scores is said below the table."""
     found = compared()
     noted = dataclasses.replace(found.setting, note="no scores, because of this")
-    text = printed(evaluation_table(dataclasses.replace(found, setting=noted)), 110)
+    text = printed(evaluation_table(dataclasses.replace(found, setting=noted)).rich(), 110)
     assert "no scores, because of this" in text
 
 

@@ -23,6 +23,7 @@ def evaluate_agents(
     table: File = None,
     weights: File = None,
     plot: File = None,
+    markdown: File = None,
     json: File = None,
 ) -> None:
     """Play agents on the same held-out episodes and print what they reach.
@@ -38,18 +39,20 @@ def evaluate_agents(
         table: Latency table instead of the packaged one.
         weights: Directory of a training run, for ppo instead of the packaged weights.
         plot: Picture of the first episode to write: .png, .svg or .pdf.
+        markdown: Tables to write.
         json: Results to write, with every episode's statistics.
     """
     from jaxserve.agents.evaluation import check_episodes, compare, to_json
     from jaxserve.agents.panel import load_setting, parse_agents, playable
     from jaxserve.outputs import check_output, write_output
-    from jaxserve.report import evaluation_table
+    from jaxserve.report import evaluation_markdown, evaluation_table
     from jaxserve.tasks.spec import task_names
     from jaxserve.terminal import progress_bars, result_console
 
     agents = parse_agents(agent)
     check_episodes(episodes)
     check_output(plot, "--plot")
+    check_output(markdown, "--markdown")
     check_output(json, "--json")
     if trace is not None and task == "all":
         task = "trace_replay"
@@ -62,17 +65,20 @@ def evaluate_agents(
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    console, comparisons = result_console(), []
+    console, comparisons, tables = result_console(), [], []
     for setting in settings:
         # Who names ppo wants to hear that it has no weights; all means all that can play.
         chosen = agents if "ppo" in agent else playable(agents, setting)
         with progress_bars() as progress:
             comparisons.append(compare(setting, chosen, episodes, seed_split, progress))
-        console.print(evaluation_table(comparisons[-1]))
+        tables.append(evaluation_table(comparisons[-1]))
+        console.print(tables[-1].rich())
         if chosen != agents:
             console.print(f"without ppo, which has no weights for {setting.env.name}")
     if plot is not None:
         write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
+    if markdown is not None:
+        write_output(markdown, evaluation_markdown(tables).encode(), "--markdown")
     if json is not None:
         write_output(json, to_json(comparisons), "--json")
 
@@ -187,7 +193,7 @@ def compare_agents(
     from jaxserve.agents.training import Interrupted
     from jaxserve.compare.protocol import compare_task, open_directory, prepare
     from jaxserve.compare.results import to_json
-    from jaxserve.compare.tables import command_text, summary, task_grids
+    from jaxserve.compare.tables import command_text, summary, task_tables
     from jaxserve.compare.tables import markdown as to_markdown
     from jaxserve.outputs import check_output, write_output
     from jaxserve.tasks.spec import task_names
@@ -221,8 +227,8 @@ def compare_agents(
         pictures.write_task_pictures(case, policies)
         if again:
             console.print(f"{result.task}: results of an earlier call", soft_wrap=True)
-        for grid in task_grids(result):
-            console.print(grid.rich())
+        for table in task_tables(result):
+            console.print(table.rich())
     pictures.write_scores(results, out)
     console.print(summary(results).rich())
     if markdown is not None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich import box
-from rich.table import Table
 
 from jaxserve.agents.panel import PRIVILEGED_AGENTS
 from jaxserve.compare.results import Play, TaskComparison
@@ -22,34 +18,11 @@ from jaxserve.compare.statistics import (
     score_scale,
     wins,
 )
+from jaxserve.result_table import ResultTable
 
 STATIC = "best_static"
 LEARNT = "ppo"
-_INTERVAL = re.compile(r" \((\S+) to (\S+)\)")
 _SUMMED_UP = ("default", "best_static", "heuristic", *PRIVILEGED_AGENTS, LEARNT)
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table of texts."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-    def markdown(self) -> str:
-        """The table without its title; all columns but the first are numbers."""
-        lines = [self.header, ("---", *["--:"] * (len(self.header) - 1)), *self.rows]
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
-
-    def rich(self) -> Table:
-        """For the terminal, where intervals stand below their numbers."""
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self.title)
-        for index, name in enumerate(self.header):
-            table.add_column(name, justify="right" if index else "left", no_wrap=index == 0)
-        for row in self.rows:
-            table.add_row(*(_INTERVAL.sub(r"\n[dim]\1..\2[/dim]", cell) for cell in row))
-        return table
 
 
 def markdown(results: Sequence[TaskComparison], command: str) -> str:
@@ -67,8 +40,8 @@ def markdown(results: Sequence[TaskComparison], command: str) -> str:
     for result in results:
         parts.append(f"## {result.task}\n")
         parts.append(f"{_circumstances(result)}\n")
-        for grid in task_grids(result):
-            parts += [f"{grid.title}:\n", grid.markdown()]
+        for table in task_tables(result):
+            parts += [f"{table.title}:\n", table.markdown()]
         parts += [
             f"Without {column.name}: {column.reason}.\n"
             for column in result.columns
@@ -89,22 +62,22 @@ def command_text(
     return f"jaxserve compare {task} {' '.join(options)}"
 
 
-def summary(results: Sequence[TaskComparison]) -> Grid:
+def summary(results: Sequence[TaskComparison]) -> ResultTable:
     """Every agent's score on every task, and over all tasks."""
     rows = [_summary_row(result.task, [result]) for result in results]
     if len(results) > 1:
         rows.append(_summary_row("all tasks", results))
     header = ("task", *map(label, _SUMMED_UP), "ppo beats best static")
-    return Grid("score (95 % interval)", header, tuple(rows))
+    return ResultTable("score (95 % interval)", header, tuple(rows))
 
 
-def task_grids(result: TaskComparison) -> tuple[Grid, ...]:
+def task_tables(result: TaskComparison) -> tuple[ResultTable, ...]:
     """The task itself, the settings that were transferred to, the reference simulator."""
     transferred = [column for column in result.columns if column.plays]
-    grids = [_own_grid(result)]
+    tables = [_own_table(result)]
     if transferred:
-        grids.append(_transfer_grid(result))
-    return (*grids, _reference_grid(result))
+        tables.append(_transfer_table(result))
+    return (*tables, _reference_table(result))
 
 
 def label(agent: str) -> str:
@@ -143,7 +116,7 @@ def _summary_row(name: str, results: Sequence[TaskComparison]) -> tuple[str, ...
     )
 
 
-def _own_grid(result: TaskComparison) -> Grid:
+def _own_table(result: TaskComparison) -> ResultTable:
     scale = score_scale(result.anchors)
     rows = []
     for agent, play in result.plays.items():
@@ -168,10 +141,10 @@ def _own_grid(result: TaskComparison) -> Grid:
         "optimality gap",
         "SLO met, %",
     )
-    return Grid(f"{result.task}, test episodes", header, tuple(rows))
+    return ResultTable(f"{result.task}, test episodes", header, tuple(rows))
 
 
-def _transfer_grid(result: TaskComparison) -> Grid:
+def _transfer_table(result: TaskComparison) -> ResultTable:
     columns = [column for column in result.columns if column.plays]
     agents = [agent for agent in columns[0].plays if agent != STATIC]
     rows = []
@@ -184,10 +157,10 @@ def _transfer_grid(result: TaskComparison) -> Grid:
     rows.append((f"mean reward of {label(STATIC)}", own, *rewards))
     header = ("agent", "the task itself", *(column.name for column in columns))
     title = f"{result.task}, gain in mean reward on the task's best static setting, replayed there"
-    return Grid(title, header, tuple(rows))
+    return ResultTable(title, header, tuple(rows))
 
 
-def _reference_grid(result: TaskComparison) -> Grid:
+def _reference_table(result: TaskComparison) -> ResultTable:
     scale = score_scale(result.anchors)
     rows = []
     for agent, there in result.reference.items():
@@ -202,7 +175,7 @@ def _reference_grid(result: TaskComparison) -> Grid:
         )
     episodes = next(iter(result.reference.values())).shape[1]
     title = f"{result.task}, score in both simulators, the first {episodes} test episodes"
-    return Grid(title, ("agent", "fast", "reference", "difference"), tuple(rows))
+    return ResultTable(title, ("agent", "fast", "reference", "difference"), tuple(rows))
 
 
 def _gain_text(plays: Mapping[str, Play], agent: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.compare.results import Column, Play, TaskComparison, from_data, to_data, to_json
-from jaxserve.compare.tables import gain, markdown, scores, summary, task_grids
+from jaxserve.compare.tables import gain, markdown, scores, summary, task_tables
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors
@@ -126,15 +126,15 @@ def test_the_reference_is_compared_on_its_own_episodes() -> None:
 def test_nothing_to_transfer_to() -> None:
     """A task without such settings has no empty table."""
     alone = dataclasses.replace(result(), columns=(Column("bursts x2", {}, "it has none"),))
-    assert [grid.title.count("replayed") for grid in task_grids(alone)] == [0, 0]
+    assert [table.title.count("replayed") for table in task_tables(alone)] == [0, 0]
 
 
 def test_the_terminal_shows_the_same() -> None:
     """No cell is cut off in 120 characters."""
     output = io.StringIO()
     console = Console(file=output, width=120)
-    for grid in (*task_grids(result()), summary([result("adversarial_multitenant")] * 2)):
-        console.print(grid.rich())
+    for table in (*task_tables(result()), summary([result("adversarial_multitenant")] * 2)):
+        console.print(table.rich())
     text = output.getvalue()
     assert "…" not in text and "+0.200..+0.200" in text and "adversarial_multitenant" in text
 
