@@ -42,9 +42,8 @@ class Normaliser:
     """float32, samples so far."""
 
     @classmethod
-    def create(cls) -> Normaliser:
-        """Leaves features as they are."""
-        width = len(FEATURE_NAMES)
+    def create(cls, width: int = len(FEATURE_NAMES)) -> Normaliser:
+        """Leaves ``width`` features as they are."""
         return cls(jnp.zeros(width), jnp.ones(width), jnp.float32(1.0))
 
     def __call__(self, features: jax.Array) -> jax.Array:

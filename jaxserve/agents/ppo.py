@@ -40,6 +40,7 @@ from jaxserve.agents.network import (
     network_for,
     perceive,
 )
+from jaxserve.agents.reward_scale import RewardScale
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
@@ -68,7 +69,7 @@ class PPOConfig:
     max_gradient: Any = 0.5
     """norm at which gradients are clipped."""
     reward_scale: Any = 1.0
-    """at the start, on top of 1 - discount, which makes a steady reward of 1 a value of 1."""
+    """at the start, on top of the scale that gives returns unit variance."""
     reward_scale_end: Any = 1.0
     """share of it that is left at the end, after changing linearly."""
     environments: int = flax.struct.field(pytree_node=False, default=1024)
@@ -104,6 +105,7 @@ class TrainState:
     params: Any
     optimiser: Any
     normaliser: Normaliser
+    rewards: RewardScale
     env_states: EnvState
     """[N, ...]"""
     observations: ServeObservation
@@ -193,6 +195,7 @@ class Learner:
             params=params,
             optimiser=self._optimiser().init(params),
             normaliser=Normaliser.create(),
+            rewards=RewardScale.create(config.environments),
             env_states=dataclasses.replace(env_states, step=phase * config.rollout_windows),
             observations=observations,
             memory=memory,
@@ -212,7 +215,9 @@ class Learner:
         )
         started = state.memory
         state, windows, final_value = self._rollout(state, rollout_key)
-        advantages, returns = self._advantages(windows, final_value, reward_scale)
+        scale = state.rewards.updated(windows.reward, config.discount)
+        rewards = reward_scale * scale(windows.reward)
+        advantages, returns = self._advantages(windows, rewards, final_value)
         batch = (windows, advantages, returns, started.hidden[None])
         take = on_each(self.mesh, _one_of_each_block, spread(1), spread(), out=spread(1))
 
@@ -247,6 +252,7 @@ class Learner:
             params=params,
             optimiser=optimiser,
             normaliser=state.normaliser.updated(windows.features),
+            rewards=scale,
             update=state.update + 1,
         )
         state = self._restart_finished(state, reset_key)
@@ -301,11 +307,10 @@ class Learner:
         return state, windows, said.value
 
     def _advantages(
-        self, windows: _Windows, final_value: jax.Array, reward_scale: jax.Array
+        self, windows: _Windows, rewards: jax.Array, final_value: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         """Generalised advantage estimates and the returns they imply, float32[T, N]."""
         config = self.config
-        rewards = windows.reward * reward_scale * (1.0 - config.discount)
         following = jnp.concatenate([windows.value[1:], final_value[None]])
         errors = rewards + config.discount * following - windows.value
 
@@ -393,6 +398,7 @@ _PLACES = TrainState(
     params=EVERYWHERE,
     optimiser=EVERYWHERE,
     normaliser=EVERYWHERE,  # type: ignore[arg-type]
+    rewards=RewardScale(EVERYWHERE, EVERYWHERE, spread()),  # type: ignore[arg-type]
     env_states=spread(),  # type: ignore[arg-type]
     observations=spread(),  # type: ignore[arg-type]
     memory=spread(),  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def played(recurrent: bool = False) -> tuple:
     @jax.jit
     def play(state: TrainState) -> tuple:
         _, windows, final = made._rollout(state, jax.random.key(3))
-        return windows, *made._advantages(windows, final, jnp.float32(1.0)), final
+        return windows, *made._advantages(windows, windows.reward, final), final
 
     return play(start(recurrent))
 
@@ -98,20 +98,11 @@ def test_advantages_bootstrap_from_the_final_observation() -> None:
     rewards, values = np.asarray(windows.reward, float), np.asarray(windows.value, float)
     later, following = np.zeros(config.environments), np.asarray(final, float)
     for t in reversed(range(len(rewards))):
-        error = (1.0 - config.discount) * rewards[t] + config.discount * following - values[t]
+        error = rewards[t] + config.discount * following - values[t]
         later = error + config.discount * config.gae_lambda * later
         np.testing.assert_allclose(advantages[t], later, atol=1e-5)
         np.testing.assert_allclose(returns[t], later + values[t], atol=1e-5)
         following = values[t]
-
-
-def test_rewards_count_as_much_as_their_scale_says() -> None:
-    """Half the scale is the same as half of every reward."""
-    windows, _, _, final = played()
-    halved = dataclasses.replace(windows, reward=0.5 * windows.reward)
-    expected = learner()._advantages(halved, final, jnp.float32(1.0))
-    found = learner()._advantages(windows, final, jnp.float32(0.5))
-    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def test_schedules_go_linearly_from_start_to_end() -> None:
@@ -164,9 +155,19 @@ def test_groups_share_their_traffic() -> None:
     keys = np.asarray(jax.random.key_data(state.env_states.workload.key)).reshape(4, 4, -1)
     assert (keys == keys[:, :1]).all() and len(np.unique(keys[:, 0], axis=0)) == 4
     windows, _, _, final = played()
-    advantages, _ = grouped._advantages(windows, final, jnp.float32(1.0))
+    advantages, _ = grouped._advantages(windows, windows.reward, final)
     by_group = np.asarray(advantages).reshape(-1, 4, 4)
     np.testing.assert_allclose(by_group.mean(axis=-1), 0.0, atol=1e-6)
+
+
+def test_rewards_count_as_much_as_their_scale_says() -> None:
+    """A scale of 0 leaves nothing but the values to learn from; rewards are reported as paid."""
+    _, paid = compiled()(start())
+    blind = Learner.create(learner().env, dataclasses.replace(SMALL, reward_scale=0.0))
+    state, report = jax.jit(blind.update)(start())
+    assert float(report.reward) == pytest.approx(float(paid.reward), abs=1e-6)
+    assert float(report.value_loss) != pytest.approx(float(paid.value_loss), rel=0.1)
+    np.testing.assert_array_equal(state.rewards.latest, compiled()(start())[0].rewards.latest)
 
 
 def test_seeds_and_hyper_parameters_can_be_batched() -> None:
