@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint fmt bench fidelity tables serve check wheel clean
+.PHONY: help demo test test-slow lint fmt bench bench-gpu fidelity tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,10 @@ fmt: $(SYNCED) ## format the code and apply the safe fixes
 bench: $(SYNCED) ## measure speed against the peers, all in one run
 	$(BIN)/python -m benchmarks --markdown docs/benchmarks.md
 	$(BIN)/python scripts/fill_readme.py
+
+bench-gpu: $(SYNCED) ## measure speed against batch size on a CUDA GPU
+	$(BIN)/uv pip install --quiet "jax[cuda13]"
+	$(BIN)/python -m benchmarks.gpu --markdown docs/benchmarks_gpu.md
 
 fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
 	$(BIN)/jaxserve fidelity --markdown docs/fidelity_results.md
