@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint fmt bench bench-gpu fidelity tables serve check wheel clean
+.PHONY: help demo test test-slow lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ bench-gpu: $(SYNCED) ## measure speed against batch size on a CUDA GPU
 fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
 	$(BIN)/jaxserve fidelity --markdown docs/fidelity_results.md
 	$(BIN)/python scripts/fill_readme.py
+
+docs: $(SYNCED) ## build the documentation in build/docs
+	$(BIN)/python scripts/generate_docs.py
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/docs
 
 tables: $(SYNCED) ## rebuild the latency tables in data/tables
 	$(BIN)/jaxserve table build

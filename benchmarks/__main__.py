@@ -22,6 +22,7 @@ from benchmarks.page import publish
 from jaxserve.cores import use_all_cores
 
 LEARNERS = 1024
+SEEDS = 8
 HARD = "adversarial_multitenant"
 BATCHES = (256, 1024, 4096, 16384)
 
@@ -61,6 +62,12 @@ def speed_page() -> str:
     lines.append(
         f"| hard task, PPO end to end, {LEARNERS:,} environments | {learning:,.0f} windows/s "
         f"(compile {compile_s:.1f} s) |"
+    )
+    print(lines[-1], flush=True)
+    together, _ = ppo_windows_per_s(HARD, LEARNERS, SEEDS)
+    lines.append(
+        f"| the same with {SEEDS} seeds side by side | {together:,.0f} windows/s "
+        f"({SEEDS * learning / together:.1f} times as long as one seed) |"
     )
     print(lines[-1], flush=True)
     lines.append(f"| one un-batched step from Python | {1e3 * single_step_s(HARD):.3f} ms |")

@@ -13,13 +13,19 @@ from jaxserve.agents.ppo import Learner, PPOConfig
 _UPDATES = 5
 
 
-def ppo_windows_per_s(task: str, environments: int) -> tuple[float, float]:
-    """Windows per second end to end, and seconds to compile."""
+def ppo_windows_per_s(task: str, environments: int, seeds: int = 1) -> tuple[float, float]:
+    """Windows per second end to end, and seconds to compile.
+
+    Args:
+      environments: of each seed.
+      seeds: policies trained side by side; the speed is that of all of them together.
+    """
     config = PPOConfig(environments=environments)
     learner = Learner.create(jaxserve.make(task), config)
-    state = jax.jit(learner.init)(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(0), seeds)
+    state = jax.jit(jax.vmap(learner.init))(keys)
     start = time.perf_counter()
-    update = jax.jit(learner.update).lower(state).compile()
+    update = jax.jit(jax.vmap(learner.update)).lower(state).compile()
     compile_s = time.perf_counter() - start
 
     def run():
@@ -28,5 +34,5 @@ def ppo_windows_per_s(task: str, environments: int) -> tuple[float, float]:
             current, _ = update(current)
         jax.block_until_ready(current)
 
-    windows = _UPDATES * environments * config.rollout_windows
+    windows = _UPDATES * seeds * environments * config.rollout_windows
     return windows / median_s(run), compile_s

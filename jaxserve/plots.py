@@ -100,7 +100,10 @@ def draw_episodes(
                     axis.set_ylabel("")
             _name_regimes(own[0], env, episode.rollout, regime_names)
             own[-1].set_xlabel("time, s")
-        for axis in axes[: len(panels), 0]:
+        for axis, panel in zip(axes[: len(panels), 0], panels, strict=True):
+            # After all episodes are drawn: a limit that is set no longer follows what is drawn.
+            if panel in (_arrivals, _queues, _goodput):
+                axis.set_ylim(bottom=0)
             _make_room(axis)
         figure.align_ylabels(axes[:, 0])
         figure.suptitle(title)
@@ -157,7 +160,6 @@ def _arrivals(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     axis.fill_between(_time(env, rollout), rate, step="pre", color=GREY, alpha=0.3, lw=0)
     axis.step(_time(env, rollout), rate, color=GREY, lw=0.9, label="arrivals")
     axis.set_ylabel("arrivals / s")
-    axis.set_ylim(bottom=0)
 
 
 def _queues(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
@@ -165,7 +167,6 @@ def _queues(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     _line(axis, env, rollout, observation.active_requests, BLUE, "running")
     _line(axis, env, rollout, observation.queue_depth, ORANGE, "waiting", ls="--")
     axis.set_ylabel("requests")
-    axis.set_ylim(bottom=0)
 
 
 def _ttft(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
@@ -203,7 +204,6 @@ def _goodput(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
     axis.plot(time, good, color=GREEN, lw=1.0)
     _line(axis, env, rollout, completed, GREY, "completed", ls="--", lw=1.1)
     axis.set_ylabel("completed / s")
-    axis.set_ylim(bottom=0)
 
 
 def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:

@@ -1,15 +1,34 @@
-"""The README shows what was printed, and its Python runs."""
+"""The README shows what was printed, and what it tells to run runs."""
 
 import importlib.util
 import re
+import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from server.local import LocalServer
+from tests.docs.snippets import blocks, run_code
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README = ROOT / "README.md"
+PAGE = "http://localhost:7860"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a server that really runs."""
+    started = LocalServer(tmp_path_factory.mktemp("server")).wait()
+    yield started.url
+    started.stop()
+
+
+def code(language: str, word: str) -> str:
+    """The one block with this word in it, in the form in which it is tried."""
+    (found,) = (b.code for b in blocks(README) if b.language == language and word in b.code)
+    return found
 
 
 def test_tables_are_the_printed_ones() -> None:
@@ -18,20 +37,66 @@ def test_tables_are_the_printed_ones() -> None:
     assert spec is not None and spec.loader is not None
     fill = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(fill)
-    assert "<!-- table docs/fidelity_results.md" in README
-    assert fill.filled(README) == README
+    text = README.read_text(encoding="utf-8")
+    assert "<!-- table docs/fidelity_results.md" in text
+    assert "<!-- table docs/results.md" in text
+    assert fill.filled(text) == text
 
 
-def test_python_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Every Python block runs from top to bottom, those of the client against a real server."""
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    served = [block for block in blocks if "ServeClient" in block]
-    assert served and len(served) < len(blocks)
-    server = LocalServer(tmp_path).wait()
-    try:
-        for block in blocks:
-            code = block.replace("http://localhost:7860", server.url)
-            exec(compile(code, "README.md", "exec"), {})
-    finally:
-        server.stop()
-    assert capsys.readouterr().out.count("\n") >= 2
+@pytest.mark.parametrize("word", ["jaxserve.make(", "gymnasium.make("])
+def test_python_runs(word: str, tmp_path: Path) -> None:
+    """Each block by itself prints a reward."""
+    assert re.search(r"\d", run_code("python", code("python", word), tmp_path))
+
+
+def test_python_of_the_client_runs(server: str, tmp_path: Path) -> None:
+    """Against a real server; it prints a grade."""
+    printed = run_code("python", code("python", "ServeClient").replace(PAGE, server), tmp_path)
+    assert "score" in printed
+
+
+def test_curl_runs(server: str, tmp_path: Path) -> None:
+    """Both answers are observations, the second with a reward."""
+    asked = code("sh", "curl").replace(PAGE.removeprefix("http://"), server.removeprefix("http://"))
+    printed = run_code("sh", asked, tmp_path)
+    assert printed.count('"queue_depth"') == 2
+    assert re.search(r'"reward":-?\d', printed)
+
+
+@pytest.mark.slow
+def test_commands_run(tmp_path: Path) -> None:
+    """On a load test and a trace of a user."""
+    (load_test,) = (b.code for b in blocks(ROOT / "docs" / "extend_hardware.md") if b.file)
+    (tmp_path / "my_load_test.csv").write_text(load_test, encoding="utf-8")
+    rows = [f"2026-01-01 00:{s // 60:02}:{s % 60:02},{100 + 7 * s},{20 + s}" for s in range(300)]
+    trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
+    (tmp_path / "my_trace.csv").write_text(trace, encoding="utf-8")
+    printed = run_code("sh", code("sh", "jaxserve train"), tmp_path)
+    assert "trace_replay, 2 test episodes" in printed
+    assert "bursty_workload, 2 test episodes" in printed
+    assert {path.name for path in tmp_path.iterdir()} >= {"my.parquet", "my_run"}
+
+
+@pytest.mark.slow
+def test_the_demo_runs(tmp_path: Path) -> None:
+    """What `make demo` runs, shorter, leaves everything that it speaks of afterwards."""
+    assert code("sh", "make demo") == "make demo\nmake test\n"
+    listed = subprocess.run(
+        ["make", "--dry-run", "--old-file=.venv/.synced", "demo"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.replace("\\\n", "")
+    steps = [line for line in listed.splitlines() if "jaxserve" in line or line.startswith("rm")]
+    assert len(steps) == 3
+    short = "--steps 60_000 --environments 64"
+    commands = "\n".join(steps).replace("--steps 5_000_000", short)
+    commands = commands.replace(".venv/bin/", "").replace("--episodes 20", "--episodes 2")
+    assert short in commands and shlex.split(commands)
+    printed = run_code("sh", commands, tmp_path)
+    assert "ppo" in printed and "best_static" in printed
+    told = (ROOT / "scripts" / "after_demo.txt").read_text(encoding="utf-8")
+    spoken_of = re.findall(r"demo/[\w./]+", told)
+    assert len(spoken_of) >= 4
+    assert all((tmp_path / name).exists() for name in spoken_of)

@@ -91,7 +91,7 @@ class Headroom:
                 for knob, value in knobs.items()
             },
             provenance={
-                "command": f"jaxserve search {self.spec.name}",
+                "command": f"jaxserve search {self.spec.file or self.spec.name}",
                 "budget": dataclasses.asdict(self.budget),
                 "split": "test",
                 "oracle_measured": round(self.values["oracle"], 6),

@@ -58,14 +58,17 @@ def load_setting(
     """A task with its anchors; see ``jaxserve.make`` for the arguments.
 
     Args:
-      weights: directory with those of the agent ppo; default is the task's packaged ones.
+      weights: directory with those of the agent ppo; default is the task's packaged ones, or
+        NAME.weights beside a task file.
 
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
     spec = load_task(task)
     env = make(spec, hardware=hardware, table=table, trace=trace)
-    weights = weights or packaged_weights(spec.name)
+    if weights is None:
+        own = spec.file
+        weights = packaged_weights(spec.name) if own is None else own.with_suffix(".weights")
     changed = {"hardware": hardware, "table": table, "trace": trace}
     given = [name for name, value in changed.items() if value is not None]
     if given:

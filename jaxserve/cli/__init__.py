@@ -5,6 +5,7 @@ Commands import what they need themselves, so that ``--help`` answers at once.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; the exit code is 0, or 2 after bad input, or 130 when interrupted."""
+    # orbax says there how long it waited for a disk, in the middle of a bar.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         enable_compilation_cache()
         use_all_cores()

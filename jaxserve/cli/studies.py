@@ -20,17 +20,20 @@ def list_tasks() -> None:
 
 
 def search_anchors(task: tyro.conf.Positional[str]) -> None:
-    """Search a task's best static setting and oracle, and freeze its anchors in data/anchors.
+    """Search a task's best static setting and oracle, and freeze its anchors.
+
+    Those of a task file are written beside it, as NAME.anchors.json.
 
     Args:
-        task: Name or alias of a built-in task, or all.
+        task: Name or alias of a task, path of a task file, or all for the built-in ones.
     """
     from jaxserve.tasks.anchors import write_anchors
     from jaxserve.tasks.spec import task_names
     from jaxserve.terminal import result_console
 
     for name in task_names() if task == "all" else (task,):
-        path = write_anchors(_measured_headroom(name).anchors())
+        result = _measured_headroom(name)
+        path = write_anchors(result.anchors(), result.spec.file)
         result_console().print(f"wrote {path}", soft_wrap=True)
 
 

@@ -71,8 +71,13 @@ def fidelity_table(rows: Sequence[FidelityRow]) -> Table:
 
 
 def fidelity_markdown(rows: Sequence[FidelityRow]) -> str:
-    """The rows as a Markdown table."""
-    lines = ["| check | error | bar | | detail |", "|---|--:|--:|---|---|"]
+    """The rows as a Markdown page with one table."""
+    lines = [
+        "# Fidelity results",
+        "",
+        "| check | error | bar | | detail |",
+        "|---|--:|--:|---|---|",
+    ]
     for row in rows:
         verdict = "pass" if row.passed else "**miss**"
         lines.append(

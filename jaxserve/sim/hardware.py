@@ -1,14 +1,16 @@
 """GPUs, models and engine settings: the facts that every time, byte and joule is computed from.
 
 `load_gpu` and `load_model` read `data/hardware/<name>.json` and `data/models/<name>.json`. Each
-group of constants in those files names its `source`; what is an assumption says so there.
+group of constants in those files names its `source`; what is an assumption says so there. A GPU of
+the user's own is a file that says in what it differs from one of them.
 """
 
 import math
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
-from jaxserve.datafiles import data_dir, load_json
+from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
 
 FP16, INT8, INT4 = 0, 1, 2
@@ -17,6 +19,8 @@ TIER_NAMES = ("fp16", "int8", "int4")
 
 GIB = 2**30
 
+_WORDS = ("base", "description", "source")
+"""What a GPU file may say beside constants."""
 _MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s")
 
 
@@ -218,15 +222,24 @@ def model_names() -> tuple[str, ...]:
 
 
 def load_gpu(name: str) -> Gpu:
-    """GPU `name` from `data/hardware`.
+    """GPU `name` from `data/hardware`, or from a file of the user's own by its path.
+
+    Such a file names the GPU it is like as `base` and has the constants in which it differs.
 
     Raises:
-      InputError: unknown name, or a constant in the file is missing or not a positive number.
+      InputError: unknown name, or a constant in the file is missing, unknown or not a positive
+        number.
     """
-    if name not in gpu_names():
-        raise InputError(f"gpu {name!r} is unknown; allowed are {', '.join(gpu_names())}")
     where = f"hardware/{name}.json"
-    data = load_json(where)
+    if name in gpu_names():
+        data = load_json(where)
+    elif Path(name).suffix == ".json" and Path(name).is_file():
+        where = name
+        data = _own_gpu(Path(name))
+        name = Path(name).stem
+    else:
+        allowed = f"{', '.join(gpu_names())}, or the path of a JSON file"
+        raise InputError(f"gpu {name!r} is unknown; allowed are {allowed}")
     flat: dict[str, Any] = {}
     for group in ("memory", "head", "iteration", "link", "power", "price"):
         flat |= _group(data, group, where)
@@ -258,6 +271,32 @@ def load_model(name: str) -> LlmModel:
         if field.name not in values:
             values[field.name] = int(_number(sizes, field.name, where))
     return LlmModel(**values)
+
+
+def _own_gpu(path: Path) -> dict[str, Any]:
+    """Constants of the GPU in a file of the user's own."""
+    where = f"GPU file {path.name}"
+    own = read_json(path, where)
+    if path.stem in gpu_names():
+        raise InputError(f"{where} has the name of a packaged GPU; give it a name of its own")
+    base = own.get("base") if isinstance(own, dict) else None
+    if base not in gpu_names():
+        raise InputError(f"{where}: base is {base!r}; allowed are {', '.join(gpu_names())}")
+    return _merged(load_json(f"hardware/{base}.json"), own, where)
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any], where: str) -> dict[str, Any]:
+    """`base` with the constants of `own`, group by group."""
+    merged = dict(base)
+    for key, value in own.items():
+        if key not in base and key not in _WORDS:
+            known = ", ".join(known for known in base if known not in _WORDS)
+            raise InputError(f"{where}: field {key!r} is unknown; allowed are {known}")
+        nested = isinstance(base.get(key), dict)
+        if nested and not isinstance(value, dict):
+            raise InputError(f"{where}: {key} is {value!r}; it must be a group of constants")
+        merged[key] = _merged(base[key], value, f"{where}: {key}") if nested else value
+    return merged
 
 
 def _group(data: dict[str, Any], name: str, where: str) -> dict[str, Any]:

@@ -52,19 +52,21 @@ def anchors_score(anchors: Anchors, mean_reward: float) -> float:
     return min(0.5 + 0.5 * (mean_reward - anchors.best_static) / span, 1.0)
 
 
-def anchors_path(task: str) -> Path:
-    """Where a built-in task's anchors lie."""
+def anchors_path(task: str, file: Path | None = None) -> Path:
+    """Where a task's anchors lie: with the package, or beside the file of a task of one's own."""
+    if file is not None:
+        return file.with_suffix(".anchors.json")
     return data_dir() / "anchors" / f"{task}.json"
 
 
 def load_anchors(spec: TaskSpec) -> Anchors:
-    """The frozen anchors of a built-in task.
+    """The frozen anchors of a task.
 
     Raises:
       InputError: there are none, they are of another version of the task, or a field is wrong.
     """
-    path = anchors_path(spec.name)
-    missing = f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec.name)}"
+    path = anchors_path(spec.name, spec.file)
+    missing = f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec)}"
     anchors = parse_anchors(read_json(path, f"anchors file {path.name}", missing))
     if anchors.task != spec.name:
         raise InputError(
@@ -73,7 +75,7 @@ def load_anchors(spec: TaskSpec) -> Anchors:
     if anchors.task_version != spec.version:
         raise InputError(
             f"anchors file {path.name}: task_version is {anchors.task_version}, but the task is of "
-            f"version {spec.version}; {_command(spec.name)}"
+            f"version {spec.version}; {_command(spec)}"
         )
     return anchors
 
@@ -117,8 +119,11 @@ def parse_anchors(data: Any) -> Anchors:
     )
 
 
-def write_anchors(anchors: Anchors) -> Path:
-    """Writes the anchors of a built-in task where ``load_anchors`` finds them.
+def write_anchors(anchors: Anchors, file: Path | None = None) -> Path:
+    """Writes anchors where ``load_anchors`` finds them.
+
+    Args:
+      file: of the task, if it is not built in.
 
     Raises:
       InputError: what is written would not load.
@@ -128,10 +133,10 @@ def write_anchors(anchors: Anchors) -> Path:
         value = data[name]
         data[name] = round(value, 6) if math.isfinite(value) else value
     parse_anchors(data)
-    path = anchors_path(anchors.task)
+    path = anchors_path(anchors.task, file)
     write_atomic(path, (json.dumps(data, indent=2) + "\n").encode())
     return path
 
 
-def _command(task: str) -> str:
-    return f"`jaxserve search {task}` computes them"
+def _command(spec: TaskSpec) -> str:
+    return f"`jaxserve search {spec.file or spec.name}` computes them"

@@ -96,6 +96,8 @@ class TaskSpec:
     trace: str | None = None
     """file name of a packaged trace, or a path, that replaces random traffic."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
+    file: Path | None = None
+    """where a task that is not built in was read from; its anchors lie beside it."""
 
 
 def task_names() -> tuple[str, ...]:
@@ -122,15 +124,15 @@ def load_task(task: str | int) -> TaskSpec:
         if not matches:
             raise InputError(f"task {text} is unknown; the aliases are 1, 2 and 3")
         text = matches[0]
-    path = data_dir() / "tasks" / f"{text}.json"
-    if text not in names:
-        path = Path(text)
-        if path.suffix != ".json" or not path.is_file():
-            raise InputError(
-                f"task {text!r} is unknown; the tasks are {', '.join(names)}, "
-                "or the path of a JSON file"
-            )
-    return parse_task(_read(path), path.stem)
+    if text in names:
+        return parse_task(_read(data_dir() / "tasks" / f"{text}.json"), text)
+    path = Path(text)
+    if path.suffix != ".json" or not path.is_file():
+        raise InputError(
+            f"task {text!r} is unknown; the tasks are {', '.join(names)}, "
+            "or the path of a JSON file"
+        )
+    return dataclasses.replace(parse_task(_read(path), path.stem), file=path)
 
 
 def parse_task(data: Any, name: str) -> TaskSpec:
@@ -144,7 +146,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
     version = top.get("spec_version")
     if isinstance(version, bool) or version != SPEC_VERSION:
         raise InputError(f"{where}: spec_version is {version!r}; it must be {SPEC_VERSION}")
-    checks.only(top, (_field_names(TaskSpec) | {"spec_version"}) - {"name"}, where)
+    checks.only(top, (_field_names(TaskSpec) | {"spec_version"}) - {"name", "file"}, where)
     streams = tuple(
         _stream(item, f"{where}: streams[{i}]")
         for i, item in enumerate(checks.entries(top, "streams", where))

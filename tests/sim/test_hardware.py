@@ -1,6 +1,8 @@
 """Promises of the hardware and model data."""
 
+import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,6 +76,36 @@ def test_unknown_names_are_answered_with_the_allowed_ones() -> None:
         load_gpu("b200")
     with pytest.raises(InputError, match=r"model 'gpt' is unknown; allowed are llama-3.1-70b"):
         load_model("gpt")
+
+
+def test_a_gpu_of_ones_own_differs_where_its_file_says(tmp_path: Path) -> None:
+    """Constants that a file names replace those of its base; the rest stays."""
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"base": "h100-sxm-80gb", "memory": {"memory_bytes": 1e11}}))
+    base, own = load_gpu("h100-sxm-80gb"), load_gpu(str(path))
+    assert own == dataclasses.replace(base, name="mine", memory_bytes=1e11)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("mine", {"base": "b200"}, "base is 'b200'; allowed are a100"),
+        ("mine", [], "base is None"),
+        ("mine", {"base": "l40s-48gb", "memori": {}}, "field 'memori' is unknown"),
+        ("mine", {"base": "l40s-48gb", "memory": {"size": 1}}, "memory: field 'size' is unknown"),
+        ("mine", {"base": "l40s-48gb", "memory": 5}, "memory is 5; it must be a group"),
+        ("mine", {"base": "l40s-48gb", "power": {"max_w": -1}}, "field max_w is -1"),
+        ("l40s-48gb", {"base": "l40s-48gb"}, "has the name of a packaged GPU"),
+    ],
+)
+def test_a_wrong_gpu_file_is_refused(
+    name: str, content: Any, complaint: str, tmp_path: Path
+) -> None:
+    """With one sentence that names the field."""
+    path = tmp_path / f"{name}.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match=complaint):
+        load_gpu(str(path))
 
 
 @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), None, "fast"])

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks import anchors as module
@@ -144,3 +145,16 @@ def test_packaged_anchors_belong_to_the_task(task: str) -> None:
         if knob not in spec.knobs:
             assert value == pytest.approx(spec.locked[knob])
     assert json.loads(anchors_path(task).read_text())["provenance"]
+
+
+def test_anchors_of_a_task_file_lie_beside_it(tmp_path: Path) -> None:
+    """Also where the file has a built-in task's name, whose anchors are of another task."""
+    file = tmp_path / "static_workload.json"
+    file.write_bytes((data_dir() / "tasks" / file.name).read_bytes())
+    spec = load_task(str(file))
+    with pytest.raises(InputError, match=f"`jaxserve search {file}` computes them"):
+        load_anchors(spec)
+    anchors = dataclasses.replace(ANCHORS, task_version=spec.version)
+    assert write_anchors(anchors, spec.file) == tmp_path / "static_workload.anchors.json"
+    assert load_anchors(spec) == anchors
+    assert load_anchors(load_task("static_workload")) != anchors

@@ -1,0 +1,270 @@
+"""The Dockerfile's steps without Docker: in an empty folder, then a server from what they made.
+
+python scripts/image_plan.py --markdown docs/image.md
+
+Copies only what .dockerignore lets through, runs every RUN line of both stages with the stage's
+environment, starts the image's command as a user who may write to /tmp only, waits until the health
+check passes, plays a step, and prints what lies in the image and how large it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import httpx  # noqa: E402
+
+from jaxserve.datafiles import write_atomic  # noqa: E402
+from server.local import free_port  # noqa: E402
+
+_NOBODY = 65534
+_START_S = 120.0
+_NETWORK = (
+    r"PIP_|UV_(INDEX|DEFAULT|SYSTEM|NATIVE|CACHE)|SSL_|REQUESTS_|CURL_|(?i:https?_proxy|no_proxy)"
+)
+"""Variables that say how packages are fetched on this machine."""
+_GROUPS = {
+    "jaxlib, jax": ("jax", "jaxlib"),
+    "scipy, numpy": ("scipy", "scipy.libs", "numpy", "numpy.libs"),
+    "pyarrow, without Flight and S3": ("pyarrow", "pyarrow.libs"),
+}
+_BASE_IMAGE = "python:3.11-slim"
+_BASE_IMAGE_MB = 125
+"""Unpacked; it cannot be measured without Docker."""
+
+
+@dataclass
+class Stage:
+    """One stage of the build: a folder that stands for ``/``."""
+
+    root: Path
+    name: str
+    workdir: str = "/"
+    variables: dict[str, str] = field(default_factory=dict)
+    command: list[str] = field(default_factory=list)
+    health: list[str] = field(default_factory=list)
+
+    def at(self, path: str) -> Path:
+        """Where a path of the image is."""
+        return self.root / str(Path(self.workdir) / path).lstrip("/")
+
+    def moved(self, text: str) -> str:
+        """The image's absolute paths in ``text``, as they are here."""
+        return re.sub(r"(?<![\w./])/(app|sessions|tmp/state)\b", rf"{self.root}/\1", text)
+
+    def environment(self) -> dict[str, str]:
+        """What a command of the stage sees."""
+        own = {name: self.moved(value) for name, value in self.variables.items()}
+        python = self.root / "usr/local/bin"
+        path = own.pop("PATH", "$PATH").replace("$PATH", f"{python}:{os.environ['PATH']}")
+        kept = {name: os.environ[name] for name in os.environ if re.match(_NETWORK, name)}
+        return {"HOME": str(self.root / "home"), "PATH": path, **kept, **own}
+
+
+def main() -> int:
+    """Returns 1 if a step fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    chosen = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="image-") as folder:
+        # The server runs as somebody else, who must be able to look inside.
+        Path(folder).chmod(0o755)
+        try:
+            page = build(Path(folder), ROOT)
+        except (RuntimeError, subprocess.CalledProcessError) as error:
+            print(f"image_plan: {error}", file=sys.stderr)
+            return 1
+    print(page)
+    if chosen.markdown is not None:
+        write_atomic(chosen.markdown, page.encode())
+    return 0
+
+
+def build(folder: Path, context: Path) -> str:
+    """Runs all steps of ``context/Dockerfile`` below ``folder``; returns the page.
+
+    Raises:
+      RuntimeError: a step is unknown, or the server does not answer.
+      subprocess.CalledProcessError: a step fails.
+    """
+    stages: dict[str, Stage] = {}
+    stage: Stage | None = None
+    for instruction, rest in instructions((context / "Dockerfile").read_text()):
+        if instruction == "FROM":
+            image, _, name = rest.partition(" AS ")
+            if image != _BASE_IMAGE:
+                raise RuntimeError(f"base image {image!r} is not {_BASE_IMAGE}")
+            stage = Stage(folder / f"stage-{len(stages)}", name)
+            _empty_image(stage)
+            stages[name] = stage
+        elif stage is None:
+            raise RuntimeError(f"{instruction} comes before FROM")
+        else:
+            _carry_out(stage, instruction, rest, stages, context)
+    assert stage is not None
+    healthy_s = _serve(stage)
+    return _page(stage, healthy_s)
+
+
+def instructions(text: str) -> Iterator[tuple[str, str]]:
+    """Name and argument of each instruction, continued lines joined."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    for joined in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():
+        if joined.strip():
+            name, _, rest = joined.strip().partition(" ")
+            yield name, rest.strip()
+
+
+def _empty_image(stage: Stage) -> None:
+    """The base image's Python."""
+    (stage.root / "home").mkdir(parents=True)
+    subprocess.run([sys.executable, "-m", "venv", stage.root / "usr/local"], check=True)
+
+
+def _carry_out(
+    stage: Stage, instruction: str, rest: str, stages: Mapping[str, Stage], context: Path
+) -> None:
+    match instruction:
+        case "WORKDIR":
+            stage.workdir = rest
+            stage.at(".").mkdir(parents=True, exist_ok=True)
+        case "ENV":
+            stage.variables |= dict(part.split("=", 1) for part in rest.split())
+        case "ARG":
+            name, _, value = rest.partition("=")
+            stage.variables[name] = value
+        case "COPY":
+            _copy(stage, rest.split(), stages, context)
+        case "RUN" if rest.startswith("useradd"):
+            # Makes the user and the folder of sessions; here the user is nobody.
+            stage.at("/sessions").mkdir()
+        case "RUN":
+            print(f"+ {rest}", flush=True)
+            subprocess.run(
+                ["sh", "-c", rest], cwd=stage.at("."), env=stage.environment(), check=True
+            )
+        case "CMD":
+            stage.command = json.loads(rest)
+        case "HEALTHCHECK":
+            stage.health = json.loads(rest.partition("CMD ")[2])
+        case "USER" | "EXPOSE":
+            pass
+        case _:
+            raise RuntimeError(f"{instruction} is not known here")
+
+
+def _copy(stage: Stage, words: list[str], stages: Mapping[str, Stage], context: Path) -> None:
+    options = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
+    *sources, target = [word for word in words if not word.startswith("--")]
+    for source in sources:
+        if "from" in options:
+            found = stages[options["from"]].at(source)
+        else:
+            found = context / source
+            if source not in _let_through(context) | {"Dockerfile"}:
+                raise RuntimeError(f".dockerignore keeps {source} out of the build")
+        into = stage.at(target) / (found.name if target.endswith("/") else "")
+        if found.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(found, into, symlinks=True, ignore=ignored, dirs_exist_ok=True)
+        else:
+            shutil.copy2(found, into)
+
+
+def _let_through(context: Path) -> set[str]:
+    lines = (context / ".dockerignore").read_text().splitlines()
+    return {line[1:] for line in lines if line.startswith("!")}
+
+
+def _serve(stage: Stage) -> float:
+    """Seconds until the image's health check passes."""
+    environment = stage.environment()
+    with tempfile.TemporaryDirectory(prefix="image-tmp-") as scratch:
+        Path(scratch).chmod(0o777)
+        environment |= {"TMPDIR": scratch, "XDG_STATE_HOME": scratch, "HOME": "/nonexistent"}
+        port = free_port()
+        command = [stage.moved(word) for word in _with_port(stage.command, port)]
+        started = time.monotonic()
+        server = subprocess.Popen(
+            command, cwd=stage.at("."), env=environment, user=_other_user(), group=_other_user()
+        )
+        try:
+            probe = [word.replace("7860", str(port)) for word in stage.health]
+            while subprocess.run(probe, env=environment, capture_output=True).returncode:
+                if server.poll() is not None or time.monotonic() - started > _START_S:
+                    raise RuntimeError("the server of the image does not become healthy")
+            healthy_s = time.monotonic() - started
+            url = f"http://127.0.0.1:{port}"
+            for path, body in (("/reset", {"task_id": 1}), ("/step", {"action": {}})):
+                httpx.post(url + path, json=body, timeout=60.0).raise_for_status()
+        finally:
+            server.terminate()
+            server.wait()
+    return healthy_s
+
+
+def _with_port(command: list[str], port: int) -> list[str]:
+    """The image's command with its first port replaced and without the others."""
+    first = command.index("--port")
+    return [*command[:first], "--port", str(port)]
+
+
+def _other_user() -> int | None:
+    return _NOBODY if os.geteuid() == 0 else None
+
+
+def _page(stage: Stage, healthy_s: float) -> str:
+    app = stage.at("/app")
+    packages = next(app.glob(".venv/lib/python3*/site-packages"))
+    environment_mb, compiled_mb = _size_mb(app / ".venv"), _size_mb(app / ".jax_cache")
+    known = {
+        name: sum(_size_mb(packages / part) for part in parts) for name, parts in _GROUPS.items()
+    }
+    rows = {
+        f"{_BASE_IMAGE}, published size": float(_BASE_IMAGE_MB),
+        **known,
+        "everything else that is installed": environment_mb - sum(known.values()),
+        "jaxserve, its data and the server": _size_mb(app) - environment_mb - compiled_mb,
+        "compiled programs": compiled_mb,
+    }
+    lines = [
+        "# Image",
+        "",
+        "Printed by `python scripts/image_plan.py`, which runs the Dockerfile's steps in an empty",
+        "folder and starts a server from the result.",
+        "",
+        "| part | MB |",
+        "|---|--:|",
+        *(f"| {name} | {size:,.0f} |" for name, size in rows.items()),
+        f"| together | {sum(rows.values()):,.0f} |",
+        "",
+        f"A server started from it was healthy after {healthy_s:.0f} s.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _size_mb(path: Path) -> float:
+    """As ``du --apparent-size``, in 10^6 bytes."""
+    if path.is_file():
+        return path.stat().st_size / 1e6
+    files = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    return sum(file.stat().st_size for file in files) / 1e6
+
+
+if __name__ == "__main__":
+    sys.exit(main())

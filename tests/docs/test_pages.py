@@ -1,0 +1,92 @@
+"""Every code block of the documentation runs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import LANGUAGES, blocks, run_page
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+ELSEWHERE = {
+    "adapters.md": "tests/adapters/test_adapters_page.py",
+    "deployment.md": "tests/server",
+    "server.md": "tests/server",
+}
+"""Pages whose blocks other tests run, with the place."""
+EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
+QUICK = ("observations.md", "actions.md", "tasks/static_workload.md")
+PAGES = sorted(
+    str(page.relative_to(DOCS))
+    for page in DOCS.rglob("*.md")
+    if page.name not in ELSEWHERE and any(block.language in LANGUAGES for block in blocks(page))
+)
+MAX_LINES = 40
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in PAGES
+        if name not in EXTENDING
+    ],
+)
+def test_blocks_run(name: str, tmp_path: Path) -> None:
+    """From top to bottom in an empty folder."""
+    assert run_page(DOCS / name, tmp_path)
+
+
+def test_a_task_from_its_page(tmp_path: Path) -> None:
+    """The file on the page is a task that agents play."""
+    printed = run_page(DOCS / "extend_task.md", tmp_path)
+    assert "night_shift, 4 test episodes" in printed
+    means = _first_numbers(printed, ("random", "default", "batch_512"))
+    assert len(set(means.values())) == 3
+    assert re.search(r"^reward -?\d\.\d{3}$", printed, re.MULTILINE)
+    _check_length("extend_task.md", "night_shift.json")
+
+
+def test_hardware_from_its_page(tmp_path: Path) -> None:
+    """The GPU and the load test on the page become tables that are played on."""
+    printed = run_page(DOCS / "extend_hardware.md", tmp_path)
+    assert "wrote my_gpu.parquet" in printed
+    _check_length("extend_hardware.md", "my_gpu.json")
+    assert "fit to 8 rows" in printed
+    assert (tmp_path / "mine.parquet").is_file()
+    assert set(_first_numbers(printed, ("default", "batch_512"))) == {"default", "batch_512"}
+
+
+def test_an_agent_from_its_page(tmp_path: Path) -> None:
+    """The policy on the page plays and is scored beside the baselines, and adapting helps it."""
+    printed = run_page(DOCS / "extend_agent.md", tmp_path)
+    found = re.findall(r"^(\w+) +score (\d\.\d\d) \(", printed, re.MULTILINE)
+    scores = {name: float(score) for name, score in found}
+    assert list(scores) == ["default", "best_static", "step_by_step"]
+    assert scores["default"] < scores["step_by_step"]
+    _check_length("extend_agent.md", "my_agent.py")
+
+
+def test_every_excuse_is_a_good_one() -> None:
+    """Blocks that are not run say that they need a GPU or the network, and pages that are run
+    elsewhere exist."""
+    for page in DOCS.rglob("*.md"):
+        list(blocks(page))
+    assert all((DOCS / name).is_file() for name in ELSEWHERE)
+    assert all((DOCS.parent / place).exists() for place in ELSEWHERE.values())
+
+
+def _first_numbers(printed: str, names: tuple[str, ...]) -> dict[str, float]:
+    """The first number in each of the rows that begin with a name."""
+    return {
+        name: float(found[1])
+        for name in names
+        if (found := re.search(rf"^ ?{name} +(-?\d\.\d+)", printed, re.MULTILINE))
+    }
+
+
+def _check_length(page: str, file: str) -> None:
+    (block,) = (block for block in blocks(DOCS / page) if block.file == file)
+    assert len(block.code.splitlines()) < MAX_LINES
