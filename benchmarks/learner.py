@@ -8,9 +8,14 @@ import jax
 
 import jaxserve
 from benchmarks.environment import median_s
+from jaxserve.agents.discount import task_discount
 from jaxserve.agents.ppo import Learner, PPOConfig
+from jaxserve.agents.training import check_run
+from jaxserve.tasks.anchors import load_anchors
+from jaxserve.tasks.spec import load_task
 
 _UPDATES = 5
+_IN_A_ROW = 5
 
 
 def ppo_windows_per_s(task: str, environments: int, seeds: int = 1) -> tuple[float, float]:
@@ -36,3 +41,35 @@ def ppo_windows_per_s(task: str, environments: int, seeds: int = 1) -> tuple[flo
 
     windows = _UPDATES * seeds * environments * config.rollout_windows
     return windows / median_s(run), compile_s
+
+
+def seconds_past_static(task: str, steps: int, learning_rate: float) -> tuple[float, int]:
+    """Seconds and windows until PPO earns more than the best static setting.
+
+    Seconds include making the environment and compiling. What counts is the mean reward of a policy
+    that still explores, over an update's windows, five updates in a row.
+
+    Args:
+      steps, learning_rate: of the whole run, which is not played to its end.
+    """
+    best_static = load_anchors(load_task(task)).best_static
+    start = time.perf_counter()
+    env = jaxserve.make(task)
+    config = check_run(
+        steps=steps,
+        seed=0,
+        seeds=1,
+        environments=1024,
+        learning_rate=learning_rate,
+        discount=task_discount(env),
+    )
+    learner = Learner.create(env, config)
+    state = jax.jit(learner.init)(jax.random.key(0))
+    update = jax.jit(learner.update).lower(state).compile()
+    above = 0
+    for done in range(1, config.updates + 1):
+        state, report = update(state)
+        above = above + 1 if float(report.reward) > best_static else 0
+        if above == _IN_A_ROW:
+            return time.perf_counter() - start, done * config.windows
+    return float("inf"), config.updates * config.windows
