@@ -121,6 +121,8 @@ def test_the_reference_is_compared_on_its_own_episodes() -> None:
     assert rows["ppo"][0].startswith(f"{fast:.3f}")
     assert rows["ppo"][1] == "0.700 (0.700 to 0.700)"
     assert rows["ppo"][2].startswith(f"{0.7 - fast:+.3f}")
+    less = 0.66 - np.mean(result().plays["ppo"].objective[:, :3])
+    assert rows["ppo"][3].startswith(f"{less:+.3f}")
 
 
 def test_nothing_to_transfer_to() -> None:
