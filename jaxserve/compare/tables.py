@@ -104,9 +104,9 @@ its 95 % interval: 0 is a random agent, 0.5 the best static setting, 1 the switc
 last column is the probability that a newly trained policy earns more than the best static setting
 in a new episode. Agents with a star are shown the simulator's state, which no operator sees.
 
-Where the oracle gains next to nothing on the best static setting, as the anchors below say of the
-easy and the recorded tasks, half of the scale is that next to nothing: scores above 0.5 then magnify
-differences which the mean rewards show to be small."""
+Where the oracle gains next to nothing on the best static setting (a task's anchors are below), half
+of the scale is that next to nothing: scores above 0.5 then magnify differences that are small in
+mean reward."""
 
 
 def _summary_row(name: str, results: Sequence[TaskComparison]) -> tuple[str, ...]:
