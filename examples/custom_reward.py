@@ -24,7 +24,7 @@ BUDGETS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 def main() -> None:
     """Plays every budget under both objectives."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="bursty_workload")
     parser.add_argument("--memory-limit-gib", type=float, default=24.0)
     parser.add_argument("--memory-weight", type=float, default=2.0)

@@ -18,7 +18,7 @@ TASK = Path(__file__).with_name("custom_task.json")
 
 def main() -> None:
     """Loads the task file and compares agents on it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default=str(TASK), help="path of a task file")
     parser.add_argument("--episodes", type=int, default=4)
     arguments = parser.parse_args()

@@ -23,7 +23,7 @@ CAPS = (8, 16, 32, 64, 128, 256)
 
 def main() -> None:
     """Plays every batch cap on every GPU."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="bursty_workload")
     parser.add_argument(
         "--hardware", nargs="+", default=["a100-sxm-40gb", "l40s-48gb", "h100-sxm-80gb"]

@@ -19,7 +19,7 @@ from server.playing import InProcess, Turn, play_model
 
 def main() -> int:
     """Plays one test episode; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="bursty_workload")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--decide-every", type=int, default=20, help="windows a decision holds")

@@ -21,7 +21,7 @@ from jaxserve.cores import use_all_cores
 
 def main() -> None:
     """Trains PPO for some updates."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="bursty_workload")
     parser.add_argument("--environments", type=int, default=128)
     parser.add_argument("--updates", type=int, default=30)

@@ -27,7 +27,7 @@ CAPS = (4, 16, 64)
 
 def main() -> None:
     """Replays the trace with each batch cap."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trace", type=Path, help="Azure, Mooncake or BurstGPT format")
     parser.add_argument("--windows", type=int, default=60, help="of an episode, 1 s each")
     parser.add_argument("--episodes", type=int, default=4)

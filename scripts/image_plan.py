@@ -3,8 +3,8 @@
 python scripts/image_plan.py --markdown docs/image.md
 
 Copies only what .dockerignore lets through, runs every RUN line of both stages with the stage's
-environment, starts the image's command as a user who may write to /tmp only, waits until the health
-check passes, plays a step, and prints what lies in the image and how large it is.
+environment, starts the image's command without capabilities and without the right to write to /app,
+waits until the health check passes, plays a step, and prints what is in the image and its sizes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ import httpx  # noqa: E402
 from jaxserve.datafiles import write_atomic  # noqa: E402
 from server.local import free_port  # noqa: E402
 
-_NOBODY = 65534
-_START_S = 120.0
+_START_S = 600.0
 _NETWORK = (
     r"PIP_|UV_(INDEX|DEFAULT|SYSTEM|NATIVE|CACHE)|SSL_|REQUESTS_|CURL_|(?i:https?_proxy|no_proxy)"
 )
@@ -82,8 +81,6 @@ def main() -> int:
     parser.add_argument("--markdown", type=Path, help="file to write the table to")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="image-") as folder:
-        # The server runs as somebody else, who must be able to look inside.
-        Path(folder).chmod(0o755)
         try:
             page = build(Path(folder), ROOT)
         except (RuntimeError, subprocess.CalledProcessError) as error:
@@ -195,14 +192,12 @@ def _serve(stage: Stage) -> float:
     """Seconds until the image's health check passes."""
     environment = stage.environment()
     with tempfile.TemporaryDirectory(prefix="image-tmp-") as scratch:
-        Path(scratch).chmod(0o777)
         environment |= {"TMPDIR": scratch, "XDG_STATE_HOME": scratch, "HOME": "/nonexistent"}
         port = free_port()
-        command = [stage.moved(word) for word in _with_port(stage.command, port)]
+        command = [*_powerless(), *_with_port(stage.command, port)]
+        _write_protect(stage.at("/app"))
         started = time.monotonic()
-        server = subprocess.Popen(
-            command, cwd=stage.at("."), env=environment, user=_other_user(), group=_other_user()
-        )
+        server = subprocess.Popen(command, cwd=stage.at("."), env=environment)
         try:
             probe = [word.replace("7860", str(port)) for word in stage.health]
             while subprocess.run(probe, env=environment, capture_output=True).returncode:
@@ -215,6 +210,7 @@ def _serve(stage: Stage) -> float:
         finally:
             server.terminate()
             server.wait()
+            _write_protect(stage.at("/app"), on=False)
     return healthy_s
 
 
@@ -224,8 +220,19 @@ def _with_port(command: list[str], port: int) -> list[str]:
     return [*command[:first], "--port", str(port)]
 
 
-def _other_user() -> int | None:
-    return _NOBODY if os.geteuid() == 0 else None
+def _powerless() -> list[str]:
+    """What makes root obey the rights of files: docker-compose.yml drops all capabilities, too."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+
+
+def _write_protect(folder: Path, on: bool = True) -> None:
+    """Takes, or gives back, everybody's right to write below ``folder``."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode & ~0o222 if on else mode | 0o200)
 
 
 def _page(stage: Stage, healthy_s: float) -> str:

@@ -76,15 +76,15 @@ def _driver(agent: str, task: str) -> Driver:
     act = functools.partial(_act, policy)
 
     def drive(session: Session) -> Knobs:
-        memory = session.agent
+        env, memory = session.simulator.env, session.agent
         fresh = (
             not isinstance(memory, Memory)
             or memory.agent != agent
             or (memory.number, memory.steps) != (session.number, session.steps)
         )
-        content = policy.init(session.env) if fresh else memory.content
+        content = policy.init(env) if fresh else memory.content
         key = jax.random.fold_in(jax.random.fold_in(session.episode.key(), _DICE), session.steps)
-        action, content = act(session.env, content, seen(session.window), key)
+        action, content = act(env, content, seen(session.window), key)
         session.agent = Memory(agent, session.steps + 1, session.number, content)
         return tuple(float(np.asarray(getattr(action, knob))) for knob in KNOBS)
 

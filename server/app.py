@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import socket
 import sys
@@ -15,12 +16,16 @@ from jaxserve.errors import InputError
 from server.compiling import Compilation
 from server.settings import Settings
 
+_WORKER_CANNOT_START = 3
+"""uvicorn ends all workers when one ends with this code."""
+
 
 def _refuse(reason: object) -> NoReturn:
     """Ends the process with a sentence."""
     print(f"server: {reason}", file=sys.stderr, flush=True)
-    # An ordinary exit would abort in the thread that compiles.
-    os._exit(2)
+    # An ordinary exit would abort in the thread that compiles. A worker that ends in another way is
+    # started again by uvicorn, without end.
+    os._exit(2 if multiprocessing.parent_process() is None else _WORKER_CANNOT_START)
 
 
 try:
@@ -56,7 +61,13 @@ def main(arguments: list[str] | None = None) -> None:
     )
     chosen = parser.parse_args(arguments)
     ports = chosen.port or [int(os.environ.get("PORT", "7860"))]
-    config = uvicorn.Config(app, ws_max_size=_settings.max_body_bytes, access_log=False)
+    config = uvicorn.Config(
+        app,
+        ws_max_size=_settings.max_body_bytes,
+        # A message is smaller than a kilobyte or two: to compress it takes longer than to send it.
+        ws_per_message_deflate=False,
+        access_log=False,
+    )
     uvicorn.Server(config).run(sockets=[_listen(chosen.host, port) for port in ports])
 
 

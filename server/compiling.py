@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+
+import jax
 
 from jaxserve.compilation_cache import enable_compilation_cache
 from jaxserve.errors import InputError
@@ -28,6 +31,8 @@ class Compilation:
     def __init__(self) -> None:
         """Starts at once."""
         enable_compilation_cache()
+        # A window is computed in the thread that asks for it: handing it to another takes longer.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
         self.ready: Future[None] = Future()
         """done when reset and step are compiled."""
         self._ending = threading.Event()
@@ -57,6 +62,9 @@ class Compilation:
             if self._ending.is_set():
                 return
             job()
+        # What lives as long as the process is not searched for garbage again and again: with JAX
+        # loaded each search stops all sessions for a quarter of a second.
+        gc.freeze()
 
 
 def _grade() -> None:
@@ -69,15 +77,15 @@ def _grade() -> None:
 def _play(task: str) -> None:
     episode = parse_episode(task, 0, "train", None)
     state, _ = engine.start(episode)
-    engine.advance(episode.environment(), state, engine.knobs_of(DEFAULT_ACTION))
+    engine.advance(engine.simulator(episode), state, engine.knobs_of(DEFAULT_ACTION))
 
 
 def _play_many(task: str, count: int) -> None:
     episode = parse_episode(task, 0, "train", None)
     state, _ = engine.start(episode)
     knobs = [engine.knobs_of(DEFAULT_ACTION)] * count
-    lanes, _ = engine.advance_many(episode.environment(), [state] * count, knobs)
-    engine.advance_many(episode.environment(), lanes, knobs)
+    lanes, _ = engine.advance_many(engine.simulator(episode), [state] * count, knobs)
+    engine.advance_many(engine.simulator(episode), lanes, knobs)
 
 
 if __name__ == "__main__":

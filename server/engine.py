@@ -1,24 +1,27 @@
 """The compiled programs: start an episode, advance one session, advance many at once.
 
-Every program is compiled once for all tasks. A window computed by ``advance`` is that of
-``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the last
-bit, but not with the number of sessions that happen to be advanced together.
+Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
+that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the
+last bit, but not with the number of sessions that happen to be advanced together.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
-from jaxserve.types import RewardParts, ServeAction, TimeStep
-from server.episodes import Episode
+from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep
+from server.episodes import CACHED_ENVIRONMENTS, Episode, environment
+from server.packing import Packed, Packing
 
 PART_NAMES = tuple(RewardParts.__dataclass_fields__)
 BATCH_SIZES = (8, 64, 256)
@@ -46,89 +49,136 @@ class Window:
     """requests that ended in the window without meeting their objectives."""
 
 
+@flax.struct.dataclass
+class _Shown:
+    """What leaves a program: the part of a TimeStep that a Window is made of, all float32."""
+
+    observation: ServeObservation
+    parts: RewardParts
+    reward: jax.Array
+    done: jax.Array
+    completed: jax.Array
+    """[F] by traffic class, as the two below."""
+    good: jax.Array
+    turned_away: jax.Array
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How everything that enters or leaves a program is packed: one program for each layout."""
+
+    env: Packing[ServeEnv]
+    state: Packing[EnvState]
+    shown: Packing[_Shown]
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """An environment as the programs take it."""
+
+    env: ServeEnv
+    layout: _Layout
+    vectors: Packed
+    """of ``env``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """The state of one session inside a batch that was advanced together."""
 
-    batch: EnvState
-    """leaves [B, ...]."""
+    batch: Packed
+    """vectors [B, n]."""
     index: int
 
 
-State = EnvState | Lane
-
-_reset = jax.jit(ServeEnv.reset)
-_step = jax.jit(ServeEnv.step)
-_step_many = jax.jit(jax.vmap(ServeEnv.step, in_axes=(None, 0, 0)))
+State = Packed | Lane
+"""An EnvState: vectors [n], or a place in a batch."""
 
 
-def start(episode: Episode) -> tuple[EnvState, Window]:
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call of a program showed; ``read_windows`` waits for it."""
+
+    layout: _Layout
+    vectors: Packed
+    count: int | None
+    """sessions, which the vectors' leading axis may have more than; None: it has none."""
+
+
+def simulator(episode: Episode) -> Simulator:
+    """The episode's environment; episodes of one task and config share it."""
+    return _simulator(episode.task, episode.config)
+
+
+def start(episode: Episode) -> tuple[State, Window]:
     """The state and the idle observation an episode begins with."""
-    state, timestep = _reset(episode.environment(), episode.key())
-    return state, read_windows(timestep, None)[0]
+    chosen = simulator(episode)
+    state, shown = _reset(chosen.layout, chosen.vectors, jax.random.key_data(episode.key()))
+    return state, read_windows(Outcome(chosen.layout, shown, None))[0]
 
 
-def advance(env: ServeEnv, state: State, knobs: Knobs) -> tuple[EnvState, TimeStep]:
-    """One window of one session; ``read_windows(timestep, None)`` reads the result.
+def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
+    """One window of one session.
 
     Args:
-      env: without a name, see ``Episode.environment``.
       knobs: checked, see ``jaxserve.spaces``.
     """
-    return _step(env, _unbatched(state), _action(knobs))
+    action = np.asarray(knobs, np.float32)
+    state, shown = _step(simulator.layout, simulator.vectors, _alone(state), action)
+    return state, Outcome(simulator.layout, shown, None)
 
 
 def advance_many(
-    env: ServeEnv, states: Sequence[State], knobs: Sequence[Knobs]
-) -> tuple[list[Lane], TimeStep]:
+    simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
+) -> tuple[list[Lane], Outcome]:
     """One window of each of up to ``BATCH_SIZES[-1]`` sessions of one environment.
 
     Returns:
-      their states, and the TimeStep with a leading axis for ``read_windows(timestep, count)``.
+      their states, and what they showed.
     """
     count = len(states)
     size = next(size for size in BATCH_SIZES if size >= count)
-    batch, timestep = _step_many(env, _batched(states, size), stack_knobs(knobs, size))
-    return [Lane(batch, index) for index in range(count)], timestep
+    actions = np.asarray([*knobs, *[knobs[-1]] * (size - count)], np.float32)
+    batch, shown = _step_many(simulator.layout, simulator.vectors, _together(states, size), actions)
+    lanes = [Lane(batch, index) for index in range(count)]
+    return lanes, Outcome(simulator.layout, shown, count)
 
 
-def read_windows(timestep: TimeStep, count: int | None) -> list[Window]:
-    """The first ``count`` windows of a TimeStep with a leading axis; None: one without."""
+def read_windows(outcome: Outcome) -> list[Window]:
+    """One window for each session."""
+    vectors = [np.asarray(vector) for vector in outcome.vectors]
+    if outcome.count is None:
+        rows = [vector[None] for vector in vectors]
+    else:
+        rows = [vector[: outcome.count] for vector in vectors]
+    shown = outcome.layout.shown.unpack(tuple(rows))
 
-    def column(leaf: jax.Array | np.ndarray) -> list[Any]:
-        array = np.asarray(leaf)
-        return [array.tolist()] if count is None else array[:count].tolist()
+    def total(classes: Any) -> list[float]:
+        return classes.sum(axis=-1, dtype=np.float64).tolist()
 
-    def total(leaf: np.ndarray) -> list[float]:
-        sums = leaf.sum(axis=-1, dtype=np.float64)
-        return [float(sums)] if count is None else sums[:count].tolist()
-
-    metrics = timestep.metrics
-    completed, good = np.asarray(metrics.completed), np.asarray(metrics.good)
-    turned_away = np.asarray(metrics.rejected) + np.asarray(metrics.lost)
-    seen = [column(getattr(timestep.observation, name)) for name in OBSERVATION_BOUNDS]
-    parts = [column(getattr(timestep.parts, name)) for name in PART_NAMES]
-    rows = zip(
+    seen = [getattr(shown.observation, name).tolist() for name in OBSERVATION_BOUNDS]
+    parts = [getattr(shown.parts, name).tolist() for name in PART_NAMES]
+    windows = zip(
         zip(*seen, strict=True),
         zip(*parts, strict=True),
-        column(timestep.reward),
-        column(np.asarray(timestep.truncated) | np.asarray(timestep.terminated)),
-        total(completed),
-        total(good),
-        total(completed - good + turned_away),
+        shown.reward.tolist(),
+        shown.done.tolist(),
+        total(shown.completed),
+        total(shown.good),
+        total(shown.completed - shown.good + shown.turned_away),
         strict=True,
     )
     return [
         Window(
             observation=dict(zip(OBSERVATION_BOUNDS, seen, strict=True)),
             reward=reward,
-            done=done,
+            done=bool(done),
             parts=dict(zip(PART_NAMES, terms, strict=True)),
             completed=served,
             good=met,
             failed=failed,
         )
-        for seen, terms, reward, done, served, met, failed in rows
+        for seen, terms, reward, done, served, met, failed in windows
     ]
 
 
@@ -137,54 +187,98 @@ def knobs_of(action: Mapping[str, float]) -> Knobs:
     return tuple(float(action[knob]) for knob in KNOBS)
 
 
-def stack_knobs(knobs: Sequence[Knobs], size: int) -> ServeAction:
-    """A ServeAction of arrays [size]; where there are fewer the last is repeated."""
-    columns = np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)).T
-    return _action(np.pad(columns, ((0, 0), (0, size - len(knobs))), mode="edge"))
+def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
+    """A ServeAction of arrays [len(knobs)]."""
+    return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
 
 
 def _action(values: Any) -> ServeAction:
-    """A ServeAction of six numbers or columns, in the types that the programs were compiled for."""
+    """From an array [..., 6] in the order of the knobs."""
     typed: dict[str, Any] = {
-        knob: np.asarray(value, np.int32 if ACTION_BOUNDS[knob].integer else np.float32)
-        for knob, value in zip(KNOBS, values, strict=True)
+        knob: values[..., place].astype(np.int32 if ACTION_BOUNDS[knob].integer else np.float32)
+        for place, knob in enumerate(KNOBS)
     }
     return ServeAction(**typed)
 
 
-def _unbatched(state: State) -> EnvState:
-    if isinstance(state, EnvState):
-        return state
-    return jax.tree.map(lambda leaf: leaf[state.index], state.batch)
+@functools.partial(jax.jit, static_argnums=0)
+def _pack(packing: Packing, tree: Any) -> Packed:
+    return packing.pack(tree)
 
 
-def _batched(states: Sequence[State], size: int) -> EnvState:
-    """States [size]; those that were advanced together stay together without a copy."""
+@functools.partial(jax.jit, static_argnums=0)
+def _reset(layout: _Layout, env: Packed, key_data: jax.Array) -> tuple[Packed, Packed]:
+    return _packed(layout, layout.env.unpack(env).reset(jax.random.wrap_key_data(key_data)))
+
+
+def _advanced(
+    layout: _Layout, env: Packed, state: Packed, action: jax.Array
+) -> tuple[Packed, Packed]:
+    step = layout.env.unpack(env).step
+    return _packed(layout, step(layout.state.unpack(state), _action(action)))
+
+
+_step = jax.jit(_advanced, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step_many(
+    layout: _Layout, env: Packed, states: Packed, actions: jax.Array
+) -> tuple[Packed, Packed]:
+    return jax.vmap(functools.partial(_advanced, layout, env))(states, actions)
+
+
+def _packed(layout: _Layout, outcome: tuple[EnvState, TimeStep]) -> tuple[Packed, Packed]:
+    state, timestep = outcome
+    return layout.state.pack(state), layout.shown.pack(_shown(timestep))
+
+
+def _shown(timestep: TimeStep) -> _Shown:
+    metrics = timestep.metrics
+    return _Shown(
+        observation=timestep.observation,
+        parts=timestep.parts,
+        reward=timestep.reward,
+        done=(timestep.truncated | timestep.terminated).astype(jnp.float32),
+        completed=metrics.completed,
+        good=metrics.good,
+        turned_away=metrics.rejected + metrics.lost,
+    )
+
+
+@functools.lru_cache(maxsize=CACHED_ENVIRONMENTS)
+def _simulator(task: str, config: str) -> Simulator:
+    env = environment(task, config)
+    packing = Packing.of(env)
+    return Simulator(env, _layout(packing), _pack(packing, env))
+
+
+@functools.cache
+def _layout(env: Packing[ServeEnv]) -> _Layout:
+    def begun(vectors: Packed) -> tuple[EnvState, _Shown]:
+        state, timestep = env.unpack(vectors).reset(jax.random.key(0))
+        return state, _shown(timestep)
+
+    state, shown = jax.eval_shape(begun, env.shapes)
+    return _Layout(env, Packing.of(state), Packing.of(shown))
+
+
+def _alone(state: State) -> Packed:
+    if isinstance(state, Lane):
+        return tuple(np.asarray(vector)[state.index] for vector in state.batch)
+    return state
+
+
+def _together(states: Sequence[State], size: int) -> Packed:
+    """Vectors [size, n]; those that were advanced together stay together without a copy."""
     first = states[0]
-    if isinstance(first, Lane) and first.batch.step.shape == (size,):
-        together = all(
+    if isinstance(first, Lane) and len(first.batch[0]) == size:
+        in_place = all(
             isinstance(state, Lane) and state.batch is first.batch and state.index == index
             for index, state in enumerate(states)
         )
-        if together:
+        if in_place:
             return first.batch
-    rows = [_host_leaves(state) for state in states]
+    rows = [_alone(state) for state in states]
     rows += [rows[-1]] * (size - len(rows))
-    stacked = [np.stack(column) for column in zip(*rows, strict=True)]
-    shape = first.batch if isinstance(first, Lane) else first
-    leaves, structure = jax.tree.flatten(shape)
-    wrapped = [
-        jax.random.wrap_key_data(jnp.asarray(array)) if _is_key(leaf) else array
-        for array, leaf in zip(stacked, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, wrapped)
-
-
-def _host_leaves(state: State) -> list[np.ndarray]:
-    batch, index = (state.batch, state.index) if isinstance(state, Lane) else (state, ...)
-    leaves = [jax.random.key_data(x) if _is_key(x) else x for x in jax.tree.leaves(batch)]
-    return [np.asarray(leaf)[index] for leaf in leaves]
-
-
-def _is_key(leaf: jax.Array) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return tuple(np.stack(column) for column in zip(*rows, strict=True))

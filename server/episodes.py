@@ -19,7 +19,8 @@ from jaxserve.tasks import checks
 from jaxserve.tasks.reward import REWARD_CONFIG, reweight
 from jaxserve.tasks.spec import TaskSpec, load_task, task_names
 
-_CACHED_ENVIRONMENTS = 64
+CACHED_ENVIRONMENTS = 64
+"""Pairs of task and config that are kept ready."""
 SEEDS_LISTED = 32
 """Seeds of each task that a split lists; any other seed can be asked for by number."""
 MAX_SERVED_HORIZON = 2000
@@ -60,10 +61,6 @@ class Episode:
         """The episode's only source of randomness."""
         return episode_key(self.seed, self.split)
 
-    def environment(self) -> ServeEnv:
-        """The environment, without its name: all tasks share one compiled program."""
-        return _environment(self.task, self.config)
-
 
 def parse_episode(
     task: str | int, seed: int, split: str, config: Mapping[str, Any] | None
@@ -85,7 +82,7 @@ def parse_episode(
         text = json.dumps(weights | overrides, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError):
         raise InputError("config has a value that is not plain JSON") from None
-    horizon = int(_environment(spec.name, text).horizon)
+    horizon = int(environment(spec.name, text).horizon)
     if horizon > MAX_SERVED_HORIZON:
         raise InputError(
             f"config: horizon is {horizon}; a server plays at most {MAX_SERVED_HORIZON} windows"
@@ -150,8 +147,12 @@ def _by_name() -> dict[str, TaskSpec]:
     return {spec.name: spec for spec in specs} | numbered
 
 
-@functools.lru_cache(maxsize=_CACHED_ENVIRONMENTS)
-def _environment(task: str, config: str) -> ServeEnv:
+@functools.lru_cache(maxsize=CACHED_ENVIRONMENTS)
+def environment(task: str, config: str) -> ServeEnv:
+    """The environment of an Episode's ``task`` and ``config``.
+
+    It has no name: all tasks share one compiled program.
+    """
     weights, overrides = split_config(json.loads(config))
     env = make(built_in_task(task), overrides=overrides)
     return dataclasses.replace(env, name="", reward=reweight(env.reward, weights))

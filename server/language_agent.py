@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import openai
 
 from jaxserve.errors import InputError
@@ -56,8 +57,8 @@ class ModelSettings:
     """windows that a decision holds."""
     max_tokens: int = 200_000
     """tokens of all exchanges of a run; afterwards the last knobs are held."""
-    max_seconds: float = 900.0
-    """the same for time."""
+    max_seconds: float = 600.0
+    """the same for time; a request under way then may take minutes more with its retries."""
     request_timeout_s: float = 45.0
     retries: int = 4
     """of failed requests, with exponential back-off; by the official client."""
@@ -92,7 +93,7 @@ class LanguageAgent:
         self.trace: list[dict[str, Any]] = []
         """every exchange: what was asked, what came back, tokens, seconds, error."""
         self.tokens = 0
-        self._structured = True
+        self._forms = list(_FORMS)
         self._started = time.monotonic()
         self._client = openai.OpenAI(
             api_key=settings.api_key,
@@ -151,14 +152,14 @@ class LanguageAgent:
         started = time.monotonic()
         try:
             entry["answer"], used = self._stream(messages)
-        except openai.BadRequestError as error:
+        except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             entry["error"] = _describe(error)
-            if not self._structured:
+            if len(self._forms) == 1:
                 return None
-            # Not every server knows JSON schemas; the instructions ask for JSON all the same.
-            self._structured = False
+            # Not every server knows JSON schemas, or tools; the next form asks for less.
+            del self._forms[0]
             return self._ask(messages, attempt, window)
-        except openai.OpenAIError as error:
+        except _BROKEN_ANSWERS as error:
             entry["error"] = _describe(error)
             return None
         finally:
@@ -169,7 +170,6 @@ class LanguageAgent:
 
     def _stream(self, messages: list[dict[str, str]]) -> tuple[str, int]:
         """The answer and its tokens, read as it comes so that it can be cut when time is up."""
-        options: dict[str, Any] = {"response_format": _FORMAT} if self._structured else {}
         create: Any = self._client.chat.completions.create
         stream = create(
             model=self.settings.model,
@@ -179,15 +179,15 @@ class LanguageAgent:
             seed=0,
             stream=True,
             stream_options={"include_usage": True},
-            **options,
+            **self._forms[0],
         )
         pieces, used = [], 0
         with stream:
             for chunk in stream:
                 if chunk.usage is not None:
                     used = chunk.usage.total_tokens
-                if chunk.choices and chunk.choices[0].delta.content:
-                    pieces.append(chunk.choices[0].delta.content)
+                if chunk.choices:
+                    pieces += _pieces(chunk.choices[0].delta)
                 if self.exhausted:
                     break
         text = "".join(pieces)
@@ -261,7 +261,13 @@ def _parse(text: str, last: Knobs) -> Knobs:
     return action.knobs()
 
 
-def _describe(error: openai.OpenAIError) -> str:
+def _pieces(delta: Any) -> list[str]:
+    """The text of a part of an answer, be it content or the argument of a tool call."""
+    called = [call.function.arguments for call in delta.tool_calls or () if call.function]
+    return [piece for piece in (delta.content, *called) if piece]
+
+
+def _describe(error: Exception) -> str:
     """What went wrong, in one line, without headers or keys."""
     if isinstance(error, openai.APIStatusError):
         return f"status {error.status_code} of {type(error).__name__}"
@@ -285,7 +291,28 @@ def _schema() -> dict[str, Any]:
     }
 
 
-_FORMAT = {
-    "type": "json_schema",
-    "json_schema": {"name": "knobs", "strict": True, "schema": _schema()},
-}
+_FORMS: tuple[dict[str, Any], ...] = (
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "knobs", "strict": True, "schema": _schema()},
+        }
+    },
+    {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": "set_knobs",
+                    "description": "Holds the knobs until the next decision.",
+                    "parameters": _schema(),
+                },
+            }
+        ],
+        "tool_choice": {"type": "function", "function": {"name": "set_knobs"}},
+    },
+    {},
+)
+"""Ways to ask for JSON, the surest first; the instructions alone come last."""
+_BROKEN_ANSWERS = (openai.OpenAIError, httpx.HTTPError, ValueError, AttributeError, TypeError)
+"""What the official client raises when a stream breaks off, or is no stream of chunks."""

@@ -28,6 +28,7 @@ class LocalServer:
         port: int | None = None,
         arguments: Sequence[str] = (),
         variables: Mapping[str, str] | None = None,
+        app: str = "server.app:app",
     ) -> None:
         """Starts the process; ``wait`` for it.
 
@@ -36,6 +37,7 @@ class LocalServer:
           port: None takes a free one.
           arguments: of uvicorn.
           variables: added to the environment.
+          app: what uvicorn serves.
         """
         self.port = port or free_port()
         self.printed = folder / f"server-{self.port}.log"
@@ -44,7 +46,7 @@ class LocalServer:
             "JAXSERVE_DATABASE": str(folder / "sessions.sqlite3"),
             **(variables or {}),
         }
-        command = [sys.executable, "-m", "uvicorn", "server.app:app", "--port", str(self.port)]
+        command = [sys.executable, "-m", "uvicorn", app, "--port", str(self.port)]
         with self.printed.open("ab") as output:
             self.process = subprocess.Popen(
                 [*command, *arguments],

@@ -80,8 +80,8 @@ class InProcess:
     def step(self, knobs: Knobs) -> Turn:
         """One window."""
         session = self._session
-        state, timestep = engine.advance(session.env, session.state, knobs)
-        (window,) = engine.read_windows(timestep, None)
+        state, outcome = engine.advance(session.simulator, session.state, knobs)
+        (window,) = engine.read_windows(outcome)
         session.append(state, window, knobs)
         self._actions.append(knobs)
         return Turn(session.steps, knobs, window.observation, window.reward, window.done)
@@ -95,7 +95,7 @@ class InProcess:
     def grade(self) -> dict[str, Any]:
         """As ``POST /grader``."""
         episode = self._episode
-        actions = engine.stack_knobs(self._actions, len(self._actions))
+        actions = engine.stack_knobs(self._actions)
         return dataclasses.asdict(grade_actions(episode.task, episode.seed, actions, episode.split))
 
 

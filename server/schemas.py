@@ -229,6 +229,17 @@ def step_answer(view: View) -> dict[str, Any]:
     }
 
 
+def short_answer(view: View) -> dict[str, Any]:
+    """The same without what OpenEnv has in several places: for answers of many windows."""
+    return {
+        "observation": view.window.observation,
+        "reward": view.window.reward,
+        "done": view.window.done,
+        "info": information(view),
+        "session_id": view.session_id,
+    }
+
+
 def state(view: View) -> ServeState:
     """Totals of a session's episode."""
     return ServeState(

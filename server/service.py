@@ -142,7 +142,7 @@ class Service:
         """
 
         def task(sessions: Sessions) -> list[View]:
-            chosen = [sessions.find(session_id) for session_id, _ in pairs]
+            chosen = sessions.find_many([session_id for session_id, _ in pairs])
             sessions.step_many(chosen, [knobs for _, knobs in pairs])
             return [session.view() for session in chosen]
 
@@ -204,7 +204,7 @@ class Service:
                 "only the task as it is has a score"
             )
         knobs = [step.knobs for step in history.steps]
-        actions = engine.stack_knobs(knobs, len(knobs))
+        actions = engine.stack_knobs(knobs)
         grade = await self._beside(
             grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
         )
@@ -217,7 +217,7 @@ class Service:
         Raises:
           InputError: as ``jaxserve.grading.grade_actions``.
         """
-        actions = engine.stack_knobs(knobs, len(knobs))
+        actions = engine.stack_knobs(knobs)
         return await self._beside(grade_actions, episode.task, episode.seed, actions, episode.split)
 
     async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:

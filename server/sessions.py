@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.env import ServeEnv
-from jaxserve.types import TimeStep
 from server import engine
 from server.engine import Knobs, Window
 from server.episodes import Episode, built_in_task
@@ -37,7 +35,7 @@ class Session:
     name: str
     """the client's episode_id."""
     episode: Episode
-    env: ServeEnv
+    simulator: engine.Simulator
     state: engine.State
     window: Window
     """the last one, or the reset's."""
@@ -65,7 +63,7 @@ class Session:
             cumulative_reward=self.reward,
             completed=self.completed,
             failed=self.failed,
-            window_s=self.env.window_s,
+            window_s=self.simulator.env.window_s,
             load=self.window.observation["request_arrival_rate"] / self.mean_rate_rps,
         )
 
@@ -126,7 +124,7 @@ class Sessions:
           UnknownSession: no such session.
         """
         if session_id is not None:
-            self._head(session_id)
+            self._existing(session_id, self._head(session_id))
         chosen = session_id or secrets.token_urlsafe(18)
         session = begin_session(
             chosen, secrets.randbelow(2**62) + 1, name or secrets.token_hex(8), episode
@@ -145,11 +143,23 @@ class Sessions:
           UnknownSession: no such session, an expired one, or no default session.
           EpisodeConflict: it was played on another version of the simulator.
         """
-        session_id = session_id or self._default_id()
+        return self.find_many([session_id or self._default_id()])[0]
+
+    def find_many(self, session_ids: Sequence[str]) -> list[Session]:
+        """The sessions, as ``find``.
+
+        Raises:
+          UnknownSession, EpisodeConflict: for the first of them that it applies to.
+        """
+        heads = self._store.heads([known for known in session_ids if known not in self._changed])
+        return [self._found(known, heads.get(known)) for known in session_ids]
+
+    def _found(self, session_id: str, head: Head | None) -> Session:
+        """The session at the place where the log has it."""
+        if session_id in self._changed:
+            return self._live[session_id]
         session = self._live.get(session_id)
-        if session is not None and session_id in self._changed:
-            return session
-        head = self._head(session_id)
+        head = self._existing(session_id, head)
         if session is None or session.number != head.episode or session.steps > head.steps:
             session = self._reopen(session_id, head)
         if session.steps < head.steps:
@@ -164,8 +174,8 @@ class Sessions:
           EpisodeConflict: the episode is over.
         """
         _check_running(session)
-        state, timestep = engine.advance(session.env, session.state, knobs)
-        (window,) = engine.read_windows(timestep, None)
+        state, outcome = engine.advance(session.simulator, session.state, knobs)
+        (window,) = engine.read_windows(outcome)
         self._append(session, state, window, LoggedStep(False, window.reward, knobs))
         return window
 
@@ -180,7 +190,7 @@ class Sessions:
         by_environment: dict[int, list[tuple[Session, Knobs]]] = {}
         for session, chosen in zip(sessions, knobs, strict=True):
             _check_running(session)
-            by_environment.setdefault(id(session.env), []).append((session, chosen))
+            by_environment.setdefault(id(session.simulator), []).append((session, chosen))
         for group in by_environment.values():
             for first in range(0, len(group), engine.BATCH_SIZES[-1]):
                 self._step_together(group[first : first + engine.BATCH_SIZES[-1]])
@@ -216,12 +226,14 @@ class Sessions:
     ) -> None:
         self._record(NewStep(session.id, session.number, session.steps, step))
         session.append(state, window, step.knobs)
+        # Others of the same request may have taken its place in memory.
+        self._keep(session)
 
     def _step_together(self, group: Sequence[tuple[Session, Knobs]]) -> None:
         sessions, knobs = zip(*group, strict=True)
         states = [session.state for session in sessions]
-        lanes, timestep = engine.advance_many(sessions[0].env, states, knobs)
-        windows = engine.read_windows(timestep, len(sessions))
+        lanes, outcome = engine.advance_many(sessions[0].simulator, states, knobs)
+        windows = engine.read_windows(outcome)
         for session, lane, window, chosen in zip(sessions, lanes, windows, knobs, strict=True):
             self._append(session, lane, window, LoggedStep(True, window.reward, chosen))
 
@@ -243,11 +255,13 @@ class Sessions:
             raise UnknownSession("no episode has been started; call reset first")
         return found
 
-    def _head(self, session_id: str) -> Head:
+    def _head(self, session_id: str) -> Head | None:
         if session_id in self._changed:
             session = self._live[session_id]
             return Head(session.number, session.steps, self._store.now())
-        head = self._store.head(session_id)
+        return self._store.heads([session_id]).get(session_id)
+
+    def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
             raise UnknownSession(f"session {session_id!r} does not exist")
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
@@ -283,15 +297,15 @@ def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
     Raises:
       EpisodeConflict: the replay's rewards are not those that were acknowledged.
     """
-    state, timesteps = session.state, []
+    state, outcomes = session.state, []
     for step in steps:
         if step.batched:
-            (state,), timestep = engine.advance_many(session.env, [state], [step.knobs])
+            (state,), outcome = engine.advance_many(session.simulator, [state], [step.knobs])
         else:
-            state, timestep = engine.advance(session.env, state, step.knobs)
-        timesteps.append((timestep, step))
-    windows = [_read(timestep, step) for timestep, step in timesteps]
-    for window, (_, step) in zip(windows, timesteps, strict=True):
+            state, outcome = engine.advance(session.simulator, state, step.knobs)
+        outcomes.append((outcome, step))
+    windows = [engine.read_windows(outcome)[0] for outcome, _ in outcomes]
+    for window, (_, step) in zip(windows, outcomes, strict=True):
         if abs(window.reward - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
             raise EpisodeConflict(
                 f"session {session.id!r} was played on another version of the simulator; "
@@ -304,13 +318,9 @@ def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
 def begin_session(session_id: str, number: int, name: str, episode: Episode) -> Session:
     """A session at the beginning of an episode; ``catch_up`` takes it further."""
     state, window = engine.start(episode)
-    env = episode.environment()
-    mean_rate_rps = float(env.reward.expected_requests_per_s)
-    return Session(session_id, number, name, episode, env, state, window, mean_rate_rps)
-
-
-def _read(timestep: TimeStep, step: LoggedStep) -> Window:
-    return engine.read_windows(timestep, 1 if step.batched else None)[0]
+    simulator = engine.simulator(episode)
+    mean_rate_rps = float(simulator.env.reward.expected_requests_per_s)
+    return Session(session_id, number, name, episode, simulator, state, window, mean_rate_rps)
 
 
 def _check_running(session: Session) -> None:

@@ -7,13 +7,15 @@ the file is consistent and may lack its last moments. Several processes may shar
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from server.engine import Knobs
 from server.problems import StorageFailure
@@ -22,6 +24,7 @@ from server.settings import IN_MEMORY
 _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 1
 _BUSY_S = 10.0
+_ASKED_AT_ONCE = 256
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
   id TEXT PRIMARY KEY,
@@ -126,13 +129,19 @@ class Store:
         """Seconds on the log's own clock."""
         return self._clock_offset + time.monotonic()
 
-    def head(self, session: str) -> Head | None:
-        """Where a session stands, None if there is no such session."""
-        with _readable():
-            row = self._connection.execute(
-                "SELECT episode, steps, touched FROM sessions WHERE id = ?", (session,)
-            ).fetchone()
-        return None if row is None else Head(*row)
+    def heads(self, sessions: Sequence[str]) -> dict[str, Head]:
+        """Where sessions stand; those that do not exist are left out."""
+        found: dict[str, Head] = {}
+        for first in range(0, len(sessions), _ASKED_AT_ONCE):
+            asked = sessions[first : first + _ASKED_AT_ONCE]
+            marks = ", ".join("?" * len(asked))
+            with _readable():
+                rows = self._connection.execute(
+                    f"SELECT id, episode, steps, touched FROM sessions WHERE id IN ({marks})",
+                    asked,
+                )
+                found |= {session: Head(*rest) for session, *rest in rows}
+        return found
 
     def default_session(self) -> str | None:
         """The session that requests without one mean."""
@@ -176,8 +185,8 @@ class Store:
         try:
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                for record in records:
-                    self._write(record, now)
+                for kind, together in itertools.groupby(records, type):
+                    _WRITERS[kind](self._connection, list(together), now)
         except sqlite3.Error as error:
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
@@ -200,35 +209,49 @@ class Store:
         """Folds the write-ahead log into the file."""
         self._connection.close()
 
-    def _write(self, record: Record, now: float) -> None:
-        execute = self._connection.execute
-        match record:
-            case NewStep(session, episode, number, step):
-                moved = execute(
-                    "UPDATE sessions SET steps = ?, touched = ?"
-                    " WHERE id = ? AND episode = ? AND steps = ?",
-                    (number + 1, now, session, episode, number),
-                )
-                if moved.rowcount != 1:
-                    raise MovedSession(session)
-                execute(
-                    "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (episode, number, step.batched, step.reward, *step.knobs),
-                )
-            case NewEpisode(session, episode, name, spec):
-                execute("INSERT INTO episodes VALUES (?, ?, ?, ?)", (episode, session, name, spec))
-                execute(
-                    "INSERT INTO sessions VALUES (?, ?, 0, ?) ON CONFLICT (id)"
-                    " DO UPDATE SET episode = excluded.episode, steps = 0,"
-                    " touched = excluded.touched",
-                    (session, episode, now),
-                )
-            case NewDefault(session):
-                execute(
-                    "INSERT INTO notes VALUES ('default_session', ?)"
-                    " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-                    (session,),
-                )
+
+def _write_steps(connection: sqlite3.Connection, steps: list[NewStep], now: float) -> None:
+    moved = connection.executemany(
+        "UPDATE sessions SET steps = ?, touched = ? WHERE id = ? AND episode = ? AND steps = ?",
+        [(new.number + 1, now, new.session, new.episode, new.number) for new in steps],
+    )
+    if moved.rowcount != len(steps):
+        raise MovedSession(f"{len(steps) - moved.rowcount} of {len(steps)} windows")
+    connection.executemany(
+        "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (new.episode, new.number, new.step.batched, new.step.reward, *new.step.knobs)
+            for new in steps
+        ],
+    )
+
+
+def _write_episodes(connection: sqlite3.Connection, begun: list[NewEpisode], now: float) -> None:
+    connection.executemany(
+        "INSERT INTO episodes VALUES (?, ?, ?, ?)",
+        [(new.episode, new.session, new.name, new.spec) for new in begun],
+    )
+    connection.executemany(
+        "INSERT INTO sessions VALUES (?, ?, 0, ?) ON CONFLICT (id)"
+        " DO UPDATE SET episode = excluded.episode, steps = 0, touched = excluded.touched",
+        [(new.session, new.episode, now) for new in begun],
+    )
+
+
+def _write_default(connection: sqlite3.Connection, chosen: list[NewDefault], now: float) -> None:
+    del now
+    connection.execute(
+        "INSERT INTO notes VALUES ('default_session', ?)"
+        " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+        (chosen[-1].session,),
+    )
+
+
+_WRITERS: dict[type, Callable[[sqlite3.Connection, list[Any], float], None]] = {
+    NewStep: _write_steps,
+    NewEpisode: _write_episodes,
+    NewDefault: _write_default,
+}
 
 
 def open_store(path: str) -> Store:

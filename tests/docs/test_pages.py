@@ -17,7 +17,7 @@ ELSEWHERE = {
 }
 """Pages whose blocks other tests run, with the place."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
-QUICK = ("observations.md", "actions.md", "tasks/static_workload.md")
+QUICK = ("tasks/static_workload.md",)
 PAGES = sorted(
     str(page.relative_to(DOCS))
     for page in DOCS.rglob("*.md")

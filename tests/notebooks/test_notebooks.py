@@ -128,7 +128,8 @@ def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     claims = nbformat.v4.new_code_cell(re.sub(r"^ +", "", CLAIMS[name], flags=re.MULTILINE))
     notebook.cells.append(claims)
     where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=600, kernel_name="python3", resources=where).execute()
+    waits = {"timeout": 600, "startup_timeout": 300}
+    NotebookClient(notebook, kernel_name="python3", resources=where, **waits).execute()
 
     pictures = 0
     for cell in notebook.cells:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import resource
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,8 @@ from server.local import LocalServer
 pytestmark = pytest.mark.slow  # every test starts servers of its own
 
 Start = Callable[..., LocalServer]
+WORKERS = ("--workers", "2", "--timeout-worker-healthcheck", "120")
+"""On a busy machine a worker that imports JAX may not answer within uvicorn's five seconds."""
 ACTION = {"batch_cap": 64, "speculation_depth": 2, "priority_routing": 1}
 
 
@@ -169,28 +170,24 @@ def test_two_processes_serve_one_session(
 
 def test_workers_of_one_server_share_the_log(start_server: Start, undisturbed: list[float]) -> None:
     """uvicorn --workers 2: whichever process answers."""
-    server = start_server(arguments=("--workers", "2"))
+    server = start_server(arguments=WORKERS)
     session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
     assert rewards_of(server, session_id, 15) == undisturbed[:15]
+    assert "died" not in server.said()
 
 
 def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None:
-    """With a reason, instead of losing sessions at random."""
+    """With a reason from each, instead of losing sessions at random; none is started again."""
     variables = {"JAXSERVE_DATABASE": ":memory:"}
-    server = LocalServer(tmp_path, arguments=("--workers", "2"), variables=variables)
+    server = LocalServer(tmp_path, arguments=WORKERS, variables=variables)
     try:
-        with pytest.raises(subprocess.TimeoutExpired):
-            server.process.wait(1)
-        deadline = 60
-        while "cannot share sessions kept in memory" not in server.said() and deadline:
-            deadline -= 1
-            try:
-                server.process.wait(1)
-            except subprocess.TimeoutExpired:
-                continue
-        assert "cannot share sessions kept in memory" in server.said()
+        server.process.wait(300)
     finally:
         server.stop()
+    said = server.said()
+    assert 1 <= said.count("server: 2 server processes cannot share sessions kept in memory") <= 2
+    assert "Application startup complete" not in said
+    assert "Traceback" not in said
 
 
 def test_a_full_disk_is_said_and_survived(

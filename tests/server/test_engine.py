@@ -26,17 +26,17 @@ def knobs(seed: int) -> engine.Knobs:
 def test_a_session_does_not_notice_its_neighbours() -> None:
     """advance_many: the same bits alone, among 20 and among 100, in any order."""
     episodes = [parse_episode(HARD, seed, "train", None) for seed in range(100)]
-    env = episodes[0].environment()
+    simulator = engine.simulator(episodes[0])
     begun = [engine.start(episode)[0] for episode in episodes]
     found = {}
     for count in (1, 20, 100):
         states: list[engine.State] = list(begun[:count])
         for window in range(12):
             order = list(range(count)) if window % 2 else list(range(count))[::-1]
-            lanes, timestep = engine.advance_many(
-                env, [states[i] for i in order], [knobs(1000 * window + i) for i in order]
+            lanes, outcome = engine.advance_many(
+                simulator, [states[i] for i in order], [knobs(1000 * window + i) for i in order]
             )
-            windows = engine.read_windows(timestep, count)
+            windows = engine.read_windows(outcome)
             for place, i in enumerate(order):
                 states[i] = lanes[place]
         found[count] = windows[0 if window % 2 else -1]
@@ -47,7 +47,7 @@ def test_one_program_serves_all_tasks() -> None:
     """No pause for compilation when somebody plays another task or changes its config."""
     plain = parse_episode(HARD, 1, "train", None)
     state, _ = engine.start(plain)
-    engine.advance(plain.environment(), state, knobs(1))
+    engine.advance(engine.simulator(plain), state, knobs(1))
     compiled = engine._step._cache_size()
     for task, config in (
         ("static_workload", {}),
@@ -57,7 +57,7 @@ def test_one_program_serves_all_tasks() -> None:
     ):
         episode = parse_episode(task, 1, "test", config)
         state, _ = engine.start(episode)
-        engine.advance(episode.environment(), state, knobs(2))
+        engine.advance(engine.simulator(episode), state, knobs(2))
     assert engine._step._cache_size() == compiled
 
 
@@ -65,8 +65,8 @@ def test_windows_are_plain_numbers() -> None:
     """Nothing of JAX or NumPy leaves the engine."""
     episode = parse_episode(HARD, 1, "train", None)
     state, window = engine.start(episode)
-    state, timestep = engine.advance(episode.environment(), state, knobs(3))
-    for seen in (window, *engine.read_windows(timestep, None)):
+    state, outcome = engine.advance(engine.simulator(episode), state, knobs(3))
+    for seen in (window, *engine.read_windows(outcome)):
         numbers = [*seen.observation.values(), *seen.parts.values(), seen.reward, seen.failed]
         assert {type(number) for number in numbers} == {float, list}
         assert type(seen.done) is bool

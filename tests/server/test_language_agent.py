@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -38,6 +39,9 @@ class Model:
         self.asked: list[dict[str, Any]] = []
         self.pause_s = 0.0
         self.counts_tokens = True
+        self.calls_tools = False
+        self.broken: bytes | None = None
+        """sent after the first chunk, in place of the rest; nothing cuts the connection."""
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -59,9 +63,19 @@ class Model:
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "text/event-stream")
+                if model.broken == b"":
+                    # More is announced than comes.
+                    self.send_header("Content-Length", "100000")
                 self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    self.stream(answer)
+
+            def stream(self, answer: Any) -> None:
                 for chunk in model.chunks(answer):
                     self.wfile.write(b"data: " + chunk + b"\n\n")
+                    if model.broken is not None:
+                        self.wfile.write(b"data: " + model.broken + b"\n\n")
+                        return
                     self.wfile.flush()
                     time.sleep(model.pause_s)
 
@@ -72,7 +86,10 @@ class Model:
     def chunks(self, text: str) -> Iterator[bytes]:
         base = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "stub"}
         for first in range(0, len(text), 40):
-            delta = {"index": 0, "delta": {"content": text[first : first + 40]}}
+            piece = text[first : first + 40]
+            call = {"index": 0, "function": {"arguments": piece}}
+            said = {"tool_calls": [call]} if self.calls_tools else {"content": piece}
+            delta = {"index": 0, "delta": said}
             yield json.dumps(base | {"choices": [delta | {"finish_reason": None}]}).encode()
         if self.counts_tokens:
             usage = {"prompt_tokens": 80, "completion_tokens": 20, "total_tokens": 100}
@@ -160,13 +177,50 @@ def test_a_refused_key_is_not_told(model: Model) -> None:
     assert KEY not in repr(player.settings)
 
 
-def test_servers_without_schemas_are_asked_without(model: Model) -> None:
+def test_servers_without_schemas_are_asked_by_tool_or_without(model: Model) -> None:
     """Once; afterwards it is known."""
     model.answers = [lambda body: 400 if "response_format" in body else GOOD]
     player = agent(model)
+    assert [decide(player)[0] for _ in range(2)] == [96.0, 96.0]
+    forms = ("response_format", "tools")
+    assert [[form in body for form in forms] for body in model.asked] == [
+        [True, False],
+        [False, True],
+        [False, True],
+    ]
+    model.asked.clear()
+    model.answers = [lambda body: 422 if "response_format" in body or "tools" in body else GOOD]
+    player = agent(model)
+    assert [decide(player)[0] for _ in range(2)] == [96.0, 96.0]
+    assert [any(form in body for form in forms) for body in model.asked] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    model.answers = [400]
+    assert decide(player) == LAST
+
+
+def test_a_tool_call_sets_the_knobs(model: Model) -> None:
+    """Its arguments are streamed in pieces, and repaired like any answer."""
+    model.calls_tools = True
+    model.answers = [400, '{"batch_cap": 9999}', GOOD]
+    player = agent(model)
     assert decide(player)[0] == 96.0
+    assert [exchange["attempt"] for exchange in player.trace] == ["first", "first", "repair"]
+    assert model.asked[-1]["tool_choice"]["function"]["name"] == "set_knobs"
+
+
+@pytest.mark.parametrize("broken", [b"{oops", b"[1]", b'"text"', b'{"choices": [{}]}', b""])
+def test_a_broken_stream_holds_the_knobs(model: Model, broken: bytes) -> None:
+    """Whatever comes in place of a chunk, or a connection that ends in the middle of one."""
+    model.broken = broken
+    player = agent(model, retries=0)
+    assert decide(player) == LAST
+    assert player.trace[-1]["error"]
+    model.broken = None
     assert decide(player)[0] == 96.0
-    assert ["response_format" in body for body in model.asked] == [True, False, False]
 
 
 def test_budgets_end_the_asking(model: Model) -> None:

@@ -104,9 +104,11 @@ def test_knobs_that_a_task_locks_do_not_move(page: Any) -> None:
         assert page.is_disabled(f"#{knob}")
 
 
-@pytest.mark.parametrize("agent", ["heuristic", "best_static"])
-def test_an_agent_drives_to_the_end_and_is_graded(page: Any, agent: str) -> None:
-    """The score on the page is the grader's."""
+@pytest.mark.parametrize("agent", ["heuristic", "best_static", "ppo"])
+def test_an_agent_drives_to_the_end_and_is_graded(
+    page: Any, server: LocalServer, agent: str
+) -> None:
+    """The score on the page is the grader's, and the actions are those of the agent chosen."""
     begin(page, "static_workload", 3)
     page.select_option("#agent", agent)
     press(page, "drive")
@@ -120,6 +122,15 @@ def test_an_agent_drives_to_the_end_and_is_graded(page: Any, agent: str) -> None
     assert abs(graded - float(page.inner_text("#so_far"))) < 0.002
     press(page, "step")
     assert window(page) == 200
+    begun = httpx.post(
+        f"{server.url}/reset", json={"task_id": "static_workload", "seed": 3, "split": "test"}
+    ).json()
+    body = {"session_id": begun["session_id"], "agent": agent, "windows": 200}
+    played = httpx.post(f"{server.url}/agent", json=body, timeout=300.0).json()["results"]
+    there = {"session_id": session(page)}
+    shown = httpx.get(f"{server.url}/observation", params=there).json()
+    assert shown["reward"] == played[-1]["reward"]
+    assert shown["info"]["action"] == played[-1]["info"]["action"]
 
 
 def test_stop_stops(page: Any) -> None:

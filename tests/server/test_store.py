@@ -41,14 +41,13 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     store.commit([step(1)])
     store.close()
     store = open_store(path)
-    head = store.head("s")
-    assert head is not None
+    head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (1, 2)
     assert store.episode(1) == ("mine", '{"task": "x"}')
     assert store.steps(1) == [STEP, STEP]
     assert store.steps(1, 1) == [STEP]
     assert store.default_session() == "s"
-    assert store.head("other") is None
+    assert store.heads(["other", "s"]).keys() == {"s"}
 
 
 @pytest.mark.parametrize(
@@ -61,8 +60,7 @@ def test_a_moved_session_leaves_nothing_written(tmp_path: Path, record: Record) 
     with pytest.raises(MovedSession):
         store.commit([step(0, "t", 2), record])
     for session, steps in (("s", 2), ("t", 0)):
-        head = store.head(session)
-        assert head is not None
+        head = store.heads([session])[session]
         assert head.steps == steps
     assert store.steps(2) == []
 
@@ -82,8 +80,7 @@ def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
     """The old one stays in the log."""
     store = open_store(str(tmp_path / "log"))
     store.commit([begin(), step(0), begin(episode=2)])
-    head = store.head("s")
-    assert head is not None
+    head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (2, 0)
     assert store.steps(1) == [STEP]
 
@@ -99,9 +96,8 @@ def test_expired_sessions_are_forgotten_but_known(
     now += 100.0
     store.commit([step(0, "new", 2)])
     assert store.expire(50.0) == 1
-    old, new = store.head("old"), store.head("new")
-    assert old is not None
-    assert new is not None
+    heads = store.heads(["old", "new"])
+    old, new = heads["old"], heads["new"]
     assert (old.episode, new.episode, new.steps) == (0, 2, 1)
     assert store.steps(1) == []
     assert store.expire(50.0) == 0
@@ -117,8 +113,7 @@ def test_the_wall_clock_ages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     started = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: started + 1e8)
     store = open_store(path)
-    head = store.head("s")
-    assert head is not None
+    head = store.heads(["s"])["s"]
     assert store.now() - head.touched < 1.0
 
 
@@ -186,8 +181,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     store._connection.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StorageFailure, match="full"):
         store.commit([step(number) for number in range(2000)])
-    head = store.head("s")
-    assert head is not None
+    head = store.heads(["s"])["s"]
     assert head.steps == 0
     store._connection.execute("PRAGMA max_page_count = 1000000")
     store.commit([step(0)])

@@ -1,0 +1,205 @@
+"""``python -m benchmarks.server_load``: how many steps per second the server answers.
+
+The players run on the same machine. Beside the server's figures stands OpenEnv's own cost: an
+environment that computes nothing, on the same framework. Both are measured in turn, several times,
+and a figure is the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from benchmarks.loads import Load, Play, http_load, together_load, websocket_load
+from benchmarks.page import publish
+from jaxserve.errors import InputError
+from server.local import LocalServer
+
+_TOGETHER = 256
+_SOAKING = 256
+_SETTLED_SHARE = 0.1
+_SETTLING_S = 180.0
+PLAY = Play(
+    reset={"task_id": "adversarial_multitenant", "seed": 7},
+    action={"batch_cap": 64, "speculation_depth": 2},
+)
+ECHO_PLAY = Play(reset={}, action=PLAY.action)
+_LIKE_AN_IMAGE = ("--no-access-log",)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to load a server."""
+
+    name: str
+    run: Callable[[str, Play, float], Load]
+    has_peer: bool = True
+
+
+def _sockets(players: int) -> Callable[[str, Play, float], Load]:
+    return lambda url, play, seconds: uvloop.run(websocket_load(url, play, players, seconds))
+
+
+KINDS = (
+    Kind("WebSocket, 1 player", _sockets(1)),
+    Kind("WebSocket, 32 players", _sockets(32)),
+    Kind("HTTP, 1 player", http_load),
+    Kind(
+        f"`/step_many`, {_TOGETHER} sessions",
+        lambda url, play, seconds: together_load(url, play, _TOGETHER, seconds),
+        has_peer=False,
+    ),
+)
+
+
+def main() -> int:
+    """Runs all rounds and prints one page; exit code 2 after bad input."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--markdown", type=Path, help="file to write the page to")
+    parser.add_argument("--rounds", type=int, default=5, help="of every load (default 5)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a round (default 3)")
+    parser.add_argument(
+        "--soak-seconds",
+        type=float,
+        default=120.0,
+        help=f"of {_SOAKING} players at once (default 120); 0 leaves them out",
+    )
+    chosen = parser.parse_args()
+    return publish(
+        lambda: load_page(chosen.rounds, chosen.seconds, chosen.soak_seconds), chosen.markdown
+    )
+
+
+def load_page(rounds: int, seconds: float, soak_s: float) -> str:
+    """Starts both servers, measures, and returns Markdown.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    if rounds < 1 or seconds <= 0.0 or soak_s < 0.0:
+        raise InputError(
+            f"--rounds is {rounds}, --seconds {seconds:g} and --soak-seconds {soak_s:g}; they "
+            "must be at least 1, above 0 and at least 0"
+        )
+    lines = [
+        "# Load",
+        "",
+        "Printed by `python -m benchmarks.server_load`.",
+        "",
+        f"Players and server share {os.cpu_count()} cores, {platform.machine()}, Python "
+        f"{platform.python_version()}. Each figure is the median of {rounds} rounds of "
+        f"{seconds:g} s, with the slowest and the fastest round in brackets; the two columns are "
+        "measured in turn. OpenEnv alone is the same framework with an environment that computes "
+        "and keeps nothing.",
+        "",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"JAXSERVE_RATE_LIMIT": "1000000/second"}
+        started = time.monotonic()
+        with LocalServer(Path(folder), arguments=_LIKE_AN_IMAGE, variables=variables) as mine:
+            healthy_s = time.monotonic() - started
+            process = psutil.Process(mine.process.pid)
+            _wait_until_settled(process)
+            peer = LocalServer(
+                Path(folder), arguments=_LIKE_AN_IMAGE, app="benchmarks.echo_server:app"
+            )
+            with peer:
+                busy = psutil.cpu_percent(1.0)
+                lines += _table(mine.url, peer.url, rounds, seconds)
+            lines += [
+                "",
+                f"Before the first round other programs kept {busy:.0f} % of the cores busy. "
+                f"The server was healthy {healthy_s:.1f} s after its start.",
+            ]
+            if soak_s > 0.0:
+                lines += ["", _soak(mine.url, process, soak_s)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(mine: str, peer: str, rounds: int, seconds: float) -> list[str]:
+    lines = [
+        "| load | steps/s | p50 ms | p99 ms | OpenEnv alone, steps/s | ratio |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for kind in KINDS:
+        kind.run(mine, PLAY, seconds / 4)
+        ours, theirs = [], []
+        for _ in range(rounds):
+            gc.collect()
+            ours.append(kind.run(mine, PLAY, seconds))
+            if kind.has_peer:
+                theirs.append(kind.run(peer, ECHO_PLAY, seconds))
+        lines.append(_row(kind.name, ours, theirs))
+        print(lines[-1], flush=True)
+    return lines
+
+
+def _row(name: str, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
+    def middle(values: Sequence[float]) -> float:
+        return statistics.median(values)
+
+    def rates(loads: Sequence[Load]) -> str:
+        found = [load.steps_per_s for load in loads]
+        return f"{middle(found):,.0f} ({min(found):,.0f}-{max(found):,.0f})"
+
+    cells = [
+        name,
+        rates(ours),
+        f"{middle([load.latency_ms(50.0) for load in ours]):.2f}",
+        f"{middle([load.latency_ms(99.0) for load in ours]):.2f}",
+        rates(theirs) if theirs else "",
+        f"{middle([a.steps_per_s / b.steps_per_s for a, b in zip(ours, theirs, strict=True)]):.2f}"
+        if theirs
+        else "",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _soak(url: str, process: psutil.Process, seconds: float) -> str:
+    """Many players for a long time; an error of any of them ends the benchmark."""
+
+    async def play() -> tuple[Load, list[float]]:
+        memory_mb: list[float] = []
+        running = asyncio.create_task(websocket_load(url, PLAY, _SOAKING, seconds))
+        while not running.done():
+            memory_mb.append(process.memory_info().rss / 2**20)
+            await asyncio.wait([running], timeout=seconds / 60)
+        return await running, memory_mb
+
+    load, memory_mb = uvloop.run(play())
+    third = len(memory_mb) // 3
+    before, after = max(memory_mb[third : 2 * third]), max(memory_mb[2 * third :])
+    return (
+        f"{_SOAKING} WebSockets at once for {load.seconds:.0f} s: {len(load.latencies_s):,} steps, "
+        f"no error, p99 {load.latency_ms(99.0):.0f} ms. The server's memory was at most "
+        f"{before:,.0f} MiB in the second third of that time and {after:,.0f} MiB in the last."
+    )
+
+
+def _wait_until_settled(process: psutil.Process) -> None:
+    """Until the programs that a first step does not need are compiled as well."""
+    deadline = time.monotonic() + _SETTLING_S
+    while time.monotonic() < deadline:
+        before = sum(process.cpu_times()[:2])
+        time.sleep(2.0)
+        if sum(process.cpu_times()[:2]) - before < 2.0 * _SETTLED_SHARE:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())
