@@ -233,7 +233,7 @@ def load_gpu(name: str) -> Gpu:
     where = f"hardware/{name}.json"
     if name in gpu_names():
         data = load_json(where)
-    elif Path(name).suffix == ".json" and Path(name).is_file():
+    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
         where = name
         data = _own_gpu(Path(name))
         name = Path(name).stem
