@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
+.PHONY: help demo test test-slow notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: $(SYNCED) ## run the tests, without the slow ones
 
 test-slow: $(SYNCED) ## run only the slow tests
 	$(BIN)/python -m pytest -m slow -n logical --dist loadfile
+
+notebooks: $(SYNCED) ## run the notebooks on their short budget
+	$(BIN)/python -m pytest tests/notebooks -m slow -n logical
 
 lint: $(SYNCED) ## check lock file, style, format and types
 	$(BIN)/uv lock --check --quiet
