@@ -65,7 +65,7 @@ def episode_routes(service: Service) -> APIRouter:
     @router.post("/agent", summary="Let an agent play the session on")
     async def agent(named: Named, body: DriveBody) -> Response:
         views = await service.drive(body.session_id or named, body.agent, body.windows)
-        return Answer({"results": [schemas.short_answer(view) for view in views]})
+        return Answer({"results": [schemas.step_answer(view) for view in views]})
 
     @router.get("/episode_log", summary="The whole episode, for download or for the grader")
     async def episode_log(named: Named) -> Response:

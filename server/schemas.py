@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
@@ -40,6 +41,7 @@ _SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
 SessionId = Annotated[str, StringConstraints(pattern=_SESSION_ID)]
 Label = Annotated[str, StringConstraints(max_length=255)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
+_in_order = operator.attrgetter(*KNOBS)
 _SWITCHES = ("prefill_decode_split", "priority_routing")
 
 
@@ -61,11 +63,11 @@ class ServeAction(Action):
     @model_validator(mode="before")
     @classmethod
     def _other_names(cls, data: Any) -> Any:
-        return plain_names(data) if isinstance(data, Mapping) else data
+        return plain_names(data) if isinstance(data, dict) else data
 
     def knobs(self) -> Knobs:
         """As the engine has it."""
-        return tuple(float(getattr(self, knob)) for knob in KNOBS)
+        return tuple(map(float, _in_order(self)))
 
     def number(self) -> int | None:
         """``metadata.step``: the window this is meant for, so that a repeated request does no harm.
@@ -230,13 +232,13 @@ def step_answer(view: View) -> dict[str, Any]:
 
 
 def short_answer(view: View) -> dict[str, Any]:
-    """The same without what OpenEnv has in several places: for answers of many windows."""
+    """The same without what the client has sent itself, for answers of many sessions at once."""
     return {
+        "session_id": view.session_id,
+        "step": view.steps,
         "observation": view.window.observation,
         "reward": view.window.reward,
         "done": view.window.done,
-        "info": information(view),
-        "session_id": view.session_id,
     }
 
 

@@ -219,9 +219,12 @@ def test_many_sessions_step_in_one_request(http: httpx.Client) -> None:
         ]
         results = post(http, "/step_many", steps=steps)["results"]
         assert [result["session_id"] for result in results] == together
+        assert set(results[0]) == {"session_id", "step", "observation", "reward", "done"}
         for session_id, action, result in zip(alone, actions, results, strict=True):
             single = post(http, "/step", session_id=session_id, action=action)
             assert result["reward"] == pytest.approx(single["reward"], abs=1e-4)
+            assert result["step"] == single["info"]["step"]
+            assert set(result["observation"]) == set(single["observation"]) - {"metadata"}
     twice = http.post("/step_many", json={"steps": [steps[0], steps[1], steps[0]]})
     assert (twice.status_code, "twice" in twice.json()["error"]) == (409, True)
     unknown = http.post(
