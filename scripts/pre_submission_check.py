@@ -82,9 +82,9 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
 
 def _run(command: list[str]) -> str:
     """The last line a command prints."""
-    program = Path(sys.executable).with_name(command[0])
-    if program.exists():
-        command = [str(program), *command[1:]]
+    beside = Path(sys.executable).parent / command[0]
+    if beside.exists():
+        command = [str(beside), *command[1:]]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = (done.stdout + done.stderr).strip().splitlines()
     if done.returncode != 0:

@@ -100,10 +100,14 @@ def test_random_frames_leak_nothing(address: str, server: LocalServer) -> None:
                 except ConnectionClosed:
                     pass
 
-    storm(600)
-    before = process.memory_info().rss
-    storm(2000)
-    assert process.memory_info().rss - before < 60 * 2**20
+    def growth(frames: int) -> int:
+        before = process.memory_info().rss
+        storm(frames)
+        return process.memory_info().rss - before
+
+    # A server that has just started still compiles what is needed less often.
+    assert any(growth(600) < 4 * 2**20 for _ in range(20))
+    assert growth(2000) < 60 * 2**20
 
 
 def vanished(port: int) -> socket.socket:
