@@ -22,6 +22,7 @@ from server.episodes import parse_episode
 _LOG = logging.getLogger("jaxserve.server")
 _FIRST = "static_workload"
 _PATIENCE_S = 8.0
+_OBJECTS_BETWEEN_SEARCHES = 100_000
 
 
 class Compilation:
@@ -65,6 +66,8 @@ class Compilation:
         # What lives as long as the process is not searched for garbage again and again: with JAX
         # loaded each search stops all sessions for a quarter of a second.
         gc.freeze()
+        # One answer to ``step_many`` makes thousands of objects, none of them in a cycle.
+        gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
 
 
 def _grade() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax.struct
 import jax
@@ -31,8 +31,7 @@ Knobs = tuple[float, ...]
 """One action: a number for each of ``jaxserve.KNOBS``, in their order."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """What one window, or a reset, showed: plain Python numbers."""
 
     observation: dict[str, Any]
@@ -82,8 +81,7 @@ class Simulator:
     """of ``env``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(NamedTuple):
     """The state of one session inside a batch that was advanced together."""
 
     batch: Packed

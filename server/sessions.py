@@ -6,7 +6,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from server import engine
 from server.engine import Knobs, Window
@@ -76,8 +76,7 @@ class Session:
         self.failed += window.failed
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Where a session stands; never changes once made."""
 
     session_id: str

@@ -13,9 +13,8 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from server.engine import Knobs
 from server.problems import StorageFailure
@@ -25,6 +24,8 @@ _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 1
 _BUSY_S = 10.0
 _ASKED_AT_ONCE = 256
+_KNOWN = 100_000
+"""Heads that are remembered."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sessions (
   id TEXT PRIMARY KEY,
@@ -56,8 +57,7 @@ CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WIT
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """Where a session stands."""
 
     episode: int
@@ -65,8 +65,7 @@ class Head:
     touched: float
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedStep:
+class LoggedStep(NamedTuple):
     """One window as it was acknowledged."""
 
     batched: bool
@@ -74,8 +73,7 @@ class LoggedStep:
     knobs: Knobs
 
 
-@dataclass(frozen=True, slots=True)
-class NewEpisode:
+class NewEpisode(NamedTuple):
     """A record: a session begins an episode, and is created if it does not exist."""
 
     session: str
@@ -84,8 +82,7 @@ class NewEpisode:
     spec: str
 
 
-@dataclass(frozen=True, slots=True)
-class NewStep:
+class NewStep(NamedTuple):
     """A record: window ``number`` of a session's current episode."""
 
     session: str
@@ -94,8 +91,7 @@ class NewStep:
     step: LoggedStep
 
 
-@dataclass(frozen=True, slots=True)
-class NewDefault:
+class NewDefault(NamedTuple):
     """A record: the session that requests without one mean from now on."""
 
     session: str
@@ -109,7 +105,7 @@ class MovedSession(Exception):
 
 
 class Store:
-    """The log, for use by one thread; ``reader`` gives another thread its own connection."""
+    """The log, for use by one thread."""
 
     def __init__(self, path: str, connection: sqlite3.Connection) -> None:
         """Use ``open_store``."""
@@ -119,6 +115,9 @@ class Store:
         # clock, nor does it count the time in which no server ran.
         (latest,) = connection.execute("SELECT max(touched) FROM sessions").fetchone()
         self._clock_offset = (latest or 0.0) - time.monotonic()
+        # Heads this process has written or read, true until another process writes.
+        self._known: dict[str, Head] = {}
+        self._known_at = self._others_version()
 
     @property
     def in_memory(self) -> bool:
@@ -131,17 +130,22 @@ class Store:
 
     def heads(self, sessions: Sequence[str]) -> dict[str, Head]:
         """Where sessions stand; those that do not exist are left out."""
-        found: dict[str, Head] = {}
-        for first in range(0, len(sessions), _ASKED_AT_ONCE):
-            asked = sessions[first : first + _ASKED_AT_ONCE]
-            marks = ", ".join("?" * len(asked))
-            with _readable():
+        with _readable():
+            version = self._others_version()
+            if version != self._known_at or len(self._known) > _KNOWN:
+                self._known.clear()
+                self._known_at = version
+            known = self._known
+            unknown = [session for session in sessions if session not in known]
+            for first in range(0, len(unknown), _ASKED_AT_ONCE):
+                asked = unknown[first : first + _ASKED_AT_ONCE]
+                marks = ", ".join("?" * len(asked))
                 rows = self._connection.execute(
                     f"SELECT id, episode, steps, touched FROM sessions WHERE id IN ({marks})",
                     asked,
                 )
-                found |= {session: Head(*rest) for session, *rest in rows}
-        return found
+                known.update((session, Head(*rest)) for session, *rest in rows)
+        return {session: known[session] for session in sessions if session in known}
 
     def default_session(self) -> str | None:
         """The session that requests without one mean."""
@@ -187,10 +191,18 @@ class Store:
                 self._connection.execute("BEGIN IMMEDIATE")
                 for kind, together in itertools.groupby(records, type):
                     _WRITERS[kind](self._connection, list(together), now)
+        except MovedSession:
+            self._known.clear()
+            raise
         except sqlite3.Error as error:
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
+        for record in records:
+            if isinstance(record, NewStep):
+                self._known[record.session] = Head(record.episode, record.number + 1, now)
+            elif isinstance(record, NewEpisode):
+                self._known[record.session] = Head(record.episode, 0, now)
 
     def expire(self, idle_s: float) -> int:
         """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were."""
@@ -198,12 +210,18 @@ class Store:
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._known.clear()
             episodes = f"SELECT id FROM episodes WHERE session IN ({old})"
             self._connection.execute(f"DELETE FROM steps WHERE episode IN ({episodes})", (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             return self._connection.execute(
                 f"UPDATE sessions SET episode = 0, steps = 0 WHERE id IN ({old})", (before,)
             ).rowcount
+
+    def _others_version(self) -> int:
+        """Changes when another connection has written to the file."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return version
 
     def close(self) -> None:
         """Folds the write-ahead log into the file."""

@@ -50,6 +50,24 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     assert store.heads(["other", "s"]).keys() == {"s"}
 
 
+def test_what_another_process_writes_is_seen(tmp_path: Path) -> None:
+    """Whatever this one remembers of its own last writing."""
+    path = str(tmp_path / "log")
+    store, other = open_store(path), open_store(path)
+    store.commit([begin(), step(0)])
+    other.commit([step(1)])
+    assert (store.heads(["s"])["s"].steps, other.heads(["s"])["s"].steps) == (2, 2)
+    other.commit([begin(episode=9), begin("t", 3)])
+    heads = store.heads(["s", "t"])
+    assert (heads["s"].episode, heads["s"].steps, heads["t"].episode) == (9, 0, 3)
+    time.sleep(0.01)
+    other.expire(0.0)
+    assert [head.episode for head in store.heads(["s", "t"]).values()] == [0, 0]
+    store.commit([begin("s", 11)])
+    store.expire(0.0)
+    assert store.heads(["s"])["s"].episode == 0
+
+
 @pytest.mark.parametrize(
     "record", [step(1), step(5), step(3), step(2, episode=7), step(0, session="other")]
 )
