@@ -20,8 +20,8 @@ BATCHES = tuple(2**power for power in range(10, 18))
 
 def main() -> int:
     """Runs the benchmark once and prints one table; exit code 2 without a GPU."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
     return publish(gpu_page, parser.parse_args().markdown)
 
 

@@ -21,11 +21,20 @@ from typing import Any
 
 import jax
 import numpy as np
-import stable_baselines3
-import torch
-from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+
+try:
+    import stable_baselines3
+    import torch
+    from gymnasium.vector import AutoresetMode
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+except ModuleNotFoundError as error:
+    print(
+        f"benchmarks: this needs {error.name}, which the peers extra installs: "
+        "pip install 'jaxserve[peers]'",
+        file=sys.stderr,
+    )
+    raise SystemExit(2) from None
 
 from benchmarks.page import publish
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
@@ -33,10 +42,10 @@ from jaxserve.agents.evaluation import check_episodes, evaluate
 from jaxserve.agents.panel import Setting, load_setting
 from jaxserve.agents.ppo import Learner, PPOConfig
 from jaxserve.agents.statistics import interval
+from jaxserve.compare.trained import LEARNING_RATE
 from jaxserve.errors import InputError
 from jaxserve.tasks.anchors import anchors_score
 
-LEARNING_RATE = 2e-3
 IN_TURN = 8
 """Environments of the third row."""
 
@@ -229,17 +238,34 @@ def compare_learners(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints one table and the ratio; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--task", default="bursty_workload")
-    parser.add_argument("--windows", type=int, default=1_000_000, help="budget of each learner")
-    parser.add_argument("--environments", type=int, default=256, help="side by side in each")
-    parser.add_argument("--episodes", type=int, default=64, help="test episodes of each policy")
-    parser.add_argument("--torch-threads", type=int, default=1, help="threads PyTorch may use")
-    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--task", default="bursty_workload", help="default %(default)s")
+    parser.add_argument(
+        "--windows", type=int, default=1_000_000, help="each learner plays (default %(default)s)"
+    )
+    parser.add_argument(
+        "--environments", type=int, default=256, help="side by side in each (default %(default)s)"
+    )
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        default=64,
+        help="test episodes of each (default %(default)s)",
+    )
+    parser.add_argument(
+        "--torch-threads", type=int, default=1, help="threads PyTorch may use (default %(default)s)"
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
     chosen = parser.parse_args(arguments)
-    torch.set_num_threads(chosen.torch_threads)
 
     def measure() -> str:
+        if chosen.torch_threads < 1:
+            raise InputError(f"--torch-threads is {chosen.torch_threads}; it must be at least 1")
+        torch.set_num_threads(chosen.torch_threads)
         task, environments, episodes = chosen.task, chosen.environments, chosen.episodes
         found = compare_learners(task, chosen.windows, environments, episodes)
         return report(task, environments, episodes, found)

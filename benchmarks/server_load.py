@@ -68,16 +68,20 @@ KINDS = (
 def main() -> int:
     """Runs all rounds and prints one page; exit code 2 after bad input."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.server_load",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--markdown", type=Path, help="file to write the page to")
-    parser.add_argument("--rounds", type=int, default=5, help="of every load (default 5)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a round (default 3)")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every load (default 5)")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="length of a round, s (default 3)"
+    )
     parser.add_argument(
         "--soak-seconds",
         type=float,
         default=120.0,
-        help=f"of {_SOAKING} players at once (default 120); 0 leaves them out",
+        help=f"how long {_SOAKING} players play at once, s (default 120); 0 leaves them out",
     )
     chosen = parser.parse_args()
     return publish(
@@ -91,11 +95,13 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
     Raises:
       InputError: an argument is out of range.
     """
-    if rounds < 1 or seconds <= 0.0 or soak_s < 0.0:
-        raise InputError(
-            f"--rounds is {rounds}, --seconds {seconds:g} and --soak-seconds {soak_s:g}; they "
-            "must be at least 1, above 0 and at least 0"
-        )
+    for option, value, low, high in (
+        ("--rounds", rounds, 1, 1000),
+        ("--seconds", seconds, 0.1, 3600.0),
+        ("--soak-seconds", soak_s, 0.0, 86_400.0),
+    ):
+        if not low <= value <= high:
+            raise InputError(f"{option} is {value}; it must be from {low} to {high}")
     lines = [
         "# Load",
         "",

@@ -24,11 +24,13 @@ BUDGETS = (0.2, 0.4, 0.6, 0.8, 1.0)
 
 def main() -> None:
     """Plays every budget under both objectives."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="bursty_workload")
-    parser.add_argument("--memory-limit-gib", type=float, default=24.0)
-    parser.add_argument("--memory-weight", type=float, default=2.0)
-    parser.add_argument("--episodes", type=int, default=4)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", default="bursty_workload", help="default %(default)s")
+    parser.add_argument("--memory-limit-gib", type=float, default=24.0, help="default %(default)s")
+    parser.add_argument("--memory-weight", type=float, default=2.0, help="default %(default)s")
+    parser.add_argument("--episodes", type=int, default=4, help="default %(default)s")
     arguments = parser.parse_args()
 
     keys = episode_keys(arguments.episodes, "train")

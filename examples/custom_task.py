@@ -18,9 +18,11 @@ TASK = Path(__file__).with_name("custom_task.json")
 
 def main() -> None:
     """Loads the task file and compares agents on it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", default=str(TASK), help="path of a task file")
-    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--episodes", type=int, default=4, help="default %(default)s")
     arguments = parser.parse_args()
 
     setting = load_setting(arguments.task)

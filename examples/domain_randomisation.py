@@ -23,14 +23,22 @@ CAPS = (8, 16, 32, 64, 128, 256)
 
 def main() -> None:
     """Plays every batch cap on every GPU."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="bursty_workload")
-    parser.add_argument(
-        "--hardware", nargs="+", default=["a100-sxm-40gb", "l40s-48gb", "h100-sxm-80gb"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--spread", type=float, default=0.2, help="of each episode's GPU speed")
-    parser.add_argument("--episodes", type=int, default=4)
-    parser.add_argument("--windows", type=int, default=100)
+    parser.add_argument("--task", default="bursty_workload", help="default %(default)s")
+    parser.add_argument(
+        "--hardware",
+        nargs="+",
+        default=["a100-sxm-40gb", "l40s-48gb", "h100-sxm-80gb"],
+        metavar="GPU",
+        help="default %(default)s",
+    )
+    parser.add_argument(
+        "--spread", type=float, default=0.2, help="of log GPU speed, default %(default)s"
+    )
+    parser.add_argument("--episodes", type=int, default=4, help="default %(default)s")
+    parser.add_argument("--windows", type=int, default=100, help="default %(default)s")
     arguments = parser.parse_args()
 
     # The task's memory limit is that of its own GPU, so memory does not count here.

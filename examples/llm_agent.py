@@ -19,10 +19,14 @@ from server.playing import InProcess, Turn, play_model
 
 def main() -> int:
     """Plays one test episode; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="bursty_workload")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--decide-every", type=int, default=20, help="windows a decision holds")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", default="bursty_workload", help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="test episode, default %(default)s")
+    parser.add_argument(
+        "--decide-every", type=int, default=20, help="windows a decision holds, default %(default)s"
+    )
     arguments = parser.parse_args()
     try:
         settings = ModelSettings.from_environment(decide_every=arguments.decide_every)

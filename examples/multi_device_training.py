@@ -21,10 +21,12 @@ from jaxserve.cores import use_all_cores
 
 def main() -> None:
     """Trains PPO for some updates."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--task", default="bursty_workload")
-    parser.add_argument("--environments", type=int, default=128)
-    parser.add_argument("--updates", type=int, default=30)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--task", default="bursty_workload", help="default %(default)s")
+    parser.add_argument("--environments", type=int, default=128, help="default %(default)s")
+    parser.add_argument("--updates", type=int, default=30, help="default %(default)s")
     arguments = parser.parse_args()
 
     use_all_cores()

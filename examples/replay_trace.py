@@ -27,10 +27,12 @@ CAPS = (4, 16, 64)
 
 def main() -> None:
     """Replays the trace with each batch cap."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trace", type=Path, help="Azure, Mooncake or BurstGPT format")
-    parser.add_argument("--windows", type=int, default=60, help="of an episode, 1 s each")
-    parser.add_argument("--episodes", type=int, default=4)
+    parser.add_argument("--windows", type=int, default=60, help="1 s each, default %(default)s")
+    parser.add_argument("--episodes", type=int, default=4, help="default %(default)s")
     arguments = parser.parse_args()
 
     path = arguments.trace or write_synthetic(Path("synthetic_trace.csv"))

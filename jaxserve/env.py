@@ -64,8 +64,11 @@ class ServeEnv:
     randomisation: jax.Array
     """float32, half-width of the per-episode log-uniform slowness of the hardware, 0 = none."""
     name: str = flax.struct.field(pytree_node=False)
+    """of the task; static, so environments of different names are compiled apart."""
     window_s: float = flax.struct.field(pytree_node=False)
+    """seconds per control window."""
     ticks: int = flax.struct.field(pytree_node=False)
+    """scheduler ticks per window."""
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:
         """Starts an episode on an idle deployment.
@@ -84,7 +87,7 @@ class ServeEnv:
         spread = self.randomisation * jax.random.uniform(scale_key, (), minval=-1.0)
         class_count = self.workload.classes.prompt_tokens.shape[0]
         metrics = idle_metrics(class_count)
-        observation = self._idle_observation(class_count)
+        observation = self._idle_observation()
         state = EnvState(
             workload=init_workload(self.workload, workload_key),
             sim=init_sim(class_count, jnp.exp(spread)),
@@ -193,7 +196,7 @@ class ServeEnv:
             ]
         )
 
-    def _idle_observation(self, class_count: int) -> ServeObservation:
+    def _idle_observation(self) -> ServeObservation:
         zero = jnp.float32(0.0)
         classes = self.workload.classes
         base_gib = self.deployment.weights_gib[0] + self.deployment.activation_base_gib
@@ -214,7 +217,7 @@ class ServeEnv:
             spec_acceptance_rate=zero,
             eviction_events=zero,
             step_index=zero,
-            priority_distribution=jnp.zeros(3),
+            priority_distribution=jnp.zeros(PRIORITY_GROUPS),
             slo_violation_rate=zero,
             cost_so_far=zero,
             reconfiguring=zero,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import ServeEnv
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from jaxserve.types import ServeAction
 
 KNOB_GRIDS: dict[str, np.ndarray] = {
@@ -33,7 +33,7 @@ def action_at(indices: jax.Array) -> ServeAction:
     values = {knob: jnp.asarray(KNOB_GRIDS[knob])[indices[..., i]] for i, knob in enumerate(KNOBS)}
     return ServeAction(
         **{
-            knob: value.astype(jnp.float32 if knob == "kv_budget_fraction" else jnp.int32)
+            knob: value.astype(jnp.int32 if ACTION_BOUNDS[knob].integer else jnp.float32)
             for knob, value in values.items()
         }
     )

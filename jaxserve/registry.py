@@ -10,23 +10,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.sim.acceptance import tokens_per_step
 from jaxserve.sim.deployment import build_deployment
 from jaxserve.sim.hardware import load_gpu, load_model
 from jaxserve.sim.state import Slo
 from jaxserve.sim.table import LatencyTable, latency_table
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.traces import Trace, load_trace
-from jaxserve.sim.workload import Regimes, TrafficClasses, Workload
+from jaxserve.sim.workload import Workload
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.reward import RewardModel
-from jaxserve.tasks.spec import CLASS_COUNT, REGIME_COUNT, TaskSpec, load_task
+from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
+from jaxserve.tasks.traffic import expected_traffic, traffic_classes, traffic_regimes
 
 
 def make(
@@ -70,9 +69,9 @@ def make(
             "replay_counts": jnp.asarray(counts, jnp.float32),
             "replay_start_max": jnp.int32(max(len(counts) - spec.horizon, 0)),
         }
-    classes, owner = _classes(spec)
-    regimes = _regimes(spec, owner)
-    expected_rps, mix = _expected_traffic(regimes)
+    classes, owner = traffic_classes(spec)
+    regimes = traffic_regimes(spec, owner)
+    expected_rps, mix = expected_traffic(regimes)
     streams = [spec.streams[i] for i in owner]
 
     def per_class(values: list[float], fill: float) -> jnp.ndarray:
@@ -169,101 +168,3 @@ def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: str) -> LatencyTa
                 f"table {name_or_path} has {field} {found!r}; task {spec.name} needs {value!r}"
             )
     return latency_table(file)
-
-
-def _classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
-    """The padded palette and, for each real class, the stream it belongs to."""
-    owner: list[int] = []
-    prompts, outputs, priorities, profiles = [], [], [], []
-    for index, stream in enumerate(spec.streams):
-        for part in stream.prompt.split_evenly(stream.bins):
-            owner.append(index)
-            prompts.append(part.lengths.table())
-            outputs.append(stream.output.table())
-            priorities.append(stream.priority)
-            profiles.append(tokens_per_step(stream.acceptance))
-    missing = CLASS_COUNT - len(owner)
-    prompts += [np.full_like(prompts[0], 64.0)] * missing
-    outputs += [np.full_like(outputs[0], 64.0)] * missing
-    priorities += [2] * missing
-    profiles += [np.ones(9)] * missing
-    prompt_table, output_table = np.stack(prompts), np.stack(outputs)
-    classes = TrafficClasses(
-        prompt_tokens=_table_mean(prompt_table),
-        prompt_floor=jnp.asarray(prompt_table[:, 0], jnp.float32) / _table_mean(prompt_table),
-        prompt_spread=jnp.sqrt(jnp.maximum(_relative_square(prompt_table) - 1.0, 0.0)),
-        output_tokens=_table_mean(output_table),
-        delay_weight=_delay_weight(output_table),
-        output_growth=_running_growth(output_table),
-        priority=jnp.asarray(priorities, jnp.int32),
-        tokens_per_step=jnp.asarray(np.stack(profiles), jnp.float32),
-        prompt_quantiles=jnp.asarray(prompt_table, jnp.float32),
-        output_quantiles=jnp.asarray(output_table, jnp.float32),
-    )
-    return classes, owner
-
-
-def _table_mean(table: np.ndarray) -> jnp.ndarray:
-    return jnp.asarray(np.mean((table[:, 1:] + table[:, :-1]) / 2.0, axis=1), jnp.float32)
-
-
-def _relative_square(table: np.ndarray) -> jnp.ndarray:
-    """E[x^2] / E[x]^2 of the lengths."""
-    low, high = table[:, :-1], table[:, 1:]
-    mean = np.mean((low + high) / 2.0, axis=1)
-    second = np.mean((low**2 + low * high + high**2) / 3.0, axis=1)
-    return jnp.asarray(second / mean**2, jnp.float32)
-
-
-def _delay_weight(table: np.ndarray) -> jnp.ndarray:
-    """E[n] E[1/n] of the tokens after the first, of requests that have any."""
-    quantiles = np.linspace(0.0, 1.0, 641)[1::2]
-    knots = np.linspace(0.0, 1.0, table.shape[1])
-    after_first = np.stack([np.interp(quantiles, knots, row) for row in table]) - 1.0
-    after_first = np.maximum(after_first, 1.0)
-    return jnp.asarray(after_first.mean(axis=1) * (1.0 / after_first).mean(axis=1), jnp.float32)
-
-
-def _running_growth(table: np.ndarray) -> jnp.ndarray:
-    """E[o^2] / (2 E[o]^2): how far a request that is seen running has got, in mean outputs.
-
-    A running request is seen in proportion to its length (inspection paradox), half-way through
-    on average.
-    """
-    return _relative_square(table) / 2.0
-
-
-def _regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
-    names = [stream.name for stream in spec.streams]
-    bins = np.array([spec.streams[i].bins for i in owner], float)
-    rows = [spec.regimes[i % len(spec.regimes)] for i in range(REGIME_COUNT)]
-    mix = np.zeros((REGIME_COUNT, CLASS_COUNT))
-    for g, regime in enumerate(rows):
-        share = np.array([regime.mix.get(names[i], 0.0) for i in owner])
-        mix[g, : len(owner)] = share / bins
-
-    def vector(values: ArrayLike) -> jnp.ndarray:
-        return jnp.asarray(values, jnp.float32)
-
-    return Regimes(
-        rate_rps=vector([r.rate_rps for r in rows]),
-        class_mix=vector(mix),
-        dwell_s=vector([r.dwell_s for r in rows]),
-        burst_multiplier=vector([r.burst_multiplier for r in rows]),
-        burst_start=vector([r.burst_start_per_s for r in rows]),
-        burst_stop=vector([r.burst_stop_per_s for r in rows]),
-        cycle_amplitude=vector([r.cycle_amplitude for r in rows]),
-        acceptance_scale=vector([r.acceptance_scale for r in rows]),
-    )
-
-
-def _expected_traffic(regimes: Regimes) -> tuple[float, np.ndarray]:
-    """Mean arrival rate over the traffic (requests per second) and the mean class mix."""
-    start, stop = np.asarray(regimes.burst_start), np.asarray(regimes.burst_stop)
-    bursting = start / (start + stop)
-    extra = np.mean(np.asarray(regimes.burst_multiplier), axis=1) - 1.0
-    dwell = np.mean(np.asarray(regimes.dwell_s), axis=1)
-    rate = np.asarray(regimes.rate_rps) * (1.0 + bursting * extra)
-    by_class = np.sum((dwell * rate)[:, None] * np.asarray(regimes.class_mix), axis=0)
-    total = float(np.sum(dwell * rate))
-    return total / float(np.sum(dwell)), by_class / total

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from rich import box
 from rich.table import Table
 
-from jaxserve.result_table import ResultTable
+from jaxserve.result_table import ResultTable, plain_table
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
@@ -49,7 +48,7 @@ def evaluation_markdown(tables: Sequence[ResultTable]) -> str:
 
 def task_table(specs: Sequence[TaskSpec]) -> Table:
     """The tasks, one a row."""
-    table = _plain_table()
+    table = plain_table()
     table.add_column("task", no_wrap=True)
     table.add_column("deployment", no_wrap=True)
     table.add_column("traffic, and the knobs to turn")
@@ -115,10 +114,6 @@ def _cell(found: Interval, show: _Show) -> str:
     return mean if found.low == found.high else f"{mean} ({low} to {high})"
 
 
-def _plain_table(title: str | None = None, caption: str | None = None) -> Table:
-    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=caption)
-
-
 def fit_report_table(report: FitReport) -> Table:
     """A fit: its constants, and how far off it is."""
 
@@ -126,7 +121,7 @@ def fit_report_table(report: FitReport) -> Table:
         return "not measured" if error is None else f"{100.0 * error:.1f} %"
 
     row, error = report.worst_row
-    table = _plain_table(
+    table = plain_table(
         title=f"fit to {report.rows} rows",
         caption=(
             f"mean TPOT error {percent(report.tpot_error)}, held out "
@@ -148,7 +143,7 @@ def fit_report_table(report: FitReport) -> Table:
 
 def training_table(result: TrainingResult, setting: Setting) -> Table:
     """A finished run: what each seed's policy reaches on validation episodes."""
-    table = _plain_table(title=f"ppo on {setting.env.name}, {result.episodes} validation episodes")
+    table = plain_table(title=f"ppo on {setting.env.name}, {result.episodes} validation episodes")
     table.add_column("seed of the policy", justify="right")
     table.add_column("mean reward", justify="right")
     if setting.anchors is not None:

@@ -11,6 +11,11 @@ from rich.table import Table
 _INTERVAL = re.compile(r" \((\S+) to (\S+)\)")
 
 
+def plain_table(title: str | None = None, caption: str | None = None) -> Table:
+    """A table without columns in the style of all that commands print."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=caption)
+
+
 @dataclass(frozen=True)
 class ResultTable:
     """All columns but the first are numbers; an interval is written "mean (low to high)"."""
@@ -27,9 +32,7 @@ class ResultTable:
 
     def rich(self) -> Table:
         """For the terminal, where intervals stand below their numbers."""
-        table = Table(
-            box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=self.title, caption=self.caption
-        )
+        table = plain_table(self.title, self.caption)
         for index, name in enumerate(self.header):
             numbers = index > 0
             table.add_column(

@@ -8,6 +8,7 @@ file, its first so many columns. Nothing in such a block is written by hand.
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 from pathlib import Path
@@ -33,5 +34,8 @@ def filled(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     readme = ROOT / "README.md"
     write_atomic(readme, filled(readme.read_text(encoding="utf-8")).encode())

@@ -39,7 +39,9 @@ _BLOCK = re.compile(r"(<!-- generated (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def main() -> int:
     """Writes or checks; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="write nothing, report differences")
     check = parser.parse_args().check
     pages = generated_pages()

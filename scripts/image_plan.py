@@ -1,6 +1,6 @@
 """The Dockerfile's steps without Docker: in an empty folder, then a server from what they made.
 
-python scripts/image_plan.py --markdown docs/image.md
+    python scripts/image_plan.py --markdown docs/image.md
 
 Copies only what .dockerignore lets through, runs every RUN line of both stages with the stage's
 environment, starts the image's command without capabilities and without the right to write to /app,
@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 import httpx  # noqa: E402
 
-from jaxserve.datafiles import write_atomic  # noqa: E402
+from jaxserve.errors import InputError  # noqa: E402
+from jaxserve.outputs import check_output, write_output  # noqa: E402
 from server.local import free_port  # noqa: E402
 
 _START_S = 600.0
@@ -74,21 +75,25 @@ class Stage:
 
 
 def main() -> int:
-    """Returns 1 if a step fails."""
+    """Returns the exit code: 1 if a step fails, 2 after bad input."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--markdown", type=Path, help="file to write the table to")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="image-") as folder:
-        try:
+    try:
+        check_output(chosen.markdown, "--markdown")
+        with tempfile.TemporaryDirectory(prefix="image-") as folder:
             page = build(Path(folder), ROOT)
-        except (RuntimeError, subprocess.CalledProcessError) as error:
-            print(f"image_plan: {error}", file=sys.stderr)
-            return 1
-    print(page)
-    if chosen.markdown is not None:
-        write_atomic(chosen.markdown, page.encode())
+        print(page)
+        if chosen.markdown is not None:
+            write_output(chosen.markdown, page.encode(), "--markdown")
+    except InputError as error:
+        print(f"image_plan: {error}", file=sys.stderr)
+        return 2
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(f"image_plan: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

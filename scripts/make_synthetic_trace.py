@@ -48,5 +48,7 @@ def synthetic_trace() -> str:
 if __name__ == "__main__":
     default = Path(__file__).parent.parent / "data" / "traces" / "synthetic_conversation.csv"
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=default)
+    parser.add_argument(
+        "--out", type=Path, default=default, metavar="FILE", help="default %(default)s"
+    )
     write_atomic(parser.parse_args().out, synthetic_trace().encode())

@@ -10,9 +10,10 @@ trap 'rm -rf "$work"' EXIT
 
 rm -rf dist
 "$uv" build --quiet --out-dir dist # the wheel is built from the sdist, so both are complete
-"$uv" export --quiet --frozen --no-hashes --no-emit-project --output-file "$work/locked.txt"
+"$uv" export --quiet --frozen --extra server --no-hashes --no-emit-project --output-file "$work/locked.txt"
 "$uv" venv --quiet --python "$repo/.venv/bin/python" "$work/venv"
-"$uv" pip install --quiet --python "$work/venv" --constraints "$work/locked.txt" dist/*.whl
+"$uv" pip install --quiet --python "$work/venv" --constraints "$work/locked.txt" \
+  "$(echo dist/*.whl)[server]"
 
 cd "$work"
 env -u PYTHONPATH "$work/venv/bin/python" - "$repo" <<'PYTHON'
@@ -20,10 +21,10 @@ import sys
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 
 import jaxserve
-from jaxserve.types import ServeAction
+from jaxserve.client import ServeClient
+from server.local import LocalServer
 
 repo = Path(sys.argv[1])
 package = Path(jaxserve.__file__).parent
@@ -38,18 +39,14 @@ missing = files(repo / "data") - files(package / "data")
 assert not missing, f"not in the wheel: {sorted(map(str, missing))}"
 
 env = jaxserve.make("bursty_workload")
-action = ServeAction(
-    batch_cap=jnp.int32(64),
-    kv_budget_fraction=jnp.float32(0.9),
-    speculation_depth=jnp.int32(0),
-    quantization_tier=jnp.int32(0),
-    prefill_decode_split=jnp.int32(0),
-    priority_routing=jnp.int32(0),
-)
-reset_key, step_key = jax.random.split(jax.random.key(0))
-state, _ = env.reset(reset_key)
-_, timestep = env.step(state, action, step_key)
-assert bool(jnp.isfinite(timestep.reward)), timestep.reward
-print(f"the wheel resets and steps outside the checkout: reward {float(timestep.reward):.3f}")
+action = jaxserve.make_action(batch_cap=64, kv_budget_fraction=0.9)
+state, _ = env.reset(jax.random.key(0))
+_, timestep = env.step(state, action)
+reward = float(timestep.reward)
+with LocalServer(Path.cwd()) as server, ServeClient(server.url) as client:
+    client.reset(task_id="bursty_workload", seed=0)
+    _, served, _, _ = client.step({"batch_cap": 64, "kv_budget_fraction": 0.9})
+print(f"outside the checkout the wheel steps (reward {reward:.3f}) and serves ({served:.3f})")
+assert 0.0 < reward <= 1.0 and 0.0 < served <= 1.0
 PYTHON
 "$work/venv/bin/jaxserve" --help >"$work/help.txt" || { cat "$work/help.txt"; exit 1; }

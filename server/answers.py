@@ -9,11 +9,12 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from jaxserve.errors import InputError
 from server.problems import Problem
-from server.schemas import sentence
+from server.sentences import sentence, unreadable
 
 _LOG = logging.getLogger("jaxserve.server")
 
@@ -54,10 +55,15 @@ def answer_problems(app: FastAPI) -> None:
         plain = [{key: item[key] for key in ("type", "loc", "msg")} for item in errors]
         return problem(422, sentence(errors), detail=plain)
 
+    @app.exception_handler(ValidationError)
+    async def wrong_form(request: Request, error: ValidationError) -> Answer:
+        # From OpenEnv's web interface, which does not catch what its forms cannot hold.
+        del request
+        return problem(422, sentence(error.errors()))
+
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> Answer:
-        del request
-        answer = problem(error.status_code, str(error.detail))
+        answer = problem(error.status_code, _why(request, error))
         answer.headers.update(error.headers or {})
         return answer
 
@@ -65,3 +71,16 @@ def answer_problems(app: FastAPI) -> None:
     async def failed(request: Request, error: Exception) -> Answer:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return problem(500, "the server failed on this request; its log says why")
+
+
+def _why(request: Request, error: HTTPException) -> str:
+    """A sentence also where the framework has two words."""
+    path = request.url.path
+    if error.status_code == 404 and error.detail == "Not Found":
+        return f"{path!r:.80} is no route of this server; GET /docs lists them"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{request.method} is not allowed for {path!r:.80}; allowed is {allowed}"
+    if error.status_code == 400 and error.__cause__ is not None:
+        return unreadable(error.__cause__)
+    return str(error.detail)

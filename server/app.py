@@ -57,10 +57,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--port",
         type=int,
         action="append",
-        help="port to listen on; may be given more than once (default 7860)",
+        help="port to listen on; may be given more than once (default PORT, or 7860)",
     )
     chosen = parser.parse_args(arguments)
-    ports = chosen.port or [int(os.environ.get("PORT", "7860"))]
+    ports = chosen.port or [_settings.port]
     config = uvicorn.Config(
         app,
         ws_max_size=_settings.max_body_bytes,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
 from server.agents import Agents, check_agent
 from server.playing import InProcess, play_agent, play_model
+
+if TYPE_CHECKING:
+    from server.language_agent import LanguageAgent
 
 SPLIT = "test"
 """Seeds that no agent was trained on."""
@@ -47,9 +50,7 @@ class Baselines:
         Raises:
           InputError: there is no key.
         """
-        from server.language_agent import LanguageAgent, ModelSettings
-
-        agent = LanguageAgent(ModelSettings.from_environment())
+        agent = await asyncio.to_thread(_language_agent)
 
         def play(task: str) -> dict[str, Any]:
             return play_model(InProcess(task, seed, SPLIT), agent, task)
@@ -57,6 +58,13 @@ class Baselines:
         async with self._lock:
             results = await asyncio.to_thread(score_tasks, task_names(), play)
         return summary(agent.settings.model, seed, SPLIT, results)
+
+
+def _language_agent() -> LanguageAgent:
+    # Importing openai takes seconds, in which nobody else would be answered.
+    from server.language_agent import LanguageAgent, ModelSettings
+
+    return LanguageAgent(ModelSettings.from_environment())
 
 
 def score_tasks(

@@ -13,6 +13,7 @@ from server.catalogue import describe_task
 from server.episodes import check_split, listed_count, listed_episode, task_number
 from server.openenv_api import Environment, EnvironmentMetadata
 from server.schemas import ServeAction, ServeObservation, ServeState
+from server.sentences import checked
 from server.service import Service
 from server.sessions import View
 
@@ -29,8 +30,9 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
         self._view: View | None = None
         self.mcp_server = tools
 
+    # Arguments are what a client sends: one called self is refused like any other unknown name.
     async def reset_async(
-        self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
+        self, /, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
     ) -> ServeObservation:
         """Begins an episode, or goes on with a session where ``resume`` is its id.
 
@@ -39,15 +41,20 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
             the body of ``POST /reset``; or ``resume``.
 
         Raises:
-          InputError and others, one sentence each.
+          InputError: anything unknown or out of range. UnknownSession, StorageFailure.
         """
         given = {"seed": seed, "episode_id": episode_id} | kwargs
         given = {name: value for name, value in given.items() if value is not None}
         resume = given.pop("resume", None)
         if resume is not None:
+            if given:
+                raise InputError(
+                    f"{next(iter(given))} is given beside resume, which changes nothing; "
+                    "leave one out"
+                )
             self._view = await self._service.view(schemas.checked_session_id(resume))
         else:
-            body = schemas.checked(schemas.ResetBody, given)
+            body = checked(schemas.ResetBody, given)
             # The next episode of a connection belongs to its session.
             own = self._view.session_id if self._view is not None else None
             self._view = await self._service.reset(
@@ -114,9 +121,8 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
         """One of them.
 
         Raises:
-          IndexError: there is none of that number.
+          InputError: unknown split, or there is none of that number.
         """
-        check_split(split)
         task, seed = listed_episode(split, index)
         return {
             "id": f"{split}/{task}/{seed}",
@@ -131,6 +137,13 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """Those from ``start`` to before ``stop``."""
+        """Those from ``start`` to before ``stop``.
+
+        Raises:
+          InputError: unknown split, or a bound below 0.
+        """
         check_split(split)
+        for name, bound in (("start", start), ("stop", stop)):
+            if bound is not None and bound < 0:
+                raise InputError(f"{name} is {bound}; it must be at least 0")
         return [self.get_task(split, index) for index in range(listed_count())[start:stop]]

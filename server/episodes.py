@@ -78,10 +78,14 @@ def parse_episode(
     spec = built_in_task(task)
     episode_key(seed, split)
     weights, overrides = split_config(checks.mapping({} if config is None else config, "config"))
-    try:
-        text = json.dumps(weights | overrides, sort_keys=True, allow_nan=False)
-    except (TypeError, ValueError):
-        raise InputError("config has a value that is not plain JSON") from None
+    for name, value in (weights | overrides).items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"config: {name} is {value!r:.60}; it must be plain JSON, without NaN and Infinity"
+            ) from None
+    text = json.dumps(weights | overrides, sort_keys=True)
     horizon = int(environment(spec.name, text).horizon)
     if horizon > MAX_SERVED_HORIZON:
         raise InputError(
@@ -114,11 +118,13 @@ def listed_episode(split: str, index: int) -> tuple[str, int]:
     """Task and seed of entry ``index`` of a split's list.
 
     Raises:
-      InputError: unknown split. IndexError: no such entry.
+      InputError: unknown split, or no such entry.
     """
     check_split(split)
     if isinstance(index, bool) or not 0 <= index < listed_count():
-        raise IndexError(index)
+        raise InputError(
+            f"index is {index}; split {split} lists episodes 0 to {listed_count() - 1}"
+        )
     names = task_names()
     return names[index % len(names)], index // len(names)
 

@@ -15,7 +15,8 @@ import openai
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from server.engine import Knobs
-from server.schemas import ServeAction, checked
+from server.schemas import ServeAction
+from server.sentences import checked
 
 HUGGING_FACE_URL = "https://router.huggingface.co/v1"
 DEFAULT_MODEL = "gpt-4o-mini"

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 WEB_INTERFACE = os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in {"true", "1", "yes"}
 """Whether OpenEnv's own web interface is served, as OpenEnv itself decides it."""
@@ -36,4 +40,13 @@ __all__ = [
     "Observation",
     "State",
     "create_app",
+    "take_routes",
 ]
+
+
+def take_routes(app: FastAPI, paths: Sequence[str]) -> list[Callable[..., Any]]:
+    """Removes HTTP routes that are to be replaced; returns what answered them."""
+    routes = app.router.routes
+    taken = [route for route in routes if isinstance(route, APIRoute) and route.path in paths]
+    app.router.routes[:] = [route for route in routes if route not in taken]
+    return [route.endpoint for route in taken]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Depends, Header, Query
 from fastapi.responses import Response
@@ -50,8 +50,8 @@ def episode_routes(service: Service) -> APIRouter:
 
     @router.post("/step_many", summary="One window of each of many sessions, all or none")
     async def step_many(body: StepManyBody) -> Response:
-        pairs = [(pair.session_id, pair.action.knobs()) for pair in body.steps]
-        views = await service.step_many(pairs)
+        steps = [(one.session_id, one.action.knobs(), one.action.number()) for one in body.steps]
+        views = await service.step_many(steps)
         return Answer({"results": [schemas.short_answer(view) for view in views]})
 
     @router.get("/state", summary="Totals of the episode", tags=["State Management"])
@@ -77,10 +77,3 @@ def episode_routes(service: Service) -> APIRouter:
         )
 
     return router
-
-
-def without_stateless(routes: list[Any]) -> list[Any]:
-    """OpenEnv's routes without those that would play every call in an environment of its own."""
-    return [
-        route for route in routes if getattr(route, "path", "") not in ("/reset", "/step", "/state")
-    ]

@@ -12,9 +12,10 @@ from fastapi.responses import Response
 from jaxserve.errors import InputError
 from server.answers import Answer
 from server.baselines import Baselines
-from server.episodes import parse_episode
+from server.episodes import Episode, built_in_task, parse_episode
 from server.routes_episodes import Named
-from server.schemas import GradeBody, ServeAction, checked
+from server.schemas import GradeBody, ServeAction
+from server.sentences import checked
 from server.service import DEFAULT_SPLIT, Service
 
 
@@ -30,10 +31,19 @@ def grading_routes(service: Service) -> APIRouter:
         if body.actions is None and body.episode_log is None:
             view, grade = await service.grade_session(body.session_id or named)
             episode = view.episode
+            _check_same(body, episode)
         else:
             episode = parse_episode(*_stated(body))
             if episode.overrides:
-                raise InputError("config: only reward weights may accompany what is to be graded")
+                raise InputError(
+                    f"config has {', '.join(sorted(episode.overrides))}; only reward weights may "
+                    "accompany what is to be graded"
+                )
+            if body.task_version not in (None, episode.task_version):
+                raise InputError(
+                    f"task_version is {body.task_version}; {episode.task} is at version "
+                    f"{episode.task_version}"
+                )
             if body.actions is not None:
                 grade = await service.grade_actions(episode, [a.knobs() for a in body.actions])
             else:
@@ -57,7 +67,7 @@ def grading_routes(service: Service) -> APIRouter:
 
 
 def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
-    task = body.task if body.task_id is None else body.task_id
+    task = body.named_task()
     if body.session_id is not None:
         raise InputError("session_id is given beside actions or an episode_log; leave one out")
     if body.actions is not None and body.episode_log is not None:
@@ -66,6 +76,23 @@ def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
         missing = "task_id" if task is None else "seed"
         raise InputError(f"{missing} is missing; it says which episode was played")
     return task, body.seed, body.split or DEFAULT_SPLIT, body.config
+
+
+def _check_same(body: GradeBody, episode: Episode) -> None:
+    """What is said of a session's episode must be so."""
+    task = body.named_task()
+    stated = {
+        "task_id": None if task is None else built_in_task(task).name,
+        "seed": body.seed,
+        "split": body.split,
+    }
+    played = {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
+    for name, value in stated.items():
+        if value not in (None, played[name]):
+            raise InputError(
+                f"{name} is {value!r:.80}, but the session's is {played[name]!r}; an episode that "
+                "was played elsewhere needs actions or an episode_log"
+            )
 
 
 def _plain_log(log: list[dict[str, Any]]) -> list[dict[str, Any]]:

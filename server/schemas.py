@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
-    ValidationError,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -22,6 +22,7 @@ from jaxserve.seeds import MAX_SEED
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
 from server.engine import Knobs, Window
 from server.openenv_api import Action, Observation, State
+from server.sentences import TIERS, check_names, complaint, knob_values
 from server.sessions import View
 
 ALIASES = {
@@ -32,8 +33,6 @@ ALIASES = {
     "prefill_disagg": "prefill_decode_split",
 }
 """Other names of knobs."""
-TIERS = {"FP16": 0, "BF16": 0, "INT8": 1, "INT4": 2}
-"""Names of quantisation tiers, allowed instead of their numbers."""
 MAX_TOGETHER = 1024
 """Sessions that one ``step_many`` advances at most."""
 
@@ -41,6 +40,15 @@ _SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
 SessionId = Annotated[str, StringConstraints(pattern=_SESSION_ID)]
 Label = Annotated[str, StringConstraints(max_length=255)]
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
+
+
+def _name_or_number(task: Any) -> Any:
+    if isinstance(task, bool) or not isinstance(task, int | str):
+        raise PydanticCustomError("task", "no task")
+    return task
+
+
+TaskId = Annotated[int | str, BeforeValidator(_name_or_number)]
 _in_order = operator.attrgetter(*KNOBS)
 _SWITCHES = ("prefill_decode_split", "priority_routing")
 
@@ -85,34 +93,20 @@ def plain_names(action: Mapping[str, Any]) -> dict[str, Any]:
     """An action under the knobs' own names, with tiers and switches as numbers.
 
     Raises:
-      PydanticCustomError: a knob is named twice, or a switch stands for a number.
+      PydanticCustomError: a name is unknown or comes twice, or a switch stands for a number.
     """
+    check_names(action, (*KNOBS, *ALIASES, "metadata"))
     plain: dict[str, Any] = {}
     for name, value in action.items():
         knob = ALIASES.get(name, name)
         if knob in plain:
-            raise PydanticCustomError("named_twice", "{knob} is given twice", {"knob": str(knob)})
+            raise complaint(f"{knob} is given twice; name it once")
         if knob == "quantization_tier" and isinstance(value, str):
             value = TIERS.get(value.upper(), value)
         if isinstance(value, bool) and knob in KNOBS and knob not in _SWITCHES:
-            raise PydanticCustomError("no_switch", "{knob} must be a number", {"knob": knob})
+            raise complaint(f"{knob} is {value}; it must be {knob_values(knob)}")
         plain[knob] = value
     return plain
-
-
-B = TypeVar("B", bound=BaseModel)
-
-
-def checked(kind: type[B], data: Any) -> B:
-    """``data`` as a ``kind``.
-
-    Raises:
-      InputError: names the first wrong field.
-    """
-    try:
-        return kind.model_validate(data)
-    except ValidationError as error:
-        raise InputError(sentence(error.errors(include_url=False))) from None
 
 
 def checked_session_id(value: Any) -> str:
@@ -122,20 +116,8 @@ def checked_session_id(value: Any) -> str:
       InputError: it cannot.
     """
     if not isinstance(value, str) or not re.fullmatch(_SESSION_ID, value):
-        raise InputError(f"session_id is {value!r:.80}; it must be the id that reset returned")
+        raise InputError(f"session_id is {value!r:.60}; it must be the id that reset returned")
     return value
-
-
-def sentence(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors as one sentence: field, value, what is allowed."""
-    first = errors[0]
-    places = [str(place) for place in first["loc"] if place not in ("body", "query", "header")]
-    field = ".".join(places) or "the request"
-    message = first["msg"][:1].lower() + first["msg"][1:]
-    given = first.get("input")
-    if first["type"] == "missing" or isinstance(given, dict | list) or given is None:
-        return f"{field}: {message}"
-    return f"{field} is {given!r:.60}: {message}"
 
 
 def _shown(name: str) -> Any:
@@ -266,17 +248,49 @@ def _phase(view: View) -> str:
     return "quiet" if view.load < 0.75 else "busy" if view.load > 1.25 else "normal"
 
 
-class ResetBody(BaseModel):
-    """Body of ``POST /reset``."""
+class Body(BaseModel):
+    """A body that has no other fields than those it names."""
 
     model_config = ConfigDict(extra="forbid")
 
-    task_id: int | Label | None = Field(None, description="name or number, see GET /tasks")
-    task: int | Label | None = Field(None, description="the same as task_id")
-    seed: Seed | None = Field(None, description="of the traffic; a random one if left out")
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            check_names(data, cls.model_fields)
+        return data
+
+
+class EpisodeBody(Body):
+    """Which episode a request is about."""
+
+    task_id: TaskId | None = Field(None, description="name or number, see GET /tasks")
+    task: TaskId | None = Field(None, description="the same as task_id")
+    seed: Seed | None = Field(
+        None, description="of the traffic; reset takes a random one if it is left out"
+    )
     split: Label | None = Field(None, description="train (default), validation or test")
-    index: Annotated[int, Field(ge=0)] | None = Field(None, description="entry of the split's list")
-    config: dict[str, Any] | None = Field(None, description="reward weights and task overrides")
+    config: dict[Label, Any] | None = Field(None, description="reward weights and task overrides")
+
+    @model_validator(mode="after")
+    def _one_task(self) -> Self:
+        if None not in (self.task, self.task_id) and str(self.task) != str(self.task_id):
+            raise complaint(
+                f"task_id is {self.task_id!r:.60} and task is {self.task!r:.60}; name one of them"
+            )
+        return self
+
+    def named_task(self) -> int | str | None:
+        """The task, by whichever field it is named."""
+        return self.task if self.task_id is None else self.task_id
+
+
+class ResetBody(EpisodeBody):
+    """Body of ``POST /reset``."""
+
+    index: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="entry of the split's list"
+    )
     episode_id: Label | None = None
     session_id: SessionId | None = Field(None, description="begin the episode in this session")
 
@@ -284,7 +298,7 @@ class ResetBody(BaseModel):
 def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
     """Arguments of ``Service.reset``."""
     return {
-        "task": body.task if body.task_id is None else body.task_id,
+        "task": body.named_task(),
         "seed": body.seed,
         "split": body.split,
         "index": body.index,
@@ -294,10 +308,8 @@ def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
     }
 
 
-class StepBody(BaseModel):
+class StepBody(Body):
     """Body of ``POST /step``: an action, or its fields side by side with the rest."""
-
-    model_config = ConfigDict(extra="forbid")
 
     action: ServeAction
     session_id: SessionId | None = None
@@ -316,46 +328,38 @@ class StepBody(BaseModel):
         return {"action": action, **beside} if action else beside
 
 
-class Pair(BaseModel):
+class Pair(Body):
     """One session and its next action."""
-
-    model_config = ConfigDict(extra="forbid")
 
     session_id: SessionId
     action: ServeAction
 
 
-class StepManyBody(BaseModel):
+class StepManyBody(Body):
     """Body of ``POST /step_many``."""
-
-    model_config = ConfigDict(extra="forbid")
 
     steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_TOGETHER)]
 
 
-class GradeBody(BaseModel):
-    """Body of ``POST /grader``: a session, or the actions or the log of an episode."""
+class GradeBody(EpisodeBody):
+    """Body of ``POST /grader``: a session, or the actions or the log of an episode.
 
-    model_config = ConfigDict(extra="forbid")
+    The file that ``GET /episode_log`` gives is one.
+    """
 
     session_id: SessionId | None = None
-    task_id: int | Label | None = None
-    task: int | Label | None = Field(None, description="the same as task_id")
-    seed: Seed | None = None
-    split: Label | None = None
-    config: dict[str, Any] | None = None
     actions: list[ServeAction] | None = None
     episode_log: list[dict[str, Any]] | None = None
+    task_version: int | None = Field(None, description="must be the task's, if it is given")
+    episode_id: Label | None = Field(None, description="of a log; nothing depends on it")
 
 
-class DriveBody(BaseModel):
+class DriveBody(Body):
     """Body of ``POST /agent``: an agent plays a session on."""
-
-    model_config = ConfigDict(extra="forbid")
 
     session_id: SessionId | None = None
     agent: Label = "heuristic"
-    windows: Annotated[int, Field(ge=1, le=200)] = 1
+    windows: Annotated[int, Field(ge=1, le=200, strict=True)] = 1
 
 
 def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -> dict[str, Any]:

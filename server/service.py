@@ -12,12 +12,12 @@ from typing import Any
 
 from jaxserve.episode_log import read_log
 from jaxserve.errors import InputError
-from jaxserve.grading import Grade, grade_actions, grade_log
+from jaxserve.grading import Actions, Grade, grade_actions, grade_log
 from jaxserve.seeds import MAX_SEED
 from server import engine
 from server.agents import Agents, Driver
 from server.engine import Knobs, Window
-from server.episodes import Episode, listed_count, listed_episode, parse_episode
+from server.episodes import Episode, listed_episode, parse_episode
 from server.problems import EpisodeConflict
 from server.sessions import Session, Sessions, View, begin_session, catch_up
 from server.settings import Settings
@@ -105,7 +105,7 @@ class Service:
         """
         split = DEFAULT_SPLIT if split is None else split
         if index is not None:
-            listed = _listed(split, index)
+            listed = listed_episode(split, index)
             task = listed[0] if task is None else task
             seed = listed[1] if seed is None else seed
         chosen = secrets.randbelow(MAX_SEED) if seed is None else seed
@@ -125,25 +125,27 @@ class Service:
 
         def task(sessions: Sessions) -> View:
             session = sessions.find(session_id)
-            if number is not None and number != session.steps:
-                raise EpisodeConflict(
-                    f"metadata.step is {number}; the session is at window {session.steps}"
-                )
+            _check_window(session, number)
             sessions.step(session, knobs)
             return session.view()
 
         return await self._worker.run(task)
 
-    async def step_many(self, pairs: Sequence[tuple[str, Knobs]]) -> list[View]:
+    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> list[View]:
         """One window of each session, all in one transaction; all of them or none.
+
+        Args:
+          steps: session, knobs and number, as ``step`` takes them.
 
         Raises:
           UnknownSession, EpisodeConflict, StorageFailure.
         """
 
         def task(sessions: Sessions) -> list[View]:
-            chosen = sessions.find_many([session_id for session_id, _ in pairs])
-            sessions.step_many(chosen, [knobs for _, knobs in pairs])
+            chosen = sessions.find_many([session_id for session_id, _, _ in steps])
+            for session, (_, _, number) in zip(chosen, steps, strict=True):
+                _check_window(session, number)
+            sessions.step_many(chosen, [knobs for _, knobs, _ in steps])
             return [session.view() for session in chosen]
 
         return await self._worker.run(task)
@@ -203,8 +205,7 @@ class Service:
                 f"the episode changed {', '.join(sorted(episode.overrides))} of {episode.task}; "
                 "only the task as it is has a score"
             )
-        knobs = [step.knobs for step in history.steps]
-        actions = engine.stack_knobs(knobs)
+        actions = _stacked([step.knobs for step in history.steps])
         grade = await self._beside(
             grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
         )
@@ -217,7 +218,7 @@ class Service:
         Raises:
           InputError: as ``jaxserve.grading.grade_actions``.
         """
-        actions = engine.stack_knobs(knobs)
+        actions = _stacked(knobs)
         return await self._beside(grade_actions, episode.task, episode.seed, actions, episode.split)
 
     async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
@@ -238,13 +239,15 @@ class Service:
             return await asyncio.to_thread(function, *arguments)
 
 
-def _listed(split: str, index: int) -> tuple[str, int]:
-    try:
-        return listed_episode(split, index)
-    except IndexError:
-        raise InputError(
-            f"index is {index}; split {split} lists episodes 0 to {listed_count() - 1}"
-        ) from None
+def _stacked(knobs: Sequence[Knobs]) -> Actions:
+    return engine.stack_knobs(knobs) if knobs else []
+
+
+def _check_window(session: Session, number: int | None) -> None:
+    if number is not None and number != session.steps:
+        raise EpisodeConflict(
+            f"metadata.step is {number}; session {session.id!r} is at window {session.steps}"
+        )
 
 
 def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:

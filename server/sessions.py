@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from server import engine
@@ -48,7 +48,7 @@ class Session:
     """sum over the episode."""
     completed: float = 0.0
     failed: float = 0.0
-    agent: Any = field(default=None)
+    agent: Any = None
     """what an agent that drives this session remembers, see ``server.agents``."""
 
     def view(self) -> View:
@@ -184,8 +184,13 @@ class Sessions:
         Raises:
           EpisodeConflict: a session comes twice, or its episode is over; nothing has changed.
         """
-        if len({session.id for session in sessions}) != len(sessions):
-            raise EpisodeConflict("a session comes twice; each may be advanced once at a time")
+        seen: set[str] = set()
+        for session in sessions:
+            if session.id in seen:
+                raise EpisodeConflict(
+                    f"session {session.id!r} comes twice; each may be advanced once at a time"
+                )
+            seen.add(session.id)
         by_environment: dict[int, list[tuple[Session, Knobs]]] = {}
         for session, chosen in zip(sessions, knobs, strict=True):
             _check_running(session)
@@ -325,5 +330,6 @@ def begin_session(session_id: str, number: int, name: str, episode: Episode) -> 
 def _check_running(session: Session) -> None:
     if session.window.done:
         raise EpisodeConflict(
-            f"the episode is over after {session.steps} windows; reset starts another"
+            f"the episode of session {session.id!r} is over after {session.steps} windows; "
+            "reset starts another"
         )

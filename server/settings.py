@@ -58,12 +58,14 @@ class Settings:
     """WebSockets at the same time."""
     workers: int = 1
     """server processes that share the log."""
+    port: int = 7860
+    """where ``python -m server.app`` listens, unless it is told otherwise."""
 
     @classmethod
     def from_environment(
         cls, variables: Mapping[str, str] = os.environ, arguments: Sequence[str] = ()
     ) -> Settings:
-        """Reads the variables ``JAXSERVE_*``, ``MAX_CONCURRENT_ENVS`` and ``WEB_CONCURRENCY``.
+        """Reads ``JAXSERVE_*``, ``MAX_CONCURRENT_ENVS``, ``WEB_CONCURRENCY`` and ``PORT``.
 
         Args:
           arguments: of the command line, in which uvicorn's ``--workers`` may be.
@@ -72,11 +74,10 @@ class Settings:
           InputError: a variable's value is not allowed.
         """
         rate = variables.get("JAXSERVE_RATE_LIMIT")
-        origins = variables.get("JAXSERVE_CORS_ORIGINS", "")
         return cls(
             database=variables.get("JAXSERVE_DATABASE") or str(default_database(variables)),
             token=_token(variables.get("JAXSERVE_TOKEN")),
-            cors_origins=tuple(o.strip() for o in origins.split(",") if o.strip()),
+            cors_origins=_origins(variables.get("JAXSERVE_CORS_ORIGINS", "")),
             rate_limit=Rate.parse(rate, "JAXSERVE_RATE_LIMIT") if rate else cls.rate_limit,
             max_body_bytes=_whole(
                 variables, "JAXSERVE_MAX_BODY_BYTES", cls.max_body_bytes, 1024, 2**30
@@ -89,6 +90,7 @@ class Settings:
                 variables, "MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000
             ),
             workers=_whole(_with_workers(variables, arguments), "WEB_CONCURRENCY", 1, 1, 1024),
+            port=_whole(variables, "PORT", cls.port, 1, 65535),
         )
 
 
@@ -108,6 +110,17 @@ def _with_workers(variables: Mapping[str, str], arguments: Sequence[str]) -> Map
     if "--workers" not in spread[:-1]:
         return variables
     return {**variables, "WEB_CONCURRENCY": spread[spread.index("--workers") + 1]}
+
+
+def _origins(text: str) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for origin in text.split(",") if origin.strip())
+    for origin in origins:
+        if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
+            raise InputError(
+                f"JAXSERVE_CORS_ORIGINS has {origin!r}; it must be origins like "
+                "https://lab.example without a path, or *"
+            )
+    return origins
 
 
 def _token(text: str | None) -> str | None:

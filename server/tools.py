@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastmcp import FastMCP
 
+from jaxserve.errors import InputError
 from server import schemas
 from server.catalogue import describe_tasks
-from server.schemas import ResetBody, ServeAction
+from server.schemas import ResetBody, ServeAction, StepBody
+from server.sentences import checked
 from server.service import Service
+
+Tool = Callable[..., Awaitable[dict[str, Any]]]
 
 
 def build_tools(service: Service) -> FastMCP:
@@ -22,24 +29,27 @@ def build_tools(service: Service) -> FastMCP:
     )
 
     @tools.tool
+    @_with_checked_names
     async def list_tasks() -> dict[str, Any]:
         """The tasks: what each asks, its active knobs, objectives and number of windows."""
         return {"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()}
 
     @tools.tool
+    @_with_checked_names
     async def reset(
-        task_id: str = "static_workload",
+        task_id: str | int = "static_workload",
         seed: int | None = None,
         split: str | None = None,
         session_id: str | None = None,
     ) -> dict[str, Any]:
         """Begins an episode and returns its session_id and first observation."""
         given = {"task_id": task_id, "seed": seed, "split": split, "session_id": session_id}
-        body = schemas.checked(ResetBody, given)
+        body = checked(ResetBody, given)
         view = await service.reset(**schemas.reset_arguments(body, body.session_id))
         return schemas.step_answer(view)
 
     @tools.tool
+    @_with_checked_names
     async def step(session_id: str, action: dict[str, Any]) -> dict[str, Any]:
         """Holds the knobs for one window; knobs that are left out have their default.
 
@@ -48,20 +58,41 @@ def build_tools(service: Service) -> FastMCP:
             quantization_tier 0..2 (FP16, INT8, INT4), prefill_decode_split 0..7 GPUs that only
             prefill, priority_routing 0 or 1.
         """
-        knobs = schemas.checked(ServeAction, action).knobs()
-        view = await service.step(schemas.checked_session_id(session_id), knobs)
+        chosen = checked(StepBody, {"action": action}).action
+        session_id = schemas.checked_session_id(session_id)
+        view = await service.step(session_id, chosen.knobs(), chosen.number())
         return schemas.step_answer(view)
 
     @tools.tool
+    @_with_checked_names
     async def observe(session_id: str) -> dict[str, Any]:
         """The session's last observation and its totals; nothing changes."""
         view = await service.view(schemas.checked_session_id(session_id))
         return schemas.step_answer(view) | {"state": schemas.state(view).model_dump()}
 
     @tools.tool
+    @_with_checked_names
     async def grade(session_id: str) -> dict[str, Any]:
         """The score of the session's episode so far: 0 random, 0.5 best static, 1 oracle."""
         _, grade = await service.grade_session(schemas.checked_session_id(session_id))
         return dataclasses.asdict(grade)
 
     return tools
+
+
+def _with_checked_names(tool: Tool) -> Tool:
+    """The tool, with a sentence about arguments that it lacks or does not know."""
+    known = inspect.signature(tool).parameters
+
+    @functools.wraps(tool)
+    async def call(**arguments: Any) -> dict[str, Any]:
+        for name in arguments:
+            if name not in known:
+                allowed = ", ".join(known) or "none"
+                raise InputError(f"argument {name!r:.60} is unknown; allowed are {allowed}")
+        for name, parameter in known.items():
+            if parameter.default is parameter.empty and name not in arguments:
+                raise InputError(f"{name} is missing; {tool.__name__} takes {', '.join(known)}")
+        return await tool(**arguments)
+
+    return call

@@ -12,8 +12,9 @@ from server.auth import RequireToken
 from server.compiling import Compilation
 from server.environment import ServeEnvironment
 from server.limits import LimitBody, LimitRate
-from server.openenv_api import ConcurrencyConfig, create_app
-from server.routes_episodes import episode_routes, without_stateless
+from server.messages import CheckMessages, mcp_route
+from server.openenv_api import ConcurrencyConfig, create_app, take_routes
+from server.routes_episodes import episode_routes
 from server.routes_grading import grading_routes
 from server.routes_information import information_routes
 from server.schemas import ServeAction, ServeObservation, ServeState
@@ -21,6 +22,10 @@ from server.service import Service
 from server.settings import Settings
 from server.tools import build_tools
 from server.web import add_page, page_tab
+
+_PLACE_IDLE_S = 900.0
+"""How long a connection's place is kept unused. OpenEnv also gives places away by a call of
+``/mcp``, to clients that may never come back; the sessions themselves are in the log."""
 
 
 def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
@@ -40,7 +45,8 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         ServeObservation,
         env_name="jaxserve",
         concurrency_config=ConcurrencyConfig(
-            max_concurrent_envs=settings.max_connections, session_timeout=settings.session_idle_s
+            max_concurrent_envs=settings.max_connections,
+            session_timeout=min(settings.session_idle_s, _PLACE_IDLE_S),
         ),
         state_cls=ServeState,
         gradio_builder=page_tab,
@@ -48,8 +54,15 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         custom_tab_primary=True,
     )
     app.title = "jaxserve"
-    app.router.routes[:] = without_stateless(app.router.routes)
-    for router in (episode_routes(service), grading_routes(service), information_routes(service)):
+    # OpenEnv would play every call of these in an environment of its own.
+    take_routes(app, ("/reset", "/step", "/state"))
+    (openenv_mcp,) = take_routes(app, ("/mcp",))
+    for router in (
+        episode_routes(service),
+        grading_routes(service),
+        information_routes(service),
+        mcp_route(openenv_mcp),
+    ):
         app.include_router(router)
     add_page(app)
     answer_problems(app)
@@ -69,6 +82,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
 
 def _add_limits(app: FastAPI, settings: Settings) -> None:
     """Middleware; the one added last sees a request first."""
+    app.add_middleware(CheckMessages)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     if settings.token is not None:
         app.add_middleware(RequireToken, token=settings.token)

@@ -105,6 +105,10 @@ def test_argument_errors(arguments: tuple[str, ...], capsys: pytest.CaptureFixtu
         (("--json", "missing/x.json"), "the folder missing does not exist"),
         (("--json", "."), "a folder; it must name a file"),
         (
+            ("--markdown", "x.md", "--json", "./x.md"),
+            "--json is x.md, which --markdown names already; name another file",
+        ),
+        (
             ("--task", "3", "--trace", str(DATA / "azure_small.csv")),
             "only a task with one stream can replay a trace",
         ),
@@ -117,6 +121,27 @@ def test_bad_evaluations(
 ) -> None:
     """One sentence that says what is wrong, before anything runs and with nothing written."""
     assert message in sentence(capsys, "evaluate", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "nope"), "task 'nope' is unknown; the tasks are"),
+        (("--steps", "0"), "steps is 0; it must be from 1 to 1000000000000"),
+        (("--seeds", "2", "--seed", "2147483647"), "it must be from 0 to 2147483646"),
+        (("--learning-rate", "nan"), "learning_rate is nan; it must be from 1e-08 to 1.0"),
+        (("--discount", "1"), "discount is 1.0; it must be from 0.5 to 0.9999"),
+        (("--resume",), "has no run.json: there is no run to resume"),
+        (("--process", "0"), "--coordinator, --processes and --process go together"),
+        (("--out", "/proc/run"), "--out /proc/run cannot be used: No such file or directory"),
+    ],
+)
+@pytest.mark.usefixtures("empty_folder")
+def test_bad_trainings(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence before anything is compiled, and no directory begun."""
+    assert message in sentence(capsys, "train", "--task", "1", "--out", "run", *arguments)
 
 
 def test_malformed_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -202,6 +227,7 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         (("fidelity", "--measurements", "missing"), "--measurements missing is not a directory"),
         (("fidelity", "--plot", "missing/x.png"), "the folder missing does not exist"),
         (("fidelity", "--markdown", "missing/x.md"), "the folder missing does not exist"),
+        (("fidelity", "--plot", "x.gif"), "--plot is x.gif; the picture must end in .png"),
     ],
 )
 @pytest.mark.usefixtures("empty_folder")
@@ -239,6 +265,19 @@ def test_table_build(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "go together" in sentence(capsys, "table", "build", *arguments)
     message = sentence(capsys, "table", "build", *arguments, "--out", str(tmp_path / "a" / "t"))
     assert "does not exist" in message
+    message = sentence(capsys, "table", "build", *arguments, "--out", str(tmp_path / "t.csv"))
+    assert message.endswith("a table must end in .parquet")
+    assert not (tmp_path / "t.csv").exists()
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_option_that_would_be_ignored(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packaged tables are not built anew with an option that says nothing about them."""
+    monkeypatch.setattr("jaxserve.sim.table_build.build_built_in", None)
+    message = sentence(capsys, "table", "build", "--tensor-parallel", "2")
+    assert message.startswith("--tensor-parallel is 2, but the packaged tables have their own")
 
 
 def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

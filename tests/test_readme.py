@@ -66,8 +66,8 @@ def test_curl_runs(server: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_commands_run(tmp_path: Path) -> None:
     """On a load test and a trace of a user."""
-    (load_test,) = (b.code for b in blocks(ROOT / "docs" / "extend_hardware.md") if b.file)
-    (tmp_path / "my_load_test.csv").write_text(load_test, encoding="utf-8")
+    files = {block.file: block.code for block in blocks(ROOT / "docs" / "extend_hardware.md")}
+    (tmp_path / "my_load_test.csv").write_text(files["load_test.csv"], encoding="utf-8")
     rows = [f"2026-01-01 00:{s // 60:02}:{s % 60:02},{100 + 7 * s},{20 + s}" for s in range(300)]
     trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
     (tmp_path / "my_trace.csv").write_text(trace, encoding="utf-8")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
+from jaxserve.agents.regimes import regimes_alike
 from jaxserve.env import ServeEnv
 from jaxserve.spaces import KNOBS
 
@@ -23,7 +23,7 @@ def task_discount(env: ServeEnv) -> float:
     if not np.asarray(env.knob_active)[_RESTARTING].any():
         return QUEUE_DISCOUNT
     ahead = float(env.horizon)
-    regimes = jax.tree.map(np.asarray, env.workload.regimes)
-    if any((leaf != leaf[0]).any() for leaf in jax.tree.leaves(regimes)):
-        ahead = min(ahead, float(regimes.dwell_s.mean()) / env.window_s)
+    if not regimes_alike(env):
+        dwell_s = np.asarray(env.workload.regimes.dwell_s)
+        ahead = min(ahead, float(dwell_s.mean()) / env.window_s)
     return max(1.0 - 1.0 / ahead, QUEUE_DISCOUNT)

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.agents.panel import Progress, Setting, build_agent
+from jaxserve.agents.panel import Setting, build_agent
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.statistics import (
     EpisodeStatistics,

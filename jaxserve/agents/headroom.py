@@ -1,6 +1,6 @@
 """What adapting can gain on a task, measured: anchors, headroom and the conflict between regimes.
 
-    headroom = (switch-aware oracle - best static) / best static
+    headroom = (switch-aware oracle - best static) / |best static|
 
 on test seeds, in the task's own objective. The best static setting is chosen on training seeds.
 """
@@ -10,17 +10,19 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
-from jaxserve.agents.baselines import RandomPolicy, StaticPolicy, exploit_policies
+from jaxserve.agents.baselines import RandomPolicy, default_policy, exploit_policies
+from jaxserve.agents.oracle import oracle_plans
+from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
+from jaxserve.agents.regimes import regime_env
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.search import (
-    Progress,
     best_static,
-    oracle_plans,
-    regime_env,
     regime_settings,
     setting_text,
     static_objective,
@@ -105,7 +107,7 @@ def measure_headroom(
     """Searches the best static setting and the oracle of a task and plays them on test seeds.
 
     Args:
-      progress: called with a stage name, steps done and steps in all.
+      budget: default is ``SearchBudget()``.
     """
     budget = budget or SearchBudget()
     env = make(spec)
@@ -134,7 +136,7 @@ def measure_headroom(
     )
     values = {
         "random": _mean_reward(env, RandomPolicy(), test),
-        "default": _mean_reward(env, StaticPolicy(env.locked), test),
+        "default": _mean_reward(env, default_policy(env), test),
         "best_static": float(static_objective(env, static[None], test).mean()),
         "oracle": float(oracle.mean()),
     }
@@ -165,7 +167,7 @@ def headroom_tables(result: Headroom) -> tuple[Table, Table]:
     return matrix, values
 
 
-def _mean_reward(env: ServeEnv, policy, keys) -> float:
+def _mean_reward(env: ServeEnv, policy: Policy, keys: jax.Array) -> float:
     return float(np.mean(np.asarray(rollout(env, policy, keys).timesteps.reward)))
 
 

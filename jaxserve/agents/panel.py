@@ -16,6 +16,7 @@ from jaxserve.agents.baselines import (
 )
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
@@ -25,9 +26,6 @@ from jaxserve.seeds import episode_keys
 from jaxserve.spaces import make_action
 from jaxserve.tasks.anchors import Anchors, load_anchors
 from jaxserve.tasks.spec import TaskSpec, load_task
-
-Progress = Callable[[str, int, int], None]
-"""Called with a stage name, steps done and steps in all."""
 
 _QUICK_EPISODES = 8
 _QUICK_CANDIDATES = 128

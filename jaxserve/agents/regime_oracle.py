@@ -8,7 +8,6 @@ own where the switch costs more than it earns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.agents.oracle import BURST_STATES, oracle_plans
 from jaxserve.agents.policy import PrivilegedPolicy
+from jaxserve.agents.progress import Progress
+from jaxserve.agents.regimes import regimes_alike
 from jaxserve.agents.rollout import rollout
-from jaxserve.agents.search import BURST_STATES, oracle_plans, regime_settings
+from jaxserve.agents.search import regime_settings
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.grids import action_at, grid_sizes, nearest_indices
 from jaxserve.seeds import episode_keys
@@ -68,7 +70,7 @@ def search_regime_oracle(
     env: ServeEnv,
     static: ServeAction,
     search: RegimeSearch | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> RegimeOracle:
     """Tunes the settings on training episodes.
 
@@ -78,7 +80,7 @@ def search_regime_oracle(
     search = search or RegimeSearch()
     keys = episode_keys(search.episodes, "train")
     start = np.where(grid_sizes(env) > 1, np.asarray(nearest_indices(static)), 0).astype(np.int32)
-    if _one_regime(env):
+    if regimes_alike(env):
         by_regime = np.tile(start, (REGIME_COUNT, 1))
     else:
         by_regime = regime_settings(env, keys[: search.held_episodes], start, progress=progress)
@@ -92,8 +94,3 @@ def search_regime_oracle(
     candidates.append(RegimeOracle(jnp.broadcast_to(jnp.asarray(start), tuned.shape)))
     rewards = [float(jnp.mean(rollout(env, each, keys).timesteps.reward)) for each in candidates]
     return candidates[int(np.argmax(rewards))]
-
-
-def _one_regime(env: ServeEnv) -> bool:
-    leaves = map(np.asarray, jax.tree.leaves(env.workload.regimes))
-    return all((leaf == leaf[:1]).all() for leaf in leaves)

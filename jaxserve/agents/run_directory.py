@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,15 +25,29 @@ _EVENTS_S = 5  # between two looks at what has to be written to them
 _WHOLE = ("update", "windows", "seed")
 
 
+def open_directory(directory: Path) -> None:
+    """Makes a directory, and those above it, where it is not there.
+
+    Raises:
+      InputError: it cannot be made, read or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {directory} cannot be used: {error.strerror}") from None
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise InputError(f"--out {directory} cannot be used: it is not readable and writable")
+
+
 def claim(directory: Path, settings: Mapping[str, Any]) -> None:
     """Begins a run in a new or empty directory.
 
     Raises:
-      InputError: the directory is in use.
+      InputError: the directory is in use, or cannot be used.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    open_directory(directory)
+    if any(directory.iterdir()):
         raise InputError(f"--out {directory} is in use; name a new directory, or add --resume")
-    directory.mkdir(parents=True, exist_ok=True)
     write_atomic(directory / _SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())
 
 
@@ -67,11 +82,23 @@ def write_metrics(directory: Path, rows: Sequence[Row]) -> None:
 
 
 def read_metrics(directory: Path, updates: int) -> list[Row]:
-    """The rows of a run's first updates."""
-    with open(directory / _METRICS, newline="", encoding="utf-8") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    for row in rows:
-        row |= {name: int(row[name]) for name in _WHOLE}
+    """The rows of a run's first updates.
+
+    Raises:
+      InputError: they cannot be read.
+    """
+    path = directory / _METRICS
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            found = csv.DictReader(file, strict=True)
+            rows = [{name: float(value) for name, value in row.items()} for row in found]
+        for row in rows:
+            row |= {name: int(row[name]) for name in _WHOLE}
+    except (OSError, ValueError, TypeError, KeyError, csv.Error):
+        raise InputError(
+            f"{path} is not what a run wrote, a row of numbers for each update and seed; "
+            "train again in another --out"
+        ) from None
     return [row for row in rows if row["update"] <= updates]
 
 

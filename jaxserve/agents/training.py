@@ -100,14 +100,14 @@ def check_run(
     """
     for name, value, low, high in (
         ("steps", steps, 1, 10**12),
-        ("seed", seed, 0, 2**31 - 1),
         ("seeds", seeds, 1, 1024),
+        ("seed", seed, 0, 2**31 - seeds),
         ("environments", environments, 8, 2**20),
         ("learning_rate", learning_rate, 1e-8, 1.0),
         ("discount", discount, 0.5, 0.9999),
     ):
         if not low <= value <= high:
-            raise InputError(f"{name} is {value}; it must be from {low:g} to {high:g}")
+            raise InputError(f"{name} is {value}; it must be from {low} to {high}")
     config = PPOConfig(
         learning_rate=learning_rate,
         discount=discount,
@@ -184,6 +184,24 @@ def train(
     )
 
 
+def restored(checkpoints: ocp.CheckpointManager, update: int, like: Any) -> TrainState:
+    """The state after an update, as a checkpoint has it.
+
+    Args:
+      like: its shapes, types and shardings.
+
+    Raises:
+      InputError: the checkpoint cannot be read.
+    """
+    try:
+        return checkpoints.restore(update, args=ocp.args.StandardRestore(like))  # type: ignore
+    except Exception as error:  # damaged files raise errors of many kinds, plain ones among them
+        raise InputError(
+            f"the checkpoint of update {update} in {checkpoints.directory} cannot be read "
+            f"({type(error).__name__}); train again in another --out"
+        ) from error
+
+
 @dataclass
 class _Run:
     """A run in progress."""
@@ -207,15 +225,16 @@ class _Run:
         """Updates, looks, saves; returns the seconds that it took."""
         begun = self.done
         started = looked = saved = time.perf_counter()
-        # One update is measured, then as many as fill the time between two looks are dispatched.
+        # One update is measured, then as many as fill the time between two looks are run.
         at_once = 1
         with _interrupts() as interrupted:
             while self.done < self.config.updates:
                 state, reports = self.state, []
                 for _ in range(min(at_once, self.config.updates - self.done)):
-                    state, report = update(state)
+                    # Updates that wait in a queue can deadlock: all cores are held by devices
+                    # that meet in a sum over devices, and none is left for those they wait for.
+                    state, report = jax.block_until_ready(update(state))
                     reports.append(report)
-                jax.block_until_ready(state)
                 self._keep(state, reports)
                 now = time.perf_counter()
                 if watch:
@@ -310,8 +329,7 @@ def _restore(
     if step is None:
         return state, []
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-    state = checkpoints.restore(step, args=ocp.args.StandardRestore(like))  # type: ignore
-    return state, read_metrics(directory, step)
+    return restored(checkpoints, step, like), read_metrics(directory, step)
 
 
 def _provenance(setting: Setting, config: PPOConfig, seed: int, objective: float) -> dict[str, Any]:

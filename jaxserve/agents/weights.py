@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from jaxserve.tasks.spec import TaskSpec
 
 WEIGHTS_VERSION = 1
 _FILE = "weights"
+# What a damaged archive raises, depending on where the damage is.
+_UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def save_weights(
@@ -84,11 +87,12 @@ def _by_path(params: Any, normaliser: Normaliser) -> dict[str, Any]:
 def _read_arrays(directory: Path) -> dict[str, np.ndarray]:
     path = directory / f"{_FILE}.npz"
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        # Not np.load, which takes other kinds of files as well.
+        with path.open("rb") as file, np.lib.npyio.NpzFile(file) as archive:
+            return {name: np.asarray(array) for name, array in archive.items()}
     except FileNotFoundError:
         raise InputError(f"{directory} has no {_FILE}.npz, so it holds no weights") from None
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise InputError(f"{path} is not a readable .npz file: {error}") from None
 
 
@@ -99,6 +103,8 @@ def _check_arrays(
         if name not in arrays or name not in shapes:
             state = "missing" if name not in arrays else "not part of the network"
             raise InputError(f"{path} does not fit {task}: array {name} is {state}")
+        if not np.issubdtype(arrays[name].dtype, np.floating):
+            raise InputError(f"{path}: array {name} is {arrays[name].dtype}; it must be floats")
         if arrays[name].shape != shapes[name]:
             raise InputError(
                 f"{path} does not fit {task}: array {name} has shape {arrays[name].shape}, and the "

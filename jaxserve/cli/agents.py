@@ -9,19 +9,30 @@ from typing import Annotated, Literal
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name, Number, import_plots, text
+from jaxserve.cli.arguments import (
+    Directory,
+    File,
+    Name,
+    Number,
+    Real,
+    Task,
+    check_outputs,
+    import_plots,
+    optional,
+    text,
+)
 from jaxserve.errors import InputError
 
 
 def evaluate_agents(
-    task: str = "all",
-    agent: str = "all",
+    task: Task = "all",
+    agent: Annotated[str, tyro.conf.arg(metavar="AGENTS")] = "all",
     episodes: int = 20,
     seed_split: Literal["train", "validation", "test"] = "test",
     trace: File = None,
     hardware: Name = None,
     table: File = None,
-    weights: File = None,
+    weights: Directory = None,
     plot: File = None,
     markdown: File = None,
     json: File = None,
@@ -29,31 +40,29 @@ def evaluate_agents(
     """Play agents on the same held-out episodes and print what they reach.
 
     Args:
-        task: Name or alias of a task, path of a task file, or all.
+        task: Name or alias of a task (see jaxserve tasks), path of a task file, or all.
         agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo;
             planner and regime_oracle, which are shown the simulator's state, only by name.
-        episodes: Episodes of each agent on each task.
-        seed_split: Whose seeds they have.
-        trace: Recorded traffic to replay: Azure, Mooncake or BurstGPT format.
-        hardware: GPU instead of the task's own.
-        table: Latency table instead of the packaged one.
+        episodes: Episodes that each agent plays on each task.
+        seed_split: Episodes to play: those for training, for validation, or the held-out test ones.
+        trace: Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format.
+        hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
+        table: Latency table instead of the packaged one: a name, or path of a .parquet file.
         weights: Directory of a training run, for ppo instead of the packaged weights.
-        plot: Picture of the first episode to write: .png, .svg or .pdf.
-        markdown: Tables to write.
-        json: Results to write, with every episode's statistics.
+        plot: Picture of the first episode to write, ending in .png, .svg or .pdf; one task only.
+        markdown: File to write the tables to.
+        json: File to write every episode's statistics to.
     """
     from jaxserve.agents.evaluation import check_episodes, compare, to_json
     from jaxserve.agents.panel import load_setting, parse_agents, playable
-    from jaxserve.outputs import check_output, write_output
+    from jaxserve.outputs import write_output
     from jaxserve.report import evaluation_markdown, evaluation_table
     from jaxserve.tasks.spec import task_names
     from jaxserve.terminal import progress_bars, result_console
 
     agents = parse_agents(agent)
     check_episodes(episodes)
-    check_output(plot, "--plot")
-    check_output(markdown, "--markdown")
-    check_output(json, "--json")
+    check_outputs({"--plot": plot, "--markdown": markdown, "--json": json})
     if trace is not None and task == "all":
         task = "trace_replay"
     settings = [
@@ -84,44 +93,46 @@ def evaluate_agents(
 
 
 def train_agent(
-    task: str,
-    out: Path,
+    task: Task,
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     steps: int = 5_000_000,
     seed: int = 0,
     seeds: int = 1,
     environments: int = 1024,
     learning_rate: float = 2e-3,
-    discount: float | None = None,
+    discount: Real = None,
     recurrent: bool = False,
     hardware: Name = None,
     table: File = None,
     trace: File = None,
     resume: bool = False,
     tensorboard: bool = False,
-    coordinator: Annotated[str | None, tyro.conf.arg(metavar="HOST:PORT")] = None,
+    coordinator: Annotated[str | None, optional("HOST:PORT")] = None,
     processes: Number = None,
     process: Number = None,
 ) -> None:
     """Train a PPO controller and write its weights.
 
     Args:
-        task: Name or alias of a task, or path of a task file.
-        out: Directory of the run: checkpoints, metrics.csv, weights.
-        steps: Control windows that each seed plays, rounded up to whole rollouts.
+        task: Name or alias of a task (see jaxserve tasks), or path of a task file.
+        out: Directory of the run, new or empty: gets checkpoints, metrics.csv and weights.
+        steps: Control windows that each seed plays, rounded up to whole updates, each of which
+            plays 25 windows of every environment.
         seed: Seed of the first policy.
         seeds: Policies trained side by side, with seeds one apart.
-        environments: Episodes that each seed plays at a time.
-        learning_rate: At the start; it falls linearly.
-        discount: Per window; by default from how long the task's traffic stays the same.
+        environments: Episodes that each seed plays at a time, a multiple of 8 on each device.
+        learning_rate: Adam's step size at the start; it falls linearly to a twentieth.
+        discount: Discount per control window, 0.5 to 0.9999; by default 0.97, or higher where a
+            change of tier or split takes longer to pay off.
         recurrent: Remember with a gated recurrent unit as well as with running means.
-        hardware: GPU instead of the task's own.
-        table: Latency table instead of the packaged one.
+        hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
+        table: Latency table instead of the packaged one: a name, or path of a .parquet file.
         trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
-        resume: Continue the run in --out from its last checkpoint.
-        tensorboard: Write the metrics to OUT/tensorboard as well.
-        coordinator: Where process 0 of several that train together listens.
-        processes: How many train together.
-        process: Number of this one, from 0.
+        resume: Continue the run in --out from its last checkpoint; all else as when it began.
+        tensorboard: Write the metrics for TensorBoard as well, to tensorboard in --out.
+        coordinator: Where process 0 listens, when several processes train together.
+        processes: How many processes train together.
+        process: Number of this process, from 0.
     """
     from jaxserve.agents.discount import task_discount
     from jaxserve.agents.panel import load_setting
@@ -164,12 +175,12 @@ def train_agent(
 
 
 def compare_agents(
-    out: Path,
-    task: tyro.conf.Positional[str] = "all",
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[TASK]")] = "all",
     seeds: int = 10,
     steps: Number = None,
     episodes: int = 64,
-    hardware: str = "a100-sxm-80gb",
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")] = "a100-sxm-80gb",
     trace: File = None,
     markdown: File = None,
     json: File = None,
@@ -180,27 +191,27 @@ def compare_agents(
 
     Args:
         out: Directory of runs, results and pictures, with one for each task in it.
-        task: Name or alias of a built-in task, or all.
+        task: Name or alias of a task (see jaxserve tasks), path of a task file, or all.
         seeds: Policies that PPO trains on each task.
-        steps: Control windows that each seed plays, 5,000,000 without; a run that is in --out
-            must have as many, if this is given.
+        steps: Control windows that each seed plays; by default those of the run in --out, and
+            5,000,000 where there is none.
         episodes: Test episodes that every policy plays.
         hardware: GPU that nobody was trained on, to transfer to.
         trace: Recorded traffic to transfer to: Azure, Mooncake or BurstGPT format.
-        markdown: Tables to write.
-        json: Results to write, with every run's and episode's numbers.
+        markdown: File to write the tables to.
+        json: File to write every run's and episode's numbers to.
     """
+    from jaxserve.agents.run_directory import open_directory
     from jaxserve.agents.training import Interrupted
-    from jaxserve.compare.protocol import compare_task, open_directory, prepare
+    from jaxserve.compare.protocol import compare_task, prepare
     from jaxserve.compare.results import to_json
     from jaxserve.compare.tables import command_text, summary, task_tables
     from jaxserve.compare.tables import markdown as to_markdown
-    from jaxserve.outputs import check_output, write_output
+    from jaxserve.outputs import write_output
     from jaxserve.tasks.spec import task_names
     from jaxserve.terminal import progress_bars, result_console
 
-    check_output(markdown, "--markdown")
-    check_output(json, "--json")
+    check_outputs({"--markdown": markdown, "--json": json})
     pictures = import_plots("jaxserve.compare.pictures", "jaxserve compare")
     cases = [
         prepare(

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from jaxserve.errors import InputError
+from jaxserve.outputs import check_output
 
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Name = Annotated[str | None, tyro.conf.arg(metavar="NAME")]
-Number = Annotated[int | None, tyro.conf.arg(metavar="N")]
+
+def optional(metavar: str) -> Any:
+    """Describes an argument that nothing is assumed for where it is not given."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
+
+
+File = Annotated[Path | None, optional("FILE")]
+Directory = Annotated[Path | None, optional("DIR")]
+Name = Annotated[str | None, optional("NAME")]
+Number = Annotated[int | None, optional("INT")]
+Real = Annotated[float | None, optional("FLOAT")]
+Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
 def import_plots(module: str = "jaxserve.plots", what: str = "--plot") -> ModuleType:
@@ -33,6 +44,25 @@ def import_plots(module: str = "jaxserve.plots", what: str = "--plot") -> Module
         raise InputError(
             f"{what} needs matplotlib, which the plot extra installs: pip install 'jaxserve[plot]'"
         ) from None
+
+
+def check_outputs(paths: Mapping[str, Path | None]) -> None:
+    """Makes sure that all files of a command can be written, before its work starts.
+
+    Args:
+      paths: by option; None where it was not given.
+
+    Raises:
+      InputError: a file cannot be written, or two options name the same one.
+    """
+    taken: dict[Path, str] = {}
+    for option, path in paths.items():
+        check_output(path, option)
+        if path is None:
+            continue
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise InputError(f"{option} is {path}, which {other} names already; name another file")
 
 
 def text(path: Path | None) -> str | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import tyro
 
-from jaxserve.cli.arguments import File, import_plots
+from jaxserve.cli.arguments import Directory, File, Task, check_outputs, import_plots
 from jaxserve.errors import InputError
 
 
@@ -19,13 +19,14 @@ def list_tasks() -> None:
     result_console().print(task_table([load_task(name) for name in task_names()]))
 
 
-def search_anchors(task: tyro.conf.Positional[str]) -> None:
+def search_anchors(task: tyro.conf.Positional[Task]) -> None:
     """Search a task's best static setting and oracle, and freeze its anchors.
 
     Those of a task file are written beside it, as NAME.anchors.json.
 
     Args:
-        task: Name or alias of a task, path of a task file, or all for the built-in ones.
+        task: Name or alias of a task (see jaxserve tasks), path of a task file, or all for the
+            built-in ones.
     """
     from jaxserve.tasks.anchors import write_anchors
     from jaxserve.tasks.spec import task_names
@@ -37,34 +38,37 @@ def search_anchors(task: tyro.conf.Positional[str]) -> None:
         result_console().print(f"wrote {path}", soft_wrap=True)
 
 
-def print_headroom(task: tyro.conf.Positional[str]) -> None:
+def print_headroom(task: tyro.conf.Positional[Task]) -> None:
     """Print how much adapting can gain: regimes against settings, policies against each other.
 
     Args:
-        task: Name or alias of a task, or path of a task file.
+        task: Name or alias of a task (see jaxserve tasks), or path of a task file.
     """
     _measured_headroom(task)
 
 
-def check_fidelity(measurements: File = None, markdown: File = None, plot: File = None) -> None:
+def check_fidelity(
+    measurements: Directory = None, markdown: File = None, plot: File = None
+) -> None:
     """Recompute every comparison of the simulators with measurements and with each other.
 
     Args:
         measurements: Directory of the measured data; checks that need it are skipped without it.
-        markdown: Table to write.
-        plot: Picture of the errors against their bars to write.
+        markdown: File to write the table to.
+        plot: Picture of the errors against their bars to write, ending in .png.
     """
     from jaxserve.fidelity import report
     from jaxserve.fidelity.sources import shared_data
-    from jaxserve.outputs import check_output, write_output
+    from jaxserve.outputs import write_output
     from jaxserve.terminal import progress_bars, result_console
 
-    check_output(markdown, "--markdown")
-    check_output(plot, "--plot")
+    check_outputs({"--markdown": markdown, "--plot": plot})
     if measurements is not None and not measurements.is_dir():
         raise InputError(f"--measurements {measurements} is not a directory")
     if plot is not None:
         import_plots()
+        if plot.suffix != ".png":
+            raise InputError(f"--plot is {plot}; the picture must end in .png")
     with progress_bars() as progress:
         rows, skipped = report.run_checks(
             measurements or shared_data(), lambda name: progress(name, 0, 1)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name
+from jaxserve.cli.arguments import File, Name, Real, optional
 from jaxserve.errors import InputError
+from jaxserve.outputs import check_output
 
 
 def build_table(
@@ -25,9 +26,8 @@ def build_table(
         model: Model, for example llama-3.1-8b.
         hardware: GPU, for example h100-sxm-80gb.
         out: Table to write, ending in .parquet.
-        tensor_parallel: GPUs that share every layer.
+        tensor_parallel: GPUs that share every layer of the model that is named.
     """
-    from jaxserve.outputs import check_output
     from jaxserve.sim.table_build import build, build_built_in
     from jaxserve.sim.table_file import write_table_file
     from jaxserve.terminal import result_console
@@ -36,9 +36,14 @@ def build_table(
     if model is None or hardware is None or out is None:
         if given != (None, None, None):
             raise InputError("--model, --hardware and --out go together; name all three or none")
+        if tensor_parallel != 1:
+            raise InputError(
+                f"--tensor-parallel is {tensor_parallel}, but the packaged tables have their own; "
+                "name --model, --hardware and --out as well"
+            )
         written = build_built_in()
     else:
-        check_output(out, "--out")
+        _check_table_output(out)
         write_table_file(out, build(hardware, model, tensor_parallel=tensor_parallel))
         written = [out]
     for path in written:
@@ -46,8 +51,8 @@ def build_table(
 
 
 def show_table(
-    table: tyro.conf.Positional[str],
-    where: Annotated[dict[str, float] | None, tyro.conf.arg(metavar="AXIS VALUE ...")] = None,
+    table: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="TABLE")],
+    where: Annotated[dict[str, float] | None, optional("AXIS VALUE ...")] = None,
 ) -> None:
     """Show rows of a latency table.
 
@@ -66,13 +71,13 @@ def show_table(
 
 
 def fit_table(
-    measured: tyro.conf.Positional[Path],
-    hardware: str,
-    model: str,
-    out: Path,
-    bandwidth_gb_per_s: float | None = None,
-    bf16_tflops: float | None = None,
-    memory_gb: float | None = None,
+    measured: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    bandwidth_gb_per_s: Real = None,
+    bf16_tflops: Real = None,
+    memory_gb: Real = None,
     tensor_parallel: int = 1,
     tier: int = 0,
     chunk_budget: int = 2048,
@@ -86,17 +91,16 @@ def fit_table(
         out: Table to write, ending in .parquet.
         bandwidth_gb_per_s: Memory bandwidth, where the GPU measured is not --hardware, GB/s.
         bf16_tflops: The same for peak arithmetic, TFLOP/s.
-        memory_gb: The same for memory, GiB.
+        memory_gb: The same for its memory, GiB.
         tensor_parallel: GPUs that shared every layer.
         tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
         chunk_budget: Tokens that one iteration could process.
     """
-    from jaxserve.outputs import check_output
     from jaxserve.report import fit_report_table
     from jaxserve.sim.table_fit import fit
     from jaxserve.terminal import result_console
 
-    check_output(out, "--out")
+    _check_table_output(out)
     report = fit(
         measured,
         hardware,
@@ -112,6 +116,12 @@ def fit_table(
     console = result_console()
     console.print(fit_report_table(report))
     console.print(f"wrote {out}", soft_wrap=True)
+
+
+def _check_table_output(out: Path) -> None:
+    check_output(out, "--out")
+    if out.suffix != ".parquet":  # the ending by which a path of a table is known
+        raise InputError(f"--out is {out}; a table must end in .parquet")
 
 
 TableCommand = (

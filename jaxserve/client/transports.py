@@ -77,12 +77,7 @@ class WebSocketTransport:
             await self._abandon()
             raise ConnectionLost(f"{self._url}: {str(error) or type(error).__name__}") from None
         if reply["type"] == "error":
-            problem = reply["data"]
-            details = problem.get("errors")
-            text = problem["message"]
-            if details:
-                text = f"{'.'.join(map(str, details[0]['loc']))}: {details[0]['msg']}"
-            raise ServerError(text, problem["code"])
+            raise ServerError(reply["data"]["message"], reply["data"]["code"])
         return reply["data"]
 
     async def _connect(self) -> ClientConnection:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,13 @@ from jaxserve.agents.panel import (
     load_setting,
 )
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
 from jaxserve.compare.reference import reference_objectives
 from jaxserve.compare.results import Column, Play, TaskComparison, from_data, to_data
 from jaxserve.compare.statistics import Matrix
 from jaxserve.compare.trained import Run, Trained, plan_run, trained
 from jaxserve.compare.transfer import Variant, variants
 from jaxserve.datafiles import read_json, write_atomic
-from jaxserve.errors import InputError
 from jaxserve.tasks import checks
 from jaxserve.tasks.anchors import Anchors, load_anchors
 
@@ -41,8 +40,6 @@ _BASELINES = ("random", "default", "best_static", "heuristic")
 _TRANSFERRED = ("default", "best_static", "heuristic")
 RETUNED = "retuned_static"
 """The best static setting of a setting that was transferred to, searched there anew."""
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -92,20 +89,6 @@ def prepare(
         episodes=episodes,
         directory=directory,
     )
-
-
-def open_directory(out: Path) -> None:
-    """Makes the directory of a comparison, if it is not there.
-
-    Raises:
-      InputError: it cannot be made or written.
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--out {out} cannot be used: {error.strerror}") from None
-    if not os.access(out, os.W_OK):
-        raise InputError(f"--out {out} cannot be used: it is not writable")
 
 
 def compare_task(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,10 @@ from jaxserve.agents.discount import task_discount
 from jaxserve.agents.network import NetworkPolicy
 from jaxserve.agents.panel import Setting
 from jaxserve.agents.ppo import Learner, PPOConfig
+from jaxserve.agents.progress import Progress
 from jaxserve.agents.run_directory import read_metrics
 from jaxserve.agents.training import Progress as TrainingProgress
-from jaxserve.agents.training import check_run, train
+from jaxserve.agents.training import check_run, restored, train
 from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
@@ -28,8 +28,6 @@ from jaxserve.tasks import checks
 STEPS = 5_000_000
 ENVIRONMENTS = 1024
 LEARNING_RATE = 2e-3
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ def _final_policies(setting: Setting, run: Run) -> tuple[NetworkPolicy, ...]:
                 f"{directory} has no checkpoint of update {run.config.updates}, where the run "
                 "ended; train it again in another --out"
             )
-        state = checkpoints.restore(step, args=ocp.args.StandardRestore(like))  # type: ignore
+        state = restored(checkpoints, step, like)
     return tuple(
         learner.policy(jax.tree.map(lambda leaf, i=index: leaf[i], state))
         for index in range(len(run.seeds))

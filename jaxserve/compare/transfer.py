@@ -16,6 +16,7 @@ from jaxserve.errors import InputError
 from jaxserve.registry import make
 from jaxserve.sim.hardware import load_gpu
 from jaxserve.sim.table_file import table_path
+from jaxserve.sim.traces import load_trace
 from jaxserve.tasks.spec import Regime
 
 BURST_SCALES = (0.7, 1.5)
@@ -81,6 +82,7 @@ def _recorded(setting: Setting, trace: Path | None) -> Variant:
     own = {"name": first.name, "prompt": first.prompt, "output": first.output, "bins": first.bins}
     kinds = {dataclasses.replace(stream, **own) for stream in spec.streams}
     if len(kinds) > 1:
+        load_trace(trace)  # one that cannot be read is a mistake, whoever replays it
         reason = f"a trace does not say which of its {len(kinds)} kinds a request is of"
         return Variant(name, None, reason)
     # Streams that differ in lengths alone are one kind, which takes the trace's lengths.

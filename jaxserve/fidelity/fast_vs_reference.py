@@ -1,8 +1,7 @@
 """The fast simulator against the reference simulator: same table, same requests, same knobs.
 
-A scenario is a traffic (a task, or one of its regimes without bursts), constant knobs, and a load:
-the mean arrival rate as a share of what these knobs can serve. Both simulators play the same
-episodes, pooled over seeds; the errors are of the fast one.
+Both simulators play the same episodes of each scenario (`jaxserve.fidelity.scenarios`), pooled over
+seeds; the errors are of the fast one.
 
     python -m jaxserve.fidelity.fast_vs_reference
 """
@@ -11,9 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -23,23 +21,18 @@ import numpy as np
 from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs, table_timer
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.fidelity.scenarios import Scenario, environment, scenario_grid, workload_at
 from jaxserve.processes import map_in_processes
-from jaxserve.registry import make
 from jaxserve.seeds import episode_key
 from jaxserve.sim.latency import ttft_quantile
 from jaxserve.sim.reference import ReferenceSimulator
 from jaxserve.sim.reference_settings import Knobs
-from jaxserve.sim.trace_classes import prompt_edges, to_class_counts
-from jaxserve.sim.traces import load_trace
 from jaxserve.sim.workload import Workload
-from jaxserve.spaces import KNOBS, make_action
-from jaxserve.tasks.replay import trace_path
-from jaxserve.tasks.spec import CLASS_COUNT, load_task
+from jaxserve.spaces import make_action
 from jaxserve.types import ServeAction, WindowMetrics
 
 WINDOWS = 80
 SEEDS = 2
-LOADS = (0.3, 0.6, 0.9, 1.2)
 BARS = {
     "throughput": (3.0, "%"),
     "TPOT": (6.0, "%"),
@@ -52,38 +45,6 @@ BARS = {
 _CAPACITY_WINDOWS = 60
 _CAPACITY_WARM_UP = 25
 _OVERLOAD_RPS_PER_GPU = 80.0
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """A task's traffic; with ``regime`` only that regime, without bursts and cycle."""
-
-    task: str
-    regime: int | None = None
-
-    @property
-    def name(self) -> str:
-        """Short name for reports."""
-        return self.task if self.regime is None else f"{self.task}[{self.regime}]"
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Traffic, load and knobs (those not named at their default)."""
-
-    traffic: Traffic
-    load: float
-    knobs: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> str:
-        """The knobs as a text."""
-        return " ".join(f"{name}={value:g}" for name, value in self.knobs.items())
-
-    @property
-    def name(self) -> str:
-        """Short name for reports."""
-        return f"{self.traffic.name} load {self.load:g} {self.settings}"
 
 
 @dataclass(frozen=True)
@@ -123,39 +84,10 @@ class Comparison:
         }
 
 
-def scenario_grid(loads: Sequence[float] = LOADS) -> list[Scenario]:
-    """Tasks and their stationary regimes x knobs that matter there x loads."""
-    one_gpu: tuple[dict[str, float], ...] = (
-        dict(batch_cap=64),
-        dict(batch_cap=16),
-        dict(batch_cap=256, kv_budget_fraction=0.25),
-        dict(batch_cap=256, speculation_depth=2),
-        dict(batch_cap=64, speculation_depth=4),
-        dict(batch_cap=64, quantization_tier=1),
-        dict(batch_cap=64, quantization_tier=2),
-    )
-    several_gpus = (*one_gpu, dict(batch_cap=64, prefill_decode_split=1))
-    classes = (*several_gpus, dict(batch_cap=64, priority_routing=1))
-    traffics = (
-        (Traffic("static_workload"), one_gpu),
-        (Traffic("bursty_workload"), several_gpus),
-        (Traffic("bursty_workload", regime=2), several_gpus),
-        (Traffic("adversarial_multitenant"), classes),
-        (Traffic("adversarial_multitenant", regime=0), classes),
-        (Traffic("trace_replay"), one_gpu),
-    )
-    return [
-        Scenario(traffic, load, knobs)
-        for traffic, choices in traffics
-        for knobs, load in itertools.product(choices, loads)
-    ]
-
-
 def compare(
     scenarios: Sequence[Scenario],
     windows: int = WINDOWS,
     seeds: int = SEEDS,
-    hardware: str | None = None,
     workers: int | None = None,
 ) -> list[Comparison]:
     """Plays every scenario in both simulators, in the order given.
@@ -163,7 +95,6 @@ def compare(
     Args:
       windows: length of an episode.
       seeds: episodes per scenario.
-      hardware: GPU name; default is each task's own.
       workers: processes for the reference simulator; 1 plays it in this one.
     """
     results: dict[int, tuple[float, Outcome]] = {}
@@ -171,8 +102,8 @@ def compare(
     episodes: list[tuple[int, ReferenceEpisode]] = []
     for traffic in dict.fromkeys(scenario.traffic for scenario in scenarios):
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.traffic == traffic]
-        env = _environment(traffic, hardware)
-        timer = table_timer(traffic.task, hardware)
+        env = environment(traffic)
+        timer = table_timer(traffic.task)
         actions = [make_action(**scenarios[i].knobs) for i in chosen]
         rates_rps = [
             scenarios[i].load * capacity_rps
@@ -180,7 +111,7 @@ def compare(
         ]
         keys = [episode_key(seed, "test") for seed in range(seeds)]
         cases = [
-            (_workload(env, traffic, rate_rps, seed, windows), action, keys[seed])
+            (workload_at(env, traffic, rate_rps, seed, windows), action, keys[seed])
             for action, rate_rps in zip(actions, rates_rps, strict=True)
             for seed in range(seeds)
         ]
@@ -235,25 +166,6 @@ def fast_vs_reference() -> list[FidelityRow]:
     return fidelity_rows(compare(scenario_grid()))
 
 
-def comparison_table(comparisons: Sequence[Comparison]) -> str:
-    """Markdown: every scenario's reference values and errors."""
-    lines = [
-        "| scenario | rps | TPOT ms | attainment | TTFT p50 / p99 ms | "
-        + " | ".join(f"{name}, {unit}" for name, (_, unit) in BARS.items())
-        + " |",
-        "|---" * (5 + len(BARS)) + "|",
-    ]
-    for comparison in comparisons:
-        reference = comparison.reference
-        errors = " | ".join(f"{value:+.1f}" for value in comparison.errors().values())
-        lines.append(
-            f"| {comparison.scenario.name} | {comparison.rate_rps:.1f} "
-            f"| {1e3 * reference.tpot_s:.1f} | {reference.good / reference.arrivals:.2f} "
-            f"| {1e3 * reference.ttft_p50_s:.0f} / {1e3 * reference.ttft_p99_s:.0f} | {errors} |"
-        )
-    return "\n".join(lines)
-
-
 def summary_table(comparisons: Sequence[Comparison]) -> str:
     """Markdown: median signed and mean absolute error by traffic, load and knobs."""
     lines = [
@@ -284,16 +196,6 @@ def summary_table(comparisons: Sequence[Comparison]) -> str:
     return "\n".join(lines)
 
 
-def _environment(traffic: Traffic, hardware: str | None) -> ServeEnv:
-    spec = load_task(traffic.task)
-    if traffic.regime is not None:
-        regime = dataclasses.replace(
-            spec.regimes[traffic.regime], burst_start_per_s=0.0, cycle_amplitude=0.0
-        )
-        spec = dataclasses.replace(spec, regimes=(regime,))
-    return make(spec, hardware=hardware, overrides={"knobs": list(KNOBS)})
-
-
 def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
     """Requests per second that each action completes, in the fast simulator, under overload."""
     regimes = env.workload.regimes
@@ -310,31 +212,6 @@ def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
     cases = [(workload, action, episode_key(0, "validation")) for action in actions]
     completed = np.asarray(_rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1))
     return [float(rps) for rps in completed[:, _CAPACITY_WARM_UP:].mean(axis=1) / env.window_s]
-
-
-def _workload(
-    env: ServeEnv, traffic: Traffic, rate_rps: float, seed: int, windows: int
-) -> Workload:
-    """The environment's traffic at a mean rate."""
-    scale = rate_rps / float(env.reward.expected_requests_per_s)
-    if env.workload.replay_counts is None:
-        regimes = env.workload.regimes
-        scaled = dataclasses.replace(regimes, rate_rps=regimes.rate_rps * scale)
-        return dataclasses.replace(env.workload, regimes=scaled)
-    counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
-    rows = (seed * windows + np.arange(windows)) % len(counts)
-    return dataclasses.replace(
-        env.workload, replay_counts=jnp.asarray(counts[rows]), replay_start_max=jnp.int32(0)
-    )
-
-
-@functools.lru_cache
-def _recorded_counts(task: str, scale: float, window_s: float, ticks: int) -> np.ndarray:
-    """float32[W, K, F]: the task's recording, played ``scale`` times as fast."""
-    trace = load_trace(trace_path(load_task(task).trace or ""), time_scale=scale)
-    edges = prompt_edges(trace, CLASS_COUNT)
-    counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
-    return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))
 
 
 def _stack(cases: list[tuple[Workload, ServeAction, jax.Array]]) -> Any:

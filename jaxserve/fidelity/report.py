@@ -15,6 +15,7 @@ from jaxserve.fidelity.silicon import silicon_fidelity
 from jaxserve.fidelity.transfer import policy_transfer
 from jaxserve.fidelity.vidur import vidur_fidelity
 from jaxserve.fidelity.vllm_run import vllm_fidelity
+from jaxserve.plot_style import BLUE, RED
 
 MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "cost model against kernels": kernel_fidelity,
@@ -62,7 +63,7 @@ def fidelity_table(rows: Sequence[FidelityRow]) -> Table:
     for row in rows:
         table.add_row(
             row.check,
-            f"{_figure(row.measured)} {row.unit}",
+            f"{_rounded(row.measured)} {row.unit}",
             f"{row.bar:g} {row.unit}",
             "pass" if row.passed else "MISS",
             row.detail,
@@ -81,7 +82,7 @@ def fidelity_markdown(rows: Sequence[FidelityRow]) -> str:
     for row in rows:
         verdict = "pass" if row.passed else "**miss**"
         lines.append(
-            f"| {row.check} | {_figure(row.measured)} {row.unit} | {row.bar:g} {row.unit} "
+            f"| {row.check} | {_rounded(row.measured)} {row.unit} | {row.bar:g} {row.unit} "
             f"| {verdict} | {row.detail} |"
         )
     return "\n".join(lines) + "\n"
@@ -92,7 +93,7 @@ def fidelity_picture(rows: Sequence[FidelityRow]) -> bytes:
     import matplotlib.pyplot as plt
 
     shares = [row.measured / row.bar for row in rows]
-    colours = ["#0072B2" if row.passed else "#D55E00" for row in rows]
+    colours = [BLUE if row.passed else RED for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.36 * len(rows) + 1.2), layout="constrained")
     axes.barh(range(len(rows)), shares, color=colours)
     axes.axvline(1.0, color="black", linewidth=1)
@@ -105,6 +106,6 @@ def fidelity_picture(rows: Sequence[FidelityRow]) -> bytes:
     return picture.getvalue()
 
 
-def _figure(value: float) -> str:
+def _rounded(value: float) -> str:
     """Three significant digits below one, else one decimal."""
     return f"{value:.1f}" if value >= 1.0 else f"{value:#.3g}"

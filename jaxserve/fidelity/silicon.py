@@ -32,14 +32,13 @@ def closed_loop_tpot_s(
     concurrency: ArrayLike,
     prompt_tokens: ArrayLike,
     output_tokens: ArrayLike,
-    chunk_budget: int = MEASURED_CHUNK_BUDGET,
 ) -> np.ndarray:
     """Mean seconds per output token in a closed loop without a KV limit; arguments broadcast."""
     concurrency = np.asarray(concurrency, np.float64)
     output_tokens = np.asarray(output_tokens, np.float64)
     context = np.asarray(prompt_tokens, np.float64) + output_tokens / 2
     prompts_per_iteration = (concurrency - 1) / output_tokens
-    added_s = cost.prefill_added_s(concurrency, prompt_tokens, chunk_budget=chunk_budget)
+    added_s = cost.prefill_added_s(concurrency, prompt_tokens, chunk_budget=MEASURED_CHUNK_BUDGET)
     return cost.decode_s(concurrency, context) + prompts_per_iteration * added_s
 
 

@@ -21,6 +21,7 @@ TASKS = ("bursty_workload", "adversarial_multitenant")
 AGENTS = ("default", "best_static", "heuristic", "ppo")
 EPISODES = 8
 BAR = 0.03
+"""Largest difference of mean scores that passes."""
 
 
 def policy_transfer(

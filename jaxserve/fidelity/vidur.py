@@ -18,7 +18,7 @@ a chunk behind a prefix (`VidurTimer`). No bar hangs on either: without both, th
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from jaxserve.fidelity.kernels import decode_rows, prefill_rows
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.hardware import load_gpu, load_model
-from jaxserve.sim.reference import run_requests
+from jaxserve.sim.reference_replay import run_requests
 from jaxserve.sim.reference_request import Request
 from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
 
@@ -183,34 +183,28 @@ def compare(row: Mapping[str, Any], timer: VidurTimer, lengths: np.ndarray) -> R
     )
 
 
-def compare_all(
-    directory: Path, progress: Callable[[str], None] = lambda name: None
-) -> list[RowErrors]:
+def compare_all(directory: Path) -> list[RowErrors]:
     """Errors of every reference row under `directory`."""
     columns = read_columns(directory / ROWS_FILE)
     timer, lengths = VidurTimer(directory), trace_lengths(directory)
     errors = []
     for i in range(len(columns["load"])):
         row = {name: column[i] for name, column in columns.items()}
-        progress(f"{row['load']}, batch cap {row['batch_cap']:.0f}")
         errors.append(compare(row, timer, lengths))
     return errors
 
 
-def vidur_fidelity(
-    directory: Path, progress: Callable[[str], None] = lambda name: None
-) -> list[FidelityRow]:
+def vidur_fidelity(directory: Path) -> list[FidelityRow]:
     """Throughput, TPOT and TTFT against Vidur; empty where its rows are absent.
 
     Throughput is judged at saturation only: below it, it is the arrival rate.
 
     Args:
       directory: what `sources.shared_data` returns.
-      progress: called with each row's name before it is simulated.
     """
     if not (directory / ROWS_FILE).is_file():
         return []
-    errors = compare_all(directory, progress)
+    errors = compare_all(directory)
     saturated = [row for row in errors if row.saturated]
     return [
         _summary("throughput at saturation", "throughput", saturated, THROUGHPUT_BAR, _STEPS),

@@ -15,7 +15,7 @@ import numpy as np
 from jaxserve.errors import InputError
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
-from jaxserve.sim.reference import run_requests
+from jaxserve.sim.reference_replay import run_requests
 from jaxserve.sim.reference_request import Request
 from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
 

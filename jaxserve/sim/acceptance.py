@@ -10,6 +10,7 @@ from jaxserve.datafiles import load_json
 from jaxserve.errors import InputError
 
 MAX_DEPTH = 8
+"""Deepest speculation: profiles have a mean for each depth 0..8."""
 
 
 def profile_names() -> tuple[str, ...]:

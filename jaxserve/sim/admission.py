@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxserve.sim.batching import add_up
 from jaxserve.sim.cost_model import MIN_CHUNK_SHARE
 from jaxserve.sim.deployment import Deployment
+from jaxserve.sim.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.table import (
     batch_weights,
     itl_s,
@@ -21,7 +22,6 @@ from jaxserve.sim.table import (
     prefill_s_per_token,
 )
 from jaxserve.sim.tick_state import (
-    BLOCK_SLACK_TOKENS,
     TINY,
     Admission,
     Queues,
@@ -41,6 +41,12 @@ def find_timing(
     queued: jax.Array,
     arrivals: jax.Array,
 ) -> Timing:
+    """Iteration times under the batch as it is, and the prefill time that they leave.
+
+    Args:
+      queued: float32[F, ...], requests that wait already.
+      arrivals: float32[F, ...], requests that arrive in the tick.
+    """
     running = add_up(queues.running)
     batch = running / plan.decode_gpus
     context = add_up(queues.context) / jnp.maximum(running, TINY)

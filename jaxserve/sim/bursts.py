@@ -1,4 +1,4 @@
-"""Burstiness of arrivals: what a trace shows, and the two-state process that matches it.
+"""Bursty arrivals: the two-state process that has a given burstiness.
 
 A two-state Markov-modulated Poisson process (MMPP) is a Poisson process whose rate jumps between a
 low and a high value, each held for an exponential time. Its formulas are those of Fischer and
@@ -96,31 +96,6 @@ class Mmpp:
         return np.sort(np.concatenate(times))
 
 
-def dispersion(arrival_s: NDArray[np.float64], window_s: float) -> float:
-    """Index of dispersion of recorded arrivals in windows of `window_s` seconds.
-
-    Args:
-      arrival_s: float64[n], sorted, seconds; the incomplete window at the end is left out.
-
-    Raises:
-      InputError: the recording is shorter than two windows.
-    """
-    windows = int((arrival_s[-1] - arrival_s[0]) / window_s) if len(arrival_s) else 0
-    if windows < 2:
-        raise InputError(f"arrivals must span at least two windows of {window_s} s")
-    index = ((arrival_s - arrival_s[0]) / window_s).astype(np.int64)
-    counts = np.bincount(index[index < windows], minlength=windows)
-    return float(counts.var(ddof=1) / counts.mean())
-
-
-def gap_cv(arrival_s: NDArray[np.float64]) -> float:
-    """Coefficient of variation of the times between recorded arrivals (at least three)."""
-    gaps = np.diff(arrival_s)
-    if len(gaps) < 2 or gaps.sum() == 0.0:
-        raise InputError("arrivals must hold at least three requests, not all at the same time")
-    return float(gaps.std() / gaps.mean())
-
-
 def fit_mmpp(
     mean_rate_rps: float, gap_cv: float, dispersion_1s: float, dispersion_10s: float
 ) -> Mmpp:
@@ -188,17 +163,6 @@ def _fit_interrupted(
         return np.log(figures) - wanted
 
     return process(least_squares(error, np.log([start.dwell_low_s, start.dwell_high_s])).x)
-
-
-def fit_mmpp_to(arrival_s: NDArray[np.float64]) -> Mmpp:
-    """The MMPP that `fit_mmpp` gives for recorded arrival times, float64[n], sorted, seconds."""
-    cv = gap_cv(arrival_s)
-    return fit_mmpp(
-        (len(arrival_s) - 1) / float(arrival_s[-1] - arrival_s[0]),
-        cv,
-        dispersion(arrival_s, _SHORT_S),
-        dispersion(arrival_s, _LONG_S),
-    )
 
 
 def _saturation(x: float) -> float:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, CostModel
+from jaxserve.sim.memory import BLOCK_SLACK_TOKENS
 
-_BLOCK_SLACK_TOKENS = 8.0  # half of a 16-token KV block is empty on average
 _Z99 = 2.326  # 99 % quantile of the standard normal distribution
 _BISECTIONS = 50
 
@@ -82,7 +82,7 @@ def closed_loop(
     )  # fmt: skip
     steps = (output - 1) / tokens_per_step
     context = prompt + output / 2
-    in_service = np.minimum(concurrency, kv_tokens / (context + _BLOCK_SLACK_TOKENS))
+    in_service = np.minimum(concurrency, kv_tokens / (context + BLOCK_SLACK_TOKENS))
 
     def chunk_room(batch: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.maximum(chunk_budget - batch * (depth + 1), MIN_CHUNK_SHARE * chunk_budget)

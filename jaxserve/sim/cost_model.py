@@ -279,6 +279,9 @@ class CostModel:
     ) -> float:
         """Seconds of one iteration; 0 for an iteration without work.
 
+        The sum of the methods of single kernels, written out in plain floats: the reference
+        simulator asks for every iteration, and NumPy scalars would take most of its time.
+
         Args:
           decode_seqs: decoding sequences; each verifies `speculation_depth` + 1 tokens.
           kv_tokens: KV tokens that the decoding sequences read, all together.

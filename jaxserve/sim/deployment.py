@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxserve.errors import InputError
 from jaxserve.sim.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, iteration_flops
-from jaxserve.sim.hardware import EngineSettings, Gpu, LlmModel
+from jaxserve.sim.hardware import GIB, EngineSettings, Gpu, LlmModel
 from jaxserve.sim.memory import (
     activation_bytes,
     draft_bytes,
@@ -19,7 +19,6 @@ from jaxserve.sim.memory import (
     weights_bytes,
 )
 
-GIB = 2.0**30
 MAX_GPUS = 8
 TIERS = (0, 1, 2)
 
@@ -127,8 +126,8 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
     ]
     tokens = [
         [
-            pool[tier][drafting] / kv_bytes_per_token(model, bool(drafting), tp)
-            for drafting in (0, 1)
+            pool[tier][drafting] / kv_bytes_per_token(model, drafting, tp)
+            for drafting in (False, True)
         ]
         for tier in TIERS
     ]

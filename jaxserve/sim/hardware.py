@@ -198,14 +198,12 @@ class EngineSettings:
 
     Attributes:
       chunk_budget: tokens that one iteration may schedule (chunked prefill).
-      block_tokens: tokens of one KV block.
       max_sequences: largest batch cap; also what the nominal logits buffer is sized for.
       memory_utilization: share of device memory that the engine plans with.
       runtime_bytes: CUDA context, communication buffers and graphs.
     """
 
     chunk_budget: int = 2048
-    block_tokens: int = 16
     max_sequences: int = 512
     memory_utilization: float = 0.92
     runtime_bytes: float = 0.6 * GIB

@@ -99,10 +99,10 @@ def _lognormal(mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Arr
 def _lognormal_exceeds(lognormal: tuple[jax.Array, jax.Array], log_values: jax.Array) -> jax.Array:
     """P(X > value) for values [F, S, ...]."""
     log_median, scale = lognormal
-    return normal_exceeds((log_values - log_median[:, None]) * scale[:, None])
+    return _normal_exceeds((log_values - log_median[:, None]) * scale[:, None])
 
 
-def normal_exceeds(place: jax.Array) -> jax.Array:
+def _normal_exceeds(place: jax.Array) -> jax.Array:
     """P(Z > place) of a standard normal within 1.4e-4, in one exponential.
 
     Page, Applied Statistics 26 (1977): the logistic of an odd cubic. A quarter of the time of erfc.

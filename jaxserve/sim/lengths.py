@@ -6,10 +6,9 @@ trace share. It samples by one interpolation and splits into traffic classes wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -61,25 +60,9 @@ class LengthDistribution:
         """Whole lengths in tokens, one for each uniform number in [0, 1)."""
         return np.rint(self.quantile(uniform)).astype(np.int32)
 
-    def share_below(self, tokens: float) -> float:
-        """Probability of a length shorter than `tokens`."""
-        index = int(np.searchsorted(self.quantiles, tokens, side="left"))
-        if index == 0:
-            return 0.0
-        if index > CELLS:
-            return 1.0
-        left, right = self.quantiles[index - 1 : index + 1]
-        return float((index - 1 + (tokens - left) / (right - left)) / CELLS)
-
     def mean(self) -> float:
         """Mean length, tokens."""
         return float(np.trapezoid(self.quantiles, _PROBABILITIES))
-
-    def cv(self) -> float:
-        """Coefficient of variation: standard deviation / mean."""
-        left, right = self.quantiles[:-1], self.quantiles[1:]
-        square = float(np.mean(left * left + left * right + right * right)) / 3.0
-        return float(np.sqrt(max(square - self.mean() ** 2, 0.0)) / self.mean())
 
     def table(self) -> NDArray[np.float32]:
         """The short form that simulators interpolate linearly, float32[TABLE_KNOTS].
@@ -95,48 +78,27 @@ class LengthDistribution:
         knots[-1] = np.clip(last, knots[-2], knots[-1])
         return knots.astype(np.float32)
 
-    def between(self, low: float, high: float) -> LengthDistribution:
-        """The lengths between two probabilities, as a distribution of its own."""
-        if not 0.0 <= low < high <= 1.0:
-            raise InputError(f"probabilities must satisfy 0 <= low < high <= 1, not {low}, {high}")
-        return LengthDistribution(self.quantile(low + (high - low) * _PROBABILITIES))
-
-    def split(self, probabilities: Sequence[float]) -> tuple[LengthBin, ...]:
-        """Cuts into bins of increasing length.
-
-        Args:
-          probabilities: where to cut, increasing, inside (0, 1); n cuts give n + 1 bins.
+    def split_evenly(self, bins: int) -> tuple[LengthDistribution, ...]:
+        """Cuts into bins of equal probability and increasing length, each a distribution.
 
         Raises:
-          InputError: the cuts are not increasing or not inside (0, 1).
+          InputError: fewer than one bin.
         """
-        edges = [0.0, *(float(p) for p in probabilities), 1.0]
-        if not all(low < high for low, high in pairwise(edges)):
-            raise InputError(
-                f"probabilities must increase inside (0, 1), but are {list(probabilities)}"
-            )
-        return tuple(
-            LengthBin(high - low, self.between(low, high)) for low, high in pairwise(edges)
-        )
-
-    def split_evenly(self, bins: int) -> tuple[LengthBin, ...]:
-        """Cuts into `bins` bins of equal probability."""
         if bins < 1:
             raise InputError(f"bins must be at least 1, not {bins}")
-        return self.split([i / bins for i in range(1, bins)])
-
-
-class LengthBin(NamedTuple):
-    """One bin of a split distribution."""
-
-    share: float
-    """probability of the bin."""
-    lengths: LengthDistribution
-    """lengths inside the bin."""
+        edges = [i / bins for i in range(bins + 1)]
+        return tuple(
+            LengthDistribution(self.quantile(low + (high - low) * _PROBABILITIES))
+            for low, high in pairwise(edges)
+        )
 
 
 def lognormal(mu: float, sigma: float, low: float, high: float) -> LengthDistribution:
-    """exp(normal(mu, sigma)) clamped to [low, high]: what falls outside sits at the edges."""
+    """exp(normal(mu, sigma)) clamped to [low, high] tokens: what falls outside sits at the edges.
+
+    Raises:
+      InputError: a parameter is not finite, sigma is negative, or not 1 <= low <= high.
+    """
     if not np.isfinite(mu):
         raise InputError(f"mu must be a finite number, not {mu}")
     if not (np.isfinite(sigma) and sigma >= 0.0):
@@ -147,44 +109,21 @@ def lognormal(mu: float, sigma: float, low: float, high: float) -> LengthDistrib
 
 
 def uniform(low: float, high: float) -> LengthDistribution:
-    """Every length from `low` to `high` tokens alike."""
+    """Every length from `low` to `high` tokens alike.
+
+    Raises:
+      InputError: not 1 <= low <= high, both finite.
+    """
     _check_range(low, high)
     return LengthDistribution(low + (high - low) * _PROBABILITIES)
 
 
-def constant(tokens: float) -> LengthDistribution:
-    """Always `tokens`."""
-    return uniform(tokens, tokens)
-
-
-def bimodal(
-    short: tuple[float, float], long: tuple[float, float], long_share: float
-) -> LengthDistribution:
-    """Uniform on `short` = (low, high) tokens, or with probability `long_share` on `long`."""
-    if not 0.0 <= long_share <= 1.0:
-        raise InputError(f"long_share must lie in [0, 1], not {long_share}")
-    return mixture([(1.0 - long_share, uniform(*short)), (long_share, uniform(*long))])
-
-
-def mixture(parts: Sequence[tuple[float, LengthDistribution]]) -> LengthDistribution:
-    """A draw from one of several distributions, chosen with the given shares (which sum to 1)."""
-    shares = np.array([share for share, _ in parts])
-    if len(parts) == 0 or not (shares >= 0.0).all() or abs(shares.sum() - 1.0) > 1e-6:
-        raise InputError(f"shares must be at least 0 and sum to 1, but are {shares.tolist()}")
-    present = [(share, part.quantiles) for share, part in parts if share > 0.0]
-    # The middles of all cells, each with its part's share of a cell's probability.
-    middles = np.concatenate([0.5 * (q[:-1] + q[1:]) for _, q in present])
-    weights = np.concatenate([np.full(CELLS, share / CELLS) for share, _ in present])
-    order = np.argsort(middles, kind="stable")
-    middles, weights = middles[order], weights[order]
-    quantiles = np.interp(_PROBABILITIES, np.cumsum(weights) - 0.5 * weights, middles)
-    quantiles[0] = min(q[0] for _, q in present)
-    quantiles[-1] = max(q[-1] for _, q in present)
-    return LengthDistribution(quantiles)
-
-
 def from_samples(tokens: ArrayLike) -> LengthDistribution:
-    """The empirical distribution of recorded lengths, each at least 1 token."""
+    """The empirical distribution of recorded lengths in tokens.
+
+    Raises:
+      InputError: there is none, or one is below 1 token or not finite.
+    """
     values = np.asarray(tokens, np.float64).ravel()
     if values.size == 0:
         raise InputError("samples must hold at least one length")

@@ -8,14 +8,13 @@ the times that those do.
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.sim.table_file import LOAD_TEST_COLUMNS, TableFile, read_table_file
+from jaxserve.sim.table_file import LOAD_TEST_COLUMNS, TableFile
 from jaxserve.sim.table_grid import (
     BATCH_SIZES,
     GRID_SHAPE,
@@ -34,15 +33,6 @@ class LoadTest:
 
     rows: jax.Array
     """float32[5400, 6]: the cells of the grid in order, `LOAD_TEST_COLUMNS` in each."""
-
-
-def load_load_test(name_or_path: str | Path) -> LoadTest:
-    """The load-test columns of a packaged table by its name, or of a table file by its path.
-
-    Raises:
-      InputError: see `jaxserve.sim.table_file.read_table_file`.
-    """
-    return load_test(read_table_file(name_or_path))
 
 
 def load_test(file: TableFile) -> LoadTest:

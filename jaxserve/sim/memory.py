@@ -17,6 +17,9 @@ BF16_BYTES = 2
 LOGITS_BYTES = 2 * 4
 """Bytes per logit: the float32 logits and the float32 probabilities of the sampler."""
 
+BLOCK_SLACK_TOKENS = 8.0
+"""KV tokens that a sequence holds and does not fill: half of a 16-token block on average."""
+
 DEFAULT_ENGINE = EngineSettings()
 
 
@@ -92,14 +95,13 @@ def kv_capacity_tokens(
     kv_fraction: Any,
     speculating: bool,
     tensor_parallel: int = 1,
-    engine: EngineSettings = DEFAULT_ENGINE,
 ) -> Any:
     """Tokens of KV that the share `kv_fraction` of the pool holds.
 
     Raises:
       InputError: the model does not fit.
     """
-    pool = kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel, engine)
+    pool = kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
     return kv_fraction * (pool / kv_bytes_per_token(model, speculating, tensor_parallel))
 
 
@@ -112,7 +114,6 @@ def memory_used_bytes(
     tokens_in_iteration: Any,
     logits_rows: Any,
     tensor_parallel: int = 1,
-    engine: EngineSettings = DEFAULT_ENGINE,
 ) -> Any:
     """Bytes in use during an iteration; more than `gpu.memory_bytes` is an out-of-memory restart.
 
@@ -123,8 +124,8 @@ def memory_used_bytes(
     """
     return (
         weights_bytes(model, tier, tensor_parallel)
-        + engine.runtime_bytes
+        + DEFAULT_ENGINE.runtime_bytes
         + (draft_bytes(model, tensor_parallel) if speculating else 0.0)
-        + kv_fraction * kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel, engine)
+        + kv_fraction * kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
         + activation_bytes(model, tokens_in_iteration, logits_rows, tensor_parallel)
     )

@@ -24,12 +24,9 @@ from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import IterationTimer
 from jaxserve.sim.reference_engine import Engine, Role
 from jaxserve.sim.reference_memory import MemoryMeter
-from jaxserve.sim.reference_replay import run_requests
 from jaxserve.sim.reference_request import Request, WaitingQueue, request_log
 from jaxserve.sim.reference_settings import DeploymentSettings, Knobs
 from jaxserve.sim.reference_stats import Tally, WindowStats
-
-__all__ = ["ReferenceSimulator", "run_requests"]
 
 
 @dataclass(eq=False)
@@ -403,7 +400,6 @@ class ReferenceSimulator:
         pools = [gpu.engine.pool for gpu in self._gpus if gpu.up]
         blocks = sum(pool.capacity for pool in pools)
         return WindowStats(
-            start_s=self._window_start_s,
             end_s=self.now_s,
             arrivals=self._window_arrivals,
             rejected=len(tally.rejected),
@@ -421,6 +417,5 @@ class ReferenceSimulator:
             kv_occupancy=sum(pool.used for pool in pools) / blocks if blocks else 0.0,
             peak_memory_bytes=tally.peak_memory_bytes,
             capacity=1.0 - down_s / gpu_s if gpu_s else 1.0,
-            busy_s=sum(work.busy_s for work in tally.work),
             work=tally.work,
         )

@@ -13,10 +13,11 @@ from enum import Enum
 
 import numpy as np
 
+from jaxserve.sim.acceptance import MAX_DEPTH
 from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference_blocks import BlockPool, CachingBlockPool
 from jaxserve.sim.reference_memory import MemoryMeter
-from jaxserve.sim.reference_request import MAX_DEPTH, Request, WaitingQueue
+from jaxserve.sim.reference_request import Request, WaitingQueue
 from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
 from jaxserve.sim.reference_stats import Tally
 
@@ -150,14 +151,9 @@ class Engine:
             tier=tier,
         )
         work = self.tally.work[tier]
-        work.busy_s += self._duration_s
         work.iterations += 1
         work.tokens += tokens
-        work.logits_rows += rows
         work.kv_tokens += kv_tokens
-        work.attended_pairs += kv_tokens * (depth + 1) + sum(
-            chunk * (prefix + 0.5 * chunk) for chunk, prefix in chunks
-        )
         return now + self._duration_s
 
     def finish(self, now: float) -> None:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import InputError
-
-MAX_DEPTH = 8
-"""Deepest speculation: acceptance tables have an entry for each depth 0..8."""
+from jaxserve.sim.acceptance import MAX_DEPTH
 
 LOG_DTYPE = np.dtype(
     [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from jaxserve.errors import InputError
-from jaxserve.sim.reference_request import MAX_DEPTH
+from jaxserve.sim.acceptance import MAX_DEPTH
 
 
 @dataclass(frozen=True)
@@ -78,29 +77,10 @@ class Knobs(EngineKnobs):
     prefill_gpus: int = 0
 
 
-class FrontEnd(Protocol):
-    """Delay between engine and client that is part of TTFT."""
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """Seconds for one request."""
-        ...
-
-
-@dataclass(frozen=True)
-class LognormalFrontEnd:
-    """Lognormal delay with mean `mean_s` (0 = none); `sigma` is the spread of its logarithm."""
-
-    mean_s: float = 0.0
-    sigma: float = 0.0
-
-    def draw(self, rng: np.random.Generator) -> float:
-        """Seconds for one request."""
-        return self.mean_s * math.exp(self.sigma * rng.standard_normal() - self.sigma**2 / 2)
-
-
 @dataclass(frozen=True)
 class ShiftedExponentialFrontEnd:
-    """Constant delay `fixed_s` and an exponential tail of mean `tail_s`."""
+    """Delay between engine and client, part of TTFT: constant `fixed_s`, exponential tail of mean
+    `tail_s`; none by default."""
 
     fixed_s: float = 0.0
     tail_s: float = 0.0
@@ -132,7 +112,7 @@ class DeploymentSettings:
     oom_restart_s: float = 20.0
     kv_bytes_per_token: float = 131072.0
     link_bytes_per_s: float = 450e9
-    front_end: FrontEnd = field(default_factory=LognormalFrontEnd)
+    front_end: ShiftedExponentialFrontEnd = field(default_factory=ShiftedExponentialFrontEnd)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:

@@ -11,13 +11,16 @@ from jaxserve.sim.reference_request import Request
 
 @dataclass
 class Work:
-    """Work done at one quantisation tier; what energy is computed from."""
+    """Work done at one quantisation tier; what energy is computed from.
 
-    busy_s: float = 0.0
+    Attributes:
+      iterations: engine iterations, each a pass over the weights.
+      tokens: tokens through the linear layers, rejected drafts included.
+      kv_tokens: KV tokens that decoding read.
+    """
+
     iterations: int = 0
     tokens: int = 0
-    logits_rows: int = 0
-    attended_pairs: float = 0.0
     kv_tokens: int = 0
 
 
@@ -44,7 +47,7 @@ class WindowStats:
     """What happened between two control points.
 
     Attributes:
-      start_s, end_s: the window.
+      end_s: end of the window, seconds since the start.
       arrivals, rejected, completed, lost, preemptions: events in the window, requests.
       running, waiting: at the end, requests; a request in a KV transfer is running.
       first_tokens, completions: `LOG_DTYPE` rows of requests with that event in the window.
@@ -54,11 +57,9 @@ class WindowStats:
       kv_occupancy: share of the KV blocks of the serving GPUs in use at the end.
       peak_memory_bytes: highest of any GPU; 0 without a memory meter.
       capacity: share of the GPUs that served, averaged over the window.
-      busy_s: GPU seconds spent in iterations that started in the window.
-      work: the same work by tier, for energy.
+      work: of iterations that started in the window, by tier, for energy.
     """
 
-    start_s: float
     end_s: float
     arrivals: int
     rejected: int
@@ -76,7 +77,6 @@ class WindowStats:
     kv_occupancy: float
     peak_memory_bytes: float
     capacity: float
-    busy_s: float
     work: tuple[Work, Work, Work]
 
     @property

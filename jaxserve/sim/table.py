@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from pathlib import Path
 
 import flax.struct
 import jax
@@ -23,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.sim.shared_rows import SharedRows
-from jaxserve.sim.table_file import TableFile, read_table_file
+from jaxserve.sim.table_file import TableFile
 from jaxserve.sim.table_grid import (
     BATCH_SIZES,
     MAX_DEPTH,
@@ -50,15 +49,6 @@ class LatencyTable:
 
 WindowTable = SharedRows
 """A `LatencyTable` at one depth and tier: the same numbers, and where that row starts."""
-
-
-def load_table(name_or_path: str | Path) -> LatencyTable:
-    """A packaged table by its name (model__hardware), or a table file by its path.
-
-    Raises:
-      InputError: see `jaxserve.sim.table_file.read_table_file`.
-    """
-    return latency_table(read_table_file(name_or_path))
 
 
 def latency_table(file: TableFile) -> LatencyTable:

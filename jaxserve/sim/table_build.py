@@ -11,9 +11,15 @@ from jaxserve.sim.acceptance import tokens_per_step
 from jaxserve.sim.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.cost_model import CostModel
 from jaxserve.sim.energy import dollars, energy_j, iteration_bytes, iteration_flops
-from jaxserve.sim.hardware import EngineSettings, Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu, load_model
 from jaxserve.sim.memory import kv_capacity_tokens, memory_used_bytes
-from jaxserve.sim.table_file import TableFile, TableMetadata, write_table_file
+from jaxserve.sim.table_file import (
+    LOAD_TEST_COLUMNS,
+    PRIMITIVE_COLUMNS,
+    TableFile,
+    TableMetadata,
+    write_table_file,
+)
 from jaxserve.sim.table_grid import (
     BATCH_SIZES,
     GRID_SHAPE,
@@ -40,7 +46,6 @@ BUILT_IN = (
 )
 """Model, GPU and tensor parallelism of the tables that come with the package."""
 
-_GIB = 2.0**30
 _KERNEL_SOURCE = "cost model from measured kernels; sources in the data files of GPU and model"
 
 
@@ -96,25 +101,12 @@ def fill_grid(
     ):
         if not low <= value <= high:
             raise InputError(f"{name} is {value!r}; it must be from {low} to {high}")
-    columns = {name: np.empty(GRID_SHAPE) for name in _COLUMNS}
+    columns = {name: np.empty(GRID_SHAPE) for name in (*LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS)}
     for tier in QUANT_TIERS:
         for name, values in _tier_columns(metadata, gpu, model, output_tokens, tier).items():
             columns[name][:, :, :, tier] = values
     columns["output_len"] = np.full(GRID_SHAPE, float(output_tokens))
     return TableFile(metadata, columns)
-
-
-_COLUMNS = (
-    "ttft_p50_ms",
-    "ttft_p99_ms",
-    "tpot_ms",
-    "tps",
-    "gpu_mem_gb",
-    "cost_per_1k",
-    "prefill_ms",
-    "itl_ms",
-    "prefill_added_ms",
-)
 
 
 def _tier_columns(
@@ -161,7 +153,7 @@ def _tier_columns(
         "ttft_p99_ms": 1e3 * loop.ttft_p99_s,
         "tpot_ms": 1e3 * loop.tpot_s,
         "tps": tokens_per_s,
-        "gpu_mem_gb": memory / _GIB,
+        "gpu_mem_gb": memory / GIB,
         "cost_per_1k": 1e3 * usd_per_s / tokens_per_s,
         "prefill_ms": 1e3 * cost.prefill_alone_s(prompt, tier, budget, depth),
         "itl_ms": 1e3 * cost.decode_s(batch, prompt, depth, tier),

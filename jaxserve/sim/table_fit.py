@@ -20,6 +20,7 @@ from jaxserve.errors import InputError
 from jaxserve.sim.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.cost_model import CostModel
 from jaxserve.sim.hardware import (
+    GIB,
     TIER_NAMES,
     EngineSettings,
     Gpu,
@@ -238,7 +239,7 @@ def rescale(
     given = {
         "bandwidth_gb_per_s": (bandwidth_gb_per_s, gpu.bandwidth_bytes_per_s / 1e9),
         "bf16_tflops": (bf16_tflops, gpu.linear[0].flops_per_s / 1e12),
-        "memory_gb": (memory_gb, gpu.memory_bytes / 2**30),
+        "memory_gb": (memory_gb, gpu.memory_bytes / GIB),
     }
     for name, (value, _) in given.items():
         if value is not None and not 0 < value < math.inf:

@@ -13,6 +13,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from jaxserve.errors import InputError
+
 # Rotation distances and key-schedule parity of Threefry-2x32-20, from Salmon et al., "Parallel
 # random numbers: as easy as 1, 2, 3" (SC 2011), table 2 and section 3.3.
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -56,7 +58,7 @@ def fold_in(key: jax.Array, data: jax.Array | int) -> jax.Array:
 def _key_words(key: jax.Array) -> tuple[jax.Array, jax.Array]:
     words = jax.random.key_data(key)
     if words.shape != (2,):
-        raise ValueError(f"key must be one threefry2x32 key, not key data of shape {words.shape}")
+        raise InputError(f"key must be one threefry2x32 key, not key data of shape {words.shape}")
     return words[0], words[1]
 
 

@@ -29,8 +29,8 @@ from jaxserve.sim.admission import (
 from jaxserve.sim.batching import add_up, largest, stage
 from jaxserve.sim.deployment import Deployment
 from jaxserve.sim.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
+from jaxserve.sim.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.tick_state import (
-    BLOCK_SLACK_TOKENS,
     TINY,
     Admission,
     Eviction,
@@ -57,7 +57,6 @@ from jaxserve.sim.workload import TrafficClasses
 
 def _decode(
     plan: WindowPlan,
-    classes: TrafficClasses,
     queues: Queues,
     timing: Timing,
     admission: Admission,
@@ -76,7 +75,6 @@ def _decode(
     completed = alive * progress
     return Progress(
         prefill_s=prefill_s,
-        stolen=stolen,
         steps=steps,
         completed=completed,
         tokens=completed * plan.decode_tokens,
@@ -271,9 +269,7 @@ def advance_tick(
     rejected = stage(live, reject, plan, deployment, waiting[:, 0], arrivals, still_preempted)
     waiting = waiting.at[:, 0].add(-rejected)
     joining = stage(live, joining_share, plan, classes, admission, admitted)
-    progress = stage(
-        live, _decode, plan, classes, without_ages, timing, admission, admitted, joining
-    )
+    progress = stage(live, _decode, plan, without_ages, timing, admission, admitted, joining)
     queues = _next_queues(classes, queues, waiting, admission, admitted, joining, progress)
     evicted = stage(
         live,

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 from jaxserve.sim.table import WindowTable
 from jaxserve.sim.waits import PrefillTally, Wait, WaitTally, empty_prefills
 
-BLOCK_SLACK_TOKENS = 8.0
-"""Half of a 16-token KV block is empty on average."""
 TINY = 1e-6
 """Guards divisions by counts and times that may be zero."""
 
@@ -187,8 +185,6 @@ class Progress:
 
     prefill_s: jax.Array
     """float32, GPU seconds spent on prefill."""
-    stolen: jax.Array
-    """float32, share of the decoding GPUs' time that went into prefill."""
     steps: jax.Array
     """float32, decode steps per sequence."""
     completed: jax.Array

@@ -46,23 +46,22 @@ class Trace:
       arrival_s: float64[n], seconds since the first request, non-decreasing.
       prompt_tokens: int32[n], at least 1.
       output_tokens: int32[n], at least 1.
-      priority: int8[n], priority group, 0 = served first; no format records one, so a loaded trace
-        has only zeros.
       skipped: requests that the file records as failed (no tokens) and that were left out.
     """
 
     arrival_s: NDArray[np.float64]
     prompt_tokens: NDArray[np.int32]
     output_tokens: NDArray[np.int32]
-    priority: NDArray[np.int8]
     skipped: int = 0
 
     def __post_init__(self) -> None:
         lengths = {len(self.arrival_s), len(self.prompt_tokens), len(self.output_tokens)}
-        if lengths | {len(self.priority)} != {len(self.arrival_s)} or len(self.arrival_s) == 0:
+        if len(lengths) > 1 or len(self.arrival_s) == 0:
             raise InputError("a trace needs at least one request, and all columns of one length")
         if not np.isfinite(self.arrival_s).all() or (np.diff(self.arrival_s) < 0.0).any():
             raise InputError("arrival_s must be finite and must not decrease")
+        if self.arrival_s[0] != 0.0:
+            raise InputError(f"arrival_s begins with {self.arrival_s[0]}; it must begin with 0")
         if min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
             raise InputError("prompt_tokens and output_tokens must be at least 1")
 
@@ -146,7 +145,6 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
         arrival_s=(time_s - time_s[0]) / time_scale,
         prompt_tokens=rows.prompt[served].astype(np.int32),
         output_tokens=rows.output[served].astype(np.int32),
-        priority=np.zeros(int(served.sum()), np.int8),
         skipped=int((~served).sum()),
     )
 
@@ -374,6 +372,3 @@ def _refuse_first(
 def _refuse(name: str, line: int, column: str, value: str, rule: str) -> NoReturn:
     shown = repr(value) if value else "empty"
     raise InputError(f"{name}, line {line}, column {column}: {shown}; {rule}")
-
-
-to_class_counts = None

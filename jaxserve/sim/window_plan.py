@@ -27,7 +27,12 @@ def plan_window(
     table: LatencyTable,
     window_s: float,
 ) -> WindowPlan:
-    """Resolves the knobs of a window against the deployment as it stands."""
+    """The plan of a window under clipped knobs ``action``.
+
+    Args:
+      arrivals: counts float32[K, F]; K is the number of ticks.
+      window_s: seconds (static).
+    """
     ticks = len(arrivals.counts)
     tier = state.tier
     depth = action.speculation_depth

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from os.path import isfile  # unlike Path.is_file, it answers to any name
 from pathlib import Path
 
@@ -45,8 +46,7 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
         )
     edges = prompt_edges(trace, CLASS_COUNT)
     classes = split_classes(trace, edges)
-    counts = to_class_counts(trace, edges, window_s=spec.window_s, ticks=spec.ticks)
-    counts = np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))
+    counts = recorded_counts(trace, edges, spec.window_s, spec.ticks)
     streams = tuple(
         dataclasses.replace(
             spec.streams[0], name=f"bin_{i}", prompt=item.prompt, output=item.output, bins=1
@@ -59,3 +59,15 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
         mix={stream.name: item.share for stream, item in zip(streams, classes, strict=True)},
     )
     return dataclasses.replace(spec, streams=streams, regimes=(regime,)), counts
+
+
+def recorded_counts(
+    trace: Trace, edges: Sequence[int], window_s: float, ticks: int
+) -> NDArray[np.float32]:
+    """Arrivals per window, tick and class, float32[W, K, CLASS_COUNT]; unused classes are empty.
+
+    Raises:
+      InputError: see ``jaxserve.sim.trace_classes.to_class_counts``.
+    """
+    counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
+    return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))

@@ -30,7 +30,18 @@ MAX_RANDOMISATION = 0.5
 
 @dataclass(frozen=True)
 class Stream:
-    """One kind of request; its prompt lengths may be split into several traffic classes."""
+    """One kind of request; its prompt lengths may be split into several traffic classes.
+
+    Attributes:
+      name: what the mixes of regimes call it.
+      prompt, output: lengths, tokens.
+      acceptance: profile of draft acceptance, see ``jaxserve.sim.acceptance``.
+      ttft_slo_s, tpot_slo_s: objectives, seconds.
+      priority: group, 0 = served first, at most 2.
+      bins: traffic classes that its prompt lengths are split into.
+      value: worth of a request that meets its objectives.
+      quality: share of that worth that answers keep at the tiers FP16, INT8 and INT4.
+    """
 
     name: str
     prompt: LengthDistribution
@@ -46,7 +57,18 @@ class Stream:
 
 @dataclass(frozen=True)
 class Regime:
-    """One traffic regime; ``mix`` maps stream names to shares."""
+    """One traffic regime.
+
+    Attributes:
+      name: for reports.
+      rate_rps: arrivals per second outside bursts.
+      mix: share of each stream, by name.
+      dwell_s: shortest and longest stay in the regime, seconds.
+      burst_multiplier: smallest and largest factor of a burst on the rate.
+      burst_start_per_s, burst_stop_per_s: chance per second that a burst begins or ends.
+      cycle_amplitude: relative amplitude of the rate's sinusoidal cycle, 0..1.
+      acceptance_scale: factor on the draft tokens accepted per step.
+    """
 
     name: str
     rate_rps: float
@@ -61,7 +83,7 @@ class Regime:
 
 @dataclass(frozen=True)
 class Objective:
-    """Weights and limits of the reward; see ``jaxserve.tasks.reward``."""
+    """Weights of the reward and the memory limit of one GPU; see ``jaxserve.tasks.reward``."""
 
     memory_limit_gib: float
     throughput_weight: float = 1.0

@@ -35,7 +35,7 @@ def run(mesh):
     states = jax.jit(jax.vmap(lambda seed: learner.init(jax.random.key(seed))))(np.arange(2))
     update = jax.jit(jax.vmap(learner.update)).lower(states).compile()
     for _ in range(2):
-        states, report = update(states)
+        states, report = jax.block_until_ready(update(states))
     return update.as_text(), states, report
 
 

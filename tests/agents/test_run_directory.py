@@ -13,6 +13,7 @@ from jaxserve.agents.run_directory import (
     Row,
     check_settings,
     claim,
+    open_directory,
     read_metrics,
     write_metrics,
 )
@@ -57,6 +58,26 @@ def test_metrics_come_back(tmp_path: Path) -> None:
     assert read_metrics(tmp_path, 3) == []
 
 
+def test_directories(tmp_path: Path) -> None:
+    """A new folder is made; a file in its place is named."""
+    open_directory(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").is_dir()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"--out .*file cannot be used: File exists"):
+        open_directory(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "text", [None, "a,b\n1,2\n", "update,windows,seed\n1,2\n", "update,windows,seed\n1,x,0\n"]
+)
+def test_damaged_metrics_are_refused(tmp_path: Path, text: str | None) -> None:
+    """Missing columns, cells, numbers or the whole file: one sentence with the path."""
+    if text is not None:
+        (tmp_path / "metrics.csv").write_text(text)
+    with pytest.raises(InputError, match=r"metrics\.csv is not what a run wrote"):
+        read_metrics(tmp_path, 3)
+
+
 def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
     """A run needs a new or empty directory and goes on with the settings that it began with."""
     run = tmp_path / "deep" / "run"
@@ -69,8 +90,10 @@ def test_a_directory_belongs_to_one_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is in use; name a new directory, or add --resume"):
         claim(run, {})
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="is in use"):
+    with pytest.raises(InputError, match=r"--out .*file cannot be used: File exists"):
         claim(tmp_path / "file", {})
+    with pytest.raises(InputError, match=r"--out .*run cannot be used: Not a directory"):
+        claim(tmp_path / "file" / "run", {})
     (run / "run.json").write_text("[]")
     with pytest.raises(InputError, match="must be a JSON object"):
         check_settings(run, {}, "")

@@ -15,21 +15,14 @@ from jaxserve.agents import search
 from jaxserve.agents.baselines import StaticPolicy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import (
-    SITUATIONS,
-    Plan,
     best_static,
-    episode_schedules,
-    oracle_plans,
-    regime_env,
     setting_text,
     static_objective,
 )
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.seeds import episode_keys
-from jaxserve.sim.workload import draw_arrivals, init_workload
 from jaxserve.spaces import KNOBS
-from jaxserve.tasks.spec import REGIME_COUNT
 
 HORIZON = 12  # windows; long enough for a queue, too short for most switches
 KEYS = episode_keys(8, "validation")
@@ -46,16 +39,6 @@ def environment(task: str) -> ServeEnv:
 @functools.cache
 def found(task: str, rounds: int = 1, seed: int = 0) -> np.ndarray:
     return best_static(environment(task), KEYS, candidates=32, rounds=rounds, seed=seed)
-
-
-@functools.cache
-def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
-    """A quick oracle of the hard task, started at the best static setting."""
-    start = found(HARD)
-    others = np.stack([found(HARD, seed=seed) for seed in range(REGIME_COUNT)])
-    return oracle_plans(
-        environment(HARD), KEYS, start, others, sweeps=1, generations=12, offspring=1, seed=seed
-    )
 
 
 @functools.cache
@@ -123,78 +106,6 @@ def test_the_objective_is_the_mean_reward_of_the_setting_as_a_policy() -> None:
     assert values.shape == (1, len(KEYS))
     rewards = np.asarray(played().timesteps.reward, np.float64).mean(axis=1)
     np.testing.assert_allclose(values[0], rewards, rtol=1e-3, atol=1e-4)
-
-
-def test_the_oracle_is_at_least_the_best_static_setting() -> None:
-    """It starts there, and every step keeps the better plan."""
-    plans, values = planned()
-    assert values.shape == (len(KEYS),)
-    assert values.mean() >= objective(HARD, found(HARD)) - 1e-5
-    settings, lead = np.asarray(plans.settings), np.asarray(plans.lead)
-    assert settings.shape == (len(KEYS), SITUATIONS, len(KNOBS))
-    assert ((settings >= 0) & (settings < grid_sizes(environment(HARD)))).all()
-    assert lead.shape == (len(KEYS),)
-    assert ((lead >= 0) & (lead < HORIZON)).all()
-
-
-def test_the_oracles_value_is_that_of_its_plans() -> None:
-    """What is reported belongs to the plans that are returned, the best of all generations."""
-    plans, values = planned()
-    schedules = episode_schedules(environment(HARD), KEYS)
-    again = search._paired_values(environment(HARD), plans, KEYS, schedules)
-    np.testing.assert_allclose(again, values, atol=1e-5)
-
-
-def test_the_same_seed_finds_the_same_plans() -> None:
-    """An oracle's value can be computed again."""
-    plans, values = planned()
-    planned.cache_clear()
-    again, same = planned()
-    np.testing.assert_array_equal(plans.settings, again.settings)
-    np.testing.assert_array_equal(plans.lead, again.lead)
-    np.testing.assert_array_equal(values, same)
-
-
-def test_schedules_are_what_happens() -> None:
-    """The regimes that the oracle knows are those that come, whoever plays."""
-    schedule = np.asarray(episode_schedules(environment(HARD), KEYS).situation)
-    assert schedule.shape == (len(KEYS), HORIZON)
-    assert ((schedule >= 0) & (schedule < SITUATIONS)).all()
-    np.testing.assert_array_equal(schedule // 2, played().timesteps.metrics.regime)
-
-
-@functools.partial(jax.jit, static_argnames="windows")
-@functools.partial(jax.vmap, in_axes=(None, 0, None))
-def arrived(env: ServeEnv, key: jax.Array, windows: int) -> jax.Array:
-    """Requests of an episode by class, float32[F]."""
-
-    def window(state, index):
-        state, arrivals = draw_arrivals(env.workload, state, index, env.ticks, env.window_s)
-        return state, arrivals.counts.sum(0)
-
-    start = init_workload(env.workload, key)
-    return jax.lax.scan(window, start, jnp.arange(windows))[1].sum(0)
-
-
-@pytest.mark.parametrize("regime", range(REGIME_COUNT))
-def test_a_held_regime_never_ends(regime: int) -> None:
-    """All regimes of the walk are the one held; the rest of the task is untouched."""
-    env = environment(HARD)
-    held = regime_env(env, regime)
-    for whole, one in zip(
-        jax.tree.leaves(env.workload.regimes), jax.tree.leaves(held.workload.regimes), strict=True
-    ):
-        assert one.shape == whole.shape and one.dtype == whole.dtype
-        np.testing.assert_array_equal(one, np.broadcast_to(whole[regime], whole.shape))
-    back = dataclasses.replace(held.workload, regimes=env.workload.regimes)
-    same = dataclasses.replace(held, workload=back)
-    assert jax.tree.structure(same) == jax.tree.structure(env)
-    for one, other in zip(jax.tree.leaves(same), jax.tree.leaves(env), strict=True):
-        np.testing.assert_array_equal(one, other)
-    counts = np.asarray(arrived(held, KEYS, 400)).sum(axis=0)
-    mix = np.asarray(env.workload.regimes.class_mix[regime])
-    np.testing.assert_array_equal(counts > 0, mix > 0)
-    np.testing.assert_allclose(counts / counts.sum(), mix, atol=0.03)
 
 
 def test_settings_are_shown_by_the_knobs_that_act() -> None:

@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,6 +107,19 @@ def test_divergence_keeps_the_last_good_state(
     resumed_is_whole(tmp_path, whole)
 
 
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, whole: Path) -> None:
+    """A run whose checkpoint cannot be read is refused with a sentence, and left as it is."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    files = [path for path in (run / "checkpoints").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[:100])
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    with pytest.raises(InputError, match=r"the checkpoint of update 4 in .* cannot be read"):
+        train(SETTING, CONFIG, (0, 1), run, resume=True)
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
 def test_directories(tmp_path: Path) -> None:
     """A directory in use, nothing to resume, and other settings are all refused."""
     (tmp_path / "note").write_text("mine")
@@ -150,7 +164,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     """The command saves, says how to go on, exits with 130, and goes on."""
     out = tmp_path / "run"
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
-    command += ["--out", str(out), "--environments", "16", "--steps", "400000"]
+    command += ["--out", str(out), "--environments", "16", "--steps", "160000"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
     assert process.stderr is not None
     for line in process.stderr:
@@ -164,7 +178,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     assert len(rows(out)) > 0
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, done.stderr
-    assert len(rows(out)) == 1000 and (out / "weights.npz").exists()
+    assert len(rows(out)) == 400 and (out / "weights.npz").exists()
 
 
 def test_seeds_differ() -> None:

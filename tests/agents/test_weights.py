@@ -1,5 +1,7 @@
 """Weights on disk: they come back as they were, and what does not fit is named."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
@@ -24,6 +26,13 @@ def policy() -> NetworkPolicy:
     network = network_for(ENV, width=16)
     params = network.initial_params(jax.random.key(1))
     return NetworkPolicy(params, Normaliser.create(), network)
+
+
+def npy() -> bytes:
+    """A file with one array, which ``np.load`` takes as well as an archive."""
+    file = io.BytesIO()
+    np.save(file, np.zeros(3))
+    return file.getvalue()
 
 
 @pytest.fixture
@@ -55,6 +64,8 @@ def test_another_task_does_not_fit(saved: Path) -> None:
         ("weights.json", b"[]", "must be"),
         ("weights.npz", None, "has no weights.npz"),
         ("weights.npz", b"nonsense", "not a readable .npz file"),
+        ("weights.npz", b"", "not a readable .npz file"),
+        ("weights.npz", npy(), "not a readable .npz file"),
     ],
 )
 def test_broken_files(saved: Path, name: str, content: bytes | None, message: str) -> None:
@@ -76,19 +87,32 @@ def test_wrong_fields(saved: Path, field: str) -> None:
         load_weights(saved, ENV)
 
 
-@pytest.mark.parametrize("change", ["missing", "extra", "infinite"])
+@pytest.mark.parametrize("change", ["missing", "extra", "infinite", "text"])
 def test_wrong_arrays(saved: Path, change: str) -> None:
-    """Arrays that are missing, unknown or not finite are named."""
+    """Arrays that are missing, unknown, not finite or no numbers are named."""
     path = saved / "weights.npz"
     arrays = dict(np.load(path))
     if change == "missing":
         del arrays["normaliser/mean"]
     elif change == "extra":
         arrays["more"] = np.zeros(3)
+    elif change == "text":
+        arrays["normaliser/mean"] = arrays["normaliser/mean"].astype(str)
     else:
         arrays["normaliser/mean"] = np.full_like(arrays["normaliser/mean"], np.inf)
     np.savez(path, **arrays)
     with pytest.raises(InputError, match="more" if change == "extra" else "normaliser/mean"):
+        load_weights(saved, ENV)
+
+
+@pytest.mark.parametrize("place", range(0, 12_000, 997))
+def test_damage_anywhere_is_refused_or_harmless(saved: Path, place: int) -> None:
+    """Whatever byte of the archive is wrong, there is a sentence or a policy, nothing else."""
+    path = saved / "weights.npz"
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= 0xFF
+    path.write_bytes(data)
+    with contextlib.suppress(InputError):
         load_weights(saved, ENV)
 
 

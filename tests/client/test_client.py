@@ -188,7 +188,7 @@ def test_what_the_server_refuses_is_said(server: LocalServer) -> None:
         with pytest.raises(ServerError, match="task_id is 'warp'"):
             env.reset(task_id="warp")
         env.reset(task_id=1, seed=1)
-        with pytest.raises(ServerError, match="batch_cap"):
+        with pytest.raises(ServerError, match="batch_cap is 0; it must be a whole number"):
             env.step({"batch_cap": 0})
         assert env.step({}).info["step"] == 1
 

@@ -84,6 +84,7 @@ def test_interrupted_training_says_how_to_go_on(
         (("2", "--hardware", "tpu"), "gpu 'tpu' is unknown; allowed are a100-sxm-40gb"),
         (("4", "--trace", "none.csv"), "task 4 is unknown; the aliases are 1, 2 and 3"),
         (("1", "--trace", "none.csv"), "none.csv cannot be read"),
+        (("2", "--trace", "none.csv"), "none.csv cannot be read"),
         (("2", "--markdown", "missing/x.md"), "the folder missing does not exist"),
         (("2", "--json", "."), "a folder; it must name a file"),
         (("2", "--out", "file"), "--out file cannot be used: File exists"),

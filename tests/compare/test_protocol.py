@@ -11,7 +11,7 @@ import pytest
 from jaxserve.agents import panel
 from jaxserve.compare import protocol
 from jaxserve.compare.pictures import write_task_pictures
-from jaxserve.compare.protocol import Case, compare_task, open_directory, prepare
+from jaxserve.compare.protocol import Case, compare_task, prepare
 from jaxserve.compare.reference import reference_objectives
 from jaxserve.compare.tables import markdown
 from jaxserve.errors import InputError
@@ -103,15 +103,6 @@ def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("jaxserve.tasks.anchors.data_dir", lambda: tmp_path)
     with pytest.raises(InputError, match="task static_workload has no anchors"):
         case(tmp_path)
-
-
-def test_directories(tmp_path: Path) -> None:
-    """A new folder is made; a file in its place is named."""
-    open_directory(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").is_dir()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--out .*file cannot be used: File exists"):
-        open_directory(tmp_path / "file")
 
 
 @pytest.mark.slow

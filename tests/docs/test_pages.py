@@ -12,8 +12,8 @@ from tests.docs.snippets import LANGUAGES, blocks, run_page
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 ELSEWHERE = {
     "adapters.md": "tests/adapters/test_adapters_page.py",
-    "deployment.md": "tests/server",
-    "server.md": "tests/server",
+    "deployment.md": "tests/server/test_documents.py",
+    "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")

@@ -20,7 +20,7 @@ needs_shared = pytest.mark.skipif(
 )
 
 
-def _attention_rows(kind: str) -> kernels.KernelRows:
+def _exact_rows(kind: str) -> kernels.KernelRows:
     """Exact times of the shipped model over a grid of batches and lengths."""
     size, length = (
         grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(9), 2.0 ** np.arange(7, 14))
@@ -32,7 +32,7 @@ def _attention_rows(kind: str) -> kernels.KernelRows:
 @pytest.mark.parametrize("kind", ["linear", "decode", "prefill"])
 def test_fit_recovers_the_constants_that_made_the_rows(kind: str) -> None:
     """Rows computed from known constants give those constants back from another start."""
-    rows = _attention_rows(kind)
+    rows = _exact_rows(kind)
     block = GPU.linear[0] if kind == "linear" else GPU.attention
     names = kernels._FITTED[kind]
     shifted = dataclasses.replace(block, **{name: getattr(block, name) * 1.2 for name in names})
@@ -49,7 +49,7 @@ def test_fit_recovers_the_constants_that_made_the_rows(kind: str) -> None:
 
 def test_held_out_rows_do_not_teach_the_fit() -> None:
     """A corrupted row is judged by constants that never saw it, so its error stays."""
-    rows = _attention_rows("decode")
+    rows = _exact_rows("decode")
     seconds = rows.seconds.copy()
     seconds[20] *= 2
     (errors,) = kernels.held_out_errors(
@@ -62,6 +62,11 @@ def test_folds_mix_neighbours() -> None:
     """Neighbouring rows fall into different folds whatever order the file has."""
     rows = kernels.KernelRows(np.array([4.0, 1, 3, 2]), np.zeros(4), np.ones(4))
     np.testing.assert_array_equal(rows.fold(), [0, 0, 2, 1])
+
+
+def test_absent_measurements_give_no_rows(tmp_path: Path) -> None:
+    """A directory without kernel files yields no row instead of an error or a false pass."""
+    assert kernels.kernel_fidelity(tmp_path) == []
 
 
 def test_layer_time_adds_four_products(tmp_path: Path) -> None:

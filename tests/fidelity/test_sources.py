@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.fidelity import FidelityRow, sources
+from jaxserve.fidelity import sources
+from jaxserve.fidelity.rows import FidelityRow
 
 
 def test_directory_comes_from_the_environment(

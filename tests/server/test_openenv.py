@@ -110,7 +110,8 @@ def test_openenvs_own_client_plays(server: LocalServer) -> None:
         state = env.state()
         assert (state["episode_id"], state["step_count"]) == ("generic", 3)
         assert state["cumulative_reward"] != 0.0
-        with pytest.raises(RuntimeError, match="VALIDATION_ERROR"):
+        said = r"batch_cap is 0; it must be a whole number from 1 to 512 \(code: VALIDATION_ERROR"
+        with pytest.raises(RuntimeError, match=said):
             env.step({"batch_cap": 0})
         assert env.step({}).observation["step_index"] == 4
 
@@ -144,7 +145,9 @@ def test_sockets_have_sessions_of_their_own(server: LocalServer) -> None:
             ({"seed": "abc"}, "seed is 'abc'"),
             ({"seed": -1}, "seed is -1"),
             ({"task_id": "warp"}, "task_id is 'warp'"),
-            ({"boost": 1}, "boost"),
+            ({"boost": 1}, "field 'boost' is unknown"),
+            ({"self": 1}, "field 'self' is unknown"),
+            ({"resume": ids[0], "task_id": 2}, "task_id is given beside resume"),
         ):
             answer = say(two, "reset", **wrong)
             assert answer["type"] == "error"
@@ -165,9 +168,15 @@ def test_the_task_api_lists_what_reset_plays(http: httpx.Client) -> None:
     assert one == listed[8]
     info = http.post("/reset", json={"split": "test", "index": 8}).json()["info"]
     assert (info["task_id"], info["seed"], info["split"]) == (one["task_id"], one["seed"], "test")
-    assert http.post("/jaxserve/task", json={"split": "test", "index": count}).status_code == 400
-    wrong = http.post("/jaxserve/num_tasks", json={"split": "exam"})
-    assert (wrong.status_code, "exam" in wrong.json()["error"]) == (422, True)
+    for path, wrong, said in (
+        ("task", {"index": count}, f"index is {count}; split test lists episodes 0 to {count - 1}"),
+        ("task", {"index": -1}, "index is -1; split test lists episodes"),
+        ("task_range", {"start": -3}, "start is -3; it must be at least 0"),
+        ("num_tasks", {"split": "exam"}, "split is 'exam'; it must be one of train,"),
+    ):
+        refused = http.post(f"/jaxserve/{path}", json={"split": "test"} | wrong)
+        assert refused.status_code == 422
+        assert refused.json()["error"].startswith(said)
 
 
 def rpc(http: httpx.Client, method: str, **params: Any) -> Any:
@@ -194,6 +203,14 @@ def test_an_agent_with_tools_can_play(http: httpx.Client) -> None:
     assert call(http, "grade", session_id=session_id)["result"]["steps"] == 1
     for tool, arguments, named in (
         ("step", {"session_id": session_id, "action": {"batch_cap": 0}}, "batch_cap is 0"),
+        ("step", {"session_id": session_id, "action": 5}, "action is 5; it must be a JSON object"),
+        ("step", {"session_id": session_id}, "action is missing; step takes session_id, action"),
+        ("observe", {"session_id": session_id, "boost": 1}, "argument 'boost' is unknown"),
+        (
+            "step",
+            {"session_id": session_id, "action": {"metadata": {"step": 0}}},
+            "metadata.step is 0; session",
+        ),
         ("step", {"session_id": "no body", "action": {}}, "session_id is 'no body'"),
         ("reset", {"task_id": "warp"}, "task_id is 'warp'"),
     ):
@@ -235,3 +252,6 @@ def test_openenvs_own_interface_has_the_page_as_a_tab(start_server: Any) -> None
         assert begun["done"] is False
         stepped = http.post("/web/step", json={"action": {"batch_cap": 8}}).json()
         assert stepped["observation"]["step_index"] == 1.0
+        refused = http.post("/web/step", json={"action": {"batch_cap": 0}})
+        assert refused.status_code == 422
+        assert refused.json()["error"].startswith("batch_cap is 0; it must be")

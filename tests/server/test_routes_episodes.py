@@ -83,7 +83,7 @@ def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task
         assert graded.json()["verified"] is True
     over = http.post("/step", json={"action": {}, "session_id": session_id})
     assert over.status_code == 409
-    assert "the episode is over after 200 windows" in over.json()["error"]
+    assert f"episode of session {session_id!r} is over after 200 windows" in over.json()["error"]
 
 
 def test_without_a_session_id_the_last_reset_is_meant(http: httpx.Client) -> None:
@@ -226,7 +226,8 @@ def test_many_sessions_step_in_one_request(http: httpx.Client) -> None:
             assert result["step"] == single["info"]["step"]
             assert set(result["observation"]) == set(single["observation"]) - {"metadata"}
     twice = http.post("/step_many", json={"steps": [steps[0], steps[1], steps[0]]})
-    assert (twice.status_code, "twice" in twice.json()["error"]) == (409, True)
+    assert twice.status_code == 409
+    assert f"session {together[0]!r} comes twice" in twice.json()["error"]
     unknown = http.post(
         "/step_many", json={"steps": [steps[0], {"session_id": "nobody", "action": {}}]}
     )
@@ -240,9 +241,12 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
     session_id = post(http, "/reset", task_id=1, seed=1)["session_id"]
     body = {"session_id": session_id, "action": {"metadata": {"step": 0}}}
     assert http.post("/step", json=body).status_code == 200
-    again = http.post("/step", json=body)
-    assert again.status_code == 409
-    assert "metadata.step is 0; the session is at window 1" in again.json()["error"]
+    for path, repeated in (("/step", body), ("/step_many", {"steps": [body]})):
+        again = http.post(path, json=repeated)
+        assert again.status_code == 409
+        assert again.json()["error"] == (
+            f"metadata.step is 0; session {session_id!r} is at window 1"
+        )
 
 
 @pytest.mark.parametrize(
@@ -250,30 +254,44 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
     [
         ("/reset", {"task_id": "warp"}, 422, "task_id is 'warp'"),
         ("/reset", {"task_id": 99}, 422, "task_id is 99"),
+        ("/reset", {"task_id": True}, 422, "task_id is True; it must be the name or the number"),
+        ("/reset", {"task_id": [1]}, 422, "task_id is [1]; it must be the name or the number"),
+        ("/reset", {"task_id": 1, "task": 2}, 422, "task_id is 1 and task is 2; name one"),
         ("/reset", {"task_id": "data/tasks/static_workload.json"}, 422, "task_id"),
-        ("/reset", {"seed": -1}, 422, "seed is -1"),
+        ("/reset", {"seed": -1}, 422, "seed is -1; it must be at least 0"),
         ("/reset", {"seed": 1.5}, 422, "seed is 1.5"),
         ("/reset", {"split": "exam"}, 422, "split is 'exam'"),
         ("/reset", {"config": {"omega": 1}}, 422, "omega"),
         ("/reset", {"config": {"alpha": -1}}, 422, "alpha"),
         ("/reset", {"config": {"horizon": 100_000}}, 422, "horizon is 100000"),
-        ("/reset", {"index": 10**6}, 422, "index is 1000000"),
-        ("/reset", {"boost": 1}, 422, "boost"),
+        ("/reset", {"index": 10**6}, 422, "index is 1000000; split train lists episodes 0 to"),
+        ("/reset", {"index": True}, 422, "index is True; it must be a whole number"),
+        ("/reset", {"config": {"x" * 300: 1}}, 422, "it must be text of at most 255 characters"),
+        ("/reset", {"boost": 1}, 422, "field 'boost' is unknown; allowed are task_id,"),
         ("/reset", {"session_id": "nobody"}, 404, "session 'nobody' does not exist"),
-        ("/step", {"action": {"batch_cap": 0}}, 422, "batch_cap is 0"),
+        (
+            "/step",
+            {"action": {"batch_cap": 0}},
+            422,
+            "batch_cap is 0; it must be a whole number from 1 to 512",
+        ),
         ("/step", {"action": {"batch_cap": 1.5}}, 422, "batch_cap is 1.5"),
-        ("/step", {"action": {"batch_cap": True}}, 422, "batch_cap must be a number"),
-        ("/step", {"action": {"batch_cap": None}}, 422, "batch_cap"),
+        ("/step", {"action": {"batch_cap": True}}, 422, "batch_cap is True; it must be"),
+        ("/step", {"action": {"batch_cap": None}}, 422, "batch_cap is None; it must be"),
+        ("/step", {"action": {"batch_cap": [1]}}, 422, "batch_cap is [1]; it must be"),
         ("/step", {"action": {"kv_budget": 0.05}}, 422, "kv_budget_fraction is 0.05"),
-        ("/step", {"action": {"quant_tier": "INT2"}}, 422, "quantization_tier is 'INT2'"),
+        ("/step", {"action": {"quant_tier": "INT2"}}, 422, "or FP16, BF16, INT8, INT4"),
         ("/step", {"action": {"batch_cap": 1, "batch_size": 2}}, 422, "batch_cap is given twice"),
-        ("/step", {"action": {"boost": 1}}, 422, "boost"),
-        ("/step", {"action": [1, 2]}, 422, "action"),
+        ("/step", {"action": {"boost": 1}}, 422, "field 'boost' is unknown; allowed are batch_cap"),
+        ("/step", {"action": [1, 2]}, 422, "action is [1, 2]; it must be a JSON object"),
+        ("/step", [1, 2], 422, "the request is [1, 2]; it must be a JSON object"),
         ("/step", {"action": {"metadata": {"step": "x"}}}, 422, "metadata.step"),
-        ("/step", {}, 422, "action"),
+        ("/step", {}, 422, "action is missing"),
         ("/step", {"action": {}, "session_id": "nobody"}, 404, "session 'nobody' does not exist"),
         ("/step", {"action": {}, "session_id": "no body"}, 422, "session_id is 'no body'"),
-        ("/step_many", {"steps": []}, 422, "steps"),
+        ("/step_many", {"steps": []}, 422, "steps is []; it must be a list of at least 1 entries"),
+        ("/step_many", {"steps": [5]}, 422, "steps.0 is 5; it must be a JSON object"),
+        ("/agent", {"windows": 201}, 422, "windows is 201; it must be at most 200"),
         ("/agent", {"agent": "wizard"}, 422, "agent is 'wizard'"),
         ("/grader", {"session_id": "nobody"}, 404, "session 'nobody' does not exist"),
     ],
@@ -298,7 +316,55 @@ def test_numbers_that_are_none_are_refused(http: httpx.Client, text: str) -> Non
     content = f'{{"action": {{"kv_budget_fraction": {text}}}}}'
     answer = http.post("/step", content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
-    assert "kv_budget_fraction" in answer.json()["error"]
+    assert answer.json()["error"].endswith("it must be a number from 0.1 to 1")
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "said"),
+    [
+        ("{", "application/json", "expecting property name"),
+        ("[" * 100_000, "application/json", "it nests too deeply"),
+        (b'{"action": {"\xff": 1}}', "application/json", "its text is not Unicode"),
+        (f'{{"seed": {"9" * 5000}}}', "application/json", "thousands of digits"),
+        ('{"action": {}}', "text/plain", "it needs Content-Type: application/json"),
+        ("a=b", "application/x-www-form-urlencoded", "it needs Content-Type: application/json"),
+    ],
+    ids=["half", "deep", "bytes", "long number", "text", "form"],
+)
+def test_what_is_no_json_is_refused(
+    http: httpx.Client, content: str | bytes, kind: str, said: str
+) -> None:
+    """With the reason."""
+    answer = http.post("/step", content=content, headers={"Content-Type": kind})
+    assert answer.status_code in (400, 422)
+    assert said in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "said"),
+    [
+        ("GET", "/nowhere", 404, "'/nowhere' is no route of this server"),
+        ("GET", "/step", 405, "GET is not allowed for '/step'; allowed is POST"),
+        ("GET", "/baseline?agent=wizard", 422, "agent is 'wizard'; it must be one of random,"),
+        ("GET", "/baseline?seed=-1", 422, "seed is '-1'; it must be at least 0"),
+        ("GET", "/state?session_id=a%20b", 422, "session_id is 'a b'; it must be the id that"),
+    ],
+)
+def test_wrong_addresses_get_one_sentence(
+    http: httpx.Client, method: str, path: str, status: int, said: str
+) -> None:
+    """As wrong bodies do."""
+    answer = http.request(method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].startswith(said)
+
+
+def test_nan_in_a_config_is_named(http: httpx.Client) -> None:
+    """By the field it is in."""
+    headers = {"Content-Type": "application/json"}
+    answer = http.post("/reset", content='{"config": {"alpha": NaN}}', headers=headers)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("config: alpha is nan; it must be")
 
 
 def test_an_agent_plays_a_session_on(http: httpx.Client) -> None:
@@ -326,3 +392,42 @@ def test_the_log_of_a_session_is_graded_like_the_session(http: httpx.Client) -> 
     fields = {name: log[name] for name in ("task_id", "seed", "split", "episode_log")}
     by_log = post(http, "/grader", **fields)
     assert by_log == post(http, "/grader", session_id=session_id)
+    assert by_log == post(http, "/grader", **log)
+    for changed, said in (
+        ({"task_version": 99}, "task_version is 99"),
+        ({"config": {"horizon": 5}}, "config has horizon; only reward weights"),
+    ):
+        refused = http.post("/grader", json=log | changed)
+        assert refused.status_code == 422
+        assert said in refused.json()["error"]
+
+
+def test_what_is_not_played_is_worth_nothing(http: httpx.Client) -> None:
+    """A session without a window, and no actions at all."""
+    session_id = post(http, "/reset", task_id=1, seed=4)["session_id"]
+    for body in ({"session_id": session_id}, {"task_id": 1, "seed": 4, "actions": []}):
+        grade = post(http, "/grader", **body)
+        assert (grade["score"], grade["steps"]) == (0.0, 0)
+
+
+def test_a_session_is_graded_as_what_it_is(http: httpx.Client) -> None:
+    """A task, seed or split beside it must be its own."""
+    session_id = post(http, "/reset", task_id=2, seed=4, split="test")["session_id"]
+    own = {"task_id": 2, "seed": 4, "split": "test"}
+    assert post(http, "/grader", session_id=session_id, **own)["task_id"] == "bursty_workload"
+    for name, other in (("task_id", "azure_code"), ("seed", 5), ("split", "train")):
+        refused = http.post("/grader", json={"session_id": session_id, name: other})
+        assert refused.status_code == 422
+        assert f"{name} is {other!r}, but the session's is" in refused.json()["error"]
+
+
+@pytest.mark.slow
+def test_a_baseline_plays_every_task_and_is_remembered(http: httpx.Client) -> None:
+    """The same figures as an agent that drives a session of the same seed."""
+    answer = http.get("/baseline", params={"agent": "default", "seed": 3}, timeout=600.0).json()
+    assert list(answer["baseline"]) == list(task_names())
+    session_id = post(http, "/reset", task_id=2, seed=3, split="test")["session_id"]
+    post(http, "/agent", session_id=session_id, agent="default", windows=200)
+    grade = post(http, "/grader", session_id=session_id)
+    assert answer["baseline"]["bursty_workload"]["score"] == grade["score"]
+    assert http.get("/baseline", params={"agent": "default", "seed": 3}).json() == answer

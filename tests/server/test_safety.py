@@ -30,6 +30,8 @@ def guarded(start_server: Start) -> LocalServer:
         JAXSERVE_TOKEN=TOKEN,
         JAXSERVE_CORS_ORIGINS="https://lab.example",
         JAXSERVE_MAX_BODY_BYTES="20000",
+        OPENAI_API_KEY="",
+        HF_TOKEN="",
     )
 
 
@@ -89,6 +91,14 @@ def test_the_token_is_never_told(guarded: LocalServer) -> None:
     for path in ("/info", "/runtime", "/metadata", "/openapi.json", "/tasks"):
         assert TOKEN not in httpx.get(guarded.url + path, headers=BEARER).text
     assert TOKEN not in guarded.said()
+
+
+def test_without_a_key_no_model_is_asked(guarded: LocalServer) -> None:
+    """And the answer says which variable is meant."""
+    asked = {"use_openai": True}
+    answer = httpx.get(f"{guarded.url}/baseline", params=asked, headers=BEARER, timeout=60.0)
+    assert answer.status_code == 422
+    assert answer.json()["error"].startswith("no key for a language model; set OPENAI_API_KEY")
 
 
 def test_only_listed_origins_may_call(guarded: LocalServer) -> None:
@@ -152,6 +162,10 @@ def test_session_ids_cannot_be_guessed(http: httpx.Client) -> None:
         ("JAXSERVE_SESSION_IDLE_S", "soon"),
         ("MAX_CONCURRENT_ENVS", "0"),
         ("WEB_CONCURRENCY", "many"),
+        ("PORT", "http"),
+        ("PORT", "70000"),
+        ("JAXSERVE_CORS_ORIGINS", "https://a, lab.example"),
+        ("JAXSERVE_CORS_ORIGINS", "https://lab.example/page"),
         ("JAXSERVE_TOKEN", "two words"),
     ],
 )
@@ -171,11 +185,12 @@ def test_settings_are_read(tmp_path: Any) -> None:
             "JAXSERVE_TOKEN": "x",
             "JAXSERVE_CORS_ORIGINS": "https://a, https://b",
             "WEB_CONCURRENCY": "3",
+            "PORT": "8000",
         }
     )
     assert settings.database == str(tmp_path / "jaxserve" / "sessions.sqlite3")
     assert settings.rate_limit == Rate(30, 60.0)
-    assert (settings.token, settings.workers) == ("x", 3)
+    assert (settings.token, settings.workers, settings.port) == ("x", 3, 8000)
     assert settings.cors_origins == ("https://a", "https://b")
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 import jaxserve
 from jaxserve.sim import admission
+from jaxserve.sim.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.state import init_sim
-from jaxserve.sim.tick_state import BLOCK_SLACK_TOKENS, Admission, Queues, Room, Timing, WindowPlan
+from jaxserve.sim.tick_state import Admission, Queues, Room, Timing, WindowPlan
 from jaxserve.sim.waiting import AGE_KNOTS, age_by_one_tick, fifo_cut
 from jaxserve.sim.waits import Wait
 from jaxserve.sim.window_plan import plan_window

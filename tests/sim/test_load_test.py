@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from scipy.interpolate import RegularGridInterpolator
 
-from jaxserve.errors import InputError
-from jaxserve.sim.load_test import load_load_test, lookup
+from jaxserve.sim.load_test import load_test, lookup
 from jaxserve.sim.table_file import LOAD_TEST_COLUMNS, read_table_file
 from jaxserve.sim.table_grid import (
     BATCH_SIZES,
@@ -19,8 +17,9 @@ from jaxserve.sim.table_grid import (
 )
 
 NAME = "llama-3.1-8b__a100-sxm-40gb"
-TABLE = load_load_test(NAME)
-GRID = np.stack([read_table_file(NAME).columns[name] for name in LOAD_TEST_COLUMNS], axis=-1)
+FILE = read_table_file(NAME)
+TABLE = load_test(FILE)
+GRID = np.stack([FILE.columns[name] for name in LOAD_TEST_COLUMNS], axis=-1)
 batched = jax.jit(jax.vmap(lookup, (None, 0, 0, 0, 0, 0)))
 
 
@@ -78,9 +77,3 @@ def test_gradients_are_finite() -> None:
     """Continuous settings can be differentiated."""
     slope = jax.jacobian(lookup, argnums=(1, 2, 3, 5))(TABLE, 20.0, 0.5, 2.5, 1, 700.0)
     assert np.isfinite(np.stack(slope)).all()
-
-
-def test_unknown_table() -> None:
-    """The same errors as for the simulator's table."""
-    with pytest.raises(InputError, match=r"table 'none' is unknown"):
-        load_load_test("none")

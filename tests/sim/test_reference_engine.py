@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.sim.reference import run_requests
 from jaxserve.sim.reference_engine import Engine
+from jaxserve.sim.reference_replay import run_requests
 from jaxserve.sim.reference_request import Request, WaitingQueue
 from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
 from tests.sim.reference_doubles import ACCEPTANCE, LinearTimer

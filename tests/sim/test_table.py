@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
-from jaxserve.errors import InputError
 from jaxserve.sim.batching import batch_last
 from jaxserve.sim.table import (
     LatencyTable,
@@ -20,7 +19,6 @@ from jaxserve.sim.table import (
     contract,
     itl_s,
     latency_table,
-    load_table,
     prefill_added_s_per_token,
     prefill_s_per_token,
 )
@@ -29,7 +27,7 @@ from jaxserve.sim.table_grid import BATCH_SIZES, PROMPT_LENGTHS, QUANT_TIERS, SP
 
 NAME = "llama-3.1-8b__h100-sxm-80gb"
 FILE = read_table_file(NAME)
-TABLE = load_table(NAME)
+TABLE = latency_table(FILE)
 BATCHES = np.array(BATCH_SIZES, np.float32)
 LENGTHS = np.array(PROMPT_LENGTHS, np.float32)
 PAIRS = [(depth, tier) for depth in (0, 2, 5, 8) for tier in QUANT_TIERS]
@@ -229,7 +227,7 @@ def test_jit_and_vmap_change_nothing() -> None:
 
 def test_hardware_is_batched_by_stacking_tables() -> None:
     """A stacked table under nested vmap gives each environment its own hardware's times."""
-    other = load_table("llama-3.1-8b__a100-sxm-40gb")
+    other = latency_table(read_table_file("llama-3.1-8b__a100-sxm-40gb"))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), TABLE, other)
     batch, length, depth, tier = (jnp.asarray(x).reshape(2, 8) for x in random_points(16))
     inner = jax.vmap(lookups, (None, 0, 0, 0, 0))
@@ -242,7 +240,7 @@ def test_hardware_is_batched_by_stacking_tables() -> None:
 
 def test_batch_axis_last() -> None:
     """Inside the tick's layout, with the batch axis last, lookups are the same; also stacked."""
-    other = load_table("llama-3.1-8b__a100-sxm-40gb")
+    other = latency_table(read_table_file("llama-3.1-8b__a100-sxm-40gb"))
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), TABLE, other)
     batch, length, depth, tier = (jnp.asarray(x).reshape(2, 8) for x in random_points(16))
 
@@ -280,13 +278,3 @@ def test_gradient_is_the_slope_of_the_cell() -> None:
     slope = jax.grad(lambda n: itl_s(window, 64.0, n))(1500.0)
     rise = itl_s(window, 64.0, 2048.0) - itl_s(window, 64.0, 1024.0)
     np.testing.assert_allclose(slope, rise / 1024.0, rtol=1e-3)
-
-
-def test_unknown_table() -> None:
-    """A name that is not a table is answered with those that are."""
-    with pytest.raises(
-        InputError, match=r"table 'gpt-5__abacus' is unknown; allowed are .*" + NAME
-    ):
-        load_table("gpt-5__abacus")
-    with pytest.raises(InputError, match=r"table file no/such\.parquet does not exist"):
-        load_table("no/such.parquet")

@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim import table_file
-from jaxserve.sim.table import load_table
+from jaxserve.sim.table import latency_table
 from jaxserve.sim.table_file import (
     COLUMNS,
     TableMetadata,
@@ -89,11 +89,12 @@ def test_row_order_does_not_matter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", table_names())
 def test_packaged_tables_load(name: str) -> None:
     """Every table that comes with the package is valid, small, and says what it is."""
-    metadata = read_table_file(name).metadata
+    file = read_table_file(name)
+    metadata = file.metadata
     assert f"{metadata.model}__{metadata.hardware}" == name
     assert metadata.cost_model.model == metadata.model
     assert table_path(name).stat().st_size < 120_000
-    assert np.isfinite(load_table(name).seconds).all()
+    assert np.isfinite(latency_table(file).seconds).all()
 
 
 MALFORMED: dict[str, tuple[Callable[[], pa.Table], str]] = {
@@ -186,7 +187,7 @@ def test_malformed_file(case: str, tmp_path: Path) -> None:
     make, message = MALFORMED[case]
     path = written(tmp_path, make())
     with pytest.raises(InputError, match=message) as caught:
-        load_table(path)
+        read_table_file(path)
     assert str(caught.value).startswith(f"table file {path}: ")
     assert "\n" not in str(caught.value)
 
@@ -197,7 +198,7 @@ def test_not_a_parquet_file(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"is not a readable parquet file"):
-        load_table(path)
+        read_table_file(path)
 
 
 def test_huge_file(tmp_path: Path) -> None:
@@ -206,7 +207,7 @@ def test_huge_file(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(table_file.MAX_FILE_BYTES + 1)
     with pytest.raises(InputError, match=r"is larger than 64 MiB"):
-        load_table(path)
+        read_table_file(path)
 
 
 def test_directory(tmp_path: Path) -> None:
@@ -214,7 +215,7 @@ def test_directory(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     path.mkdir()
     with pytest.raises(InputError, match=r"does not exist"):
-        load_table(path)
+        read_table_file(path)
 
 
 def test_interrupted_write_leaves_the_old_file(
@@ -247,3 +248,11 @@ def test_axis_columns_enumerate_the_grid() -> None:
     cells = set(zip(*axes.values(), strict=True))
     assert len(cells) == GRID_ROWS
     np.testing.assert_array_equal(axes["prompt_len_bucket"][:9], [*range(8), 0])
+
+
+def test_unknown_table() -> None:
+    """A name that is not a table is answered with those that are."""
+    with pytest.raises(InputError, match=f"table 'gpt-5__abacus' is unknown; allowed are .*{NAME}"):
+        read_table_file("gpt-5__abacus")
+    with pytest.raises(InputError, match=r"table file no/such\.parquet does not exist"):
+        read_table_file("no/such.parquet")

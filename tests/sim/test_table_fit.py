@@ -16,7 +16,7 @@ from jaxserve.sim.cost_model import CostModel
 from jaxserve.sim.hardware import Gpu, load_gpu, load_model
 from jaxserve.sim.memory import kv_capacity_tokens
 from jaxserve.sim.sweep import Sweep
-from jaxserve.sim.table import load_table
+from jaxserve.sim.table import latency_table
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.table_fit import FitReport, fit, fit_sweep, rescale
 
@@ -196,12 +196,13 @@ def test_fit_writes_a_table_that_loads(tmp_path: Path) -> None:
     path = sweep_csv(tmp_path / "mine.csv", measure(perturbed(1.2, 1.1, 1.0, 2.0)))
     out = tmp_path / "mine.parquet"
     report = fit(path, GPU.name, MODEL.name, out)
-    metadata = read_table_file(out).metadata
+    file = read_table_file(out)
+    metadata = file.metadata
     assert metadata == report.table.metadata
     assert metadata.source == "fitted to mine.csv, 15 rows, prior a100-sxm-80gb"
     assert metadata.fit_error == report.held_out_tpot_error
     assert metadata.cost_model.host_s > GPU.host_s
-    assert np.isfinite(load_table(out).seconds).all()
+    assert np.isfinite(latency_table(file).seconds).all()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.errors import InputError
 from jaxserve.sim import threefry
 
 
@@ -46,7 +47,7 @@ def test_same_numbers_under_jit_and_vmap() -> None:
 
 def test_rejects_keys_of_another_generator() -> None:
     """A key that is not one Threefry key fails at once instead of giving other numbers."""
-    with pytest.raises(ValueError, match="threefry2x32"):
+    with pytest.raises(InputError, match="threefry2x32"):
         threefry.uniform(jax.random.key(0, impl="rbg"), (3,))
-    with pytest.raises(ValueError, match="threefry2x32"):
+    with pytest.raises(InputError, match="threefry2x32"):
         threefry.uniform(jax.random.split(jax.random.key(0), 4), (3,))

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 import jaxserve
 from jaxserve.env import ServeEnv
 from jaxserve.sim.batching import batch_last
+from jaxserve.sim.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.state import init_sim
 from jaxserve.sim.tick import advance_tick
-from jaxserve.sim.tick_state import BLOCK_SLACK_TOKENS, Queues, Tally, WindowPlan, empty_tally
+from jaxserve.sim.tick_state import Queues, Tally, WindowPlan, empty_tally
 from jaxserve.sim.waiting import AGE_KNOTS
 from jaxserve.sim.window_plan import plan_window
 from jaxserve.sim.workload import Arrivals

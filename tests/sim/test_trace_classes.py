@@ -1,4 +1,4 @@
-"""Figures, traffic classes and arrival counts of a trace."""
+"""Traffic classes and arrival counts of a trace, and what the traces look like."""
 
 import runpy
 from pathlib import Path
@@ -7,40 +7,40 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.sim import trace_classes
-from jaxserve.sim.trace_classes import (
-    prompt_edges,
-    split_classes,
-    to_class_counts,
-    trace_statistics,
-)
+from jaxserve.sim.trace_classes import prompt_edges, split_classes, to_class_counts
 from jaxserve.sim.traces import Trace, load_trace
+from tests.sim.recorded_arrivals import dispersion, gap_cv
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = load_trace(ROOT / "tests" / "data" / "azure_small.csv")
 
 
-def make_trace(rows: list[tuple[float, int, int, int]]) -> Trace:
-    rows = sorted(rows)
-    time, prompt, output, priority = (np.array(column) for column in zip(*rows, strict=True))
-    return Trace(
-        time - time[0],
-        prompt.astype(np.int32),
-        output.astype(np.int32),
-        priority.astype(np.int8),
-    )
+def make_trace(rows: list[tuple[float, int, int]]) -> Trace:
+    """Requests given as time, prompt and output."""
+    time, prompt, output = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    return Trace(time - time[0], prompt.astype(np.int32), output.astype(np.int32))
 
 
 traces = st.lists(
-    st.tuples(st.floats(0.0, 50.0), st.integers(1, 9000), st.integers(1, 2000), st.integers(0, 2)),
+    st.tuples(st.floats(0.0, 50.0), st.integers(1, 9000), st.integers(1, 2000)),
     min_size=1,
     max_size=80,
 ).map(make_trace)
+
+
+def mean_rate_rps(trace: Trace) -> float:
+    """Requests per second."""
+    return (len(trace) - 1) / trace.duration_s
+
+
+def percentiles(tokens: np.ndarray) -> list[float]:
+    """p50, p90 and p99."""
+    return np.quantile(tokens, [0.5, 0.9, 0.99]).tolist()
 
 
 def recorded_trace(name: str) -> Trace:
@@ -53,21 +53,21 @@ def recorded_trace(name: str) -> Trace:
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "gap_cv", "prompt", "output"),
+    ("name", "rate_rps", "gaps", "prompt", "output"),
     [
         ("conv", 5.5, 1.1, (1020, 2734, 4142), (129, 424, 601)),
         ("code", 2.6, 13.2, (1469, 5187, 7436), (13, 55, 251)),
     ],
 )
 def test_recorded_traces_have_their_published_figures(
-    name: str, rate: float, gap_cv: float, prompt: tuple[int, ...], output: tuple[int, ...]
+    name: str, rate_rps: float, gaps: float, prompt: tuple[int, ...], output: tuple[int, ...]
 ) -> None:
     """Rate, gap CV and length percentiles of the Azure traces come out as documented."""
-    figures = trace_statistics(recorded_trace(name))
-    assert figures.rate_rps == pytest.approx(rate, abs=0.05)
-    assert figures.gap_cv == pytest.approx(gap_cv, abs=0.05)
-    assert figures.prompt_quantiles == pytest.approx(prompt, abs=1.0)
-    assert figures.output_quantiles == pytest.approx(output, abs=1.0)
+    trace = recorded_trace(name)
+    assert mean_rate_rps(trace) == pytest.approx(rate_rps, abs=0.05)
+    assert gap_cv(trace.arrival_s) == pytest.approx(gaps, abs=0.05)
+    assert percentiles(trace.prompt_tokens) == pytest.approx(prompt, abs=1.0)
+    assert percentiles(trace.output_tokens) == pytest.approx(output, abs=1.0)
 
 
 def test_shipped_trace_is_what_its_script_makes() -> None:
@@ -82,32 +82,13 @@ def test_shipped_trace_is_what_its_script_makes() -> None:
 
 def test_shipped_trace_resembles_the_conversation_trace() -> None:
     """Its rate, burstiness and percentiles are those of the recorded one within its sample size."""
-    figures = trace_statistics(load_trace(data_dir() / "traces" / "synthetic_conversation.csv"))
-    assert 895.0 < figures.duration_s < 900.0
-    assert figures.rate_rps == pytest.approx(5.53, rel=0.06)
-    assert figures.gap_cv == pytest.approx(1.1, rel=0.05)
-    assert figures.dispersion_1s == pytest.approx(1.39, rel=0.1)
-    assert figures.prompt_quantiles == pytest.approx((1020, 2734, 4142), rel=0.05)
-    assert figures.output_quantiles == pytest.approx((129, 424, 601), rel=0.05)
-
-
-def test_rank_correlation_is_spearmans() -> None:
-    """The correlation equals SciPy's, ties included."""
-    rng = np.random.default_rng(2)
-    prompt = rng.integers(1, 30, 200)
-    output = np.maximum(prompt // 3 + rng.integers(0, 5, 200), 1)
-    pairs = zip(prompt, output, strict=True)
-    trace = make_trace([(float(i), int(p), int(o), 0) for i, (p, o) in enumerate(pairs)])
-    expected = stats.spearmanr(trace.prompt_tokens, trace.output_tokens).statistic
-    assert trace_statistics(trace).rank_correlation == pytest.approx(expected)
-
-
-def test_figures_of_a_trace_too_short_for_them() -> None:
-    """One request has lengths, but no rate, burstiness or correlation: None, never NaN."""
-    figures = trace_statistics(make_trace([(0.0, 10, 20, 0)]))
-    assert (figures.requests, figures.duration_s, figures.prompt_mean) == (1, 0.0, 10.0)
-    missing = (figures.rate_rps, figures.gap_cv, figures.dispersion_1s, figures.rank_correlation)
-    assert missing == (None, None, None, None)
+    trace = load_trace(data_dir() / "traces" / "synthetic_conversation.csv")
+    assert 895.0 < trace.duration_s < 900.0
+    assert mean_rate_rps(trace) == pytest.approx(5.53, rel=0.06)
+    assert gap_cv(trace.arrival_s) == pytest.approx(1.1, rel=0.05)
+    assert dispersion(trace.arrival_s, 1.0) == pytest.approx(1.39, rel=0.1)
+    assert percentiles(trace.prompt_tokens) == pytest.approx((1020, 2734, 4142), rel=0.05)
+    assert percentiles(trace.output_tokens) == pytest.approx((129, 424, 601), rel=0.05)
 
 
 @given(traces, st.integers(1, 8))
@@ -123,7 +104,7 @@ def test_edges_cut_into_bins_with_requests(trace: Trace, bins: int) -> None:
 def test_edges_balance_requests_and_tokens() -> None:
     """With many different lengths every bin carries its part of requests plus tokens."""
     prompt = np.random.default_rng(4).lognormal(6.0, 1.0, 5000).astype(int) + 1
-    trace = make_trace([(float(i), int(p), 5, 0) for i, p in enumerate(prompt)])
+    trace = make_trace([(float(i), int(p), 5) for i, p in enumerate(prompt)])
     edges = prompt_edges(trace, 6)
     bin = np.searchsorted(edges, trace.prompt_tokens)
     requests = np.bincount(bin) / 5000
@@ -134,8 +115,8 @@ def test_edges_balance_requests_and_tokens() -> None:
 @given(traces, st.integers(1, 6))
 def test_classes_share_out_all_requests_and_tokens(trace: Trace, bins: int) -> None:
     """Shares sum to 1, and shares times means give the trace's mean lengths."""
-    classes = split_classes(trace, prompt_edges(trace, bins), priorities=3)
-    assert len(classes) % 3 == 0 and sum(c.share for c in classes) == pytest.approx(1.0)
+    classes = split_classes(trace, prompt_edges(trace, bins))
+    assert sum(c.share for c in classes) == pytest.approx(1.0)
     prompt = sum(c.share * c.prompt.mean() for c in classes)
     output = sum(c.share * c.output.mean() for c in classes)
     assert prompt == pytest.approx(trace.prompt_tokens.mean(), abs=5.0)
@@ -151,10 +132,10 @@ def test_classes_share_out_all_requests_and_tokens(trace: Trace, bins: int) -> N
 def test_counts_conserve_requests(trace: Trace, bins: int, window_s: float, ticks: int) -> None:
     """Every request is counted once, in the tick it came in and in its own class."""
     edges = prompt_edges(trace, bins)
-    counts = to_class_counts(trace, edges, priorities=3, window_s=window_s, ticks=ticks)
-    assert counts.dtype == np.float32 and counts.shape[1:] == (ticks, 3 * (len(edges) + 1))
+    counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
+    assert counts.dtype == np.float32 and counts.shape[1:] == (ticks, len(edges) + 1)
     assert counts.sum() == len(trace)
-    shares = [c.share for c in split_classes(trace, edges, priorities=3)]
+    shares = [c.share for c in split_classes(trace, edges)]
     np.testing.assert_allclose(counts.sum((0, 1)) / len(trace), shares, atol=1e-6)
     # Arrivals up to the end of each tick.
     ends = np.arange(1, counts.shape[0] * ticks + 1) * (window_s / ticks)
@@ -165,22 +146,14 @@ def test_counts_conserve_requests(trace: Trace, bins: int, window_s: float, tick
     assert (until[:-1] >= low[:-1]).all() and (until[:-1] <= high[:-1]).all()
 
 
-def test_classes_are_prompt_bins_within_priority_groups() -> None:
-    """Class g * B + b holds group g's prompts longer than edge b - 1, up to edge b."""
-    trace = make_trace([(0.0, 100, 1, 0), (0.1, 101, 1, 0), (0.2, 5000, 1, 1), (1.3, 100, 1, 1)])
-    counts = to_class_counts(trace, [100, 4000], priorities=2, ticks=2)
-    assert counts.shape == (2, 2, 6)
-    assert counts[0, 0].tolist() == [1, 1, 0, 0, 0, 1]
-    assert counts[0, 1].tolist() == [0] * 6
-    assert counts[1, 0].tolist() == [0, 0, 0, 1, 0, 0]
-
-
-def test_part_of_a_trace() -> None:
-    """start_s and duration_s take a slice; two halves together are the whole."""
-    whole = to_class_counts(SMALL, [500], duration_s=8.0)
-    left = to_class_counts(SMALL, [500], duration_s=4.0)
-    right = to_class_counts(SMALL, [500], start_s=4.0, duration_s=4.0)
-    np.testing.assert_array_equal(np.concatenate([left, right]), whole)
+def test_classes_are_prompt_bins() -> None:
+    """Class b holds the prompts longer than edge b - 1, up to edge b, in the tick they came in."""
+    trace = make_trace([(0.0, 100, 1), (0.1, 101, 1), (0.2, 5000, 1), (1.3, 100, 1)])
+    counts = to_class_counts(trace, [100, 4000], ticks=2)
+    assert counts.shape == (2, 2, 3)
+    assert counts[0, 0].tolist() == [1, 1, 1]
+    assert counts[0, 1].tolist() == [0, 0, 0]
+    assert counts[1, 0].tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -190,15 +163,9 @@ def test_part_of_a_trace() -> None:
         (lambda: to_class_counts(SMALL, [0]), "edges must be increasing lengths above 0"),
         (lambda: to_class_counts(SMALL, [], window_s=0.0), "window_s must be above 0"),
         (lambda: to_class_counts(SMALL, [], ticks=0), "ticks at least 1"),
-        (lambda: to_class_counts(SMALL, [], start_s=1e6), "start_s must lie in"),
-        (lambda: to_class_counts(SMALL, [], duration_s=-1.0), "duration_s must be a finite time"),
-        (lambda: to_class_counts(SMALL, [], window_s=1e-7), "more than .* counts: take less"),
+        (lambda: to_class_counts(SMALL, [], window_s=1e-7), "more than .* counts: cut the trace"),
         (lambda: prompt_edges(SMALL, 0), "bins must be at least 1"),
         (lambda: split_classes(SMALL, [10**8]), "leave bin 1 without requests"),
-        (
-            lambda: to_class_counts(make_trace([(0.0, 1, 1, 2)]), [], priorities=2),
-            "priority group 2, but priorities is 2",
-        ),
     ],
 )
 def test_bad_arguments_are_named(build, message: str) -> None:
@@ -209,6 +176,6 @@ def test_bad_arguments_are_named(build, message: str) -> None:
 
 def test_count_limit_is_named() -> None:
     """A trace of months is refused with advice rather than filling the memory."""
-    months = make_trace([(0.0, 1, 1, 0), (1e7, 1, 1, 0)])
+    months = make_trace([(0.0, 1, 1), (1e7, 1, 1)])
     with pytest.raises(InputError, match=f"{trace_classes.MAX_COUNTS:,} counts"):
         to_class_counts(months, [])

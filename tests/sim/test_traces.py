@@ -47,7 +47,7 @@ def test_each_format_is_read_and_recognised(
     assert (len(trace), trace.skipped) == (requests, skipped)
     assert trace.arrival_s[0] == 0.0 and trace.duration_s > 1.0
     assert trace.arrival_s.dtype == np.float64 and trace.prompt_tokens.dtype == np.int32
-    assert trace.output_tokens.dtype == np.int32 and trace.priority.dtype == np.int8
+    assert trace.output_tokens.dtype == np.int32
     found = load_trace(DATA / name)
     np.testing.assert_array_equal(found.arrival_s, trace.arrival_s)
     np.testing.assert_array_equal(found.prompt_tokens, trace.prompt_tokens)
@@ -250,13 +250,15 @@ def test_huge_files_are_refused_before_reading(write, monkeypatch: pytest.Monkey
 
 
 def test_traces_are_checked_when_built_by_hand() -> None:
-    """A trace never holds times out of order, columns of different length or empty requests."""
-    ones, zeros = np.ones(2, np.int32), np.zeros(2, np.int8)
+    """A trace begins at 0 and has no times out of order, uneven columns or empty requests."""
+    ones = np.ones(2, np.int32)
     with pytest.raises(InputError, match="must not decrease"):
-        Trace(np.array([1.0, 0.0]), ones, ones, zeros)
+        Trace(np.array([1.0, 0.0]), ones, ones)
+    with pytest.raises(InputError, match=r"begins with 5\.0; it must begin with 0"):
+        Trace(np.array([5.0, 6.0]), ones, ones)
     with pytest.raises(InputError, match="all columns of one length"):
-        Trace(np.array([0.0, 1.0]), ones[:1], ones, zeros)
+        Trace(np.array([0.0, 1.0]), ones[:1], ones)
     with pytest.raises(InputError, match="at least one request"):
-        Trace(np.zeros(0), ones[:0], ones[:0], zeros[:0])
+        Trace(np.zeros(0), ones[:0], ones[:0])
     with pytest.raises(InputError, match="at least 1"):
-        Trace(np.array([0.0, 1.0]), 0 * ones, ones, zeros)
+        Trace(np.array([0.0, 1.0]), 0 * ones, ones)

@@ -28,7 +28,6 @@ def recording(seconds: int, seed: int = 0) -> Trace:
         arrival_s=arrival_s,
         prompt_tokens=generator.integers(16, 4096, count).astype(np.int32),
         output_tokens=generator.integers(4, 512, count).astype(np.int32),
-        priority=np.zeros(count, np.int8),
     )
 
 

@@ -1,0 +1,43 @@
+"""The benchmarks' command lines: one sentence and exit code 2 before anything is measured."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A benchmark in a process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        ("benchmarks", ("--markdown", "missing/x.md"), "the folder missing does not exist"),
+        ("benchmarks.server_load", ("--rounds", "0"), "--rounds is 0; it must be from 1 to 1000"),
+        ("benchmarks.server_load", ("--seconds", "nan"), "--seconds is nan; it must be from 0.1"),
+        ("benchmarks.server_load", ("--soak-seconds", "inf"), "--soak-seconds is inf; it must be"),
+    ],
+)
+def test_bad_arguments(module: str, arguments: tuple[str, ...], message: str) -> None:
+    """Value and range are named, and nothing is printed."""
+    found = run(module, *arguments)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("benchmarks: ") and message in found.stderr
+    assert found.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("stable_baselines3") is not None, reason="the extra is installed"
+)
+def test_the_missing_extra_is_named() -> None:
+    """Without the peer there is the command that installs it."""
+    found = run("benchmarks.peers", "--help")
+    assert found.returncode == 2
+    assert found.stderr.endswith("pip install 'jaxserve[peers]'\n")
+    assert found.stderr.count("\n") == 1

@@ -1,0 +1,57 @@
+"""The table of all checks: every row with its verdict, and what was left out."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from jaxserve.fidelity import report
+from jaxserve.fidelity.rows import FidelityRow
+
+ROWS = [
+    FidelityRow.within("first check", 1.84, 4.0, "% (mean)", "72 rows"),
+    FidelityRow.within("second check", 0.0301, 0.03, "score", "8 episodes"),
+]
+
+
+def test_markdown_has_a_line_for_each_row() -> None:
+    """Errors with three digits or one decimal, bars as they were set, misses in bold."""
+    text = report.fidelity_markdown(ROWS)
+    assert "| first check | 1.8 % (mean) | 4 % (mean) | pass | 72 rows |" in text
+    assert "| second check | 0.0301 score | 0.03 score | **miss** | 8 episodes |" in text
+
+
+def test_table_shows_the_same() -> None:
+    """On a terminal a miss stands out by its capitals."""
+    output = io.StringIO()
+    Console(file=output, width=160).print(report.fidelity_table(ROWS))
+    for text in ("first check", "1.8 % (mean)", "pass", "second check", "MISS", "8 episodes"):
+        assert text in output.getvalue()
+
+
+def test_picture_is_a_picture() -> None:
+    """A PNG, whatever the rows."""
+    assert report.fidelity_picture(ROWS).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_checks_without_data_are_skipped_by_name(
+    measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a directory every check runs in it; without one the measured ones are named."""
+    asked: list[object] = []
+
+    def check(directory: Path) -> list[FidelityRow]:
+        asked.append(directory)
+        return ROWS[:1]
+
+    monkeypatch.setattr(report, "MEASURED", {"kernels": check, "silicon": check})
+    monkeypatch.setattr(report, "fast_vs_reference", lambda: ROWS[1:])
+    monkeypatch.setattr(report, "policy_transfer", lambda: [])
+    started: list[str] = []
+    rows, skipped = report.run_checks(tmp_path if measured else None, started.append)
+    assert rows == (ROWS[:1] * 2 if measured else []) + ROWS[1:]
+    assert skipped == ([] if measured else ["kernels", "silicon"])
+    assert asked == ([tmp_path] * 2 if measured else [])
+    assert started[-2:] == ["fast simulator against reference", "policies in both simulators"]

@@ -1,0 +1,98 @@
+"""The code blocks of docs/server.md and docs/deployment.md run on a real server."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server.local import LocalServer, free_port
+from tests.docs.snippets import Block, blocks, run_code
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PAGE = _ROOT / "docs" / "server.md"
+_ADDRESS = "localhost:7860"
+_START = "uvicorn server.app:app"
+_BASELINE = "server.baseline_inference"
+
+
+def of_the_page(word: str) -> str:
+    """The one block with this word in it."""
+    (found,) = (block.code for block in blocks(_PAGE) if word in block.code)
+    return found
+
+
+def run(block: Block, server: LocalServer, folder: Path) -> str:
+    code = block.code.replace(_ADDRESS, f"127.0.0.1:{server.port}")
+    return run_code(block.language, code, folder)
+
+
+def test_python_of_the_page_runs(
+    server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The client plays a whole episode and prints its score; httpx plays a window."""
+    client, plain = (block for block in blocks(_PAGE) if block.language == "python")
+    assert 0.0 <= float(run(client, server, tmp_path)) <= 1.0
+    assert run(plain, server, tmp_path) == ""
+
+
+def test_every_command_of_the_page_is_tried() -> None:
+    """One starts a server, one scores on it; the tests below run them."""
+    commands = [block.code for block in blocks(_PAGE) if block.language == "sh"]
+    assert len(commands) == 2
+    assert commands == [of_the_page(_START), of_the_page(_BASELINE)]
+
+
+def test_the_command_that_starts_a_server(tmp_path: Path) -> None:
+    """It answers on the port that it names."""
+    port = free_port()
+    command = of_the_page(_START).replace("7860", str(port))
+    assert str(port) in command
+    environment = os.environ | {
+        "JAXSERVE_DATABASE": str(tmp_path / "log"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    process = subprocess.Popen(
+        f"exec {command}", shell=True, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL
+    )
+    try:
+        deadline = time.monotonic() + 180.0
+        while time.monotonic() < deadline and process.poll() is None:
+            try:
+                assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+                return
+            except httpx.TransportError:
+                time.sleep(0.1)
+        pytest.fail("no answer")
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.slow
+def test_the_command_that_scores_agents(
+    server: LocalServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line for every task."""
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    (block,) = (block for block in blocks(_PAGE) if _BASELINE in block.code)
+    printed = run(block, server, tmp_path)
+    assert [line.split()[1] for line in printed.splitlines()[:2]] == [
+        "static_workload:",
+        "bursty_workload:",
+    ]
+
+
+@pytest.mark.slow
+def test_the_check_before_a_release_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it that needs no Docker engine and no network."""
+    monkeypatch.setenv("PYTHONPATH", str(_ROOT))
+    (block,) = (block for block in blocks(_ROOT / "docs" / "deployment.md"))
+    printed = run_code("sh", block.code, _ROOT)
+    assert printed.count("pass") == 6
+    assert "FAIL" not in printed
