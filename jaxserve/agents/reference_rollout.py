@@ -19,17 +19,17 @@ from jaxserve.agents.policy import Policy
 from jaxserve.env import ServeEnv
 from jaxserve.sim.cost_model import CostModel, IterationTimer
 from jaxserve.sim.deployment import GIB, Deployment
-from jaxserve.sim.episode_requests import episode_requests, roll_traffic
 from jaxserve.sim.latency import TTFT_EDGES_S
-from jaxserve.sim.reference import ReferenceSimulator
-from jaxserve.sim.reference_request import Request, request_log
-from jaxserve.sim.reference_settings import (
-    DeploymentSettings,
+from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
+from jaxserve.sim.reference.request import Request, request_log
+from jaxserve.sim.reference.settings import (
     Knobs,
+    ReferenceSettings,
     SchedulerSettings,
     ShiftedExponentialFrontEnd,
 )
-from jaxserve.sim.reference_stats import WindowStats
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from jaxserve.sim.reference.stats import WindowStats
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
@@ -46,10 +46,10 @@ def table_timer(
     return read_table_file(name).metadata.cost_model
 
 
-def reference_settings(deployment: Deployment) -> DeploymentSettings:
+def reference_settings(deployment: Deployment) -> ReferenceSettings:
     """The fast simulator's deployment as the reference simulator describes one."""
     d = jax.tree.map(float, jax.tree.map(np.asarray, _scalars(deployment)))
-    return DeploymentSettings(
+    return ReferenceSettings(
         num_gpus=round(d["num_gpus"]),
         queue_capacity=round(d["queue_capacity"]),
         restart_s=d["restart_s"],
@@ -284,7 +284,7 @@ class ReferenceRollout:
       metrics: the windows, every leaf stacked to [T, ...].
       parts: the reward's terms, [T].
       actions: the knobs that acted, [T].
-      log: `jaxserve.sim.reference_request.LOG_DTYPE` row of every request.
+      log: `jaxserve.sim.reference.request.LOG_DTYPE` row of every request.
     """
 
     metrics: WindowMetrics

@@ -25,8 +25,8 @@ from jaxserve.fidelity.scenarios import Scenario, environment, scenario_grid, wo
 from jaxserve.processes import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.sim.latency import ttft_quantile
-from jaxserve.sim.reference import ReferenceSimulator
-from jaxserve.sim.reference_settings import Knobs
+from jaxserve.sim.reference.settings import Knobs
+from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.workload import Workload
 from jaxserve.spaces import make_action
 from jaxserve.types import ServeAction, WindowMetrics

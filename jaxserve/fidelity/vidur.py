@@ -30,9 +30,9 @@ from jaxserve.fidelity.kernels import decode_rows, prefill_rows
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.hardware import load_gpu, load_model
-from jaxserve.sim.reference_replay import run_requests
-from jaxserve.sim.reference_request import Request
-from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.replay import run_requests
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
 
 ROWS_FILE = "vidur/vidur_reference.csv"
 TRACE_FILE = "traces/AzureLLMInferenceTrace_conv.csv"

@@ -15,9 +15,9 @@ import numpy as np
 from jaxserve.errors import InputError
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
-from jaxserve.sim.reference_replay import run_requests
-from jaxserve.sim.reference_request import Request
-from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.replay import run_requests
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
 
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03

@@ -91,7 +91,7 @@ class ShiftedExponentialFrontEnd:
 
 
 @dataclass(frozen=True)
-class DeploymentSettings:
+class ReferenceSettings:
     """What an operator can not change while serving.
 
     Attributes:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.sim.reference_blocks import BlockPool, CachingBlockPool
+from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
 
 SEQUENCES = st.lists(
     st.tuples(st.integers(0, 7), st.integers(1, 12), st.booleans(), st.integers(0, 12)),

@@ -8,9 +8,9 @@ import numpy as np
 
 from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import IterationTimer
-from jaxserve.sim.reference_engine import Engine
-from jaxserve.sim.reference_request import Request, request_log
-from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.engine import Engine
+from jaxserve.sim.reference.request import Request, request_log
+from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
 
 
 def run_requests(

@@ -1,6 +1,6 @@
 """The reference simulator: every request, every engine iteration, every KV block.
 
-A deployment is a queue, a router and `num_gpus` engines (`sim/reference_engine.py`). The router
+A deployment is a queue, a router and `num_gpus` engines (`sim/reference/engine.py`). The router
 keeps requests in one queue and hands the next one to the least loaded GPU once that GPU has less
 than an iteration's worth of prompt tokens queued that would go before it. Time advances from event
 to event: an arrival, the end of an iteration, of a KV transfer or of a restart.
@@ -22,11 +22,11 @@ import numpy as np
 
 from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import IterationTimer
-from jaxserve.sim.reference_engine import Engine, Role
-from jaxserve.sim.reference_memory import MemoryMeter
-from jaxserve.sim.reference_request import Request, WaitingQueue, request_log
-from jaxserve.sim.reference_settings import DeploymentSettings, Knobs
-from jaxserve.sim.reference_stats import Tally, WindowStats
+from jaxserve.sim.reference.engine import Engine, Role
+from jaxserve.sim.reference.memory import MemoryMeter
+from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
+from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
+from jaxserve.sim.reference.stats import Tally, WindowStats
 
 
 @dataclass(eq=False)
@@ -67,7 +67,7 @@ class ReferenceSimulator:
 
     def __init__(
         self,
-        settings: DeploymentSettings,
+        settings: ReferenceSettings,
         timer: IterationTimer,
         knobs: Knobs,
         requests: Iterable[Request] = (),

@@ -5,15 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxserve.sim.reference import ReferenceSimulator
-from jaxserve.sim.reference_request import Request
-from jaxserve.sim.reference_settings import DeploymentSettings, Knobs
-from tests.sim.reference_doubles import ROOMY, LinearTimer, RowLimit, poisson, windows
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from tests.sim.reference.doubles import ROOMY, LinearTimer, RowLimit, poisson, windows
 
 
 def test_tier_change_rolls_over_one_gpu_at_a_time():
     """Half of two GPUs is away for twice the restart time; sequences are recomputed, none lost."""
-    config = DeploymentSettings(num_gpus=2, restart_s=2.0)
+    config = ReferenceSettings(num_gpus=2, restart_s=2.0)
     timer = LinearTimer()
     simulator = ReferenceSimulator(config, timer, ROOMY, poisson(30, 20, output=(150, 200)))
     windows(simulator, ROOMY, 5)
@@ -34,7 +34,7 @@ def test_tier_change_rolls_over_one_gpu_at_a_time():
 def test_a_single_gpu_is_out_of_service_while_it_restarts():
     """With one GPU a tier change is an outage, after which the queue is served."""
     simulator = ReferenceSimulator(
-        DeploymentSettings(restart_s=3.0), LinearTimer(), ROOMY, poisson(5, 10)
+        ReferenceSettings(restart_s=3.0), LinearTimer(), ROOMY, poisson(5, 10)
     )
     windows(simulator, ROOMY, 2)
     stats = windows(simulator, Knobs(64, 100_000, tier=2), 20)
@@ -45,7 +45,7 @@ def test_a_single_gpu_is_out_of_service_while_it_restarts():
 
 def test_flapping_tiers_finish_each_roll_and_lose_capacity():
     """A roll that has begun is completed, so changing the tier every window mostly restarts."""
-    config = DeploymentSettings(num_gpus=2, restart_s=2.0)
+    config = ReferenceSettings(num_gpus=2, restart_s=2.0)
     simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, poisson(10, 30))
     plan = itertools.cycle([Knobs(64, 100_000, tier=1), ROOMY])
     capacity = [simulator.advance(i + 1.0, next(plan)).capacity for i in range(24)]
@@ -54,7 +54,7 @@ def test_flapping_tiers_finish_each_roll_and_lose_capacity():
 
 def test_split_change_takes_away_only_the_gpus_that_change():
     """One of three GPUs becomes a prefill GPU: one outage of the re-role time."""
-    config = DeploymentSettings(num_gpus=3, rerole_s=1.5, restart_s=50.0)
+    config = ReferenceSettings(num_gpus=3, rerole_s=1.5, restart_s=50.0)
     timer = LinearTimer()
     simulator = ReferenceSimulator(config, timer, ROOMY, poisson(20, 30))
     windows(simulator, ROOMY, 3)
@@ -77,7 +77,7 @@ def test_split_pools_isolate_decoding_from_prefill():
         knobs = Knobs(64, 200_000, prefill_gpus=prefill_gpus)
         timer = LinearTimer(token_s=0.00005)
         requests = poisson(6, 60, prompt=(2000, 6000), output=(60, 61))
-        simulator = ReferenceSimulator(DeploymentSettings(num_gpus=2), timer, knobs, requests)
+        simulator = ReferenceSimulator(ReferenceSettings(num_gpus=2), timer, knobs, requests)
         windows(simulator, knobs, 120)
         mixed = sum(bool(b and chunks) for b, _, chunks, _, _ in timer.seen)
         return mixed, simulator.log()
@@ -92,7 +92,7 @@ def test_split_pools_isolate_decoding_from_prefill():
 
 def test_kv_moves_at_link_bandwidth():
     """The first decode step waits for the transfer of the prompt's KV."""
-    config = DeploymentSettings(num_gpus=2, kv_bytes_per_token=1e5, link_bytes_per_s=1e8)
+    config = ReferenceSettings(num_gpus=2, kv_bytes_per_token=1e5, link_bytes_per_s=1e8)
     knobs = Knobs(8, 10_000, prefill_gpus=1)
     simulator = ReferenceSimulator(
         config, LinearTimer(0.01, 0.0), knobs, [Request(0, 0.0, 1000, 11)]
@@ -105,7 +105,7 @@ def test_kv_moves_at_link_bandwidth():
 
 def test_a_decode_pool_without_room_holds_prefill_back():
     """KV that nobody can take stays on the prefill GPU, which then stops admitting."""
-    config = DeploymentSettings(num_gpus=2)
+    config = ReferenceSettings(num_gpus=2)
     knobs = Knobs(2, 1600, prefill_gpus=1)
     requests = [Request(i, 0.0, 400, 300) for i in range(12)]
     simulator = ReferenceSimulator(config, LinearTimer(), knobs, requests)
@@ -119,7 +119,7 @@ def test_a_decode_pool_without_room_holds_prefill_back():
 @pytest.mark.parametrize("tier_of_split", [0, 1])
 def test_transfers_survive_restarts_of_either_end(tier_of_split):
     """KV in transfer is sent again or recomputed when a GPU restarts, and its blocks return."""
-    config = DeploymentSettings(num_gpus=2, restart_s=0.5, rerole_s=0.5, link_bytes_per_s=1e8)
+    config = ReferenceSettings(num_gpus=2, restart_s=0.5, rerole_s=0.5, link_bytes_per_s=1e8)
     split = Knobs(64, 20_000, prefill_gpus=1)
     requests = [Request(i, 0.0, 100, 30) for i in range(10)]
     simulator = ReferenceSimulator(config, LinearTimer(), split, requests)
@@ -134,7 +134,7 @@ def test_transfers_survive_restarts_of_either_end(tier_of_split):
 
 def test_kv_on_its_way_to_a_crashed_gpu_is_sent_again():
     """A decode GPU that runs out of memory loses its batch, not the KV still being sent to it."""
-    config = DeploymentSettings(num_gpus=2, oom_restart_s=0.5, link_bytes_per_s=1e8)
+    config = ReferenceSettings(num_gpus=2, oom_restart_s=0.5, link_bytes_per_s=1e8)
     split = Knobs(64, 20_000, prefill_gpus=1)
     requests = [Request(i, 0.02 * i, 100, 200) for i in range(9)]
     simulator = ReferenceSimulator(config, LinearTimer(), split, requests, memory=RowLimit(4))
@@ -149,7 +149,7 @@ def test_kv_that_fits_no_decoding_gpu_does_not_block_the_others():
     """A sequence whose next step is longer than a decoding GPU's pool is lost, the rest go on."""
     knobs = Knobs(8, 320, prefill_gpus=1)
     requests = [Request(0, 0.0, 320, 5), Request(1, 0.0, 100, 5)]
-    simulator = ReferenceSimulator(DeploymentSettings(num_gpus=2), LinearTimer(), knobs, requests)
+    simulator = ReferenceSimulator(ReferenceSettings(num_gpus=2), LinearTimer(), knobs, requests)
     stats = windows(simulator, knobs, 3)[-1]
     assert simulator.log()["lost"].tolist() == [True, False]
     assert np.isfinite(simulator.log()["finish_s"][1])
@@ -158,7 +158,7 @@ def test_kv_that_fits_no_decoding_gpu_does_not_block_the_others():
 
 def test_out_of_memory_loses_what_was_running():
     """The crash drops the batch, keeps the queue, and costs the restart time."""
-    config = DeploymentSettings(oom_restart_s=2.0)
+    config = ReferenceSettings(oom_restart_s=2.0)
     requests = [Request(i, 0.01 * i, 50, 400) for i in range(20)]
     simulator = ReferenceSimulator(
         config, LinearTimer(), Knobs(8, 10_000), requests, memory=RowLimit(16)

@@ -15,11 +15,11 @@ import numpy as np
 
 from jaxserve.sim.acceptance import MAX_DEPTH
 from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, IterationTimer
-from jaxserve.sim.reference_blocks import BlockPool, CachingBlockPool
-from jaxserve.sim.reference_memory import MemoryMeter
-from jaxserve.sim.reference_request import Request, WaitingQueue
-from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
-from jaxserve.sim.reference_stats import Tally
+from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
+from jaxserve.sim.reference.memory import MemoryMeter
+from jaxserve.sim.reference.request import Request, WaitingQueue
+from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.stats import Tally
 
 
 class Role(Enum):

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.sim.cost_model import CostModel
 from jaxserve.sim.hardware import load_gpu, load_model
-from jaxserve.sim.reference import ReferenceSimulator
-from jaxserve.sim.reference_replay import run_requests
-from jaxserve.sim.reference_request import Request
-from jaxserve.sim.reference_settings import (
-    DeploymentSettings,
+from jaxserve.sim.reference.replay import run_requests
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import (
     Knobs,
+    ReferenceSettings,
     SchedulerSettings,
     ShiftedExponentialFrontEnd,
 )
-from tests.sim.reference_doubles import ACCEPTANCE, ROOMY, LinearTimer, RowLimit, poisson, windows
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from tests.sim.reference.doubles import ACCEPTANCE, ROOMY, LinearTimer, RowLimit, poisson, windows
 
 KNOBS = st.builds(
     Knobs,
@@ -43,7 +43,7 @@ KNOBS = st.builds(
 def test_requests_are_conserved_under_any_knobs(plan, seed, rate, rows, link):
     """At every boundary: arrivals = completed + running + waiting + rejected + lost."""
     memory = None if rows is None else RowLimit(rows)
-    config = DeploymentSettings(
+    config = ReferenceSettings(
         num_gpus=3,
         queue_capacity=40,
         restart_s=1.3,
@@ -76,7 +76,7 @@ def test_one_gpu_deployment_is_the_engine():
     """Router and windows change nothing for one GPU: the same times as without them."""
     requests, twins = poisson(20, 20), poisson(20, 20)
     simulator = ReferenceSimulator(
-        DeploymentSettings(queue_capacity=10_000), LinearTimer(), ROOMY, requests
+        ReferenceSettings(queue_capacity=10_000), LinearTimer(), ROOMY, requests
     )
     windows(simulator, ROOMY, 100)
     alone = run_requests(twins, LinearTimer(), ROOMY)
@@ -89,7 +89,7 @@ def test_windows_do_not_depend_on_where_they_are_cut():
     logs = []
     for count, seconds in ((50, 1.0), (1, 50.0)):
         simulator = ReferenceSimulator(
-            DeploymentSettings(num_gpus=2), LinearTimer(), ROOMY, poisson(30, 40), seed=4
+            ReferenceSettings(num_gpus=2), LinearTimer(), ROOMY, poisson(30, 40), seed=4
         )
         windows(simulator, ROOMY, count, seconds)
         logs.append(simulator.log())
@@ -101,7 +101,7 @@ def test_same_seed_same_log():
 
     def run(seed):
         knobs = Knobs(64, 100_000, speculation_depth=3)
-        config = DeploymentSettings(num_gpus=2, front_end=ShiftedExponentialFrontEnd(0.02, 0.01))
+        config = ReferenceSettings(num_gpus=2, front_end=ShiftedExponentialFrontEnd(0.02, 0.01))
         simulator = ReferenceSimulator(config, LinearTimer(), knobs, poisson(30, 10), seed)
         windows(simulator, knobs, 20)
         return simulator.log().tobytes()
@@ -115,7 +115,7 @@ def test_router_balances_identical_gpus():
 
     def tpot_s(num_gpus):
         simulator = ReferenceSimulator(
-            DeploymentSettings(num_gpus=num_gpus),
+            ReferenceSettings(num_gpus=num_gpus),
             LinearTimer(token_s=0.00008),
             ROOMY,
             poisson(25 * num_gpus, 40, output=(40, 60)),
@@ -134,7 +134,7 @@ def test_full_queue_rejects():
     requests = [Request(i, 0.0, 100, 5) for i in range(100)]
     knobs = Knobs(batch_cap=1, kv_capacity_tokens=10_000)
     simulator = ReferenceSimulator(
-        DeploymentSettings(queue_capacity=30), LinearTimer(), knobs, requests
+        ReferenceSettings(queue_capacity=30), LinearTimer(), knobs, requests
     )
     stats = simulator.advance(0.001, knobs)
     assert (stats.arrivals, stats.rejected, stats.waiting, stats.running) == (100, 70, 29, 1)
@@ -144,7 +144,7 @@ def test_front_end_delay_is_part_of_ttft_only():
     """The client sees the delay once; engine times and TPOT do not change."""
 
     def run(front_end):
-        config = DeploymentSettings(num_gpus=2, front_end=front_end)
+        config = ReferenceSettings(num_gpus=2, front_end=front_end)
         simulator = ReferenceSimulator(config, LinearTimer(), ROOMY, poisson(40, 60), seed=7)
         windows(simulator, ROOMY, 80)
         return simulator.log()
@@ -164,7 +164,7 @@ def test_front_end_delays_do_not_depend_on_the_knobs():
         knobs = Knobs(cap, 100_000)
         requests = poisson(40, 10)
         front_end = ShiftedExponentialFrontEnd(0.02, 0.03)
-        config = DeploymentSettings(queue_capacity=10**6, front_end=front_end)
+        config = ReferenceSettings(queue_capacity=10**6, front_end=front_end)
         simulator = ReferenceSimulator(config, LinearTimer(), knobs, requests, seed=7)
         windows(simulator, knobs, 11)
         delays.append([request.frontend_s for request in requests])
@@ -177,7 +177,7 @@ def test_priority_order_spans_the_deployment():
     def run(by_priority):
         knobs = Knobs(16, 100_000, priority_routing=by_priority)
         requests = poisson(130, 20, seed=2, prompt=(200, 201), output=(20, 21))
-        config = DeploymentSettings(num_gpus=2, queue_capacity=10**6)
+        config = ReferenceSettings(num_gpus=2, queue_capacity=10**6)
         simulator = ReferenceSimulator(config, LinearTimer(0.015, 0.00002), knobs, requests)
         windows(simulator, knobs, 60)
         return simulator.log()
@@ -194,7 +194,7 @@ def test_window_statistics_add_up_to_the_log():
     knobs = Knobs(16, 1200, speculation_depth=2)
     timer = LinearTimer()
     simulator = ReferenceSimulator(
-        DeploymentSettings(num_gpus=2), timer, knobs, poisson(25, 20, output=(1, 200))
+        ReferenceSettings(num_gpus=2), timer, knobs, poisson(25, 20, output=(1, 200))
     )
     stats = windows(simulator, knobs, 120)
     log = simulator.log()
@@ -215,7 +215,7 @@ def test_window_statistics_add_up_to_the_log():
 
 def test_requests_can_be_submitted_as_time_goes_on():
     """Traffic may come window by window, but not from the past."""
-    simulator = ReferenceSimulator(DeploymentSettings(), LinearTimer(), ROOMY)
+    simulator = ReferenceSimulator(ReferenceSettings(), LinearTimer(), ROOMY)
     simulator.advance(5.0, ROOMY)
     simulator.submit([Request(0, 5.5, 10, 3)])
     assert simulator.advance(6.0, ROOMY).completed == 1
@@ -234,10 +234,10 @@ def test_cost_model_is_a_timer():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: DeploymentSettings(num_gpus=0), "num_gpus"),
-        (lambda: DeploymentSettings(restart_s=-1.0), "restart_s"),
-        (lambda: DeploymentSettings(oom_restart_s=math.nan), "oom_restart_s"),
-        (lambda: DeploymentSettings(link_bytes_per_s=0.0), "link_bytes_per_s"),
+        (lambda: ReferenceSettings(num_gpus=0), "num_gpus"),
+        (lambda: ReferenceSettings(restart_s=-1.0), "restart_s"),
+        (lambda: ReferenceSettings(oom_restart_s=math.nan), "oom_restart_s"),
+        (lambda: ReferenceSettings(link_bytes_per_s=0.0), "link_bytes_per_s"),
         (lambda: Knobs(8, 0), "kv_capacity_tokens"),
         (lambda: _simulator().advance(1.0, Knobs(8, 100, prefill_gpus=2)), "prefill_gpus"),
         (lambda: _simulator().advance(-1.0, ROOMY), "until_s"),
@@ -254,4 +254,4 @@ def test_bad_input_is_named(build, message):
 
 
 def _simulator():
-    return ReferenceSimulator(DeploymentSettings(num_gpus=2), LinearTimer(), ROOMY)
+    return ReferenceSimulator(ReferenceSettings(num_gpus=2), LinearTimer(), ROOMY)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.sim.reference_engine import Engine
-from jaxserve.sim.reference_replay import run_requests
-from jaxserve.sim.reference_request import Request, WaitingQueue
-from jaxserve.sim.reference_settings import EngineKnobs, SchedulerSettings
-from tests.sim.reference_doubles import ACCEPTANCE, LinearTimer
+from jaxserve.sim.reference.engine import Engine
+from jaxserve.sim.reference.replay import run_requests
+from jaxserve.sim.reference.request import Request, WaitingQueue
+from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from tests.sim.reference.doubles import ACCEPTANCE, LinearTimer
 
 
 def burst(count, prompt=100, output=20, gap_s=0.0, **fields):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.sim.reference_request import Request
+from jaxserve.sim.reference.request import Request
 from jaxserve.sim.workload import Arrivals, TrafficClasses, Workload, WorkloadState, draw_arrivals
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxserve.sim.reference_request import Request
+from jaxserve.sim.reference.request import Request
 
 
 @dataclass

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxserve.sim.reference_request import Request
-from jaxserve.sim.reference_settings import Knobs
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import Knobs
 
 ACCEPTANCE = 1 + np.concatenate([[0.0], np.cumsum(0.8 ** np.arange(1, 9))])
 ROOMY = Knobs(batch_cap=64, kv_capacity_tokens=100_000)
