@@ -14,7 +14,7 @@ import numpy as np
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.sim.deployment import build_deployment
-from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.hardware import Gpu, load_gpu, load_model
 from jaxserve.sim.state import Slo
 from jaxserve.sim.table import LatencyTable, latency_table
 from jaxserve.sim.table_file import read_table_file
@@ -40,7 +40,8 @@ def make(
 
     Args:
       task: name of a built-in task, its alias (1, 2, 3), the path of a task file, or a TaskSpec.
-      hardware: GPU name; default is the task's.
+      hardware: GPU name, or path of a GPU file; default is the task's. On another GPU the task's
+        memory limit is the same share of its memory, so that it binds alike.
       table: path of a latency table, e.g. one that ``jaxserve table fit`` wrote; default is the
         built-in table of the task's model on ``hardware``.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
@@ -54,8 +55,10 @@ def make(
     """
     spec = task if isinstance(task, TaskSpec) else load_task(task)
     trace = trace if trace is not None else spec.trace
-    spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     gpu = load_gpu(spec.hardware if hardware is None else hardware)
+    if hardware is not None:
+        spec = _with_limit_of(spec, gpu)
+    spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     model = load_model(spec.model)
     table = f"{spec.model}__{gpu.name}" if table is None else _path("table", table)
     latency = _load_table(table, spec, gpu.name)
@@ -145,6 +148,15 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
             "ticks, and either all or none must replay traces of one length"
         )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *renamed)
+
+
+def _with_limit_of(spec: TaskSpec, gpu: Gpu) -> TaskSpec:
+    """The task with a memory limit that is the same share of this GPU as it is of its own."""
+    scale = gpu.memory_bytes / load_gpu(spec.hardware).memory_bytes
+    limit = spec.objective.memory_limit_gib * scale
+    return dataclasses.replace(
+        spec, objective=dataclasses.replace(spec.objective, memory_limit_gib=limit)
+    )
 
 
 def _path(argument: str, value: object) -> str | Path:

@@ -63,7 +63,6 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
                 sys.executable,
                 "-m",
                 "pytest",
-                "-q",
                 "tests/server/test_store.py",
                 "tests/server/test_routes_episodes.py",
                 "tests/client",

@@ -89,6 +89,21 @@ def test_hardware_and_overrides_reach_the_deployment() -> None:
     assert np.all(np.asarray(fast.table.seconds) < np.asarray(slow.table.seconds))
 
 
+def test_the_memory_limit_goes_with_the_gpu() -> None:
+    """It stays the same share of another GPU's memory, unless one is named."""
+    own = jaxserve.make("trace_replay")
+    larger = jaxserve.make("trace_replay", hardware="h100-sxm-80gb")
+    shares = [
+        float(env.reward.memory_limit_gib / env.deployment.device_gib) for env in (own, larger)
+    ]
+    assert shares[0] == pytest.approx(shares[1], rel=1e-6) and shares[0] > 0.8
+    same = jaxserve.make("trace_replay", hardware="a100-sxm-40gb")
+    assert float(same.reward.memory_limit_gib) == 36.0
+    limit = {"objective": {"memory_limit_gib": 60}}
+    named = jaxserve.make("trace_replay", hardware="h100-sxm-80gb", overrides=limit)
+    assert float(named.reward.memory_limit_gib) == 60.0
+
+
 def test_a_table_goes_by_its_path(tmp_path: Path) -> None:
     """A user's table takes the place of the packaged one."""
     packaged = data_dir() / "tables" / "llama-3.1-8b__a100-sxm-40gb.parquet"

@@ -59,17 +59,15 @@ def _other_bursts(setting: Setting, scale: float) -> Variant:
 
 
 def _other_hardware(setting: Setting, hardware: str) -> Variant:
-    spec, gpu = setting.spec, load_gpu(hardware)
+    spec = setting.spec
+    load_gpu(hardware)  # an unknown one is a mistake, not a GPU without a table
     if hardware == spec.hardware:
         return Variant(hardware, None, "it is the task's own GPU")
     try:
         table_path(f"{spec.model}__{hardware}")
     except InputError as error:
         return Variant(hardware, None, str(error))
-    # The limit is a share of the GPU's memory, so that it binds as it does on the task's own.
-    scale = gpu.memory_bytes / load_gpu(spec.hardware).memory_bytes
-    limit = {"memory_limit_gib": spec.objective.memory_limit_gib * scale}
-    overrides = {"objective": limit, "randomisation": max(spec.randomisation, RANDOMISATION)}
+    overrides = {"randomisation": max(spec.randomisation, RANDOMISATION)}
     return _variant(setting, hardware, hardware=hardware, overrides=overrides)
 
 
