@@ -17,7 +17,7 @@ from jaxserve.sim.deployment import build_deployment
 from jaxserve.sim.hardware import Gpu, load_gpu, load_model
 from jaxserve.sim.state import Slo
 from jaxserve.sim.table import LatencyTable, latency_table
-from jaxserve.sim.table_file import read_table_file
+from jaxserve.sim.table_file import read_table_file, table_names
 from jaxserve.sim.traces import Trace, load_trace
 from jaxserve.sim.workload import Workload
 from jaxserve.spaces import KNOBS, make_action
@@ -60,8 +60,8 @@ def make(
         spec = _with_limit_of(spec, gpu)
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     model = load_model(spec.model)
-    table = f"{spec.model}__{gpu.name}" if table is None else _path("table", table)
-    latency = _load_table(table, spec, gpu.name)
+    table = _table_of(spec, gpu) if table is None else _path("table", table)
+    latency = _load_table(table, spec, gpu)
     deployment = build_deployment(gpu, model, spec.deployment)
     replay: dict[str, Any] = {}
     if trace is not None:
@@ -165,12 +165,23 @@ def _path(argument: str, value: object) -> str | Path:
     return value
 
 
-def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: str) -> LatencyTable:
+def _table_of(spec: TaskSpec, gpu: Gpu) -> str:
+    """The packaged table of the task's model on this GPU."""
+    name = f"{spec.model}__{gpu.name}"
+    if name not in table_names():
+        raise InputError(
+            f"there is no packaged table of {spec.model} on {gpu.name}; `jaxserve table build` or "
+            f"`table fit` makes one, to be named as table (packaged are {', '.join(table_names())})"
+        )
+    return name
+
+
+def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> LatencyTable:
     """The table, if it is one of the task's model on this GPU."""
     file = read_table_file(name_or_path)
     wanted = {
         "model": spec.model,
-        "hardware": gpu,
+        "hardware": gpu.name,
         "tensor_parallel": spec.deployment.tensor_parallel,
     }
     for field, value in wanted.items():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.table import Table
 
 from jaxserve.result_table import ResultTable, plain_table
+from jaxserve.spaces import KNOBS
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
@@ -23,19 +24,26 @@ if TYPE_CHECKING:
 
 def evaluation_table(comparison: Comparison) -> ResultTable:
     """One task's agents, one a row: means, and their 95 % intervals."""
+    from jaxserve.agents.evaluation import gains
+
     setting = comparison.setting
-    scored = all(evaluation.score is not None for evaluation in comparison.evaluations)
-    columns = [column for column in _COLUMNS if column[0] != "score" or scored]
-    caption = "mean over episodes, and its 95 % interval"
-    rows = []
-    for evaluation in comparison.evaluations:
-        found = evaluation.summary()
-        rows.append((evaluation.agent, *(_cell(found[name], show) for name, _, show in columns)))
+    rows = {evaluation.agent: evaluation.summary() for evaluation in comparison.evaluations}
+    for agent, gain in gains(comparison).items():
+        rows[agent]["gain"] = gain
+    shown = set.union(*(set(found) for found in rows.values()))
+    columns = [column for column in _COLUMNS if column[0] in shown]
+    caption = ["mean over episodes, and its 95 % interval"]
+    if "gain" in shown:
+        caption[0] += "; gain: reward above that of best_static in the same episodes"
+    caption += [text for text in (_best_static_text(comparison), setting.note) if text]
     return ResultTable(
         title=f"{setting.env.name}, {comparison.episodes} {comparison.split} episodes",
         header=("agent", *(heading for _, heading, _ in columns)),
-        rows=tuple(rows),
-        caption=caption if setting.note is None else f"{caption}\n{setting.note}",
+        rows=tuple(
+            (agent, *(_cell(found.get(name), show) for name, _, show in columns))
+            for agent, found in rows.items()
+        ),
+        caption="\n".join(caption),
     )
 
 
@@ -62,6 +70,24 @@ def task_table(specs: Sequence[TaskSpec]) -> Table:
     return table
 
 
+def _best_static_text(comparison: Comparison) -> str | None:
+    """Which setting that is, and where it comes from."""
+    from jaxserve.agents.baselines import StaticPolicy
+
+    setting = comparison.setting
+    for policy in comparison.policies:
+        if policy.name == "best_static" and isinstance(policy, StaticPolicy):
+            action, active = policy.action, setting.env.knob_active
+            knobs = [
+                f"{knob} {float(getattr(action, knob)):g}"
+                for knob, turns in zip(KNOBS, active.tolist(), strict=True)
+                if turns
+            ]
+            source = "a quick search" if setting.anchors is None else "the search for the anchors"
+            return f"best_static is {', '.join(knobs)}, by {source} on training episodes"
+    return None
+
+
 _Show: TypeAlias = "Callable[[Interval], tuple[str, str, str]]"
 """An interval's mean, low and high as text."""
 
@@ -74,6 +100,10 @@ def _fixed(factor: float, decimals: int) -> _Show:
         return mean, low, high
 
     return show
+
+
+def _signed(found: Interval) -> tuple[str, str, str]:
+    return f"{found.mean:+.2f}", f"{found.low:.2f}", f"{found.high:.2f}"
 
 
 def _seconds(found: Interval) -> tuple[str, str, str]:
@@ -97,6 +127,7 @@ def _short(value: float, digits: int) -> str:
 _COLUMNS: tuple[tuple[str, str, _Show], ...] = (
     ("score", "score", _fixed(1.0, 2)),
     ("objective", "reward", _fixed(1.0, 2)),
+    ("gain", "gain", _signed),
     ("goodput_rps", "goodput req/s", _fixed(1.0, 1)),
     ("slo_attainment", "SLO met %", _fixed(100.0, 1)),
     ("ttft_p50_s", "TTFT p50", _seconds),
@@ -107,8 +138,8 @@ _COLUMNS: tuple[tuple[str, str, _Show], ...] = (
 """Statistic, heading, and how it is shown."""
 
 
-def _cell(found: Interval, show: _Show) -> str:
-    if math.isnan(found.mean):
+def _cell(found: Interval | None, show: _Show) -> str:
+    if found is None or math.isnan(found.mean):
         return "-"
     mean, low, high = show(found)
     return mean if found.low == found.high else f"{mean} ({low} to {high})"

@@ -33,6 +33,8 @@ class ResultTable:
     def rich(self) -> Table:
         """For the terminal, where intervals stand below their numbers."""
         table = plain_table(self.title, self.caption)
+        if len(self.header) > 9:
+            table.padding = 0  # so that intervals of ten columns fit into 120 characters
         for index, name in enumerate(self.header):
             numbers = index > 0
             table.add_column(

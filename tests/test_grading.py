@@ -43,10 +43,9 @@ def anchors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(anchors_module, "data_dir", lambda: folder)
         for task in GRADED:
-            version = load_task(task).version
-            write_anchors(
-                Anchors(task, version, RANDOM, BEST_STATIC, ORACLE, DEFAULT_ACTION, {"test": True})
-            )
+            spec = load_task(task)
+            values = (RANDOM, BEST_STATIC, ORACLE, DEFAULT_ACTION, {"test": True})
+            write_anchors(Anchors(task, spec.version, spec.digest, *values))
         yield
 
 

@@ -109,6 +109,19 @@ def evaluate(
     return Evaluation(setting.env.name, policy.name, statistics, score)
 
 
+def gains(comparison: Comparison) -> dict[str, Interval]:
+    """Mean reward of each agent above that of best_static in the same episodes.
+
+    Returns:
+      by agent, without best_static itself; nothing where it has not played.
+    """
+    rewards = {found.agent: found.statistics.objective for found in comparison.evaluations}
+    static = rewards.pop("best_static", None)
+    if static is None:
+        return {}
+    return {agent: interval(reward - static) for agent, reward in rewards.items()}
+
+
 def check_episodes(episodes: int) -> None:
     """Raises InputError unless ``episodes`` is from 1 to ``MAX_EPISODES``."""
     if not 1 <= episodes <= MAX_EPISODES:
@@ -136,6 +149,9 @@ def to_json(comparisons: Sequence[Comparison]) -> bytes:
                     evaluation.agent: _statistics_data(evaluation)
                     for evaluation in comparison.evaluations
                 },
+                "gain_over_best_static": {
+                    agent: _interval_data(found) for agent, found in gains(comparison).items()
+                },
             }
             for comparison in comparisons
         ],
@@ -148,14 +164,13 @@ def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
     if evaluation.score is not None:
         columns = columns | {"score": evaluation.score}
     return {
-        name: {
-            "mean": _plain(found.mean),
-            "low": _plain(found.low),
-            "high": _plain(found.high),
-            "episodes": [_plain(value) for value in columns[name]],
-        }
+        name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
         for name, found in evaluation.summary().items()
     }
+
+
+def _interval_data(found: Interval) -> dict[str, Any]:
+    return {name: _plain(getattr(found, name)) for name in ("mean", "low", "high")}
 
 
 def _plain(value: float) -> float | None:

@@ -82,6 +82,7 @@ class Headroom:
         return Anchors(
             task=self.spec.name,
             task_version=self.spec.version,
+            task_digest=self.spec.digest,
             random=self.values["random"],
             best_static=self.values["best_static"],
             oracle=max(

@@ -59,7 +59,10 @@ def load_weights(directory: Path, env: ServeEnv) -> NetworkPolicy:
       InputError: a file is missing or unreadable, of another version, or does not fit the task.
     """
     where = f"{directory / _FILE}.json"
-    missing = f"{directory} has no {_FILE}.json, so it holds no weights"
+    missing = (
+        f"{directory} has no {_FILE}.json, so there are no weights for {env.name}; "
+        "`jaxserve train` makes them, and --weights names its --out"
+    )
     about = checks.mapping(read_json(Path(where), where, missing), where)
     checks.whole(about, "spec_version", where, WEIGHTS_VERSION, WEIGHTS_VERSION)
     if about.get("features") != list(FEATURE_NAMES):

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import tyro
 
-from jaxserve.cli.arguments import Directory, File, Task, check_outputs, import_plots
+from jaxserve.cli.arguments import Directory, File, Name, Task, check_outputs, import_plots
 from jaxserve.errors import InputError
 
+_LITTLE_HEADROOM = 0.05
 
-def list_tasks() -> None:
-    """List the tasks: their deployment, traffic and knobs."""
+
+def list_tasks(task: tyro.conf.Positional[Name] = None) -> None:
+    """List the tasks: their deployment, traffic and knobs; or print the file of one.
+
+    Args:
+        task: Name or alias of a task whose file is printed: one to begin your own with.
+    """
     from jaxserve.report import task_table
-    from jaxserve.tasks.spec import load_task, task_names
+    from jaxserve.tasks.spec import load_task, task_names, task_path
     from jaxserve.terminal import result_console
 
-    result_console().print(task_table([load_task(name) for name in task_names()]))
+    if task is None:
+        result_console().print(task_table([load_task(name) for name in task_names()]))
+    else:
+        spec = load_task(task)
+        print((spec.file or task_path(spec.name)).read_text(encoding="utf-8"), end="")
 
 
 def search_anchors(task: tyro.conf.Positional[Task]) -> None:
@@ -36,6 +47,12 @@ def search_anchors(task: tyro.conf.Positional[Task]) -> None:
         result = _measured_headroom(name)
         path = write_anchors(result.anchors(), result.spec.file)
         result_console().print(f"wrote {path}", soft_wrap=True)
+        if result.headroom < _LITTLE_HEADROOM:
+            print(
+                f"jaxserve: adapting gains {result.headroom:.1%} on {name}: scores above 0.5 "
+                "magnify small differences; compare gains in reward as well",
+                file=sys.stderr,
+            )
 
 
 def print_headroom(task: tyro.conf.Positional[Task]) -> None:

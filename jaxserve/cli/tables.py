@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -77,7 +78,7 @@ def fit_table(
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     bandwidth_gb_per_s: Real = None,
     bf16_tflops: Real = None,
-    memory_gb: Real = None,
+    memory_gib: Real = None,
     tensor_parallel: int = 1,
     tier: int = 0,
     chunk_budget: int = 2048,
@@ -91,13 +92,13 @@ def fit_table(
         out: Table to write, ending in .parquet.
         bandwidth_gb_per_s: Memory bandwidth, where the GPU measured is not --hardware, GB/s.
         bf16_tflops: The same for peak arithmetic, TFLOP/s.
-        memory_gb: The same for its memory, GiB.
+        memory_gib: The same for its memory, GiB.
         tensor_parallel: GPUs that shared every layer.
         tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
         chunk_budget: Tokens that one iteration could process.
     """
     from jaxserve.report import fit_report_table
-    from jaxserve.sim.table_fit import fit
+    from jaxserve.sim.table_fit import POOR_TPOT_ERROR, fit
     from jaxserve.terminal import result_console
 
     _check_table_output(out)
@@ -108,13 +109,19 @@ def fit_table(
         out,
         bandwidth_gb_per_s=bandwidth_gb_per_s,
         bf16_tflops=bf16_tflops,
-        memory_gb=memory_gb,
+        memory_gib=memory_gib,
         tensor_parallel=tensor_parallel,
         tier=tier,
         chunk_budget=chunk_budget,
     )
     console = result_console()
     console.print(fit_report_table(report))
+    if report.tpot_error > POOR_TPOT_ERROR:
+        print(
+            f"jaxserve: the fit is {report.tpot_error:.0%} off; look at the units and columns of "
+            f"{measured}, and whether another --hardware is nearer",
+            file=sys.stderr,
+        )
     console.print(f"wrote {out}", soft_wrap=True)
 
 

@@ -11,7 +11,15 @@ from jaxserve.sim.acceptance import tokens_per_step
 from jaxserve.sim.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.cost_model import CostModel
 from jaxserve.sim.energy import dollars, energy_j, iteration_bytes, iteration_flops
-from jaxserve.sim.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.hardware import (
+    GIB,
+    EngineSettings,
+    Gpu,
+    LlmModel,
+    gpu_names,
+    load_gpu,
+    load_model,
+)
 from jaxserve.sim.memory import kv_capacity_tokens, memory_used_bytes
 from jaxserve.sim.table_file import (
     LOAD_TEST_COLUMNS,
@@ -67,7 +75,7 @@ def build(
         model=model.name,
         hardware=gpu.name,
         engine="continuous batching with chunked prefill",
-        source=_KERNEL_SOURCE,
+        source=_KERNEL_SOURCE if gpu_name in gpu_names() else f"cost model of {gpu_name}",
         fit_error=None,
         tensor_parallel=tensor_parallel,
         chunk_budget=chunk_budget,

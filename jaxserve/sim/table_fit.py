@@ -35,6 +35,8 @@ from jaxserve.sim.table_file import TableFile, TableMetadata, write_table_file
 
 FOLDS = 3
 """Every third row is held out in turn."""
+POOR_TPOT_ERROR = 0.15
+"""Mean relative error on TPOT beyond which a fit says little about the engine that was measured."""
 
 _TPOT_SIGMA = 0.03  # relative; what repeated runs of a load test scatter
 _TTFT_SIGMA = 0.5
@@ -113,7 +115,7 @@ def fit(
     *,
     bandwidth_gb_per_s: float | None = None,
     bf16_tflops: float | None = None,
-    memory_gb: float | None = None,
+    memory_gib: float | None = None,
     tensor_parallel: int = 1,
     tier: int = 0,
     chunk_budget: int = EngineSettings.chunk_budget,
@@ -126,7 +128,7 @@ def fit(
       gpu_name: GPU whose constants are the prior.
       model_name: model that was measured.
       out: path of the table, ending in .parquet.
-      bandwidth_gb_per_s, bf16_tflops, memory_gb: of the measured GPU where it is not `gpu_name`;
+      bandwidth_gb_per_s, bf16_tflops, memory_gib: of the measured GPU where it is not `gpu_name`;
         10**9 bytes/s, 10**12 FLOP/s and GiB.
       tensor_parallel: GPUs that shared every layer.
       tier: quantisation tier that was measured.
@@ -140,7 +142,7 @@ def fit(
         raise InputError(f"out is {str(out)!r}; it must end in .parquet")
     if tier not in range(len(TIER_NAMES)):
         raise InputError(f"tier is {tier!r}; it must be 0, 1 or 2")
-    gpu = rescale(load_gpu(gpu_name), bandwidth_gb_per_s, bf16_tflops, memory_gb)
+    gpu = rescale(load_gpu(gpu_name), bandwidth_gb_per_s, bf16_tflops, memory_gib)
     model = load_model(model_name)
     sweep = read_sweep(path, tensor_parallel)
     report = fit_sweep(
@@ -229,7 +231,7 @@ def rescale(
     gpu: Gpu,
     bandwidth_gb_per_s: float | None = None,
     bf16_tflops: float | None = None,
-    memory_gb: float | None = None,
+    memory_gib: float | None = None,
 ) -> Gpu:
     """`gpu` with other peaks: its efficiencies are kept and its absolute times scale with them.
 
@@ -239,7 +241,7 @@ def rescale(
     given = {
         "bandwidth_gb_per_s": (bandwidth_gb_per_s, gpu.bandwidth_bytes_per_s / 1e9),
         "bf16_tflops": (bf16_tflops, gpu.linear[0].flops_per_s / 1e12),
-        "memory_gb": (memory_gb, gpu.memory_bytes / GIB),
+        "memory_gib": (memory_gib, gpu.memory_bytes / GIB),
     }
     for name, (value, _) in given.items():
         if value is not None and not 0 < value < math.inf:

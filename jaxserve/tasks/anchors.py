@@ -1,7 +1,7 @@
 """Anchors: what a random agent, the best static setting and an oracle reach on a task.
 
 They turn an episode's mean reward into a score. Anchors are frozen in ``data/anchors`` together
-with the version of the task they belong to, so that a score never depends on what else is
+with version and digest of the task they belong to, so that a score never depends on what else is
 installed, and never silently outlives a change of the task.
 """
 
@@ -31,6 +31,8 @@ class Anchors:
 
     task: str
     task_version: int
+    task_digest: str
+    """``TaskSpec.digest`` of the task that they were computed on."""
     random: float
     """random knobs in every window; scores 0."""
     best_static: float
@@ -63,7 +65,7 @@ def load_anchors(spec: TaskSpec) -> Anchors:
     """The frozen anchors of a task.
 
     Raises:
-      InputError: there are none, they are of another version of the task, or a field is wrong.
+      InputError: there are none, the task has changed since, or a field is wrong.
     """
     path = anchors_path(spec.name, spec.file)
     missing = f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec)}"
@@ -76,6 +78,11 @@ def load_anchors(spec: TaskSpec) -> Anchors:
         raise InputError(
             f"anchors file {path.name}: task_version is {anchors.task_version}, but the task is of "
             f"version {spec.version}; {_command(spec)}"
+        )
+    if anchors.task_digest != spec.digest:
+        raise InputError(
+            f"anchors file {path.name}: the task has changed since they were computed; "
+            f"{_command(spec)}"
         )
     return anchors
 
@@ -108,6 +115,7 @@ def parse_anchors(data: Any) -> Anchors:
     return Anchors(
         task=checks.text(item, "task", where),
         task_version=checks.whole(item, "task_version", where, 1, 1_000_000),
+        task_digest=checks.text(item, "task_digest", where),
         random=random,
         best_static=best_static,
         oracle=oracle,

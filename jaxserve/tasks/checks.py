@@ -19,7 +19,9 @@ def entries(data: Mapping[str, Any], key: str, where: str) -> list[Any]:
     """A list with at least one entry."""
     value = data.get(key)
     if not isinstance(value, list) or not value:
-        raise InputError(f"{where}: {key} must be a list with at least one entry")
+        raise InputError(
+            f"{where}: {key} is {_shown(data, key)}; it must be a list with at least one entry"
+        )
     return value
 
 
@@ -36,7 +38,7 @@ def text(data: Mapping[str, Any], key: str, where: str) -> str:
     """A text that is not empty."""
     value = data.get(key)
     if not isinstance(value, str) or not value:
-        raise InputError(f"{where}: {key} is {value!r}; it must be a text")
+        raise InputError(f"{where}: {key} is {_shown(data, key)}; it must be a text")
     return value
 
 
@@ -52,7 +54,7 @@ def number(
     value = data.get(key, default)
     if not is_number(value) or not low <= value <= high:
         raise InputError(
-            f"{where}: {key} is {value!r}; it must be a number from {low:g} to {high:g}"
+            f"{where}: {key} is {_shown(data, key)}; it must be a number from {low:g} to {high:g}"
         )
     return float(value)
 
@@ -64,7 +66,7 @@ def whole(
     value = data.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise InputError(
-            f"{where}: {key} is {value!r}; it must be a whole number from {low} to {high}"
+            f"{where}: {key} is {_shown(data, key)}; it must be a whole number from {low} to {high}"
         )
     return value
 
@@ -90,6 +92,10 @@ def rising_pair(
 def is_number(value: Any) -> bool:
     """Whether ``value`` is a plain number; True and False are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _shown(data: Mapping[str, Any], key: str) -> str:
+    return repr(data[key]) if key in data else "missing"
 
 
 def _kind(value: Any) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ REGIME_COUNT = 4
 SPEC_VERSION = 1
 MAX_HORIZON = 100_000
 MAX_RANDOMISATION = 0.5
+_FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
 
 @dataclass(frozen=True)
@@ -120,15 +123,20 @@ class TaskSpec:
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
     file: Path | None = None
     """where a task that is not built in was read from; its anchors lie beside it."""
+    digest: str = ""
+    """of all that the file says, but for the texts that are for people."""
 
 
 def task_names() -> tuple[str, ...]:
     """Built-in tasks, in order of difficulty."""
-    specs = [
-        (_read(path).get("alias") or 99, path.stem)
-        for path in (data_dir() / "tasks").glob("*.json")
-    ]
+    paths = (data_dir() / "tasks").glob("*.json")
+    specs = [(_read(path).get("alias") or 99, path.stem) for path in paths]
     return tuple(name for _, name in sorted(specs))
+
+
+def task_path(name: str) -> Path:
+    """Where the file of a built-in task lies."""
+    return data_dir() / "tasks" / f"{name}.json"
 
 
 def load_task(task: str | int) -> TaskSpec:
@@ -147,7 +155,7 @@ def load_task(task: str | int) -> TaskSpec:
             raise InputError(f"task {text} is unknown; the aliases are 1, 2 and 3")
         text = matches[0]
     if text in names:
-        return parse_task(_read(data_dir() / "tasks" / f"{text}.json"), text)
+        return parse_task(_read(task_path(text)), text)
     path = Path(text)
     if path.suffix != ".json" or not path.is_file():
         raise InputError(
@@ -168,7 +176,8 @@ def parse_task(data: Any, name: str) -> TaskSpec:
     version = top.get("spec_version")
     if isinstance(version, bool) or version != SPEC_VERSION:
         raise InputError(f"{where}: spec_version is {version!r}; it must be {SPEC_VERSION}")
-    checks.only(top, (_field_names(TaskSpec) | {"spec_version"}) - {"name", "file"}, where)
+    fields = _field_names(TaskSpec) - {"name", "file", "digest"}
+    checks.only(top, fields | {"spec_version"}, where)
     streams = tuple(
         _stream(item, f"{where}: streams[{i}]")
         for i, item in enumerate(checks.entries(top, "streams", where))
@@ -213,6 +222,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         ),
         trace=checks.text(top, "trace", where) if "trace" in top else None,
         locked=_locked(top.get("locked", {}), f"{where}: locked"),
+        digest=_digest(top),
     )
 
 
@@ -264,6 +274,12 @@ _DEPLOYMENT_RANGES = {
     "frontend_s": (0.0, 10.0),
     "frontend_tail_s": (0.0, 10.0),
 }
+
+
+def _digest(top: Mapping[str, Any]) -> str:
+    """Of the numbers as they are written, which is the same on every platform."""
+    known = {name: value for name, value in top.items() if name not in _FOR_PEOPLE}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _read(path: Path) -> Any:

@@ -25,11 +25,13 @@ from jaxserve.agents.statistics import STATISTICS
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors, anchors_score
+from jaxserve.tasks.spec import load_task
 
 EPISODES = 16
 ANCHORS = Anchors(
     task="bursty_workload",
     task_version=1,
+    task_digest=load_task("bursty_workload").digest,
     random=0.0,
     best_static=0.6,
     oracle=0.9,

@@ -24,10 +24,12 @@ from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors, write_anchors
+from jaxserve.tasks.spec import load_task
 
 ANCHORS = Anchors(
     task="static_workload",
     task_version=1,
+    task_digest=load_task("static_workload").digest,
     random=0.1,
     best_static=0.5,
     oracle=0.9,

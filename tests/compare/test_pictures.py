@@ -24,6 +24,7 @@ TASK = "bursty_workload"
 ANCHORS = Anchors(
     task=TASK,
     task_version=1,
+    task_digest="0",
     random=0.2,
     best_static=0.6,
     oracle=0.8,

@@ -21,6 +21,7 @@ from jaxserve.tasks.anchors import Anchors, anchors_score
 ANCHORS = Anchors(
     task="bursty_workload",
     task_version=1,
+    task_digest="0",
     random=0.2,
     best_static=0.6,
     oracle=0.8,

@@ -39,6 +39,7 @@ def result(task: str = "bursty_workload", ppo: float = 0.7) -> TaskComparison:
         anchors=Anchors(
             task=task,
             task_version=1,
+            task_digest="0",
             random=0.0,
             best_static=0.5,
             oracle=0.9,

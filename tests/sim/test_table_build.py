@@ -55,11 +55,11 @@ def test_primitives_are_the_cost_model() -> None:
 
 def test_memory_grows_with_the_kv_budget() -> None:
     """Each budget reserves its share of the pool; quantised weights leave more of it."""
-    memory_gb = BUILT.columns["gpu_mem_gb"]
-    assert (np.diff(memory_gb, axis=1) > 0).all()
+    memory_gib = BUILT.columns["gpu_mem_gb"]
+    assert (np.diff(memory_gib, axis=1) > 0).all()
     gpu, model = load_gpu(GPU), load_model(MODEL)
     pool_gb = kv_capacity_tokens(gpu, model, 0, 1.0, False) * model.kv_bytes_per_token / 2**30
-    step = memory_gb[0, 4, 0, 0, 0] - memory_gb[0, 3, 0, 0, 0]
+    step = memory_gib[0, 4, 0, 0, 0] - memory_gib[0, 3, 0, 0, 0]
     assert step == pytest.approx((KV_BUDGETS[4] - KV_BUDGETS[3]) * pool_gb, rel=1e-6)
 
 

@@ -162,7 +162,7 @@ def test_rescale_moves_every_time_with_its_peak() -> None:
         GPU,
         bandwidth_gb_per_s=2 * GPU.bandwidth_bytes_per_s / 1e9,
         bf16_tflops=2 * GPU.linear[0].flops_per_s / 1e12,
-        memory_gb=160.0,
+        memory_gib=160.0,
     )
     before, after = CostModel.of(GPU, MODEL), CostModel.of(doubled, MODEL)
     assert doubled.memory_bytes == pytest.approx(160 * 2**30)
@@ -215,7 +215,7 @@ def test_fit_writes_a_table_that_loads(tmp_path: Path) -> None:
         ({"tensor_parallel": 5}, r"tensor_parallel 5 is not allowed"),
         ({"bandwidth_gb_per_s": 0.0}, r"bandwidth_gb_per_s is 0.0; a positive number is required"),
         ({"bf16_tflops": float("nan")}, r"bf16_tflops is nan; a positive number is required"),
-        ({"memory_gb": 8.0}, r"llama-3.1-8b does not fit"),
+        ({"memory_gib": 8.0}, r"llama-3.1-8b does not fit"),
         ({"chunk_budget": 1}, r"chunk_budget is 1; it must be from 64 to 65536"),
         ({"path": "missing.csv"}, r"sweep file missing.csv does not exist"),
     ],

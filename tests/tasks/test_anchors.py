@@ -28,6 +28,7 @@ from jaxserve.tasks.spec import TaskSpec, load_task, task_names
 ANCHORS = Anchors(
     task="static_workload",
     task_version=1,
+    task_digest=load_task("static_workload").digest,
     random=-0.2,
     best_static=0.6,
     oracle=0.8,
@@ -76,6 +77,8 @@ def test_stale_or_missing_anchors_name_the_command(stored: Path, spec: TaskSpec)
     """A changed task cannot be scored with old anchors."""
     with pytest.raises(InputError, match=r"version 2; `jaxserve search static_workload`"):
         load_anchors(dataclasses.replace(spec, version=2))
+    with pytest.raises(InputError, match=r"has changed since .*`jaxserve search static_workload`"):
+        load_anchors(dataclasses.replace(spec, digest="other"))
     stored.unlink()
     with pytest.raises(InputError, match=r"no anchors.*`jaxserve search static_workload`"):
         load_anchors(spec)
