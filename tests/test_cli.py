@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
-from jaxserve.tasks.spec import task_names
+from jaxserve.tasks.spec import load_task, task_names
 
 DATA = Path(__file__).parent / "data"
 
@@ -245,6 +245,26 @@ def test_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in printed for name in task_names())
 
 
+def test_the_file_of_a_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What is printed is a task again; an unknown one is refused."""
+    assert cli.main(["tasks", "2"]) == 0
+    mine = tmp_path / "mine.json"
+    mine.write_text(capsys.readouterr().out)
+    again = load_task(str(mine))
+    assert again.digest == load_task("bursty_workload").digest
+    assert again.file == mine and again.name == "mine"
+    assert "task 'nope' is unknown" in sentence(capsys, "tasks", "nope")
+
+
+def test_a_gpu_without_a_packaged_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The command that makes one is named."""
+    gpu = tmp_path / "mine.json"
+    gpu.write_text('{"base": "h100-sxm-80gb", "description": "like it", "source": "assumption"}')
+    message = sentence(capsys, "evaluate", "--task", "1", "--hardware", str(gpu))
+    assert message.startswith("there is no packaged table of llama-3.1-8b on ")
+    assert "`jaxserve table build`" in message
+
+
 def test_table_show(capsys: pytest.CaptureFixture[str]) -> None:
     """Rows by the values of their axes; a value off the grid is refused."""
     name = "llama-3.1-8b__h100-sxm-80gb"
@@ -297,3 +317,16 @@ def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "fit to 12 rows" in printed and f"wrote {out}" in printed
     assert out.is_file()
     assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)
+
+
+def test_a_fit_that_says_little_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Microseconds in a column of milliseconds are not passed over."""
+    sweep = tmp_path / "sweep.csv"
+    rows = ["max_concurrency,input_len,output_len,mean_tpot_ms"]
+    rows += [f"{n},{p},256,{7000 + 50 * n}" for n in (1, 8, 32, 128) for p in (128, 512)]
+    sweep.write_text("\n".join(rows) + "\n")
+    options = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b"]
+    options += ["--out", str(tmp_path / "t.parquet")]
+    assert cli.main(["table", "fit", str(sweep), *options]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("jaxserve: the fit is 100% off") and "look at the units" in said

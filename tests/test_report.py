@@ -12,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from jaxserve.agents.baselines import StaticPolicy
 from jaxserve.agents.evaluation import Comparison, Evaluation
 from jaxserve.agents.panel import load_setting
 from jaxserve.agents.statistics import STATISTICS, EpisodeStatistics
@@ -25,6 +26,7 @@ from jaxserve.report import (
 )
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.table_fit import FitReport, FittedConstant
+from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import load_task, task_names
 
 
@@ -66,6 +68,20 @@ def test_scores() -> None:
     """With anchors the score comes first."""
     text = printed(evaluation_table(compared(score=True)).rich(), 110)
     assert "score" in text and "0.33" in text and "0.17..0.50" in text
+
+
+def test_gain() -> None:
+    """Beside the reward, with the setting that it is above, in 120 characters."""
+    found = compared(score=True, objective=0.8, slo_attainment=0.6)
+    (one,) = found.evaluations
+    (other,) = compared(score=True, slo_attainment=0.6).evaluations
+    static = dataclasses.replace(other, agent="best_static")
+    policy = StaticPolicy(make_action(batch_cap=96), "best_static")
+    both = dataclasses.replace(found, evaluations=(one, static), policies=(policy,))
+    text = printed(evaluation_table(both).rich(), 120)
+    assert "gain" in text and "-0.20" in text and "-0.30..-0.10" in text
+    assert "best_static is batch_cap 96, kv_budget_fraction 1, by a quick search" in text
+    assert "gain" not in printed(evaluation_table(found).rich(), 120)
 
 
 def test_markdown() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -72,9 +73,22 @@ def fidelity_table(rows: Sequence[FidelityRow]) -> Table:
 
 
 def fidelity_markdown(rows: Sequence[FidelityRow]) -> str:
-    """The rows as a Markdown page with one table."""
+    """The rows as a Markdown page: a table of the comparisons, and one of all checks."""
     lines = [
         "# Fidelity results",
+        "",
+        "| comparison | passed | nearest to its bar, or furthest beyond it |",
+        "|---|--:|---|",
+    ]
+    for comparison, group in itertools.groupby(rows, lambda row: row.check.partition(": ")[0]):
+        checks = list(group)
+        worst = max(checks, key=lambda row: row.measured / row.bar)
+        lines.append(
+            f"| {comparison} | {sum(row.passed for row in checks)} of {len(checks)} "
+            f"| {worst.check.partition(': ')[2]}: {_rounded(worst.measured)} {worst.unit}, "
+            f"bar {worst.bar:g} |"
+        )
+    lines += [
         "",
         "| check | error | bar | | detail |",
         "|---|--:|--:|---|---|",

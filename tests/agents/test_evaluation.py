@@ -18,10 +18,11 @@ from jaxserve.agents.evaluation import (
     compare,
     evaluate,
     example_rollout,
+    gains,
     to_json,
 )
 from jaxserve.agents.panel import Setting, load_setting
-from jaxserve.agents.statistics import STATISTICS
+from jaxserve.agents.statistics import STATISTICS, interval
 from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors, anchors_score
@@ -70,6 +71,19 @@ def test_scores_are_those_of_the_anchors() -> None:
     assert "score" in item.summary()
     plain = evaluate(dataclasses.replace(setting(), anchors=None), noop_policy(), EPISODES)
     assert plain.score is None and "score" not in plain.summary()
+
+
+def test_gains_are_paired() -> None:
+    """An agent's reward above that of the best static setting, episode by episode."""
+    default, static = (item.statistics.objective for item in comparison().evaluations)
+    found = gains(comparison())
+    assert list(found) == ["default"]
+    assert found["default"].mean == pytest.approx(float(np.mean(default - static)))
+    assert found["default"] == interval(default - static)
+    alone = dataclasses.replace(comparison(), evaluations=comparison().evaluations[:1])
+    assert gains(alone) == {}
+    (data,) = json.loads(to_json([comparison()]))["comparisons"]
+    assert data["gain_over_best_static"]["default"]["mean"] == found["default"].mean
 
 
 def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,21 @@ def test_markdown_has_a_line_for_each_row() -> None:
     assert "| second check | 0.0301 score | 0.03 score | **miss** | 8 episodes |" in text
 
 
+def test_markdown_begins_with_a_line_for_each_comparison() -> None:
+    """How many of its checks pass, and the one that does worst against its bar."""
+    rows = [
+        FidelityRow.within("model vs kernels: linear", 1.0, 4.0, "%", ""),
+        FidelityRow.within("model vs kernels: decode", 8.0, 9.0, "%", ""),
+        FidelityRow.within("transfer: ppo", 0.05, 0.03, "score", ""),
+    ]
+    lines = report.fidelity_markdown(rows).splitlines()
+    assert lines[4:7] == [
+        "| model vs kernels | 2 of 2 | decode: 8.0 %, bar 9 |",
+        "| transfer | 0 of 1 | ppo: 0.0500 score, bar 0.03 |",
+        "",
+    ]
+
+
 def test_table_shows_the_same() -> None:
     """On a terminal a miss stands out by its capitals."""
     output = io.StringIO()

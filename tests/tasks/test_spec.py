@@ -217,6 +217,25 @@ def test_a_wrong_field_is_named(
     assert "\n" not in message
 
 
+def test_a_field_that_is_not_there_is_missing(content: dict[str, Any]) -> None:
+    """The sentence does not speak of a value that nobody wrote."""
+    with pytest.raises(InputError, match=r"title is missing; it must be a text"):
+        parse_task(changed(content, ("title",), ...), "mine")
+    with pytest.raises(InputError, match=r"rate_rps is missing; it must be a number"):
+        parse_task(changed(content, ("regimes", 0, "rate_rps"), ...), "mine")
+    with pytest.raises(InputError, match=r"knobs is missing; it must be a list"):
+        parse_task(changed(content, ("knobs",), ...), "mine")
+
+
+def test_the_digest_is_of_what_moves_scores(content: dict[str, Any]) -> None:
+    """Texts for people may change, and so may the order of fields; nothing else."""
+    digest = parse_task(content, "mine").digest
+    backwards = dict(reversed(content.items()))
+    assert parse_task(changed(backwards, ("title",), "Another"), "other").digest == digest
+    assert parse_task(changed(content, ("regimes", 0, "rate_rps"), 5.5), "mine").digest != digest
+    assert parse_task(changed(content, ("horizon",), 100), "mine").digest != digest
+
+
 def test_streams_must_differ_and_fit(content: dict[str, Any]) -> None:
     """Six classes are all there is, and a regime must be able to tell the streams apart."""
     twice = changed(content, ("streams",), content["streams"] * 2)
