@@ -69,15 +69,16 @@ def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Pat
     """Another number of episodes, or other anchors, are played anew."""
     compare_task(case(tmp_path))
     path = tmp_path / "static_workload" / "results.json"
-    result, _, again = compare_task(case(tmp_path, episodes=2))
-    assert not again and result.plays["ppo"].objective.shape == (2, 2)
-    data = json.loads(path.read_text())
-    data["about"]["anchors"]["oracle"] = 7.0
-    path.write_text(json.dumps(data))
-    assert not compare_task(case(tmp_path, episodes=2))[2]
+    found = json.loads(path.read_text())
+    for change in ({"episodes": 2}, {"anchors": found["about"]["anchors"] | {"oracle": 7.0}}):
+        assert change.keys() <= found["about"].keys()
+        path.write_text(json.dumps(found | {"about": found["about"] | change}))
+        result, _, again = compare_task(case(tmp_path))
+        assert not again and result.plays["ppo"].objective.shape == (2, EPISODES)
+        assert json.loads(path.read_text())["about"] == found["about"]
     path.write_text("{")
     with pytest.raises(InputError, match=r"results.json is not readable JSON"):
-        compare_task(case(tmp_path, episodes=2))
+        compare_task(case(tmp_path))
 
 
 @pytest.mark.parametrize(
