@@ -137,7 +137,7 @@ def ours(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learn
         state, _ = update(state)
     jax.block_until_ready(state)
     learn_s = time.perf_counter() - start
-    scores = evaluate(setting, learner.policy(state), episodes, "test").score
+    scores = evaluate(setting, learner.policy(state), episodes, "test").scores
     return Learnt("jaxserve PPO", compile_s, learn_s, config.updates * config.windows, scores)
 
 
@@ -268,24 +268,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(chosen.torch_threads)
         task, environments, episodes = chosen.task, chosen.environments, chosen.episodes
         found = compare_learners(task, chosen.windows, environments, episodes)
-        return report(task, environments, episodes, found)
+        return report(task, chosen.windows, environments, episodes, found)
 
     return publish(measure, chosen.markdown)
 
 
-def report(task: str, environments: int, episodes: int, found: Sequence[Learnt]) -> str:
+def report(
+    task: str, windows: int, environments: int, episodes: int, found: Sequence[Learnt]
+) -> str:
     """Markdown: a row for each learner, and how they compare."""
     first, *others = found
     ratios = " and ".join(f"{first.windows_per_s / other.windows_per_s:.1f}" for other in others)
     lines = [
         "# Benchmark against another learner",
         "",
-        "Printed by `python -m benchmarks.peers`.",
+        f"Printed by `python -m benchmarks.peers --windows {windows}`.",
         "",
         f"Task `{task}`, {environments:,} environments, {episodes:,} test episodes; "
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}, torch {torch.__version__} with "
         f"{torch.get_num_threads()} thread(s), "
-        f"stable-baselines3 {stable_baselines3.__version__}.",
+        f"stable-baselines3 {stable_baselines3.__version__}. XLA may use all cores; the peer sees the "
+        "latest observation as it is, without running means; one training seed each.",
         "",
         "| learner | windows | windows/s | learning, s | compiling, s | score (95 % interval) |",
         "|---|--:|--:|--:|--:|--:|",

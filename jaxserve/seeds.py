@@ -1,4 +1,4 @@
-"""Episode keys by split: train, validation and test seeds can never meet.
+"""Episode keys by split: train, validation and test seeds do not meet.
 
 Each split has a root key of its own, so seed 7 of one split and seed 7 of another start different
 episodes by construction, not by convention.

@@ -3,7 +3,8 @@
     python scripts/fill_readme.py
 
 A block between ``<!-- table FILE COLUMNS -->`` and ``<!-- end -->`` gets the first table of that
-file, its first so many columns. Nothing in such a block is written by hand.
+file, its first so many columns, with links as seen from the README. Nothing in such a block is
+written by hand.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from jaxserve.datafiles import write_atomic
 
 ROOT = Path(__file__).resolve().parent.parent
+_LINK = re.compile(r"(\]\()(?!https?:|#)")
 _BLOCK = re.compile(r"(<!-- table (\S+) (\d+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -28,7 +30,8 @@ def filled(text: str) -> str:
         from_table = itertools.dropwhile(lambda line: line[:1] != "|", lines)
         only_table = itertools.takewhile(lambda line: line[:1] == "|", from_table)
         rows = [line.strip("|").split("|")[: int(columns)] for line in only_table]
-        return begin + "".join(f"|{'|'.join(row)}|\n" for row in rows) + end
+        text = "".join(f"|{'|'.join(row)}|\n" for row in rows)
+        return begin + _LINK.sub(rf"\1{Path(name).parent}/", text) + end
 
     return _BLOCK.sub(table, text)
 

@@ -26,8 +26,20 @@ from jaxserve.report import (
 )
 from jaxserve.sim.table_file import read_table_file
 from jaxserve.sim.table_fit import FitReport, FittedConstant
-from jaxserve.spaces import make_action
+from jaxserve.spaces import DEFAULT_ACTION, make_action
+from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import load_task, task_names
+
+ANCHORS = Anchors(
+    task="static_workload",
+    task_version=1,
+    task_digest="0",
+    random=0.0,
+    best_static=1.0,
+    oracle=2.0,
+    best_static_action=DEFAULT_ACTION,
+    provenance={},
+)
 
 
 def printed(table: Table, width: int) -> str:
@@ -42,8 +54,7 @@ def compared(score: bool = False, **columns: float) -> Comparison:
     spread = np.array([0.5, 1.5])
     statistics = EpisodeStatistics(**{name: spread * columns.get(name, 1.0) for name in STATISTICS})
     setting = dataclasses.replace(load_setting("static_workload"), note=None, anchors=None)
-    scores = spread / 3.0 if score else None
-    evaluation = Evaluation("static_workload", "default", statistics, scores)
+    evaluation = Evaluation("static_workload", "default", statistics, ANCHORS if score else None)
     return Comparison(setting, "test", 2, (), (evaluation,))
 
 
@@ -67,7 +78,7 @@ def test_units() -> None:
 def test_scores() -> None:
     """With anchors the score comes first."""
     text = printed(evaluation_table(compared(score=True)).rich(), 110)
-    assert "score" in text and "0.33" in text and "0.17..0.50" in text
+    assert "score" in text and "0.50" in text and "0.25..0.75" in text
 
 
 def test_gain() -> None:
@@ -89,7 +100,7 @@ def test_markdown() -> None:
     table = evaluation_table(compared(score=True))
     text = evaluation_markdown([table, table])
     assert text.count("## static_workload, 2 test episodes\n\n| agent | score |") == 2
-    assert "| 0.33 (0.17 to 0.50) |" in text
+    assert "| 0.50 (0.25 to 0.75) |" in text
     assert text.count("95 % interval") == 2
 
 

@@ -24,7 +24,7 @@ from jaxserve.agents.statistics import (
 )
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys
-from jaxserve.tasks.anchors import anchors_score
+from jaxserve.tasks.anchors import Anchors, anchors_score
 
 MAX_EPISODES = 100_000
 _JSON_VERSION = 1
@@ -38,13 +38,26 @@ class Evaluation:
     task: str
     agent: str
     statistics: EpisodeStatistics
-    score: NDArray[np.float64] | None
-    """float64[E], each episode's score; None without anchors."""
+    anchors: Anchors | None
+    """None where scores mean nothing."""
+
+    @property
+    def scores(self) -> NDArray[np.float64] | None:
+        """float64[E], each episode's score by itself, which is clipped; None without anchors."""
+        if self.anchors is None:
+            return None
+        rewards = self.statistics.objective.tolist()
+        return np.array([anchors_score(self.anchors, reward) for reward in rewards])
 
     def summary(self) -> dict[str, Interval]:
-        """Mean and 95 % interval of every statistic, and of the score where there is one."""
-        scored = {} if self.score is None else {"score": interval(self.score)}
-        return scored | intervals(self.statistics)
+        """Mean and 95 % interval of every statistic; and the score of the mean reward, which is not
+        the mean of the episodes' scores, because these are clipped one by one."""
+        found = intervals(self.statistics)
+        if self.anchors is None:
+            return found
+        reward = found["objective"]
+        ends = (reward.mean, reward.low, reward.high)
+        return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
 
 
 @dataclass(frozen=True)
@@ -100,13 +113,9 @@ def evaluate(
         keys = episode_keys(size, split, first)
         parts.append(episode_statistics(setting.env, rollout(setting.env, policy, keys).timesteps))
     statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
-    score = None
-    if setting.anchors is not None:
-        anchors = setting.anchors
-        score = np.array([anchors_score(anchors, mean) for mean in statistics.objective.tolist()])
     if progress is not None:
         progress(f"{setting.env.name}, {policy.name}", episodes, episodes)
-    return Evaluation(setting.env.name, policy.name, statistics, score)
+    return Evaluation(setting.env.name, policy.name, statistics, setting.anchors)
 
 
 def gains(comparison: Comparison) -> dict[str, Interval]:
@@ -161,8 +170,8 @@ def to_json(comparisons: Sequence[Comparison]) -> bytes:
 
 def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
     columns = vars(evaluation.statistics)
-    if evaluation.score is not None:
-        columns = columns | {"score": evaluation.score}
+    if evaluation.scores is not None:
+        columns = columns | {"score": evaluation.scores}
     return {
         name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
         for name, found in evaluation.summary().items()

@@ -71,7 +71,7 @@ def check_fidelity(
 
     Args:
         measurements: Directory of the measured data; checks that need it are skipped without it.
-        markdown: File to write the table to.
+        markdown: File to write the table to, unless checks were skipped.
         plot: Picture of the errors against their bars to write, ending in .png.
     """
     from jaxserve.fidelity import report
@@ -94,7 +94,13 @@ def check_fidelity(
     console.print(report.fidelity_table(rows))
     for name in skipped:
         console.print(f"skipped {name}: the measured data is not there")
-    if markdown is not None:
+    if skipped and markdown is not None:
+        print(
+            f"jaxserve: {markdown} is not written, because checks were skipped; --measurements "
+            "names the directory of their data",
+            file=sys.stderr,
+        )
+    elif markdown is not None:
         write_output(markdown, report.fidelity_markdown(rows).encode(), "--markdown")
     if plot is not None:
         write_output(plot, report.fidelity_picture(rows), "--plot")

@@ -104,9 +104,9 @@ its 95 % interval: 0 is a random agent, 0.5 the best static setting, 1 the switc
 last column is the probability that a newly trained policy earns more than the best static setting
 in a new episode. Agents with a star are shown the simulator's state, which no operator sees.
 
-Where the oracle gains next to nothing on the best static setting (a task's anchors are below), half
-of the scale is that next to nothing: scores above 0.5 then magnify differences that are small in
-mean reward."""
+Where the oracle gains less than 2 %, a score of 1 stands for 2 % more than the best static setting,
+which nobody reached on average: scores above 0.5 then magnify differences that are small in mean
+reward."""
 
 
 def _summary_row(name: str, results: Sequence[TaskComparison]) -> tuple[str, ...]:
@@ -192,8 +192,9 @@ def _circumstances(result: TaskComparison) -> str:
     about, anchors = result.about, result.anchors
     return (
         f"{len(about['seeds'])} training seeds of PPO with {about['windows']:,} windows each; "
-        f"{about['episodes']} test episodes. Mean rewards that scores are measured by: random "
-        f"{anchors.random:.3f}, best static {anchors.best_static:.3f}, oracle {anchors.oracle:.3f}."
+        f"{about['episodes']} test episodes. Mean rewards that scores are measured by: 0 is "
+        f"{anchors.random:.4f}, a random agent; 0.5 is {anchors.best_static:.4f}, the best static "
+        f"setting; 1 is {anchors.oracle:.4f}, {anchors.top_text()}."
     )
 
 

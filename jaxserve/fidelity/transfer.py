@@ -34,7 +34,7 @@ def policy_transfer(
     for task in tasks:
         setting = load_setting(task)
         for agent in agents:
-            fast = evaluate(setting, build_agent(agent, setting), episodes).score
+            fast = evaluate(setting, build_agent(agent, setting), episodes).scores
             assert fast is not None
             reference = np.array([found[task, agent, seed] for seed in range(episodes)])
             detail = (

@@ -1,10 +1,11 @@
 """Reward: what the requests that met their SLOs are worth, less money and memory beyond the limit.
 
-    reward_t = (sum_i u_i - w_cost cost_t - w_mem overlimit_t) / expected arrival value per window
+    reward_t = sum_i u_i / V - w_cost cost_t / C - w_mem max(memory_t - limit, 0) / limit
     u_i      = value[class] * quality[tier, class] * 1[TTFT and TPOT inside their SLOs]
 
-credited when the request completes. Requests that are shed, starved or still queued at the end earn
-nothing, while the denominator counts every arrival, so not serving never helps.
+credited when the request completes, with V the expected value of a window's arrivals and C the cost
+of a window at full power; so it is with throughput and slo weights of 1 and a latency weight of 0.
+Requests that are shed, starved or still queued at the end earn nothing.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def _score(spec: TaskSpec) -> str:
     rows = [
         ["0", "random knobs in every window", f"{anchors.random:.4f}"],
         ["0.5", "the best setting that never changes", f"{anchors.best_static:.4f}"],
-        ["1", "an oracle that knows the schedule", f"{anchors.oracle:.4f}"],
+        ["1", anchors.top_text(), f"{anchors.oracle:.4f}"],
     ]
     action = {
         knob: value for knob, value in anchors.best_static_action.items() if knob in spec.knobs

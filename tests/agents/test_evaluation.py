@@ -63,14 +63,18 @@ def test_every_agent_plays_the_same_episodes() -> None:
 
 
 def test_scores_are_those_of_the_anchors() -> None:
-    """Each episode's mean reward goes through the anchors; without them there is no score."""
+    """Each episode's mean reward goes through the anchors, and so does the mean of all, which
+    is not the mean of clipped scores; without anchors there is no score."""
     item = comparison().evaluations[1]
     expected = [anchors_score(ANCHORS, mean) for mean in item.statistics.objective]
-    assert item.score is not None
-    np.testing.assert_allclose(item.score, expected)
-    assert "score" in item.summary()
+    assert item.scores is not None
+    np.testing.assert_allclose(item.scores, expected)
+    found = item.summary()
+    for end in ("mean", "low", "high"):
+        reward = getattr(found["objective"], end)
+        assert getattr(found["score"], end) == anchors_score(ANCHORS, reward)
     plain = evaluate(dataclasses.replace(setting(), anchors=None), noop_policy(), EPISODES)
-    assert plain.score is None and "score" not in plain.summary()
+    assert plain.scores is None and "score" not in plain.summary()
 
 
 def test_gains_are_paired() -> None:
