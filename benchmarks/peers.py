@@ -287,8 +287,8 @@ def report(
         f"Task `{task}`, {environments:,} environments, {episodes:,} test episodes; "
         f"jax {jax.__version__} on {jax.devices()[0].device_kind}, torch {torch.__version__} with "
         f"{torch.get_num_threads()} thread(s), "
-        f"stable-baselines3 {stable_baselines3.__version__}. XLA may use all cores; the peer sees the "
-        "latest observation as it is, without running means; one training seed each.",
+        f"stable-baselines3 {stable_baselines3.__version__}. XLA may use all cores; the peer "
+        "sees the latest observation as it is, without running means; one training seed each.",
         "",
         "| learner | windows | windows/s | learning, s | compiling, s | score (95 % interval) |",
         "|---|--:|--:|--:|--:|--:|",
