@@ -31,12 +31,12 @@ def result_console() -> Console:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr while the block runs, gone after it; nothing where stderr is no terminal.
+    """Bars on stderr while the block runs, gone after it; names of stages where it is no terminal.
 
     Yields:
       a function to call with a stage's name, steps done and steps in all; one bar a stage.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns,
@@ -50,6 +50,8 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
         def advance(stage: str, done: int, total: int) -> None:
             if stage not in stages:
                 stages[stage] = bars.add_task(stage, total=total)
+                if not console.is_terminal:
+                    console.print(stage, soft_wrap=True)
             bars.update(stages[stage], completed=done, total=total)
 
         yield advance

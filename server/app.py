@@ -68,7 +68,11 @@ def main(arguments: list[str] | None = None) -> None:
         ws_per_message_deflate=False,
         access_log=False,
     )
-    uvicorn.Server(config).run(sockets=[_listen(chosen.host, port) for port in ports])
+    sockets = [_listen(chosen.host, port) for port in ports]
+    host = "localhost" if chosen.host in ("0.0.0.0", "::") else chosen.host
+    for port in ports:
+        print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
+    uvicorn.Server(config).run(sockets=sockets)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -40,6 +40,11 @@ class Compilation:
         self._thread = threading.Thread(target=self._run, name="jaxserve-compile", daemon=True)
         self._thread.start()
 
+    @property
+    def under_way(self) -> bool:
+        """Whether something is still compiled, which a first request of its kind may wait for."""
+        return self._thread.is_alive()
+
     def end(self) -> None:
         """Starts nothing more and waits a while: a process that ends while XLA works is aborted."""
         self._ending.set()

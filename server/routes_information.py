@@ -14,11 +14,12 @@ from jaxserve.tasks.reward import REWARD_CONFIG
 from jaxserve.tasks.spec import task_names
 from server.answers import Answer
 from server.catalogue import describe_tasks, reward_weights
+from server.compiling import Compilation
 from server.schemas import ServeAction, ServeObservation, ServeState
 from server.service import Service
 
 
-def information_routes(service: Service) -> APIRouter:
+def information_routes(service: Service, compilation: Compilation) -> APIRouter:
     """Nothing here changes a session."""
     router = APIRouter(tags=["Environment Info"], default_response_class=Answer)
     started = time.monotonic()
@@ -49,6 +50,7 @@ def information_routes(service: Service) -> APIRouter:
                 "version": jaxserve.__version__,
                 "jax": jax.__version__,
                 "backend": jax.default_backend(),
+                "compiling": compilation.under_way,
                 "uptime_s": round(time.monotonic() - started, 3),
                 "live_sessions": service.live_sessions,
                 "durable_sessions": service.durable,

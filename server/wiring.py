@@ -60,7 +60,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     for router in (
         episode_routes(service),
         grading_routes(service),
-        information_routes(service),
+        information_routes(service, compilation),
         mcp_route(openenv_mcp),
     ):
         app.include_router(router)

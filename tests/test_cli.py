@@ -160,7 +160,9 @@ def test_json_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None
     assert cli.main(["evaluate", *arguments, "--json", "/proc/x.json"]) == 2
     output = capsys.readouterr()
     assert "default" in output.out
-    assert output.err.startswith("jaxserve: --json is /proc/x.json, but writing it failed")
+    stage, said = output.err.splitlines()
+    assert stage == "bursty_workload, default"
+    assert said.startswith("jaxserve: --json is /proc/x.json, but writing it failed")
 
 
 def test_plot_without_matplotlib(
@@ -178,7 +180,8 @@ def test_plot_without_matplotlib(
 def test_interrupt(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Ctrl-C ends a run with one line, exit code 130 and no half-written file."""
+    """Ctrl-C ends a run with one line after those that said how far it was, exit code 130 and no
+    half-written file."""
 
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
@@ -186,7 +189,7 @@ def test_interrupt(
     monkeypatch.setattr("jaxserve.agents.evaluation.rollout", interrupted)
     arguments = ["--task", "2", "--agent", "default", "--json", str(tmp_path / "x.json")]
     assert cli.main(["evaluate", *arguments]) == 130
-    assert capsys.readouterr().err == "jaxserve: interrupted\n"
+    assert capsys.readouterr().err == "bursty_workload, default\njaxserve: interrupted\n"
     assert not list(tmp_path.iterdir())
 
 

@@ -91,7 +91,8 @@ def noop_policy() -> StaticPolicy:
 
 
 def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
-    """Settings without merit, by name; a score that one of them raises can be gamed."""
+    """Settings without thought, by name; on a graded task one that beat the best static setting, or
+    served nobody and scored, would show a hole in the reward."""
     settings: dict[str, StaticPolicy | FlappingPolicy] = {
         "noop": noop_policy(),
         "batch_1": StaticPolicy(make_action(batch_cap=1), "batch_1"),

@@ -119,7 +119,8 @@ def _knobs(spec: TaskSpec) -> str:
     for knob in KNOBS:
         bound = ACTION_BOUNDS[knob]
         is_open = knob in spec.knobs
-        allowed = f"{number(bound.low)} to {number(bound.high)}"
+        high = spec.deployment.num_gpus - 1 if knob == "prefill_decode_split" else bound.high
+        allowed = f"{number(bound.low)} to {number(high)}"
         rows.append([code(knob), allowed if is_open else f"locked at {spec.locked[knob]:g}"])
     return table(["knob", "values"], rows)
 

@@ -50,6 +50,8 @@ def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> Non
     # uvicorn hands the signal on once everything is closed.
     assert process.returncode == -signal.SIGTERM, output
     assert "Finished server process" in output
+    for url in urls:
+        assert f"server: {url} answers in a few seconds\n" in output
     assert not (tmp_path / "log-wal").exists()
 
 

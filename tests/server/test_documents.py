@@ -94,5 +94,5 @@ def test_the_check_before_a_release_passes(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYTHONPATH", str(_ROOT))
     (block,) = (block for block in blocks(_ROOT / "docs" / "deployment.md"))
     printed = run_code("sh", block.code, _ROOT)
-    assert printed.count("pass") == 6
+    assert printed.count("│ pass ") == 6
     assert "FAIL" not in printed
