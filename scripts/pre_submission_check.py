@@ -64,7 +64,6 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
                 "-m",
                 "pytest",
                 "tests/server/test_store.py",
-                "tests/server/test_routes_episodes.py",
                 "tests/client",
             ]
         ),
