@@ -25,8 +25,8 @@ _SCHEMA_VERSION = 1
 _BUSY_S = 10.0
 _ASKED_AT_ONCE = 256
 _WAL_PAGES = 8_000
-"""Of 4 KiB, after which the write-ahead log is folded into the file. Windows of many sessions change
-the same pages again and again, so that this is cheaper when done seldom."""
+"""Of 4 KiB, after which the write-ahead log is folded into the file. Windows of many sessions
+change the same pages again and again, so that this is cheaper when done seldom."""
 _KNOWN = 100_000
 """Heads that are remembered."""
 _SCHEMA = """
