@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.table import Table
 
 from jaxserve.result_table import ResultTable, plain_table
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import action_text
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
@@ -77,14 +77,9 @@ def _best_static_text(comparison: Comparison) -> str | None:
     setting = comparison.setting
     for policy in comparison.policies:
         if policy.name == "best_static" and isinstance(policy, StaticPolicy):
-            action, active = policy.action, setting.env.knob_active
-            knobs = [
-                f"{knob} {float(getattr(action, knob)):g}"
-                for knob, turns in zip(KNOBS, active.tolist(), strict=True)
-                if turns
-            ]
+            knobs = action_text(policy.action, setting.env.knob_active.tolist())
             source = "a quick search" if setting.anchors is None else "the search for the anchors"
-            return f"best_static is {', '.join(knobs)}, by {source} on training episodes"
+            return f"best_static is {knobs}, by {source} on training episodes"
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import jax
@@ -195,3 +195,16 @@ def _checked(knob: str, value: object) -> NDArray[np.float64]:
     if np.any(bad):
         raise InputError(f"{knob} is {array[bad].flat[0]:g}; it must be {allowed}")
     return array
+
+
+def action_text(action: ServeAction, shown: Iterable[bool]) -> str:
+    """An action in words, as "batch_cap 64, speculation_depth 2".
+
+    Args:
+      shown: which of the ``KNOBS`` are named, in their order.
+    """
+    return ", ".join(
+        f"{knob} {float(getattr(action, knob)):g}"
+        for knob, named in zip(KNOBS, shown, strict=True)
+        if named
+    )

@@ -194,9 +194,6 @@ class Store:
                 self._connection.execute("BEGIN IMMEDIATE")
                 for kind, together in itertools.groupby(records, type):
                     _WRITERS[kind](self._connection, list(together), now)
-        except MovedSession:
-            self._known.clear()
-            raise
         except sqlite3.Error as error:
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"

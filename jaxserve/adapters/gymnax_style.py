@@ -11,6 +11,7 @@ like states. Code that knows one kind of action space only gets it from a wrappe
 
 from __future__ import annotations
 
+import abc
 import functools
 from typing import Any
 
@@ -124,7 +125,7 @@ class GymnaxEnv:
         return start(self._params(params), key)
 
 
-class _ActionWrapper:
+class _ActionWrapper(abc.ABC):
     """Another action space for the same environment."""
 
     def __init__(self, env: GymnaxEnv) -> None:
@@ -141,8 +142,9 @@ class _ActionWrapper:
         """As ``GymnaxEnv.step``."""
         return self._env.step(key, state, self._indices(jnp.asarray(action)), params)
 
+    @abc.abstractmethod
     def _indices(self, action: jax.Array) -> jax.Array:
-        raise NotImplementedError
+        """Grid indices of the knobs, int32[6], from an action of the other space."""
 
 
 class OneIndex(_ActionWrapper):

@@ -170,8 +170,9 @@ def to_json(comparisons: Sequence[Comparison]) -> bytes:
 
 def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
     columns = vars(evaluation.statistics)
-    if evaluation.scores is not None:
-        columns = columns | {"score": evaluation.scores}
+    scores = evaluation.scores
+    if scores is not None:
+        columns = columns | {"score": scores}
     return {
         name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
         for name, found in evaluation.summary().items()

@@ -16,7 +16,7 @@ from jaxserve.agents.progress import Progress
 from jaxserve.agents.regimes import regime_env
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import action_text
 from jaxserve.tasks.spec import REGIME_COUNT
 
 
@@ -105,13 +105,7 @@ def single_changes(setting: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def setting_text(indices: np.ndarray, sizes: np.ndarray) -> str:
     """A setting in words, active knobs only."""
-    action = action_at(jnp.asarray(indices))
-    parts = [
-        f"{knob} {float(getattr(action, knob)):g}"
-        for knob, size in zip(KNOBS, sizes, strict=True)
-        if size > 1
-    ]
-    return ", ".join(parts)
+    return action_text(action_at(jnp.asarray(indices)), sizes > 1)
 
 
 def _scores(env: ServeEnv, settings: np.ndarray, keys: jax.Array) -> np.ndarray:
