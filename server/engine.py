@@ -48,6 +48,29 @@ class Window(NamedTuple):
     """requests that ended in the window without meeting their objectives."""
 
 
+class Windows(NamedTuple):
+    """The same of several sessions: each field is a list with an entry for each of them."""
+
+    observation: dict[str, list[Any]]
+    reward: list[float]
+    done: list[bool]
+    parts: dict[str, list[float]]
+    completed: list[float]
+    good: list[float]
+    failed: list[float]
+
+    def of(self, index: int) -> Window:
+        """One session's."""
+        return Window(*[_entry(column, index) for column in self])
+
+
+def reordered(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
+    """Windows one after the other, then their entries ``order``."""
+    if len(windows) == 1 and all(place == index for place, index in enumerate(order)):
+        return windows[0]
+    return Windows(*[_reordered(columns, order) for columns in zip(*windows, strict=True)])
+
+
 @flax.struct.dataclass
 class _Shown:
     """What leaves a program: the part of a TimeStep that a Window is made of, all float32."""
@@ -108,11 +131,11 @@ def simulator(episode: Episode) -> Simulator:
     return _simulator(episode.task, episode.config)
 
 
-def start(episode: Episode) -> tuple[State, Window]:
-    """The state and the idle observation an episode begins with."""
+def start(episode: Episode) -> tuple[State, Windows]:
+    """The state and the idle observation an episode begins with, as of a single session."""
     chosen = simulator(episode)
     state, shown = _reset(chosen.layout, chosen.vectors, jax.random.key_data(episode.key()))
-    return state, read_windows(Outcome(chosen.layout, shown, None))[0]
+    return state, read_windows(Outcome(chosen.layout, shown, None))
 
 
 def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
@@ -142,8 +165,8 @@ def advance_many(
     return lanes, Outcome(simulator.layout, shown, count)
 
 
-def read_windows(outcome: Outcome) -> list[Window]:
-    """One window for each session."""
+def read_windows(outcome: Outcome) -> Windows:
+    """What each session saw."""
     vectors = [np.asarray(vector) for vector in outcome.vectors]
     if outcome.count is None:
         rows = [vector[None] for vector in vectors]
@@ -154,30 +177,17 @@ def read_windows(outcome: Outcome) -> list[Window]:
     def total(classes: Any) -> list[float]:
         return classes.sum(axis=-1, dtype=np.float64).tolist()
 
-    seen = [getattr(shown.observation, name).tolist() for name in OBSERVATION_BOUNDS]
-    parts = [getattr(shown.parts, name).tolist() for name in PART_NAMES]
-    windows = zip(
-        zip(*seen, strict=True),
-        zip(*parts, strict=True),
-        shown.reward.tolist(),
-        shown.done.tolist(),
-        total(shown.completed),
-        total(shown.good),
-        total(shown.completed - shown.good + shown.turned_away),
-        strict=True,
+    return Windows(
+        observation={
+            name: getattr(shown.observation, name).tolist() for name in OBSERVATION_BOUNDS
+        },
+        reward=shown.reward.tolist(),
+        done=(shown.done != 0.0).tolist(),
+        parts={name: getattr(shown.parts, name).tolist() for name in PART_NAMES},
+        completed=total(shown.completed),
+        good=total(shown.good),
+        failed=total(shown.completed - shown.good + shown.turned_away),
     )
-    return [
-        Window(
-            observation=dict(zip(OBSERVATION_BOUNDS, seen, strict=True)),
-            reward=reward,
-            done=bool(done),
-            parts=dict(zip(PART_NAMES, terms, strict=True)),
-            completed=served,
-            good=met,
-            failed=failed,
-        )
-        for seen, terms, reward, done, served, met, failed in windows
-    ]
 
 
 def knobs_of(action: Mapping[str, float]) -> Knobs:
@@ -188,6 +198,21 @@ def knobs_of(action: Mapping[str, float]) -> Knobs:
 def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
     """A ServeAction of arrays [len(knobs)]."""
     return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
+
+
+def _entry(column: Any, index: int) -> Any:
+    if isinstance(column, dict):
+        return {name: values[index] for name, values in column.items()}
+    return column[index]
+
+
+def _reordered(columns: Sequence[Any], order: Sequence[int]) -> Any:
+    if isinstance(columns[0], dict):
+        return {
+            name: _reordered([column[name] for column in columns], order) for name in columns[0]
+        }
+    joined = [value for column in columns for value in column]
+    return [joined[index] for index in order]
 
 
 def _action(values: Any) -> ServeAction:

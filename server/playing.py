@@ -75,15 +75,15 @@ class InProcess:
     @property
     def done(self) -> bool:
         """Whether the last window has been played."""
-        return self._session.window.done
+        return self._session.over
 
     def step(self, knobs: Knobs) -> Turn:
         """One window."""
         session = self._session
         state, outcome = engine.advance(session.simulator, session.state, knobs)
-        (window,) = engine.read_windows(outcome)
-        session.append(state, window, knobs)
+        session.append(state, engine.read_windows(outcome), 0, knobs)
         self._actions.append(knobs)
+        window = session.window
         return Turn(session.steps, knobs, window.observation, window.reward, window.done)
 
     def drive(self, agent: str) -> Iterator[Turn]:

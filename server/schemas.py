@@ -23,7 +23,7 @@ from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BO
 from server.engine import Knobs, Window
 from server.openenv_api import Action, Observation, State
 from server.sentences import TIERS, check_names, complaint, knob_values
-from server.sessions import View
+from server.sessions import Together, View
 
 ALIASES = {
     "batch_size": "batch_cap",
@@ -213,14 +213,15 @@ def step_answer(view: View) -> dict[str, Any]:
     }
 
 
-def short_answer(view: View) -> dict[str, Any]:
-    """The same without what the client has sent itself, for answers of many sessions at once."""
+def answer_together(together: Together) -> dict[str, Any]:
+    """The body of an answer to step_many: lists in the order of the request."""
+    windows = together.windows
     return {
-        "session_id": view.session_id,
-        "step": view.steps,
-        "observation": view.window.observation,
-        "reward": view.window.reward,
-        "done": view.window.done,
+        "session_id": together.session_ids,
+        "step": together.steps,
+        "observation": windows.observation,
+        "reward": windows.reward,
+        "done": windows.done,
     }
 
 

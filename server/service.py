@@ -19,7 +19,7 @@ from server.agents import Agents, Driver
 from server.engine import Knobs, Window
 from server.episodes import Episode, listed_episode, parse_episode
 from server.problems import EpisodeConflict
-from server.sessions import Session, Sessions, View, begin_session, catch_up
+from server.sessions import Session, Sessions, Together, View, begin_session, catch_up
 from server.settings import Settings
 from server.store import LoggedStep, Store, open_store
 from server.worker import Worker
@@ -131,7 +131,7 @@ class Service:
 
         return await self._worker.run(task)
 
-    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> list[View]:
+    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> Together:
         """One window of each session, all in one transaction; all of them or none.
 
         Args:
@@ -141,12 +141,13 @@ class Service:
           UnknownSession, EpisodeConflict, StorageFailure.
         """
 
-        def task(sessions: Sessions) -> list[View]:
-            chosen = sessions.find_many([session_id for session_id, _, _ in steps])
-            for session, (_, _, number) in zip(chosen, steps, strict=True):
+        names, knobs, numbers = zip(*steps, strict=True)
+
+        def task(sessions: Sessions) -> Together:
+            chosen = sessions.find_many(names)
+            for session, number in zip(chosen, numbers, strict=True):
                 _check_window(session, number)
-            sessions.step_many(chosen, [knobs for _, knobs, _ in steps])
-            return [session.view() for session in chosen]
+            return sessions.step_many(chosen, knobs)
 
         return await self._worker.run(task)
 
@@ -183,7 +184,7 @@ class Service:
 
         def task(sessions: Sessions) -> History:
             session = sessions.find(session_id)
-            steps = sessions.store.steps(session.number)
+            steps = sessions.store.steps(session.id, session.number)
             return History(session.view(), tuple(steps[: session.steps]))
 
         return await self._worker.run(task)

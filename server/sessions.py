@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from server import engine
-from server.engine import Knobs, Window
+from server.engine import Knobs, Window, Windows
 from server.episodes import Episode, built_in_task
 from server.problems import EpisodeConflict, UnknownSession
 from server.store import (
@@ -37,10 +39,12 @@ class Session:
     episode: Episode
     simulator: engine.Simulator
     state: engine.State
-    window: Window
-    """the last one, or the reset's."""
+    windows: Windows
+    """of all that were advanced together."""
     mean_rate_rps: float
     """mean arrival rate of the task's traffic."""
+    place: int = 0
+    """of this session among them."""
     knobs: Knobs | None = None
     """the last action, None before the first."""
     steps: int = 0
@@ -51,29 +55,40 @@ class Session:
     agent: Any = None
     """what an agent that drives this session remembers, see ``server.agents``."""
 
+    @property
+    def window(self) -> Window:
+        """The last one, or the reset's."""
+        return self.windows.of(self.place)
+
+    @property
+    def over(self) -> bool:
+        """Whether that was the episode's last."""
+        return self.windows.done[self.place]
+
     def view(self) -> View:
         """What may leave the worker thread."""
+        window = self.window
         return View(
             session_id=self.id,
             episode_id=self.name,
             episode=self.episode,
             steps=self.steps,
-            window=self.window,
+            window=window,
             knobs=self.knobs,
             cumulative_reward=self.reward,
             completed=self.completed,
             failed=self.failed,
             window_s=self.simulator.env.window_s,
-            load=self.window.observation["request_arrival_rate"] / self.mean_rate_rps,
+            load=window.observation["request_arrival_rate"] / self.mean_rate_rps,
         )
 
-    def append(self, state: engine.State, window: Window, knobs: Knobs) -> None:
-        """Moves on by one window."""
-        self.state, self.window, self.knobs = state, window, knobs
+    def append(self, state: engine.State, windows: Windows, place: int, knobs: Knobs) -> None:
+        """Moves on by one window, which is entry ``place`` of ``windows``."""
+        self.state, self.windows, self.place, self.knobs = state, windows, place, knobs
         self.steps += 1
-        self.reward += window.reward
-        self.completed += window.completed
-        self.failed += window.failed
+        self.reward += windows.reward[place]
+        self.completed += windows.completed[place]
+        self.failed += windows.failed[place]
 
 
 class View(NamedTuple):
@@ -91,6 +106,14 @@ class View(NamedTuple):
     window_s: float
     load: float
     """the last window's arrivals, relative to the task's mean."""
+
+
+class Together(NamedTuple):
+    """Where sessions that were advanced together stand: an entry of each field for each."""
+
+    session_ids: Sequence[str]
+    steps: Sequence[int]
+    windows: Windows
 
 
 class Sessions:
@@ -122,8 +145,8 @@ class Sessions:
         Raises:
           UnknownSession: no such session.
         """
-        if session_id is not None:
-            self._existing(session_id, self._head(session_id))
+        if session_id is not None and session_id not in self._changed:
+            self._existing(session_id, self._store.heads([session_id]).get(session_id))
         chosen = session_id or secrets.token_urlsafe(18)
         session = begin_session(
             chosen, secrets.randbelow(2**62) + 1, name or secrets.token_hex(8), episode
@@ -162,11 +185,11 @@ class Sessions:
         if session is None or session.number != head.episode or session.steps > head.steps:
             session = self._reopen(session_id, head)
         if session.steps < head.steps:
-            catch_up(session, self._store.steps(head.episode, session.steps))
+            catch_up(session, self._store.steps(session_id, head.episode, session.steps))
         self._keep(session)
         return session
 
-    def step(self, session: Session, knobs: Knobs) -> Window:
+    def step(self, session: Session, knobs: Knobs) -> None:
         """One window.
 
         Raises:
@@ -174,11 +197,9 @@ class Sessions:
         """
         _check_running(session)
         state, outcome = engine.advance(session.simulator, session.state, knobs)
-        (window,) = engine.read_windows(outcome)
-        self._append(session, state, window, LoggedStep(False, window.reward, knobs))
-        return window
+        self._append(session, state, engine.read_windows(outcome), 0, knobs, batched=False)
 
-    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> None:
+    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> Together:
         """One window of each of several sessions, those of one environment together.
 
         Raises:
@@ -191,13 +212,20 @@ class Sessions:
                     f"session {session.id!r} comes twice; each may be advanced once at a time"
                 )
             seen.add(session.id)
-        by_environment: dict[int, list[tuple[Session, Knobs]]] = {}
-        for session, chosen in zip(sessions, knobs, strict=True):
+        by_environment: dict[int, list[int]] = {}
+        for index, session in enumerate(sessions):
             _check_running(session)
-            by_environment.setdefault(id(session.simulator), []).append((session, chosen))
+            by_environment.setdefault(id(session.simulator), []).append(index)
+        shown: list[Windows] = []
+        order: list[int] = []
         for group in by_environment.values():
             for first in range(0, len(group), engine.BATCH_SIZES[-1]):
-                self._step_together(group[first : first + engine.BATCH_SIZES[-1]])
+                together = group[first : first + engine.BATCH_SIZES[-1]]
+                shown.append(self._step_together(sessions, knobs, together))
+                order += together
+        windows = engine.reordered(shown, np.argsort(order).tolist())
+        ids, steps = zip(*[(session.id, session.steps) for session in sessions], strict=True)
+        return Together(ids, steps, windows)
 
     def commit(self) -> None:
         """Writes what has changed. On failure the changes are taken back.
@@ -226,20 +254,31 @@ class Sessions:
         return len(self._live)
 
     def _append(
-        self, session: Session, state: engine.State, window: Window, step: LoggedStep
+        self,
+        session: Session,
+        state: engine.State,
+        windows: Windows,
+        place: int,
+        knobs: Knobs,
+        *,
+        batched: bool,
     ) -> None:
+        step = LoggedStep(batched, windows.reward[place], knobs)
         self._record(NewStep(session.id, session.number, session.steps, step))
-        session.append(state, window, step.knobs)
+        session.append(state, windows, place, knobs)
         # Others of the same request may have taken its place in memory.
         self._keep(session)
 
-    def _step_together(self, group: Sequence[tuple[Session, Knobs]]) -> None:
-        sessions, knobs = zip(*group, strict=True)
-        states = [session.state for session in sessions]
-        lanes, outcome = engine.advance_many(sessions[0].simulator, states, knobs)
+    def _step_together(
+        self, sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
+    ) -> Windows:
+        simulator = sessions[indices[0]].simulator
+        states = [sessions[index].state for index in indices]
+        lanes, outcome = engine.advance_many(simulator, states, [knobs[i] for i in indices])
         windows = engine.read_windows(outcome)
-        for session, lane, window, chosen in zip(sessions, lanes, windows, knobs, strict=True):
-            self._append(session, lane, window, LoggedStep(True, window.reward, chosen))
+        for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
+            self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
+        return windows
 
     def _record(self, record: Record) -> None:
         self._records.append(record)
@@ -258,12 +297,6 @@ class Sessions:
         if found is None:
             raise UnknownSession("no episode has been started; call reset first")
         return found
-
-    def _head(self, session_id: str) -> Head | None:
-        if session_id in self._changed:
-            session = self._live[session_id]
-            return Head(session.number, session.steps, self._store.now())
-        return self._store.heads([session_id]).get(session_id)
 
     def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
@@ -308,27 +341,29 @@ def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
         else:
             state, outcome = engine.advance(session.simulator, state, step.knobs)
         outcomes.append((outcome, step))
-    windows = [engine.read_windows(outcome)[0] for outcome, _ in outcomes]
-    for window, (_, step) in zip(windows, outcomes, strict=True):
-        if abs(window.reward - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
+    windows = []
+    for outcome, step in outcomes:
+        shown = engine.read_windows(outcome)
+        if abs(shown.reward[0] - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
             raise EpisodeConflict(
                 f"session {session.id!r} was played on another version of the simulator; "
                 "reset it to go on"
             )
-        session.append(state, window, step.knobs)
+        session.append(state, shown, 0, step.knobs)
+        windows.append(shown.of(0))
     return windows
 
 
 def begin_session(session_id: str, number: int, name: str, episode: Episode) -> Session:
     """A session at the beginning of an episode; ``catch_up`` takes it further."""
-    state, window = engine.start(episode)
+    state, windows = engine.start(episode)
     simulator = engine.simulator(episode)
     mean_rate_rps = float(simulator.env.reward.expected_requests_per_s)
-    return Session(session_id, number, name, episode, simulator, state, window, mean_rate_rps)
+    return Session(session_id, number, name, episode, simulator, state, windows, mean_rate_rps)
 
 
 def _check_running(session: Session) -> None:
-    if session.window.done:
+    if session.over:
         raise EpisodeConflict(
             f"the episode of session {session.id!r} is over after {session.steps} windows; "
             "reset starts another"

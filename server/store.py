@@ -7,21 +7,20 @@ the file is consistent and may lack its last moments. Several processes may shar
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from server.engine import Knobs
 from server.problems import StorageFailure
 from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
-_SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 2
 _BUSY_S = 10.0
 _ASKED_AT_ONCE = 256
 _WAL_PAGES = 8_000
@@ -34,7 +33,8 @@ CREATE TABLE IF NOT EXISTS sessions (
   id TEXT PRIMARY KEY,
   episode INTEGER NOT NULL,  -- its current one; 0 once the session has expired
   steps INTEGER NOT NULL,    -- windows of that episode
-  touched REAL NOT NULL      -- when it was last written to, on the log's own clock
+  touched REAL NOT NULL,     -- when it was last written to, on the log's own clock
+  last INTEGER NOT NULL      -- its newest row of steps, of whichever episode; 0: none
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS episodes (
   id INTEGER PRIMARY KEY,
@@ -43,7 +43,11 @@ CREATE TABLE IF NOT EXISTS episodes (
   spec TEXT NOT NULL         -- Episode.to_json()
 );
 CREATE INDEX IF NOT EXISTS episodes_of_session ON episodes (session);
+-- Only ever added to at its end, so that windows of many sessions are few pages to write: an index
+-- by session would have one for each. A session's rows are found from its last one backwards.
 CREATE TABLE IF NOT EXISTS steps (
+  id INTEGER PRIMARY KEY,
+  previous INTEGER NOT NULL, -- the session's row before this one; 0: none
   episode INTEGER NOT NULL,
   number INTEGER NOT NULL,
   batched INTEGER NOT NULL,  -- 1: computed by advance_many
@@ -53,10 +57,36 @@ CREATE TABLE IF NOT EXISTS steps (
   speculation_depth REAL NOT NULL,
   quantization_tier REAL NOT NULL,
   prefill_decode_split REAL NOT NULL,
-  priority_routing REAL NOT NULL,
-  PRIMARY KEY (episode, number)
-) WITHOUT ROWID;
+  priority_routing REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+_EPISODE_STEPS = """
+WITH RECURSIVE
+  asked(session, episode, first) AS (VALUES (?, ?, ?)),
+  chain(id, previous, episode, number) AS (
+    SELECT steps.id, previous, steps.episode, number
+      FROM asked JOIN sessions ON sessions.id = session JOIN steps ON steps.id = last
+    UNION ALL
+    SELECT steps.id, steps.previous, steps.episode, steps.number
+      FROM chain JOIN asked JOIN steps ON steps.id = chain.previous
+      WHERE NOT (chain.episode = asked.episode AND chain.number <= first)
+  )
+SELECT batched, reward, batch_cap, kv_budget_fraction, speculation_depth, quantization_tier,
+       prefill_decode_split, priority_routing
+  FROM chain JOIN asked ON chain.episode = asked.episode AND chain.number >= first
+  JOIN steps ON steps.id = chain.id
+  ORDER BY chain.number
+"""
+_DELETE_CHAINS = """
+DELETE FROM steps WHERE id IN (
+  WITH RECURSIVE chain(id) AS (
+    SELECT last FROM sessions WHERE id IN ({old})
+    UNION ALL
+    SELECT previous FROM chain JOIN steps ON steps.id = chain.id
+  )
+  SELECT id FROM chain
+)
 """
 
 
@@ -66,6 +96,8 @@ class Head(NamedTuple):
     episode: int
     steps: int
     touched: float
+    last: int
+    """its newest row of the steps table"""
 
 
 class LoggedStep(NamedTuple):
@@ -144,7 +176,7 @@ class Store:
                 asked = unknown[first : first + _ASKED_AT_ONCE]
                 marks = ", ".join("?" * len(asked))
                 rows = self._connection.execute(
-                    f"SELECT id, episode, steps, touched FROM sessions WHERE id IN ({marks})",
+                    f"SELECT id, episode, steps, touched, last FROM sessions WHERE id IN ({marks})",
                     asked,
                 )
                 known.update((session, Head(*rest)) for session, *rest in rows)
@@ -168,15 +200,10 @@ class Store:
             raise StorageFailure(f"the session log has lost episode {episode}")
         return row
 
-    def steps(self, episode: int, first: int = 0) -> list[LoggedStep]:
-        """The windows of an episode from number ``first`` on."""
+    def steps(self, session: str, episode: int, first: int = 0) -> list[LoggedStep]:
+        """The windows of a session's episode from number ``first`` on."""
         with _readable():
-            rows = self._connection.execute(
-                "SELECT batched, reward, batch_cap, kv_budget_fraction, speculation_depth,"
-                " quantization_tier, prefill_decode_split, priority_routing"
-                " FROM steps WHERE episode = ? AND number >= ? ORDER BY number",
-                (episode, first),
-            ).fetchall()
+            rows = self._connection.execute(_EPISODE_STEPS, (session, episode, first)).fetchall()
         return [LoggedStep(bool(row[0]), row[1], tuple(row[2:])) for row in rows]
 
     def commit(self, records: Sequence[Record]) -> None:
@@ -192,17 +219,46 @@ class Store:
         try:
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                for kind, together in itertools.groupby(records, type):
-                    _WRITERS[kind](self._connection, list(together), now)
+                heads = self._write(records, now)
         except sqlite3.Error as error:
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
+        self._known.update(heads)
+
+    def _write(self, records: Sequence[Record], now: float) -> dict[str, Head]:
+        """Within a transaction; returns where the sessions then stand."""
+        heads = self.heads([*{record.session: None for record in records}])
+        (newest,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
+        episodes, steps = [], []
         for record in records:
+            session = record.session
+            head = heads.get(session)
             if isinstance(record, NewStep):
-                self._known[record.session] = Head(record.episode, record.number + 1, now)
+                if head is None or head[:2] != (record.episode, record.number):
+                    raise MovedSession(f"window {record.number} of session {session!r}")
+                newest += 1
+                batched, reward, knobs = record.step
+                steps.append(
+                    (newest, head.last, record.episode, record.number, batched, reward, *knobs)
+                )
+                heads[session] = Head(record.episode, record.number + 1, now, newest)
             elif isinstance(record, NewEpisode):
-                self._known[record.session] = Head(record.episode, 0, now)
+                episodes.append((record.episode, session, record.name, record.spec))
+                heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
+            else:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO notes VALUES ('default_session', ?)", (session,)
+                )
+        self._connection.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
+        self._connection.executemany(
+            "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", steps
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
+            [(session, *head) for session, head in heads.items()],
+        )
+        return heads
 
     def expire(self, idle_s: float) -> int:
         """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were."""
@@ -211,11 +267,11 @@ class Store:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._known.clear()
-            episodes = f"SELECT id FROM episodes WHERE session IN ({old})"
-            self._connection.execute(f"DELETE FROM steps WHERE episode IN ({episodes})", (before,))
+            self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             return self._connection.execute(
-                f"UPDATE sessions SET episode = 0, steps = 0 WHERE id IN ({old})", (before,)
+                f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
+                (before,),
             ).rowcount
 
     def _others_version(self) -> int:
@@ -226,50 +282,6 @@ class Store:
     def close(self) -> None:
         """Folds the write-ahead log into the file."""
         self._connection.close()
-
-
-def _write_steps(connection: sqlite3.Connection, steps: list[NewStep], now: float) -> None:
-    moved = connection.executemany(
-        "UPDATE sessions SET steps = ?, touched = ? WHERE id = ? AND episode = ? AND steps = ?",
-        [(new.number + 1, now, new.session, new.episode, new.number) for new in steps],
-    )
-    if moved.rowcount != len(steps):
-        raise MovedSession(f"{len(steps) - moved.rowcount} of {len(steps)} windows")
-    connection.executemany(
-        "INSERT INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        [
-            (new.episode, new.number, new.step.batched, new.step.reward, *new.step.knobs)
-            for new in steps
-        ],
-    )
-
-
-def _write_episodes(connection: sqlite3.Connection, begun: list[NewEpisode], now: float) -> None:
-    connection.executemany(
-        "INSERT INTO episodes VALUES (?, ?, ?, ?)",
-        [(new.episode, new.session, new.name, new.spec) for new in begun],
-    )
-    connection.executemany(
-        "INSERT INTO sessions VALUES (?, ?, 0, ?) ON CONFLICT (id)"
-        " DO UPDATE SET episode = excluded.episode, steps = 0, touched = excluded.touched",
-        [(new.session, new.episode, now) for new in begun],
-    )
-
-
-def _write_default(connection: sqlite3.Connection, chosen: list[NewDefault], now: float) -> None:
-    del now
-    connection.execute(
-        "INSERT INTO notes VALUES ('default_session', ?)"
-        " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (chosen[-1].session,),
-    )
-
-
-_WRITERS: dict[type, Callable[[sqlite3.Connection, list[Any], float], None]] = {
-    NewStep: _write_steps,
-    NewEpisode: _write_episodes,
-    NewDefault: _write_default,
-}
 
 
 def open_store(path: str) -> Store:

@@ -39,7 +39,7 @@ def test_a_session_does_not_notice_its_neighbours() -> None:
             windows = engine.read_windows(outcome)
             for place, i in enumerate(order):
                 states[i] = lanes[place]
-        found[count] = windows[0 if window % 2 else -1]
+        found[count] = windows.of(0 if window % 2 else -1)
     assert found[1] == found[20] == found[100]
 
 
@@ -64,9 +64,10 @@ def test_one_program_serves_all_tasks() -> None:
 def test_windows_are_plain_numbers() -> None:
     """Nothing of JAX or NumPy leaves the engine."""
     episode = parse_episode(HARD, 1, "train", None)
-    state, window = engine.start(episode)
+    state, begun = engine.start(episode)
     state, outcome = engine.advance(engine.simulator(episode), state, knobs(3))
-    for seen in (window, *engine.read_windows(outcome)):
+    for windows in (begun, engine.read_windows(outcome)):
+        seen = windows.of(0)
         numbers = [*seen.observation.values(), *seen.parts.values(), seen.reward, seen.failed]
         assert {type(number) for number in numbers} == {float, list}
         assert type(seen.done) is bool

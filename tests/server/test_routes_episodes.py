@@ -217,14 +217,18 @@ def test_many_sessions_step_in_one_request(http: httpx.Client) -> None:
             {"session_id": session_id, "action": action}
             for session_id, action in zip(together, actions, strict=True)
         ]
-        results = post(http, "/step_many", steps=steps)["results"]
-        assert [result["session_id"] for result in results] == together
-        assert set(results[0]) == {"session_id", "step", "observation", "reward", "done"}
-        for session_id, action, result in zip(alone, actions, results, strict=True):
+        answer = post(http, "/step_many", steps=steps)
+        assert answer["session_id"] == together
+        assert set(answer) == {"session_id", "step", "observation", "reward", "done"}
+        for place, (session_id, action) in enumerate(zip(alone, actions, strict=True)):
             single = post(http, "/step", session_id=session_id, action=action)
-            assert result["reward"] == pytest.approx(single["reward"], abs=1e-4)
-            assert result["step"] == single["info"]["step"]
-            assert set(result["observation"]) == set(single["observation"]) - {"metadata"}
+            assert answer["reward"][place] == pytest.approx(single["reward"], abs=1e-4)
+            assert answer["step"][place] == single["info"]["step"]
+            assert answer["done"][place] is single["done"]
+            del single["observation"]["metadata"]
+            assert set(answer["observation"]) == set(single["observation"])
+            for name, value in single["observation"].items():
+                assert answer["observation"][name][place] == pytest.approx(value, rel=1e-4, abs=1e-6)
     twice = http.post("/step_many", json={"steps": [steps[0], steps[1], steps[0]]})
     assert twice.status_code == 409
     assert f"session {together[0]!r} comes twice" in twice.json()["error"]
@@ -386,7 +390,7 @@ def test_the_log_of_a_session_is_graded_like_the_session(http: httpx.Client) -> 
             rewards.append(post(http, "/step", session_id=session_id, action=action)["reward"])
         else:
             steps = [{"session_id": session_id, "action": action}]
-            rewards.append(post(http, "/step_many", steps=steps)["results"][0]["reward"])
+            rewards.append(post(http, "/step_many", steps=steps)["reward"][0])
     log = http.get("/episode_log", params={"session_id": session_id}).json()
     assert [entry["reward"] for entry in log["episode_log"][1:]] == rewards
     fields = {name: log[name] for name in ("task_id", "seed", "split", "episode_log")}

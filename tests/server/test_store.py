@@ -44,8 +44,8 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (1, 2)
     assert store.episode(1) == ("mine", '{"task": "x"}')
-    assert store.steps(1) == [STEP, STEP]
-    assert store.steps(1, 1) == [STEP]
+    assert store.steps("s", 1) == [STEP, STEP]
+    assert store.steps("s", 1, 1) == [STEP]
     assert store.default_session() == "s"
     assert store.heads(["other", "s"]).keys() == {"s"}
 
@@ -80,7 +80,7 @@ def test_a_moved_session_leaves_nothing_written(tmp_path: Path, record: Record) 
     for session, steps in (("s", 2), ("t", 0)):
         head = store.heads([session])[session]
         assert head.steps == steps
-    assert store.steps(2) == []
+    assert store.steps("t", 2) == []
 
 
 def test_two_processes_share_a_file(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
     with pytest.raises(MovedSession):
         first.commit([step(1)])
     first.commit([step(2)])
-    assert len(second.steps(1)) == 3
+    assert len(second.steps("s", 1)) == 3
 
 
 def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
     store.commit([begin(), step(0), begin(episode=2)])
     head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (2, 0)
-    assert store.steps(1) == [STEP]
+    assert store.steps("s", 1) == [STEP]
 
 
 def test_expired_sessions_are_forgotten_but_known(
@@ -117,7 +117,7 @@ def test_expired_sessions_are_forgotten_but_known(
     heads = store.heads(["old", "new"])
     old, new = heads["old"], heads["new"]
     assert (old.episode, new.episode, new.steps) == (0, 2, 1)
-    assert store.steps(1) == []
+    assert store.steps("old", 1) == []
     assert store.expire(50.0) == 0
 
 
@@ -188,7 +188,7 @@ def test_where_nothing_can_be_written_memory_has_to_do(
     assert store.in_memory
     assert "are in memory and end with the server" in caplog.text
     store.commit([begin(), step(0)])
-    assert store.steps(1) == [STEP]
+    assert store.steps("s", 1) == [STEP]
 
 
 def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     assert head.steps == 0
     store._connection.execute("PRAGMA max_page_count = 1000000")
     store.commit([step(0)])
-    assert store.steps(1) == [STEP]
+    assert store.steps("s", 1) == [STEP]
 
 
 def test_memory_is_a_log_too() -> None:
