@@ -23,9 +23,6 @@ _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 2
 _BUSY_S = 10.0
 _ASKED_AT_ONCE = 256
-_WAL_PAGES = 8_000
-"""Of 4 KiB, after which the write-ahead log is folded into the file. Windows of many sessions
-change the same pages again and again, so that this is cheaper when done seldom."""
 _KNOWN = 100_000
 """Heads that are remembered."""
 _SCHEMA = """
@@ -318,7 +315,6 @@ def _connect(path: str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version not in (0, _SCHEMA_VERSION):
             raise sqlite3.DatabaseError(f"it has schema version {version}, not {_SCHEMA_VERSION}")

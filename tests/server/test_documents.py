@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -35,10 +36,12 @@ def run(block: Block, server: LocalServer, folder: Path) -> str:
 def test_python_of_the_page_runs(
     server: LocalServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The client plays a whole episode and prints its score; httpx plays a window."""
-    client, plain = (block for block in blocks(_PAGE) if block.language == "python")
+    """The client plays a whole episode and prints its score; httpx plays a window, and eight."""
+    client, plain, many = (block for block in blocks(_PAGE) if block.language == "python")
     assert 0.0 <= float(run(client, server, tmp_path)) <= 1.0
-    assert run(plain, server, tmp_path) == ""
+    *before, last = many.code.rstrip().splitlines()
+    both = [plain.code, *before, f"print(len({last}))"]
+    assert run(dataclasses.replace(plain, code="\n".join(both)), server, tmp_path) == "8\n"
 
 
 def test_every_command_of_the_page_is_tried() -> None:

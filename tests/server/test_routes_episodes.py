@@ -228,7 +228,8 @@ def test_many_sessions_step_in_one_request(http: httpx.Client) -> None:
             del single["observation"]["metadata"]
             assert set(answer["observation"]) == set(single["observation"])
             for name, value in single["observation"].items():
-                assert answer["observation"][name][place] == pytest.approx(value, rel=1e-4, abs=1e-6)
+                seen = answer["observation"][name][place]
+                assert seen == pytest.approx(value, rel=1e-4, abs=1e-6)
     twice = http.post("/step_many", json={"steps": [steps[0], steps[1], steps[0]]})
     assert twice.status_code == 409
     assert f"session {together[0]!r} comes twice" in twice.json()["error"]

@@ -95,12 +95,16 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
 
 
 def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
-    """The old one stays in the log."""
+    """The old one stays in the log, and neither is taken for the other."""
     store = open_store(str(tmp_path / "log"))
+    other = LoggedStep(batched=True, reward=0.5, knobs=STEP.knobs)
     store.commit([begin(), step(0), begin(episode=2)])
     head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (2, 0)
-    assert store.steps("s", 1) == [STEP]
+    assert (store.steps("s", 1), store.steps("s", 2)) == ([STEP], [])
+    store.commit([NewStep("s", 2, 0, other), NewStep("s", 2, 1, other)])
+    assert (store.steps("s", 1), store.steps("s", 2)) == ([STEP], [other, other])
+    assert store.steps("s", 2, 1) == [other]
 
 
 def test_expired_sessions_are_forgotten_but_known(
@@ -110,15 +114,21 @@ def test_expired_sessions_are_forgotten_but_known(
     store = open_store(str(tmp_path / "log"))
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    store.commit([begin("old", 1), step(0, "old", 1), begin("new", 2)])
+    store.commit([begin("old", 1), step(0, "old", 1), begin("new", 2), step(0, "new", 2)])
+    store.commit([step(1, "old", 1), begin("old", 3), step(0, "old", 3)])
     now += 100.0
-    store.commit([step(0, "new", 2)])
+    store.commit([step(1, "new", 2)])
     assert store.expire(50.0) == 1
     heads = store.heads(["old", "new"])
     old, new = heads["old"], heads["new"]
-    assert (old.episode, new.episode, new.steps) == (0, 2, 1)
-    assert store.steps("old", 1) == []
+    assert (old.episode, new.episode, new.steps) == (0, 2, 2)
+    assert store.steps("new", 2) == [STEP, STEP]
+    assert store.steps("old", 1) == store.steps("old", 3) == []
     assert store.expire(50.0) == 0
+    with sqlite3.connect(store.path) as file:
+        assert file.execute("SELECT episode, count(*) FROM steps").fetchall() == [(2, 2)]
+    store.commit([begin("old", 4), step(0, "old", 4)])
+    assert store.steps("old", 4) == [STEP]
 
 
 def test_the_wall_clock_ages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
