@@ -27,15 +27,15 @@ WORKDIR /app
 COPY --from=build --chown=jaxserve /app /app
 ENV PATH=/app/.venv/bin:$PATH \
     PYTHONPATH=/app \
-    PYTHONDONTWRITEBYTECODE=1 \
     JAX_PLATFORMS=cpu \
     JAX_COMPILATION_CACHE_DIR=/app/.jax_cache \
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1 \
     XDG_STATE_HOME=/tmp/state
 USER jaxserve
-# Compiles while the image is built, so that a container answers within seconds.
-RUN python -m server.compiling
+# Compiles while the image is built, so that a container answers within seconds: the byte code of what
+# a server imports, and the simulator's programs.
+RUN python -c "import server.wiring" && python -m server.compiling
 EXPOSE 7860 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/health', timeout=4)"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -39,6 +40,7 @@ class Compilation:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxserve-compile", daemon=True)
         self._thread.start()
+        atexit.register(self.end)
 
     @property
     def under_way(self) -> bool:

@@ -75,3 +75,12 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
     assert process.returncode == 2
     assert output.startswith("server: JAXSERVE_RATE_LIMIT is 'fast'")
     assert output.count("\n") == 1
+
+
+def test_help_is_all_that_is_printed(tmp_path: Path) -> None:
+    """The thread that has begun to compile is waited for."""
+    process = serve(tmp_path, "--help")
+    output, _ = process.communicate(timeout=180)
+    assert process.returncode == 0
+    assert output.startswith("usage: ")
+    assert "terminate" not in output
