@@ -114,6 +114,18 @@ def together_load(url: str, play: Play, sessions: int, seconds: float) -> Load:
     return Load(elapsed, latencies, sessions)
 
 
+def first_exchange_ms(url: str, play: Play) -> tuple[float, float]:
+    """Milliseconds that a reset and the step after it take."""
+    requests = HttpPlayer(url)
+    started = time.perf_counter()
+    session_id = requests.post("/reset", play.reset)["session_id"]
+    begun = time.perf_counter()
+    requests.post("/step", {"action": play.action, "session_id": session_id})
+    stepped = time.perf_counter()
+    requests.close()
+    return 1000.0 * (begun - started), 1000.0 * (stepped - begun)
+
+
 class HttpPlayer:
     """JSON requests over one connection."""
 

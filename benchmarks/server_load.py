@@ -23,7 +23,14 @@ from pathlib import Path
 import psutil
 import uvloop
 
-from benchmarks.loads import Load, Play, http_load, together_load, websocket_load
+from benchmarks.loads import (
+    Load,
+    Play,
+    first_exchange_ms,
+    http_load,
+    together_load,
+    websocket_load,
+)
 from benchmarks.page import publish
 from jaxserve.errors import InputError
 from server.local import LocalServer
@@ -119,6 +126,7 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
         started = time.monotonic()
         with LocalServer(Path(folder), arguments=_LIKE_AN_IMAGE, variables=variables) as mine:
             healthy_s = time.monotonic() - started
+            first_ms = first_exchange_ms(mine.url, PLAY)
             process = psutil.Process(mine.process.pid)
             _wait_until_settled(process)
             peer = LocalServer(
@@ -130,7 +138,8 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
             lines += [
                 "",
                 f"Before the first round other programs kept {busy:.0f} % of the cores busy. "
-                f"The server was healthy {healthy_s:.1f} s after its start.",
+                f"The server was healthy {healthy_s:.1f} s after its start; its first reset then "
+                f"took {first_ms[0]:.0f} ms and its first step {first_ms[1]:.0f} ms.",
             ]
             if soak_s > 0.0:
                 lines += ["", _soak(mine.url, process, soak_s)]
