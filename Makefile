@@ -85,5 +85,5 @@ $(SYNCED): pyproject.toml uv.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "jaxserve needs Python 3.11 or newer; name one with PYTHON=/path/to/python3" >&2; exit 1; }
 	test -x $(BIN)/uv || { $(PYTHON) -m venv --clear $(VENV) && $(BIN)/python -m pip install --quiet uv; }
-	$(BIN)/uv sync --frozen --extra dev --compile-bytecode
+	$(BIN)/uv sync --frozen --extra dev
 	@touch $@
