@@ -65,7 +65,7 @@ class Compilation:
         self.ready.set_result(None)
         jobs: list[Callable[[], None]] = [_grade]
         jobs += [functools.partial(_play, task) for task in task_names()]
-        jobs += [functools.partial(_play_many, _FIRST, size) for size in engine.BATCH_SIZES]
+        jobs.append(functools.partial(_play_many, _FIRST))
         for job in jobs:
             if self._ending.is_set():
                 return
@@ -90,12 +90,10 @@ def _play(task: str) -> None:
     engine.advance(engine.simulator(episode), state, engine.knobs_of(DEFAULT_ACTION))
 
 
-def _play_many(task: str, count: int) -> None:
+def _play_many(task: str) -> None:
     episode = parse_episode(task, 0, "train", None)
     state, _ = engine.start(episode)
-    knobs = [engine.knobs_of(DEFAULT_ACTION)] * count
-    lanes, _ = engine.advance_many(engine.simulator(episode), [state] * count, knobs)
-    engine.advance_many(engine.simulator(episode), lanes, knobs)
+    engine.advance_many(engine.simulator(episode), [state], [engine.knobs_of(DEFAULT_ACTION)])
 
 
 if __name__ == "__main__":

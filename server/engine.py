@@ -2,12 +2,14 @@
 
 Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
 that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the
-last bit, but not with the number of sessions that happen to be advanced together.
+last bit, but not with the sessions that happen to be advanced together: there is one program for
+them, since XLA rounds differently for different sizes.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -24,8 +26,8 @@ from server.episodes import CACHED_ENVIRONMENTS, Episode, environment
 from server.packing import Packed, Packing
 
 PART_NAMES = tuple(RewardParts.__dataclass_fields__)
-BATCH_SIZES = (8, 64, 256)
-"""Sessions that one compiled program advances; smaller groups are padded."""
+TOGETHER = 64
+"""Sessions that the program of ``advance_many`` advances; smaller groups are padded."""
 
 Knobs = tuple[float, ...]
 """One action: a number for each of ``jaxserve.KNOBS``, in their order."""
@@ -65,10 +67,10 @@ class Windows(NamedTuple):
 
 
 def reordered(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
-    """Windows one after the other, then their entries ``order``."""
-    if len(windows) == 1 and all(place == index for place, index in enumerate(order)):
-        return windows[0]
-    return Windows(*[_reordered(columns, order) for columns in zip(*windows, strict=True)])
+    """Windows one after the other, of which entries ``order`` are taken."""
+    in_order = all(place == index for place, index in enumerate(order))
+    chosen = None if in_order else order
+    return Windows(*[_reordered(columns, chosen) for columns in zip(*windows, strict=True)])
 
 
 @flax.struct.dataclass
@@ -152,15 +154,14 @@ def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Ou
 def advance_many(
     simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
 ) -> tuple[list[Lane], Outcome]:
-    """One window of each of up to ``BATCH_SIZES[-1]`` sessions of one environment.
+    """One window of each of up to ``TOGETHER`` sessions of one environment.
 
     Returns:
       their states, and what they showed.
     """
     count = len(states)
-    size = next(size for size in BATCH_SIZES if size >= count)
-    actions = np.asarray([*knobs, *[knobs[-1]] * (size - count)], np.float32)
-    batch, shown = _step_many(simulator.layout, simulator.vectors, _together(states, size), actions)
+    actions = np.asarray([*knobs, *[knobs[-1]] * (TOGETHER - count)], np.float32)
+    batch, shown = _step_many(simulator.layout, simulator.vectors, _together(states), actions)
     lanes = [Lane(batch, index) for index in range(count)]
     return lanes, Outcome(simulator.layout, shown, count)
 
@@ -206,13 +207,13 @@ def _entry(column: Any, index: int) -> Any:
     return column[index]
 
 
-def _reordered(columns: Sequence[Any], order: Sequence[int]) -> Any:
+def _reordered(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
     if isinstance(columns[0], dict):
         return {
             name: _reordered([column[name] for column in columns], order) for name in columns[0]
         }
-    joined = [value for column in columns for value in column]
-    return [joined[index] for index in order]
+    joined = list(itertools.chain.from_iterable(columns))
+    return joined if order is None else [joined[index] for index in order]
 
 
 def _action(values: Any) -> ServeAction:
@@ -292,10 +293,10 @@ def _alone(state: State) -> Packed:
     return state
 
 
-def _together(states: Sequence[State], size: int) -> Packed:
-    """Vectors [size, n]; those that were advanced together stay together without a copy."""
+def _together(states: Sequence[State]) -> Packed:
+    """Vectors [TOGETHER, n]; what was advanced together stays together without a copy."""
     first = states[0]
-    if isinstance(first, Lane) and len(first.batch[0]) == size:
+    if isinstance(first, Lane):
         in_place = all(
             isinstance(state, Lane) and state.batch is first.batch and state.index == index
             for index, state in enumerate(states)
@@ -303,5 +304,5 @@ def _together(states: Sequence[State], size: int) -> Packed:
         if in_place:
             return first.batch
     rows = [_alone(state) for state in states]
-    rows += [rows[-1]] * (size - len(rows))
+    rows += [rows[-1]] * (TOGETHER - len(rows))
     return tuple(np.stack(column) for column in zip(*rows, strict=True))

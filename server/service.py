@@ -184,8 +184,7 @@ class Service:
 
         def task(sessions: Sessions) -> History:
             session = sessions.find(session_id)
-            steps = sessions.store.steps(session.id, session.number)
-            return History(session.view(), tuple(steps[: session.steps]))
+            return History(session.view(), tuple(sessions.steps(session)))
 
         return await self._worker.run(task)
 

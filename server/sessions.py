@@ -186,8 +186,22 @@ class Sessions:
             session = self._reopen(session_id, head)
         if session.steps < head.steps:
             catch_up(session, self._store.steps(session_id, head.episode, session.steps))
+            if session.steps < head.steps:
+                # Another process has just forgotten it.
+                raise self._expired(session_id)
         self._keep(session)
         return session
+
+    def steps(self, session: Session) -> list[LoggedStep]:
+        """The windows of a session's episode, from the first on."""
+        waiting = [
+            record.step
+            for record in self._records
+            if isinstance(record, NewStep) and record.episode == session.number
+        ]
+        written = session.steps - len(waiting)
+        logged = self._store.steps(session.id, session.number) if written else []
+        return logged[:written] + waiting
 
     def step(self, session: Session, knobs: Knobs) -> None:
         """One window.
@@ -219,8 +233,8 @@ class Sessions:
         shown: list[Windows] = []
         order: list[int] = []
         for group in by_environment.values():
-            for first in range(0, len(group), engine.BATCH_SIZES[-1]):
-                together = group[first : first + engine.BATCH_SIZES[-1]]
+            for first in range(0, len(group), engine.TOGETHER):
+                together = group[first : first + engine.TOGETHER]
                 shown.append(self._step_together(sessions, knobs, together))
                 order += together
         windows = engine.reordered(shown, np.argsort(order).tolist())
@@ -287,6 +301,7 @@ class Sessions:
     def _settle(self) -> None:
         self._records, self._default = [], None
         self._changed.clear()
+        self._evict()
 
     def _default_id(self) -> str:
         if not self._has_default:
@@ -302,10 +317,13 @@ class Sessions:
         if head is None:
             raise UnknownSession(f"session {session_id!r} does not exist")
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
-            raise UnknownSession(
-                f"session {session_id!r} has expired after {self._idle_s:g} seconds without use"
-            )
+            raise self._expired(session_id)
         return head
+
+    def _expired(self, session_id: str) -> UnknownSession:
+        return UnknownSession(
+            f"session {session_id!r} has expired after {self._idle_s:g} seconds without use"
+        )
 
     def _reopen(self, session_id: str, head: Head) -> Session:
         name, spec = self._store.episode(head.episode)
@@ -321,6 +339,9 @@ class Sessions:
     def _keep(self, session: Session) -> None:
         self._live[session.id] = session
         self._live.move_to_end(session.id)
+        self._evict()
+
+    def _evict(self) -> None:
         while len(self._live) > self._limit:
             oldest = next(iter(self._live))
             if oldest in self._changed:

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from filelock import FileLock
+
 from server.engine import Knobs
 from server.problems import StorageFailure
 from server.settings import IN_MEMORY
@@ -145,7 +147,10 @@ class Store:
         self._connection = connection
         # The log's clock goes on from its last entry. It is neither moved by changes of the wall
         # clock, nor does it count the time in which no server ran.
-        (latest,) = connection.execute("SELECT max(touched) FROM sessions").fetchone()
+        (latest,) = connection.execute(
+            "SELECT max(touched) FROM (SELECT touched FROM sessions"
+            " UNION ALL SELECT CAST(value AS REAL) FROM notes WHERE key = 'clock')"
+        ).fetchone()
         self._clock_offset = (latest or 0.0) - time.monotonic()
         # Heads this process has written or read, true until another process writes.
         self._known: dict[str, Head] = {}
@@ -258,12 +263,17 @@ class Store:
         return heads
 
     def expire(self, idle_s: float) -> int:
-        """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were."""
-        before = self.now() - idle_s
+        """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were.
+
+        Notes the clock as well, by which processes that are started later set theirs.
+        """
+        now = self.now()
+        before = now - idle_s
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._known.clear()
+            self._connection.execute("INSERT OR REPLACE INTO notes VALUES ('clock', ?)", (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             return self._connection.execute(
@@ -289,15 +299,13 @@ def open_store(path: str) -> Store:
     """
     if path == IN_MEMORY:
         return Store(path, _connect(path))
-    file = Path(path)
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        return Store(path, _connect(path))
-    except sqlite3.OperationalError as error:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # Two processes must not set aside what the other has just begun.
+        with FileLock(f"{path}.lock"):
+            return Store(path, _opened(path))
+    except sqlite3.Error as error:
         reason = str(error)
-    except sqlite3.DatabaseError as error:
-        _set_aside(file, str(error))
-        return Store(path, _connect(path))
     except OSError as error:
         reason = error.strerror or str(error)
     _LOG.warning(
@@ -306,6 +314,16 @@ def open_store(path: str) -> Store:
         reason,
     )
     return Store(IN_MEMORY, _connect(IN_MEMORY))
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    try:
+        return _connect(path)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError as error:
+        _set_aside(Path(path), str(error))
+        return _connect(path)
 
 
 def _connect(path: str) -> sqlite3.Connection:
@@ -338,7 +356,10 @@ def _set_aside(file: Path, reason: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(f"{file}{suffix}", f"{kept}{suffix}")
     _LOG.warning(
-        "session log %s is damaged (%s): it is kept as %s and a new one begins", file, reason, kept
+        "session log %s cannot be used (%s): it is kept as %s and a new one begins",
+        file,
+        reason,
+        kept,
     )
 
 
