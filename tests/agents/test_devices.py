@@ -89,7 +89,7 @@ assert state.env_states.step.addressable_shards[0].data.shape == (8,)
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(COMPARE, id="compare"),
+        pytest.param(COMPARE, id="compare", marks=pytest.mark.slow),
         pytest.param(REFUSE, id="refuse"),
         pytest.param(MANY_TASKS, id="tasks", marks=pytest.mark.slow),
     ],

@@ -78,7 +78,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     one process alone can finish what they began."""
     out, one_device = tmp_path / "run", os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
-    command += ["--environments", "16", "--steps", "80000", "--out", str(out)]
+    command += ["--environments", "16", "--steps", "240000", "--out", str(out)]
     both = [*command, "--coordinator", free_address(), "--processes", "2"]
     first, second = (
         subprocess.Popen(
@@ -98,7 +98,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     assert not (out / "weights.npz").exists()
 
     env = jaxserve.make("static_workload")
-    config = check_run(80_000, 0, 1, 16, learning_rate=2e-3, discount=task_discount(env))
+    config = check_run(240_000, 0, 1, 16, learning_rate=2e-3, discount=task_discount(env))
     learner = Learner.create(env, config)
     state, update = jax.jit(learner.init)(jax.random.key(0)), jax.jit(learner.update)
     for row in read_metrics(out, 3):
@@ -110,7 +110,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
         [*command, "--resume"], capture_output=True, text=True, env=one_device, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert [row["update"] for row in read_metrics(out, 2000)] == list(range(1, 201))
+    assert [row["update"] for row in read_metrics(out, 2000)] == list(range(1, 601))
     assert (out / "weights.npz").exists()
 
 

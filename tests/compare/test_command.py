@@ -21,6 +21,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err.removeprefix("jaxserve: ").strip()
 
 
+@pytest.mark.slow
 def test_a_run_is_taken_over_and_results_are_kept(
     tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.spaces import ACTION_BOUNDS
 from server.engine import Knobs
 from server.episodes import parse_episode
 from server.sessions import Sessions
@@ -18,9 +24,11 @@ def test_one_request_may_name_more_sessions_than_memory_holds() -> None:
     names = [sessions.begin(None, None, episode).id for _ in range(5)]
     sessions.commit()
     sessions.step_many(sessions.find_many(names), [KNOBS] * 5)
+    assert len(sessions) == 5
     sessions.step(sessions.find(names[0]), KNOBS)
     assert [found.steps for found in sessions.find_many(names)] == [2, 1, 1, 1, 1]
     sessions.commit()
+    assert len(sessions) == 2
     assert [found.steps for found in sessions.find_many(names)] == [2, 1, 1, 1, 1]
     assert len(sessions) == 2
 
@@ -55,3 +63,49 @@ def test_sessions_of_several_tasks_are_answered_in_the_order_they_were_named() -
         for place, name in enumerate(names):
             assert together.windows.of(place) == sessions.find(name).window
         assert len(set(together.windows.reward)) > 1
+
+
+def test_what_waits_for_its_commit_is_part_of_the_log() -> None:
+    """A history asked for in the same group of requests has every window that its view counts."""
+    sessions = Sessions(open_store(IN_MEMORY), live=9, idle_s=100.0, default_session=False)
+    episode = parse_episode("static_workload", 5, "train", None)
+    names = [sessions.begin(None, None, episode).id for _ in range(2)]
+    for count in range(5):
+        session = sessions.find(names[0])
+        logged = sessions.steps(session)
+        assert len(logged) == session.steps == count
+        if count == 3:
+            sessions.commit()
+            assert sessions.steps(session) == logged
+        sessions.step_many(sessions.find_many(names), [KNOBS] * 2)
+    assert sessions.steps(sessions.begin(names[0], None, episode)) == []
+
+
+@pytest.mark.parametrize("task", ["adversarial_multitenant", "azure_code"])
+def test_a_replay_is_exact(tmp_path: Path, task: str) -> None:
+    """Windows of few and of many sessions and of one alone, bit by bit after a restart."""
+    dice = np.random.default_rng(1)
+    path = str(tmp_path / "log")
+    played = Sessions(open_store(path), live=200, idle_s=100.0, default_session=False)
+    names = [
+        played.begin(None, None, parse_episode(task, seed, "train", None)).id for seed in range(80)
+    ]
+    played.commit()
+    for count in (80, 3, 66, 1, 40, 80, 9, 64):
+        chosen = dice.permutation(names)[:count].tolist()
+        actions = [
+            tuple(
+                float(dice.integers(int(bound.low), int(bound.high) + 1))
+                if bound.integer
+                else dice.uniform(bound.low, bound.high)
+                for bound in ACTION_BOUNDS.values()
+            )
+            for _ in chosen
+        ]
+        played.step_many(played.find_many(chosen), actions)
+        played.step(played.find(chosen[0]), actions[-1])
+        played.commit()
+    again = Sessions(open_store(path), live=200, idle_s=100.0, default_session=False)
+    for name in names:
+        before, after = played.find(name).view(), again.find(name).view()
+        assert before == after

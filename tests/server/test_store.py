@@ -6,6 +6,7 @@ import logging
 import os
 import sqlite3
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,38 @@ def test_the_wall_clock_ages_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     store = open_store(path)
     head = store.heads(["s"])["s"]
     assert store.now() - head.touched < 1.0
+
+
+def test_processes_that_share_a_file_share_its_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that starts after quiet days does not take them for days without a server."""
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    store = open_store(str(tmp_path / "log"))
+    store.commit([begin()])
+    now += 6e5
+    store.expire(1e6)
+    other = open_store(str(tmp_path / "log"))
+    assert other.now() == pytest.approx(store.now(), abs=1.0)
+    other.commit([begin("t", 2)])
+    now += 1.0
+    assert store.expire(10.0) == 1
+    assert store.heads(["t"])["t"].episode == 2
+
+
+def test_a_file_is_set_aside_by_one_of_many(tmp_path: Path) -> None:
+    """Processes that start together all use the one new log."""
+    path = tmp_path / "log"
+    path.write_bytes(b"no database at all" * 500)
+    with ThreadPoolExecutor(8) as threads:
+        stores = list(threads.map(open_store, [str(path)] * 8))
+    kept = sorted(tmp_path.glob("log.damaged-*"))
+    assert [file.name for file in kept] == ["log.damaged-1"]
+    for number, store in enumerate(stores):
+        assert not store.in_memory
+        store.commit([begin(f"s{number}", number + 1)])
+    assert len(open_store(str(path)).heads([f"s{number}" for number in range(8)])) == 8
 
 
 @pytest.mark.parametrize(
