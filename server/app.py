@@ -23,7 +23,7 @@ _WORKER_CANNOT_START = 3
 def _refuse(reason: object) -> NoReturn:
     """Ends the process with a sentence."""
     print(f"server: {reason}", file=sys.stderr, flush=True)
-    # An ordinary exit would abort in the thread that compiles. A worker that ends in another way is
+    # An ordinary exit would wait for the thread that compiles. A worker that ends in another way is
     # started again by uvicorn, without end.
     os._exit(2 if multiprocessing.parent_process() is None else _WORKER_CANNOT_START)
 

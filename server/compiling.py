@@ -40,6 +40,7 @@ class Compilation:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="jaxserve-compile", daemon=True)
         self._thread.start()
+        # For exits without a shutdown of the app, such as --help.
         atexit.register(self.end)
 
     @property
@@ -73,7 +74,7 @@ class Compilation:
         # What lives as long as the process is not searched for garbage again and again: with JAX
         # loaded each search stops all sessions for a quarter of a second.
         gc.freeze()
-        # One answer to ``step_many`` makes thousands of objects, none of them in a cycle.
+        # One request of ``step_many`` makes thousands of objects, none of them in a cycle.
         gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
 
 

@@ -26,7 +26,7 @@ from server.episodes import CACHED_ENVIRONMENTS, Episode, environment
 from server.packing import Packed, Packing
 
 PART_NAMES = tuple(RewardParts.__dataclass_fields__)
-TOGETHER = 64
+BATCH_SIZE = 64
 """Sessions that the program of ``advance_many`` advances; smaller groups are padded."""
 
 Knobs = tuple[float, ...]
@@ -51,7 +51,7 @@ class Window(NamedTuple):
 
 
 class Windows(NamedTuple):
-    """The same of several sessions: each field is a list with an entry for each of them."""
+    """Windows of B sessions: each field of Window as a list [B]."""
 
     observation: dict[str, list[Any]]
     reward: list[float]
@@ -66,11 +66,11 @@ class Windows(NamedTuple):
         return Window(*[_entry(column, index) for column in self])
 
 
-def reordered(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
-    """Windows one after the other, of which entries ``order`` are taken."""
+def concatenated(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
+    """All entries of windows; ``order``, a permutation, says which comes at each place."""
     in_order = all(place == index for place, index in enumerate(order))
     chosen = None if in_order else order
-    return Windows(*[_reordered(columns, chosen) for columns in zip(*windows, strict=True)])
+    return Windows(*[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)])
 
 
 @flax.struct.dataclass
@@ -134,7 +134,7 @@ def simulator(episode: Episode) -> Simulator:
 
 
 def start(episode: Episode) -> tuple[State, Windows]:
-    """The state and the idle observation an episode begins with, as of a single session."""
+    """The state and the idle observation an episode begins with; Windows of one entry."""
     chosen = simulator(episode)
     state, shown = _reset(chosen.layout, chosen.vectors, jax.random.key_data(episode.key()))
     return state, read_windows(Outcome(chosen.layout, shown, None))
@@ -154,20 +154,20 @@ def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Ou
 def advance_many(
     simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
 ) -> tuple[list[Lane], Outcome]:
-    """One window of each of up to ``TOGETHER`` sessions of one environment.
+    """One window of each of up to ``BATCH_SIZE`` sessions of one environment.
 
     Returns:
       their states, and what they showed.
     """
     count = len(states)
-    actions = np.asarray([*knobs, *[knobs[-1]] * (TOGETHER - count)], np.float32)
-    batch, shown = _step_many(simulator.layout, simulator.vectors, _together(states), actions)
+    actions = np.asarray([*knobs, *[knobs[-1]] * (BATCH_SIZE - count)], np.float32)
+    batch, shown = _step_many(simulator.layout, simulator.vectors, _batched(states), actions)
     lanes = [Lane(batch, index) for index in range(count)]
     return lanes, Outcome(simulator.layout, shown, count)
 
 
 def read_windows(outcome: Outcome) -> Windows:
-    """What each session saw."""
+    """One entry for each session; waits for the call."""
     vectors = [np.asarray(vector) for vector in outcome.vectors]
     if outcome.count is None:
         rows = [vector[None] for vector in vectors]
@@ -207,10 +207,10 @@ def _entry(column: Any, index: int) -> Any:
     return column[index]
 
 
-def _reordered(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
+def _concatenated(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
     if isinstance(columns[0], dict):
         return {
-            name: _reordered([column[name] for column in columns], order) for name in columns[0]
+            name: _concatenated([column[name] for column in columns], order) for name in columns[0]
         }
     joined = list(itertools.chain.from_iterable(columns))
     return joined if order is None else [joined[index] for index in order]
@@ -293,8 +293,8 @@ def _alone(state: State) -> Packed:
     return state
 
 
-def _together(states: Sequence[State]) -> Packed:
-    """Vectors [TOGETHER, n]; what was advanced together stays together without a copy."""
+def _batched(states: Sequence[State]) -> Packed:
+    """Vectors [BATCH_SIZE, n]; what was advanced together stays together without a copy."""
     first = states[0]
     if isinstance(first, Lane):
         in_place = all(
@@ -304,5 +304,5 @@ def _together(states: Sequence[State]) -> Packed:
         if in_place:
             return first.batch
     rows = [_alone(state) for state in states]
-    rows += [rows[-1]] * (TOGETHER - len(rows))
+    rows += [rows[-1]] * (BATCH_SIZE - len(rows))
     return tuple(np.stack(column) for column in zip(*rows, strict=True))

@@ -51,7 +51,7 @@ def episode_routes(service: Service) -> APIRouter:
     @router.post("/step_many", summary="One window of each of many sessions, all or none")
     async def step_many(body: StepManyBody) -> Response:
         steps = [(one.session_id, one.action.knobs(), one.action.number()) for one in body.steps]
-        return Answer(schemas.answer_together(await service.step_many(steps)))
+        return Answer(schemas.step_many_answer(await service.step_many(steps)))
 
     @router.get("/state", summary="Totals of the episode", tags=["State Management"])
     async def state(named: Named) -> ServeState:

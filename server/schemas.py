@@ -23,7 +23,7 @@ from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BO
 from server.engine import Knobs, Window
 from server.openenv_api import Action, Observation, State
 from server.sentences import TIERS, check_names, complaint, knob_values
-from server.sessions import Together, View
+from server.sessions import BatchView, View
 
 ALIASES = {
     "batch_size": "batch_cap",
@@ -33,7 +33,7 @@ ALIASES = {
     "prefill_disagg": "prefill_decode_split",
 }
 """Other names of knobs."""
-MAX_TOGETHER = 1024
+MAX_SESSIONS = 1024
 """Sessions that one ``step_many`` advances at most."""
 
 _SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
@@ -213,7 +213,7 @@ def step_answer(view: View) -> dict[str, Any]:
     }
 
 
-def answer_together(together: Together) -> dict[str, Any]:
+def step_many_answer(together: BatchView) -> dict[str, Any]:
     """The body of an answer to step_many: lists in the order of the request."""
     windows = together.windows
     return {
@@ -339,7 +339,7 @@ class Pair(Body):
 class StepManyBody(Body):
     """Body of ``POST /step_many``."""
 
-    steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_TOGETHER)]
+    steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_SESSIONS)]
 
 
 class GradeBody(EpisodeBody):

@@ -19,7 +19,7 @@ from server.agents import Agents, Driver
 from server.engine import Knobs, Window
 from server.episodes import Episode, listed_episode, parse_episode
 from server.problems import EpisodeConflict
-from server.sessions import Session, Sessions, Together, View, begin_session, catch_up
+from server.sessions import BatchView, Session, Sessions, View, begin_session, catch_up
 from server.settings import Settings
 from server.store import LoggedStep, Store, open_store
 from server.worker import Worker
@@ -131,11 +131,11 @@ class Service:
 
         return await self._worker.run(task)
 
-    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> Together:
+    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
         """One window of each session, all in one transaction; all of them or none.
 
         Args:
-          steps: session, knobs and number, as ``step`` takes them.
+          steps: session, knobs and number, as ``step`` takes them; at least one.
 
         Raises:
           UnknownSession, EpisodeConflict, StorageFailure.
@@ -143,7 +143,7 @@ class Service:
 
         names, knobs, numbers = zip(*steps, strict=True)
 
-        def task(sessions: Sessions) -> Together:
+        def task(sessions: Sessions) -> BatchView:
             chosen = sessions.find_many(names)
             for session, number in zip(chosen, numbers, strict=True):
                 _check_window(session, number)

@@ -25,6 +25,7 @@ from server.store import (
 )
 
 _REWARD_TOLERANCE = 1e-3
+"""Relative to the reward, or to 1 if that is more: another machine may round differently."""
 
 
 @dataclass
@@ -39,12 +40,12 @@ class Session:
     episode: Episode
     simulator: engine.Simulator
     state: engine.State
-    windows: Windows
-    """of all that were advanced together."""
     mean_rate_rps: float
     """mean arrival rate of the task's traffic."""
+    windows: Windows
+    """of the sessions that were last advanced with it."""
     place: int = 0
-    """of this session among them."""
+    """its entry in ``windows``."""
     knobs: Knobs | None = None
     """the last action, None before the first."""
     steps: int = 0
@@ -62,7 +63,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether that was the episode's last."""
+        """Whether the last window was the episode's last."""
         return self.windows.done[self.place]
 
     def view(self) -> View:
@@ -108,7 +109,7 @@ class View(NamedTuple):
     """the last window's arrivals, relative to the task's mean."""
 
 
-class Together(NamedTuple):
+class BatchView(NamedTuple):
     """Where sessions that were advanced together stand: an entry of each field for each."""
 
     session_ids: Sequence[str]
@@ -193,7 +194,7 @@ class Sessions:
         return session
 
     def steps(self, session: Session) -> list[LoggedStep]:
-        """The windows of a session's episode, from the first on."""
+        """All windows of a session's episode, with those that wait for ``commit``."""
         waiting = [
             record.step
             for record in self._records
@@ -201,6 +202,7 @@ class Sessions:
         ]
         written = session.steps - len(waiting)
         logged = self._store.steps(session.id, session.number) if written else []
+        # Another process may have gone on since.
         return logged[:written] + waiting
 
     def step(self, session: Session, knobs: Knobs) -> None:
@@ -213,8 +215,11 @@ class Sessions:
         state, outcome = engine.advance(session.simulator, session.state, knobs)
         self._append(session, state, engine.read_windows(outcome), 0, knobs, batched=False)
 
-    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> Together:
-        """One window of each of several sessions, those of one environment together.
+    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
+        """One window of each of at least one session, those of one environment together.
+
+        Returns:
+          where they stand, in the order of ``sessions``.
 
         Raises:
           EpisodeConflict: a session comes twice, or its episode is over; nothing has changed.
@@ -233,13 +238,14 @@ class Sessions:
         shown: list[Windows] = []
         order: list[int] = []
         for group in by_environment.values():
-            for first in range(0, len(group), engine.TOGETHER):
-                together = group[first : first + engine.TOGETHER]
+            for first in range(0, len(group), engine.BATCH_SIZE):
+                together = group[first : first + engine.BATCH_SIZE]
                 shown.append(self._step_together(sessions, knobs, together))
                 order += together
-        windows = engine.reordered(shown, np.argsort(order).tolist())
-        ids, steps = zip(*[(session.id, session.steps) for session in sessions], strict=True)
-        return Together(ids, steps, windows)
+        # Undoes the grouping by environment.
+        windows = engine.concatenated(shown, np.argsort(order).tolist())
+        ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
+        return BatchView(ids, steps, windows)
 
     def commit(self) -> None:
         """Writes what has changed. On failure the changes are taken back.
@@ -380,7 +386,7 @@ def begin_session(session_id: str, number: int, name: str, episode: Episode) -> 
     state, windows = engine.start(episode)
     simulator = engine.simulator(episode)
     mean_rate_rps = float(simulator.env.reward.expected_requests_per_s)
-    return Session(session_id, number, name, episode, simulator, state, windows, mean_rate_rps)
+    return Session(session_id, number, name, episode, simulator, state, mean_rate_rps, windows)
 
 
 def _check_running(session: Session) -> None:

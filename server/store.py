@@ -60,6 +60,7 @@ CREATE TABLE IF NOT EXISTS steps (
 );
 CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
+# From the session's newest row back to window ``first`` of the asked episode.
 _EPISODE_STEPS = """
 WITH RECURSIVE
   asked(session, episode, first) AS (VALUES (?, ?, ?)),
@@ -145,8 +146,8 @@ class Store:
         """Use ``open_store``."""
         self.path = path
         self._connection = connection
-        # The log's clock goes on from its last entry. It is neither moved by changes of the wall
-        # clock, nor does it count the time in which no server ran.
+        # The log's clock goes on from its last entry or note. It is neither moved by changes of the
+        # wall clock, nor does it count the time in which no server ran.
         (latest,) = connection.execute(
             "SELECT max(touched) FROM (SELECT touched FROM sessions"
             " UNION ALL SELECT CAST(value AS REAL) FROM notes WHERE key = 'clock')"
@@ -294,8 +295,9 @@ class Store:
 def open_store(path: str) -> Store:
     """Opens or creates a log.
 
-    A file that is no session log, or a damaged one, is set aside under another name and a new one
-    begun. Where nothing can be written the log is kept in memory. The server's log says so.
+    A file that is no session log, is damaged or has another schema version is set aside under
+    another name and a new one begun. Where nothing can be written the log is kept in memory. The
+    server's log says so.
     """
     if path == IN_MEMORY:
         return Store(path, _connect(path))
@@ -320,6 +322,7 @@ def _opened(path: str) -> sqlite3.Connection:
     try:
         return _connect(path)
     except sqlite3.OperationalError:
+        # Busy or not writable, not damaged.
         raise
     except sqlite3.DatabaseError as error:
         _set_aside(Path(path), str(error))

@@ -25,11 +25,11 @@ def knobs(seed: int) -> engine.Knobs:
 
 def test_a_session_does_not_notice_its_neighbours() -> None:
     """advance_many: the same bits alone, among few and among many, in any order."""
-    episodes = [parse_episode(HARD, seed, "train", None) for seed in range(engine.TOGETHER)]
+    episodes = [parse_episode(HARD, seed, "train", None) for seed in range(engine.BATCH_SIZE)]
     simulator = engine.simulator(episodes[0])
     begun = [engine.start(episode)[0] for episode in episodes]
     found = {}
-    for count in (1, 20, engine.TOGETHER):
+    for count in (1, 20, engine.BATCH_SIZE):
         states: list[engine.State] = list(begun[:count])
         seen = []
         for window in range(12):
@@ -42,7 +42,7 @@ def test_a_session_does_not_notice_its_neighbours() -> None:
                 states[i] = lanes[place]
             seen.append({i: windows.of(place) for place, i in enumerate(order)})
         found[count] = seen
-    for few, many in ((1, 20), (20, engine.TOGETHER)):
+    for few, many in ((1, 20), (20, engine.BATCH_SIZE)):
         for alone, among in zip(found[few], found[many], strict=True):
             assert alone == {i: among[i] for i in range(few)}
 
