@@ -22,7 +22,7 @@ from server.episodes import parse_episode
 
 _LOG = logging.getLogger("jaxserve.server")
 _FIRST = "static_workload"
-_PATIENCE_S = 8.0
+_PATIENCE_S = 30.0
 _OBJECTS_BETWEEN_SEARCHES = 100_000
 
 
