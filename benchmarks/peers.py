@@ -113,12 +113,12 @@ class StackedEnvironments(VecEnv):
         return [getattr(self.envs, attr_name)] * self.num_envs
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
-        """Not needed to learn."""
-        raise NotImplementedError
+        """Sets the vector's attribute."""
+        setattr(self.envs, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **rest: Any) -> Any:
-        """Not needed to learn."""
-        raise NotImplementedError
+        """Calls the vector's method; its result, once for each environment."""
+        return [getattr(self.envs, method_name)(*args, **rest)] * self.num_envs
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
         """No environment is wrapped."""

@@ -213,12 +213,12 @@ def step_answer(view: View) -> dict[str, Any]:
     }
 
 
-def step_many_answer(together: BatchView) -> dict[str, Any]:
+def step_many_answer(view: BatchView) -> dict[str, Any]:
     """The body of an answer to step_many: lists in the order of the request."""
-    windows = together.windows
+    windows = view.windows
     return {
-        "session_id": together.session_ids,
-        "step": together.steps,
+        "session_id": view.session_ids,
+        "step": view.steps,
         "observation": windows.observation,
         "reward": windows.reward,
         "done": windows.done,

@@ -70,8 +70,9 @@ def test_interrupted_training_says_how_to_go_on(
     with pytest.raises(SystemExit) as stopped:
         cli.main(["compare", "static_workload", "--out", str(tmp_path / "out"), "--seeds", "2"])
     assert stopped.value.code == 130
-    expected = "jaxserve: stopped while training; the same command goes on\n"
-    assert capsys.readouterr().err.splitlines(keepends=True)[-1] == expected
+    expected = "static_workload, training 2 policies\n"
+    expected += "jaxserve: stopped while training; the same command goes on\n"
+    assert capsys.readouterr().err == expected
     assert not list((tmp_path / "out").rglob("*.json"))
 
 

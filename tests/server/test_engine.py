@@ -5,22 +5,15 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from jaxserve.spaces import ACTION_BOUNDS
 from server import engine
 from server.episodes import parse_episode
+from tests.server.actions import random_knobs
 
 HARD = "adversarial_multitenant"
 
 
 def knobs(seed: int) -> engine.Knobs:
-    """One action over the whole ranges."""
-    dice = np.random.default_rng(seed)
-    return tuple(
-        float(dice.integers(int(bound.low), int(bound.high) + 1))
-        if bound.integer
-        else dice.uniform(bound.low, bound.high)
-        for bound in ACTION_BOUNDS.values()
-    )
+    return random_knobs(np.random.default_rng(seed))
 
 
 def test_a_session_does_not_notice_its_neighbours() -> None:

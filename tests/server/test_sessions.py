@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.spaces import ACTION_BOUNDS
 from server.engine import Knobs
 from server.episodes import parse_episode
 from server.sessions import Sessions
 from server.settings import IN_MEMORY
 from server.store import open_store
+from tests.server.actions import random_knobs
 
 KNOBS: Knobs = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0)
 
@@ -93,15 +93,7 @@ def test_a_replay_is_exact(tmp_path: Path, task: str) -> None:
     played.commit()
     for count in (80, 3, 66, 1, 40, 80, 9, 64):
         chosen = dice.permutation(names)[:count].tolist()
-        actions = [
-            tuple(
-                float(dice.integers(int(bound.low), int(bound.high) + 1))
-                if bound.integer
-                else dice.uniform(bound.low, bound.high)
-                for bound in ACTION_BOUNDS.values()
-            )
-            for _ in chosen
-        ]
+        actions = [random_knobs(dice) for _ in chosen]
         played.step_many(played.find_many(chosen), actions)
         played.step(played.find(chosen[0]), actions[-1])
         played.commit()
