@@ -35,7 +35,7 @@ ENV PATH=/app/.venv/bin:$PATH \
 USER jaxserve
 # Compiles while the image is built, so that a container answers within seconds: the byte code of what
 # a server imports, and the simulator's programs.
-RUN python -c "import server.wiring" && python -m server.compiling
+RUN python -c "import server.wiring" && python -m server.sessions.compiling
 EXPOSE 7860 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/health', timeout=4)"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from jaxserve.compilation_cache import enable_compilation_cache
 from jaxserve.errors import InputError
+from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import load_task
-from server.language_agent import LanguageAgent, ModelSettings
-from server.playing import InProcess, Turn, play_model
+from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.playing import InProcess, Turn, play_model
 
 TASKS = tuple(load_task(number).name for number in (1, 2, 3))
 SEED = 0

@@ -16,9 +16,9 @@ import numpy as np
 from scipy.interpolate import RegularGridInterpolator
 
 import jaxserve
-from jaxserve.agents.devices import on_each, spread
+from jaxserve.runtime.devices import on_each, spread
 from jaxserve.seeds import episode_keys
-from jaxserve.sim.table_file import read_table_file
+from jaxserve.sim.table.file import read_table_file
 
 RUNS = 5
 WINDOWS = 20

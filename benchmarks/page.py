@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 
 from jaxserve.errors import InputError
-from jaxserve.outputs import check_output, write_output
+from jaxserve.show.outputs import check_output, write_output
 
 
 def publish(measure: Callable[[], str], markdown: Path | None) -> int:

@@ -37,13 +37,15 @@ except ModuleNotFoundError as error:
     raise SystemExit(2) from None
 
 from benchmarks.page import publish
+from jaxserve import checks
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
-from jaxserve.agents.evaluation import check_episodes, evaluate
-from jaxserve.agents.panel import Setting, load_setting
-from jaxserve.agents.ppo import Learner, PPOConfig
-from jaxserve.agents.statistics import interval
+from jaxserve.agents.panel import TaskSetup, load_setup
 from jaxserve.compare.trained import LEARNING_RATE
 from jaxserve.errors import InputError
+from jaxserve.evaluation.episode_statistics import interval
+from jaxserve.evaluation.held_out import check_episodes, evaluate
+from jaxserve.learning.ppo import Learner
+from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.tasks.anchors import anchors_score
 
 IN_TURN = 8
@@ -125,9 +127,9 @@ class StackedEnvironments(VecEnv):
         return [False] * self.num_envs
 
 
-def ours(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learnt:
+def ours(setup: TaskSetup, config: PPOConfig, seed: int, episodes: int) -> Learnt:
     """jaxserve's learner."""
-    learner = Learner.create(setting.env, config)
+    learner = Learner.create(setup.env, config)
     start = time.perf_counter()
     state = jax.jit(learner.init)(jax.random.key(seed))
     update = jax.jit(learner.update).lower(state).compile()
@@ -137,14 +139,14 @@ def ours(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learn
         state, _ = update(state)
     jax.block_until_ready(state)
     learn_s = time.perf_counter() - start
-    scores = evaluate(setting, learner.policy(state), episodes, "test").scores
+    scores = evaluate(setup, learner.policy(state), episodes, "test").scores
     return Learnt("jaxserve PPO", compile_s, learn_s, config.updates * config.windows, scores)
 
 
-def theirs(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Learnt:
+def theirs(setup: TaskSetup, config: PPOConfig, seed: int, episodes: int) -> Learnt:
     """Stable-Baselines3's, with the same settings as far as it has them."""
     same_step = AutoresetMode.SAME_STEP
-    envs = ServeVectorEnv(config.environments, setting.spec, autoreset_mode=same_step)
+    envs = ServeVectorEnv(config.environments, setup.spec, autoreset_mode=same_step)
     start = time.perf_counter()
     envs.reset(seed=seed)
     envs.step(np.zeros(envs.action_space.shape or (), np.int64))
@@ -153,17 +155,17 @@ def theirs(setting: Setting, config: PPOConfig, seed: int, episodes: int) -> Lea
     start = time.perf_counter()
     model.learn(config.updates * config.windows)
     learn_s = time.perf_counter() - start
-    scores = peer_scores(setting, model, episodes)
+    scores = peer_scores(setup, model, episodes)
     return Learnt(
         "Stable-Baselines3 PPO", compile_s, learn_s, config.updates * config.windows, scores
     )
 
 
-def theirs_in_turn(setting: Setting, seed: int) -> Learnt:
+def theirs_in_turn(setup: TaskSetup, seed: int) -> Learnt:
     """Speed of the same learner with ``IN_TURN`` environments of its own vector."""
     config = PPOConfig(environments=IN_TURN, rollout_windows=200, updates=2)
     start = time.perf_counter()
-    envs = DummyVecEnv([lambda: ServeGymEnv(setting.spec)] * IN_TURN)
+    envs = DummyVecEnv([lambda: ServeGymEnv(setup.spec)] * IN_TURN)
     envs.seed(seed)
     envs.reset()
     envs.step(np.zeros((IN_TURN, *(envs.action_space.shape or ())), np.int64))
@@ -197,17 +199,17 @@ def _peer(envs: VecEnv, config: PPOConfig, seed: int) -> stable_baselines3.PPO:
     )
 
 
-def peer_scores(setting: Setting, model: Any, episodes: int) -> NDArray[np.float64]:
+def peer_scores(setup: TaskSetup, model: Any, episodes: int) -> NDArray[np.float64]:
     """Scores of its greedy policy on the first test episodes, those ``evaluate`` plays."""
-    envs = ServeVectorEnv(episodes, setting.spec, "test")
+    envs = ServeVectorEnv(episodes, setup.spec, "test")
     observations, _ = envs.reset(seed=0)
-    horizon = int(setting.env.horizon)
+    horizon = int(setup.env.horizon)
     total = np.zeros(episodes)
     for _ in range(horizon):
         actions, _ = model.predict(observations, deterministic=True)
         observations, rewards, _, _, _ = envs.step(actions)
         total += rewards
-    anchors = setting.anchors
+    anchors = setup.anchors
     assert anchors is not None
     return np.array([anchors_score(anchors, float(mean)) for mean in total / horizon])
 
@@ -221,18 +223,17 @@ def compare_learners(
       InputError: a task that is unknown or has no anchors, or sizes that do not fit.
     """
     check_episodes(episodes)
-    for name, value in (("windows", windows), ("environments", environments)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; it must be at least 1")
-    setting = load_setting(task)
-    if setting.anchors is None:
+    checks.whole("windows", windows, 1)
+    checks.whole("environments", environments, 1)
+    setup = load_setup(task)
+    if setup.anchors is None:
         raise InputError(f"task {task!r} has no anchors, so that nothing can be scored")
     config = PPOConfig(learning_rate=LEARNING_RATE, environments=environments)
     config = dataclasses.replace(config, updates=-(-windows // config.windows))
     return [
-        ours(setting, config, seed, episodes),
-        theirs(setting, config, seed, episodes),
-        theirs_in_turn(setting, seed),
+        ours(setup, config, seed, episodes),
+        theirs(setup, config, seed, episodes),
+        theirs_in_turn(setup, seed),
     ]
 
 
@@ -263,8 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
 
     def measure() -> str:
-        if chosen.torch_threads < 1:
-            raise InputError(f"--torch-threads is {chosen.torch_threads}; it must be at least 1")
+        checks.whole("--torch-threads", chosen.torch_threads, 1)
         torch.set_num_threads(chosen.torch_threads)
         task, environments, episodes = chosen.task, chosen.environments, chosen.episodes
         found = compare_learners(task, chosen.windows, environments, episodes)

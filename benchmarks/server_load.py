@@ -32,7 +32,7 @@ from benchmarks.loads import (
     websocket_load,
 )
 from benchmarks.page import publish
-from jaxserve.errors import InputError
+from jaxserve import checks
 from server.local import LocalServer
 
 _TOGETHER = 256
@@ -102,13 +102,9 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
     Raises:
       InputError: an argument is out of range.
     """
-    for option, value, low, high in (
-        ("--rounds", rounds, 1, 1000),
-        ("--seconds", seconds, 0.1, 3600.0),
-        ("--soak-seconds", soak_s, 0.0, 86_400.0),
-    ):
-        if not low <= value <= high:
-            raise InputError(f"{option} is {value}; it must be from {low} to {high}")
+    checks.whole("--rounds", rounds, 1, 1000)
+    checks.number("--seconds", seconds, 0.1, 3600)
+    checks.number("--soak-seconds", soak_s, 0, 86_400)
     lines = [
         "# Load",
         "",

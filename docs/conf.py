@@ -1,4 +1,4 @@
-"""Sphinx: `python -m sphinx -W docs build/docs` builds the site, without the network."""
+"""Sphinx: ``python -m sphinx -W docs build/docs`` builds the site, without the network."""
 
 project = "jaxserve"
 author = "The jaxserve authors"

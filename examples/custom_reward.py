@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 import jaxserve
-from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.seeds import episode_keys
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jaxserve.agents.evaluation import compare
-from jaxserve.agents.panel import load_setting
+from jaxserve.agents.panel import load_setup
+from jaxserve.evaluation.held_out import evaluate_all
 
 TASK = Path(__file__).with_name("custom_task.json")
 
@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=4, help="default %(default)s")
     arguments = parser.parse_args()
 
-    setting = load_setting(arguments.task)
-    print(f"{setting.spec.title}: {setting.spec.description}")
-    comparison = compare(setting, ["random", "default", "batch_512"], arguments.episodes)
-    for evaluation in comparison.evaluations:
+    setup = load_setup(arguments.task)
+    print(f"{setup.spec.title}: {setup.spec.description}")
+    evaluated = evaluate_all(setup, ["random", "default", "batch_512"], arguments.episodes)
+    for evaluation in evaluated.agents:
         found = evaluation.summary()
         print(
             f"{evaluation.agent:10} reward {found['objective'].mean:6.3f}  "

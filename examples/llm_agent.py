@@ -13,8 +13,8 @@ import sys
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
-from server.language_agent import LanguageAgent, ModelSettings
-from server.playing import InProcess, Turn, play_model
+from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.playing import InProcess, Turn, play_model
 
 
 def main() -> int:

@@ -14,9 +14,10 @@ import jax
 import numpy as np
 
 import jaxserve
-from jaxserve.agents.discount import task_discount
-from jaxserve.agents.ppo import Learner, PPOConfig
-from jaxserve.cores import use_all_cores
+from jaxserve.learning.discount import task_discount
+from jaxserve.learning.ppo import Learner
+from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.runtime.cores import use_all_cores
 
 
 def main() -> None:

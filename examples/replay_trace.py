@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import jaxserve
-from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.rollout import rollout
-from jaxserve.agents.statistics import episode_statistics
+from jaxserve.evaluation.episode_statistics import episode_statistics
 from jaxserve.seeds import episode_keys
-from jaxserve.sim.traces import load_trace
+from jaxserve.sim.traffic.traces import load_trace
 
 CAPS = (4, 16, 64)
 

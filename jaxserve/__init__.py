@@ -1,12 +1,16 @@
-"""jaxserve: learn to operate an LLM inference server, in pure JAX."""
+"""jaxserve: learn to operate an LLM inference server, in pure JAX.
+
+``make`` gives an environment by a task's name; ``make_action`` gives an action.
+docs/architecture.md has a map of everything else.
+"""
 
 from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.registry import make, stack
+from jaxserve.runtime.xla_flags import avoid_hanging_reductions
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS, make_action, validate_action
 from jaxserve.tasks.spec import load_task, task_names
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
-from jaxserve.xla_flags import avoid_hanging_reductions
 
 avoid_hanging_reductions()
 

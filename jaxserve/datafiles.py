@@ -2,7 +2,7 @@
 
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,15 @@ from jaxserve.errors import InputError
 
 
 def data_dir() -> Path:
-    """Directory of the packaged data: `jaxserve/data` in a wheel, `data` in a source checkout."""
+    """Directory of the packaged data: ``jaxserve/data`` in a wheel, ``data`` in a source
+    checkout."""
     package = Path(__file__).resolve().parent
     installed = package / "data"
     return installed if installed.is_dir() else package.parent / "data"
 
 
 def load_json(name: str) -> Any:
-    """Parse the data file `name` (relative to `data_dir()`).
+    """Parse the data file ``name`` (relative to ``data_dir()``).
 
     Raises:
       InputError: the file is missing or is not readable JSON.
@@ -45,23 +46,20 @@ def read_json(path: Path, what: str, missing: str | None = None) -> Any:
 
 
 def write_atomic(path: Path | str, data: bytes) -> None:
-    """Write `data` to `path` through a temporary file in the same directory and `os.replace`.
+    """Write ``data`` to ``path`` through a temporary file in the same directory and ``os.replace``.
 
     An interrupted run leaves the old file or the new one, never a mixture.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        # tempfile would make it private; an ordinary new file has the mode that the umask leaves.
+        with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes the file private; give it the mode an ordinary open() would have.
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

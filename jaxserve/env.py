@@ -10,28 +10,42 @@ tasks or hardware is a stacked ``env`` under the same ``jax.vmap``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.arrays.batching import add_up, batch_last
 from jaxserve.errors import InputError
-from jaxserve.sim.batching import add_up, batch_last
-from jaxserve.sim.deployment import Deployment
-from jaxserve.sim.latency import ttft_quantile
-from jaxserve.sim.state import SimState, Slo, init_sim
-from jaxserve.sim.table import LatencyTable
-from jaxserve.sim.waiting import PRIORITY_GROUPS
-from jaxserve.sim.window import advance_window, idle_metrics
-from jaxserve.sim.workload import (
+from jaxserve.sim.fast.latency import ttft_quantile
+from jaxserve.sim.fast.state import SimState, Slo, init_sim
+from jaxserve.sim.fast.window import advance_window, idle_metrics
+from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.table.lookup import LatencyTable
+from jaxserve.sim.traffic.workload import (
     TrafficClasses,
     Workload,
     WorkloadState,
     draw_arrivals,
     init_workload,
 )
-from jaxserve.spaces import KNOBS, check_single, clip_action, clip_observation
+from jaxserve.spaces import (
+    KNOBS,
+    OBSERVATION_FIELDS,
+    check_single,
+    clip_action,
+    clip_observation,
+)
 from jaxserve.tasks.reward import RewardModel, compute_reward
-from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
+from jaxserve.types import (
+    PRIORITY_GROUPS,
+    RewardParts,
+    ServeAction,
+    ServeObservation,
+    TimeStep,
+    WindowMetrics,
+)
 
 
 @flax.struct.dataclass
@@ -63,8 +77,6 @@ class ServeEnv:
     """int32, windows per episode."""
     randomisation: jax.Array
     """float32, half-width of the per-episode log-uniform slowness of the hardware, 0 = none."""
-    name: str = flax.struct.field(pytree_node=False)
-    """of the task; static, so environments of different names are compiled apart."""
     window_s: float = flax.struct.field(pytree_node=False)
     """seconds per control window."""
     ticks: int = flax.struct.field(pytree_node=False)
@@ -166,62 +178,20 @@ class ServeEnv:
 
     def observe(self, observation: ServeObservation) -> jax.Array:
         """Normalised features for networks, float32[len(FEATURE_NAMES)], roughly in -1..2."""
-        o = observation
-        slo_ms = 1000.0 * jnp.min(self.slo.ttft_s)
-        tpot_ms = 1000.0 * jnp.min(self.slo.tpot_s)
-        mean_rate = self.reward.expected_requests_per_s
-        return jnp.stack(
-            [
-                jnp.log1p(o.queue_depth) / 6.0,
-                jnp.log1p(o.active_requests) / 6.0,
-                o.kv_cache_occupancy,
-                jnp.log2(1.0 + o.mean_prompt_length) / 13.0,
-                _log_ratio(o.p50_ttft_ms, slo_ms),
-                _log_ratio(o.p99_ttft_ms, slo_ms),
-                _log_ratio(o.p50_itl_ms, tpot_ms),
-                jnp.log1p(o.throughput_tps) / 10.0,
-                o.slo_compliance_rate,
-                o.gpu_memory_used_gb / self.deployment.device_gib,
-                jnp.log1p(100.0 * o.estimated_cost_per_1k) / 5.0,
-                _log_ratio(o.request_arrival_rate, mean_rate),
-                o.spec_acceptance_rate,
-                jnp.log1p(o.eviction_events) / 5.0,
-                o.step_index / self.horizon,
-                o.priority_distribution[0],
-                o.priority_distribution[1],
-                o.priority_distribution[2],
-                o.slo_violation_rate,
-                o.cost_so_far / (self.reward.usd_scale * self.horizon),
-                o.reconfiguring,
-            ]
-        )
+        return jnp.stack([feature(self, observation) for feature in _FEATURES.values()])
 
     def _idle_observation(self) -> ServeObservation:
-        zero = jnp.float32(0.0)
-        classes = self.workload.classes
-        base_gib = self.deployment.weights_gib[0] + self.deployment.activation_base_gib
-        return ServeObservation(
-            queue_depth=zero,
-            active_requests=zero,
-            kv_cache_occupancy=zero,
-            # Nothing has arrived yet: the average over the regimes.
-            mean_prompt_length=jnp.mean(self.workload.regimes.class_mix @ classes.prompt_tokens),
-            p50_ttft_ms=zero,
-            p99_ttft_ms=zero,
-            p50_itl_ms=zero,
-            throughput_tps=zero,
-            slo_compliance_rate=jnp.float32(1.0),
-            gpu_memory_used_gb=base_gib,
-            estimated_cost_per_1k=zero,
-            request_arrival_rate=zero,
-            spec_acceptance_rate=zero,
-            eviction_events=zero,
-            step_index=zero,
-            priority_distribution=jnp.zeros(PRIORITY_GROUPS),
-            slo_violation_rate=zero,
-            cost_so_far=zero,
-            reconfiguring=zero,
+        idle = {
+            name: jnp.full(entry.shape, entry.idle, jnp.float32)
+            for name, entry in OBSERVATION_FIELDS.items()
+        }
+        # Nothing has arrived yet: the average over the regimes.
+        mix = self.workload.regimes.class_mix
+        idle["mean_prompt_length"] = jnp.mean(mix @ self.workload.classes.prompt_tokens)
+        idle["gpu_memory_used_gb"] = (
+            self.deployment.weights_gib[0] + self.deployment.activation_base_gib
         )
+        return ServeObservation(**idle)
 
     def next_observation(
         self, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
@@ -277,7 +247,8 @@ def _next_observation(
             ),
             p50_ttft_ms=ttft_ms(0.5, last.p50_ttft_ms),
             p99_ttft_ms=ttft_ms(0.99, last.p99_ttft_ms),
-            p50_itl_ms=1000.0 * metrics.itl_s,
+            p50_itl_ms=1000.0 * metrics.p50_itl_s,
+            mean_itl_ms=1000.0 * metrics.itl_s,
             throughput_tps=metrics.tokens / window_s,
             slo_compliance_rate=compliance,
             gpu_memory_used_gb=metrics.memory_gib,
@@ -294,32 +265,41 @@ def _next_observation(
     )
 
 
-FEATURE_NAMES = (
-    "log_queue_depth",
-    "log_active_requests",
-    "kv_cache_occupancy",
-    "log_mean_prompt_length",
-    "log_p50_ttft_over_slo",
-    "log_p99_ttft_over_slo",
-    "log_p50_itl_over_slo",
-    "log_throughput",
-    "slo_compliance_rate",
-    "memory_share_of_device",
-    "log_cost_per_1k",
-    "log_arrival_rate_over_mean",
-    "spec_acceptance_rate",
-    "log_evictions",
-    "episode_progress",
-    "priority_share_0",
-    "priority_share_1",
-    "priority_share_2",
-    "slo_violation_rate",
-    "cost_share",
-    "reconfiguring",
-)
-"""What each entry of ``ServeEnv.observe`` is."""
-
-
 def _log_ratio(value: jax.Array, reference: jax.Array) -> jax.Array:
     """log2 of value / reference, clipped to -6..6 and scaled to -1..1."""
     return jnp.clip(jnp.log2(jnp.maximum(value, 1e-6) / reference), -6.0, 6.0) / 6.0
+
+
+def _over_ttft_slo(env: ServeEnv, latency_ms: jax.Array) -> jax.Array:
+    return _log_ratio(latency_ms, 1000.0 * jnp.min(env.slo.ttft_s))
+
+
+_FEATURES: dict[str, Callable[[ServeEnv, ServeObservation], jax.Array]] = {
+    "log_queue_depth": lambda env, o: jnp.log1p(o.queue_depth) / 6.0,
+    "log_active_requests": lambda env, o: jnp.log1p(o.active_requests) / 6.0,
+    "kv_cache_occupancy": lambda env, o: o.kv_cache_occupancy,
+    "log_mean_prompt_length": lambda env, o: jnp.log2(1.0 + o.mean_prompt_length) / 13.0,
+    "log_p50_ttft_over_slo": lambda env, o: _over_ttft_slo(env, o.p50_ttft_ms),
+    "log_p99_ttft_over_slo": lambda env, o: _over_ttft_slo(env, o.p99_ttft_ms),
+    "log_mean_itl_over_slo": lambda env, o: _log_ratio(
+        o.mean_itl_ms, 1000.0 * jnp.min(env.slo.tpot_s)
+    ),
+    "log_throughput": lambda env, o: jnp.log1p(o.throughput_tps) / 10.0,
+    "slo_compliance_rate": lambda env, o: o.slo_compliance_rate,
+    "memory_share_of_device": lambda env, o: o.gpu_memory_used_gb / env.deployment.device_gib,
+    "log_cost_per_1k": lambda env, o: jnp.log1p(100.0 * o.estimated_cost_per_1k) / 5.0,
+    "log_arrival_rate_over_mean": lambda env, o: _log_ratio(
+        o.request_arrival_rate, env.reward.expected_requests_per_s
+    ),
+    "spec_acceptance_rate": lambda env, o: o.spec_acceptance_rate,
+    "log_evictions": lambda env, o: jnp.log1p(o.eviction_events) / 5.0,
+    "episode_progress": lambda env, o: o.step_index / env.horizon,
+    "priority_share_0": lambda env, o: o.priority_distribution[0],
+    "priority_share_1": lambda env, o: o.priority_distribution[1],
+    "priority_share_2": lambda env, o: o.priority_distribution[2],
+    "slo_violation_rate": lambda env, o: o.slo_violation_rate,
+    "cost_share": lambda env, o: o.cost_so_far / (env.reward.usd_scale * env.horizon),
+    "reconfiguring": lambda env, o: o.reconfiguring,
+}
+FEATURE_NAMES = tuple(_FEATURES)
+"""What each entry of ``ServeEnv.observe`` is. Trained weights depend on their order."""

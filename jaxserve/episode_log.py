@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
-from jaxserve.tasks import checks
 from jaxserve.types import RewardParts, ServeObservation, TimeStep
 
 MAX_ENTRIES = 1_000_000
@@ -26,11 +26,11 @@ FIGURES = frozenset(
 )
 """Names that are compared."""
 
-Report = dict[str, NDArray[np.float64]]
+StatedFigures = dict[str, NDArray[np.float64]]
 """Figures that a log entry states, by name."""
 
 
-def read_log(log: Any) -> tuple[list[Any], list[Report]]:
+def read_log(log: Any) -> tuple[list[Any], list[StatedFigures]]:
     """The actions of a log, and the figures that it states beside each.
 
     An entry is a mapping with ``action`` (the six knobs) and, if it likes, ``reward`` and the
@@ -42,61 +42,58 @@ def read_log(log: Any) -> tuple[list[Any], list[Report]]:
         number. Actions are returned as they are.
     """
     if not isinstance(log, Sequence) or isinstance(log, str | bytes):
-        raise InputError(f"episode_log is a {type(log).__name__}; it must be a list of entries")
+        refuse("episode_log", log, "a list of entries")
     if len(log) > MAX_ENTRIES:
         raise InputError(f"episode_log has {len(log):,} entries; at most {MAX_ENTRIES:,} are read")
-    actions, reports = [], []
+    actions, stated = [], []
     for i, item in enumerate(log):
-        where = f"episode_log[{i}]"
-        entry = checks.mapping(item, where)
+        entry = JsonObject(item, f"episode_log[{i}]")
         if entry.get("action") is None:
             if i > 0:
-                raise InputError(f"{where}: action is missing; only the reset entry has none")
+                raise InputError(f"{entry.where}: action is missing; only the reset entry has none")
             continue
         actions.append(entry["action"])
-        reports.append(_report(entry, where))
-    return actions, reports
+        stated.append(_stated(entry))
+    return actions, stated
 
 
-def stated_figures(timestep: TimeStep) -> Report:
+def stated_figures(timestep: TimeStep) -> StatedFigures:
     """What a log may state, float64[T, ...] by name, from a replay's stacked TimeStep."""
     figures = {"reward": timestep.reward, **vars(timestep.parts), **vars(timestep.observation)}
     return jax.tree.map(lambda value: np.asarray(value, np.float64), figures)
 
 
-def verify(reports: Sequence[Report], truth: Report) -> bool | None:
+def verify(stated: Sequence[StatedFigures], truth: StatedFigures) -> bool | None:
     """Whether the stated figures are those of the replay; None if none are stated.
 
     Args:
-      reports: one for each window, in order.
-      truth: from `stated_figures`, of at least as many windows.
+      stated: figures of each window, in order.
+      truth: from ``stated_figures``, of at least as many windows.
 
     Raises:
       InputError: a figure has the wrong number of entries.
     """
     scale = {name: np.abs(value).mean(axis=0) for name, value in truth.items()}
     verdict = None
-    for i, report in enumerate(reports):
-        for name, stated in report.items():
+    for i, figures in enumerate(stated):
+        for name, figure in figures.items():
             true = truth[name][i]
-            if stated.shape != true.shape:
-                raise InputError(
-                    f"window {i}: {name} has shape {stated.shape}; it must be {true.shape}"
-                )
+            if figure.shape != true.shape:
+                refuse(f"window {i}: shape of {name}", figure.shape, f"{true.shape}")
             allowed = TOLERANCE * np.maximum(np.abs(true), scale[name]) + _ZERO
-            verdict = verdict is not False and bool((np.abs(stated - true) <= allowed).all())
+            verdict = verdict is not False and bool((np.abs(figure - true) <= allowed).all())
     return verdict
 
 
-def _report(entry: Mapping[str, Any], where: str) -> Report:
-    report = {}
+def _stated(entry: JsonObject) -> StatedFigures:
+    figures = {}
     for group in ("observation", "metrics"):
         if entry.get(group) is not None:
-            report |= _figures(checks.mapping(entry[group], f"{where}: {group}"), where)
-    return report | _figures({"reward": entry.get("reward")}, where)
+            figures |= _figures(entry.inside(group))
+    return figures | _figures(JsonObject({"reward": entry.get("reward")}, entry.where))
 
 
-def _figures(stated: Mapping[str, Any], where: str) -> Report:
+def _figures(stated: JsonObject) -> StatedFigures:
     figures = {}
     for name in FIGURES & stated.keys():
         value = stated[name]
@@ -107,6 +104,6 @@ def _figures(stated: Mapping[str, Any], where: str) -> Report:
         except (TypeError, ValueError, OverflowError):
             array = np.array(np.nan)
         if isinstance(value, str) or not np.isfinite(array).all():
-            raise InputError(f"{where}: {name} is {value!r:.60}; it must be a finite number")
+            refuse(stated.name(name), value, "a finite number")
         figures[name] = array
     return figures

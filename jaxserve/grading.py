@@ -124,14 +124,14 @@ def grade_log(
     Raises:
       InputError: as ``grade_actions``; also a malformed log.
     """
-    actions, reports = read_log(episode_log)
+    actions, stated = read_log(episode_log)
     episode = _replay_episode(task, seed, actions, split, config)
     seen = episode.timesteps
     if config:
         model = reweight(episode.env.reward, config)
         parts = jax.vmap(compute_reward, (None, 0))(model, seen.metrics)
         seen = replace(seen, parts=parts, reward=parts.total)
-    return _grade(episode, verified=verify(reports[: episode.steps], stated_figures(seen)))
+    return _grade(episode, verified=verify(stated[: episode.steps], stated_figures(seen)))
 
 
 def _replay_episode(
@@ -145,8 +145,7 @@ def _replay_episode(
     if spec.name not in task_names() or task not in (spec.name, spec.alias, str(spec.alias)):
         raise InputError(f"task {task!r} is not built in; only built-in tasks are graded")
     anchors = load_anchors(spec)
-    # The name is static: without it all tasks share one compiled replay.
-    env = replace(make(spec), name="")
+    env = make(spec)
     reweight(env.reward, {} if config is None else config)
     knobs, steps = _stack_actions(actions, spec.horizon)
     timesteps = jax.device_get(_replay(env, episode_key(seed, split), knobs))
@@ -170,7 +169,7 @@ def _stack_actions(actions: Actions, horizon: int) -> tuple[ServeAction, int]:
     steps = min(len(given["batch_cap"]), horizon)
     padded = {}
     for knob, bound in ACTION_BOUNDS.items():
-        values = np.full(horizon, DEFAULT_ACTION[knob], np.int32 if bound.integer else np.float32)
+        values = np.full(horizon, DEFAULT_ACTION[knob], bound.dtype)
         values[:steps] = given[knob][:steps]
         padded[knob] = values
     return ServeAction(**padded), steps

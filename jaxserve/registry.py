@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve import checks
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.sim.deployment import build_deployment
-from jaxserve.sim.hardware import Gpu, load_gpu, load_model
-from jaxserve.sim.state import Slo
-from jaxserve.sim.table import LatencyTable, latency_table
-from jaxserve.sim.table_file import read_table_file, table_names
-from jaxserve.sim.traces import Trace, load_trace
-from jaxserve.sim.workload import Workload
+from jaxserve.sim.fast.state import Slo
+from jaxserve.sim.machine.deployment import build_deployment
+from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.table.file import TableFile, read_table_file, table_names
+from jaxserve.sim.table.lookup import latency_table
+from jaxserve.sim.traffic.traces import Trace, load_trace
+from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import replay_spec, trace_path
@@ -43,7 +44,8 @@ def make(
       hardware: GPU name, or path of a GPU file; default is the task's. On another GPU the task's
         memory limit is the same share of its memory, so that it binds alike.
       table: path of a latency table, e.g. one that ``jaxserve table fit`` wrote; default is the
-        built-in table of the task's model on ``hardware``.
+        built-in table of the task's model on ``hardware``. Where neither task nor overrides say
+        how many tokens an iteration may process, the table does.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
         replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``.
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
@@ -61,8 +63,11 @@ def make(
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     model = load_model(spec.model)
     table = _table_of(spec, gpu) if table is None else _path("table", table)
-    latency = _load_table(table, spec, gpu)
-    deployment = build_deployment(gpu, model, spec.deployment)
+    file = _read_table(table, spec, gpu)
+    budget = spec.deployment.token_budget or file.metadata.token_budget
+    deployment = build_deployment(
+        gpu, model, dataclasses.replace(spec.deployment, token_budget=budget)
+    )
     replay: dict[str, Any] = {}
     if trace is not None:
         if not isinstance(trace, Trace):
@@ -74,7 +79,7 @@ def make(
         }
     classes, owner = traffic_classes(spec)
     regimes = traffic_regimes(spec, owner)
-    expected_rps, mix = expected_traffic(regimes)
+    expected_rps, mix = expected_traffic(regimes, spec.window_s)
     streams = [spec.streams[i] for i in owner]
 
     def per_class(values: list[float], fill: float) -> jnp.ndarray:
@@ -88,7 +93,7 @@ def make(
     )
     objective = spec.objective
     return ServeEnv(
-        table=latency,
+        table=latency_table(file, budget),
         deployment=deployment,
         workload=Workload(
             classes=classes,
@@ -115,7 +120,6 @@ def make(
         locked=make_action(**spec.locked),
         horizon=jnp.int32(spec.horizon),
         randomisation=jnp.float32(spec.randomisation),
-        name=spec.name,
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
@@ -136,18 +140,16 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
     for env in envs:
         if not isinstance(env, ServeEnv):
             raise InputError(f"stack got {env!r:.60}; it takes environments that make built")
-    names = dict.fromkeys(env.name for env in envs)
-    renamed = [dataclasses.replace(env, name="+".join(names)) for env in envs]
-    layouts = {
-        (jax.tree.structure(env), tuple(leaf.shape for leaf in jax.tree.leaves(env)))
-        for env in renamed
-    }
-    if len(layouts) > 1:
-        raise InputError(
-            f"environments {', '.join(names)} cannot be stacked; they must agree in window_s and "
-            "ticks, and either all or none must replay traces of one length"
-        )
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *renamed)
+    layouts = [
+        (jax.tree.structure(env), [leaf.shape for leaf in jax.tree.leaves(env)]) for env in envs
+    ]
+    for place, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise InputError(
+                f"environments 0 and {place} cannot be stacked; they must agree in window_s and "
+                "ticks, and either all or none must replay traces of one length"
+            )
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *envs)
 
 
 def _with_limit_of(spec: TaskSpec, gpu: Gpu) -> TaskSpec:
@@ -161,7 +163,7 @@ def _with_limit_of(spec: TaskSpec, gpu: Gpu) -> TaskSpec:
 
 def _path(argument: str, value: object) -> str | Path:
     if not isinstance(value, str | Path):
-        raise InputError(f"{argument} is {value!r:.60}; it must be a name or a path")
+        checks.refuse(argument, value, "a name or a path")
     return value
 
 
@@ -176,7 +178,7 @@ def _table_of(spec: TaskSpec, gpu: Gpu) -> str:
     return name
 
 
-def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> LatencyTable:
+def _read_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> TableFile:
     """The table, if it is one of the task's model on this GPU."""
     file = read_table_file(name_or_path)
     wanted = {
@@ -190,4 +192,4 @@ def _load_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> LatencyTa
             raise InputError(
                 f"table {name_or_path} has {field} {found!r}; task {spec.name} needs {value!r}"
             )
-    return latency_table(file)
+    return file

@@ -1,4 +1,4 @@
-"""Episode keys by split: train, validation and test seeds do not meet.
+"""Keys: of episodes, by split and seed, and of the policies that play them.
 
 Each split has a root key of its own, so seed 7 of one split and seed 7 of another start different
 episodes by construction, not by convention.
@@ -6,16 +6,15 @@ episodes by construction, not by convention.
 
 from __future__ import annotations
 
-from numbers import Integral
-
 import jax
 import jax.numpy as jnp
 
-from jaxserve.errors import InputError
+from jaxserve import checks
 
 _SPLIT_ROOTS = {"train": 0x7472_6169, "validation": 0x7661_6C69, "test": 0x7465_7374}
 SPLITS = tuple(_SPLIT_ROOTS)
 MAX_SEED = 2**31 - 1
+_POLICY_STREAM = 0x706F_6C69
 
 
 def episode_key(seed: int, split: str = "train") -> jax.Array:
@@ -24,7 +23,7 @@ def episode_key(seed: int, split: str = "train") -> jax.Array:
     Raises:
       InputError: unknown split, or a seed that is no whole number from 0 to 2**31 - 1.
     """
-    return jax.random.fold_in(_root(split), _whole("seed", seed, MAX_SEED))
+    return jax.random.fold_in(_root(split), checks.whole("seed", seed, 0, MAX_SEED))
 
 
 def episode_keys(count: int, split: str = "train", first: int = 0) -> jax.Array:
@@ -33,8 +32,8 @@ def episode_keys(count: int, split: str = "train", first: int = 0) -> jax.Array:
     Raises:
       InputError: as ``episode_key``; also a count that runs past the last seed.
     """
-    first = _whole("first seed", first, MAX_SEED)
-    count = _whole("count of seeds", count, MAX_SEED + 1 - first)
+    first = checks.whole("first seed", first, 0, MAX_SEED)
+    count = checks.whole("count of seeds", count, 0, MAX_SEED + 1 - first)
     return _keys(split, first + jnp.arange(count))
 
 
@@ -47,17 +46,20 @@ def random_episode_keys(key: jax.Array, count: int, split: str = "train") -> jax
     return _keys(split, jax.random.randint(key, (count,), 0, MAX_SEED))
 
 
+def policy_key(episode: jax.Array, window: jax.Array | int) -> jax.Array:
+    """The key that a policy draws a window's action from, wherever it plays the episode.
+
+    Args:
+      episode: typed key of the episode. What ``ServeEnv.reset`` derives from it is independent of
+        the result.
+      window: int32, windows played before this one.
+    """
+    return jax.random.fold_in(jax.random.fold_in(episode, _POLICY_STREAM), window)
+
+
 def _keys(split: str, seeds: jax.Array) -> jax.Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(_root(split), seeds)
 
 
-def _whole(name: str, value: int, high: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= value <= high:
-        raise InputError(f"{name} is {value!r}; it must be a whole number from 0 to {high}")
-    return int(value)
-
-
 def _root(split: str) -> jax.Array:
-    if not isinstance(split, str) or split not in _SPLIT_ROOTS:
-        raise InputError(f"split is {split!r}; it must be one of {', '.join(SPLITS)}")
-    return jax.random.key(_SPLIT_ROOTS[split])
+    return jax.random.key(_SPLIT_ROOTS[checks.one_of("split", split, SPLITS)])

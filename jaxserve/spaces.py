@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -11,62 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
+from jaxserve.fields import Entry, Knob, descriptions
 from jaxserve.types import ServeAction, ServeObservation
 
-
-@dataclass(frozen=True)
-class Bound:
-    """Inclusive range of a field."""
-
-    low: float
-    high: float
-    integer: bool = False
-
-
-ACTION_BOUNDS: dict[str, Bound] = {
-    "batch_cap": Bound(1, 512, integer=True),
-    "kv_budget_fraction": Bound(0.1, 1.0),
-    "speculation_depth": Bound(0, 8, integer=True),
-    "quantization_tier": Bound(0, 2, integer=True),
-    "prefill_decode_split": Bound(0, 7, integer=True),
-    "priority_routing": Bound(0, 1, integer=True),
-}
-"""The six knobs. A split of all GPUs or more is clipped to one decoding GPU."""
-
-KNOBS = tuple(ACTION_BOUNDS)
-
-OBSERVATION_BOUNDS: dict[str, Bound] = {
-    "queue_depth": Bound(0, 4096),
-    "active_requests": Bound(0, 4096),
-    "kv_cache_occupancy": Bound(0, 1),
-    "mean_prompt_length": Bound(0, 131072),
-    "p50_ttft_ms": Bound(0, 200_000),
-    "p99_ttft_ms": Bound(0, 200_000),
-    "p50_itl_ms": Bound(0, 60_000),
-    "throughput_tps": Bound(0, 1_000_000),
-    "slo_compliance_rate": Bound(0, 1),
-    "gpu_memory_used_gb": Bound(0, 1024),
-    "estimated_cost_per_1k": Bound(0, 1000),
-    "request_arrival_rate": Bound(0, 10_000),
-    "spec_acceptance_rate": Bound(0, 1),
-    "eviction_events": Bound(0, 100_000),
-    "step_index": Bound(0, 1_000_000),
-    "priority_distribution": Bound(0, 1),
-    "slo_violation_rate": Bound(0, 1),
-    "cost_so_far": Bound(0, 1_000_000),
-    "reconfiguring": Bound(0, 1),
-}
-"""Every observation is clipped to these, so they hold under any overload."""
-
-DEFAULT_ACTION = {
-    "batch_cap": 32,
-    "kv_budget_fraction": 1.0,
-    "speculation_depth": 0,
-    "quantization_tier": 0,
-    "prefill_decode_split": 0,
-    "priority_routing": 0,
-}
+KNOB_FIELDS: dict[str, Knob] = descriptions(ServeAction)
+KNOBS = tuple(KNOB_FIELDS)
+ACTION_BOUNDS = {name: knob.bound for name, knob in KNOB_FIELDS.items()}
+DEFAULT_ACTION = {name: knob.default for name, knob in KNOB_FIELDS.items()}
 """What an operator gets who turns no knob; also the value of knobs that a task locks."""
+
+OBSERVATION_FIELDS: dict[str, Entry] = descriptions(ServeObservation)
+OBSERVATION_BOUNDS = {name: entry.bound for name, entry in OBSERVATION_FIELDS.items()}
+"""Every observation is clipped to these, so they hold under any overload."""
 
 
 def make_action(**knobs: float) -> ServeAction:
@@ -90,10 +45,7 @@ def validate_action(action: ServeAction | Mapping[str, object]) -> ServeAction:
     """
     checked = check_knobs(action)
     return ServeAction(
-        **{
-            knob: jnp.asarray(value, jnp.int32 if ACTION_BOUNDS[knob].integer else jnp.float32)
-            for knob, value in checked.items()
-        }
+        **{knob: jnp.asarray(value, ACTION_BOUNDS[knob].dtype) for knob, value in checked.items()}
     )
 
 
@@ -174,18 +126,18 @@ def clip_observation(observation: ServeObservation) -> ServeObservation:
 
 def _checked(knob: str, value: object) -> NDArray[np.float64]:
     bound = ACTION_BOUNDS[knob]
-    kind = "a whole number" if bound.integer else "a number"
-    allowed = f"{kind} from {bound.low:g} to {bound.high:g}"
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):
-        raise InputError(f"{knob} is a {type(value).__name__}; it must be {allowed}") from None
+        raise InputError(
+            f"{knob} is a {type(value).__name__}; it must be {bound.allowed}"
+        ) from None
     # True and False are how JSON and Python spell a switch, but no batch cap.
     switch = array.dtype == np.bool_ and (bound.low, bound.high) == (0, 1)
     if array.size == 0 or not (switch or jnp.issubdtype(array.dtype, np.number)):
-        raise InputError(f"{knob} is {value!r:.60}; it must be {allowed}")
+        raise InputError(f"{knob} is {value!r:.60}; it must be {bound.allowed}")
     if np.iscomplexobj(array):
-        raise InputError(f"{knob} is complex; it must be {allowed}")
+        raise InputError(f"{knob} is complex; it must be {bound.allowed}")
     array = array.astype(np.float64)
     # A float32 bound that went through JSON may be off by its rounding.
     slack = 0.0 if bound.integer else 1e-6
@@ -193,7 +145,7 @@ def _checked(knob: str, value: object) -> NDArray[np.float64]:
     if bound.integer:
         bad |= array != np.round(array)
     if np.any(bad):
-        raise InputError(f"{knob} is {array[bad].flat[0]:g}; it must be {allowed}")
+        raise InputError(f"{knob} is {array[bad].flat[0]:g}; it must be {bound.allowed}")
     return array
 
 

@@ -5,8 +5,23 @@ Shapes are those of a single environment. Under ``jax.vmap`` every field gains l
 
 from __future__ import annotations
 
+import enum
+
 import flax.struct
 import jax
+
+from jaxserve.fields import Bound, entry, knob
+
+PRIORITY_GROUPS = 3
+"""Of requests, 0 the highest."""
+
+
+class Tier(enum.IntEnum):
+    """Quantisation tiers: FP16 is bf16, INT8 is W8A8, INT4 is weight-only."""
+
+    FP16 = 0
+    INT8 = 1
+    INT4 = 2
 
 
 @flax.struct.dataclass
@@ -17,66 +32,119 @@ class ServeAction:
     (``jaxserve.spaces.validate_action``).
     """
 
-    batch_cap: jax.Array
-    """int32, sequences per GPU that may run at once (vLLM's ``max_num_seqs``), 1..512."""
-    kv_budget_fraction: jax.Array
-    """float32, share of the memory left for KV blocks that is reserved for them, 0.1..1.0."""
-    speculation_depth: jax.Array
-    """int32, draft tokens verified per step, 0 (off)..8."""
-    quantization_tier: jax.Array
-    """int32, 0 = FP16, 1 = INT8 (W8A8), 2 = INT4 (weight only). A change reloads weights."""
-    prefill_decode_split: jax.Array
-    """int32, GPUs that only prefill; 0 = colocated. A change re-roles GPUs."""
-    priority_routing: jax.Array
-    """int32, 1 serves higher priority groups first, 0 is first come first served."""
+    batch_cap: jax.Array = knob(
+        Bound(1, 512, integer=True),
+        default=32,
+        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+        label="batch cap",
+        meaning="sequences per GPU that may run at once (vLLM's max_num_seqs)",
+        effect="more of them raise throughput and slow tokens down",
+        unit="sequences",
+        octaves=True,
+    )
+    kv_budget_fraction: jax.Array = knob(
+        Bound(0.1, 1.0),
+        default=1.0,
+        grid=(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
+        label="KV budget",
+        meaning="share of the memory left for KV blocks that is reserved for them",
+        effect="a smaller one preempts sequences that no longer fit",
+        unit="share",
+    )
+    speculation_depth: jax.Array = knob(
+        Bound(0, 8, integer=True),
+        default=0,
+        grid=tuple(range(9)),
+        label="speculation depth",
+        meaning="draft tokens verified per step, 0 is off",
+        effect="lowers latency where drafts are accepted, and costs compute",
+        unit="tokens",
+    )
+    quantization_tier: jax.Array = knob(
+        Bound(0, 2, integer=True),
+        default=0,
+        grid=(0, 1, 2),
+        label="tier",
+        meaning="number format of the weights (INT8 is W8A8, INT4 is weight-only)",
+        effect="a change reloads weights and costs capacity",
+        names=tuple(Tier.__members__),
+    )
+    prefill_decode_split: jax.Array = knob(
+        Bound(0, 7, integer=True),
+        default=0,
+        grid=tuple(range(8)),
+        label="prefill GPUs",
+        meaning="GPUs that only prefill, 0 is colocated; at least one GPU decodes",
+        effect="a change re-roles GPUs and costs capacity",
+        unit="GPUs",
+        below_gpus=True,
+    )
+    priority_routing: jax.Array = knob(
+        Bound(0, 1, integer=True),
+        default=0,
+        grid=(0, 1),
+        label="priority routing",
+        meaning="serve higher priority groups first, otherwise first come first served",
+        names=("off", "on"),
+    )
 
 
 @flax.struct.dataclass
 class ServeObservation:
     """What an operator's dashboard shows at the end of a control window.
 
-    All float32 scalars except ``priority_distribution``; always finite and inside
-    ``jaxserve.spaces.OBSERVATION_BOUNDS``.
+    Always finite and inside ``jaxserve.spaces.OBSERVATION_BOUNDS``. Names are those of earlier
+    projects, whatever their ``_gb`` says: memory is in GiB.
     """
 
-    queue_depth: jax.Array
-    """requests waiting for their first token (preempted ones included)."""
-    active_requests: jax.Array
-    """requests decoding now."""
-    kv_cache_occupancy: jax.Array
-    """share of the reserved KV blocks in use, 0..1."""
-    mean_prompt_length: jax.Array
-    """tokens, over the window's arrivals (last known value when there were none)."""
-    p50_ttft_ms: jax.Array
-    """median time to first token of requests whose first token came in the window, ms."""
-    p99_ttft_ms: jax.Array
-    """99th percentile of the same, ms."""
-    p50_itl_ms: jax.Array
-    """inter-token latency: mean time between a sequence's decode steps over the window, ms."""
-    throughput_tps: jax.Array
-    """output tokens per second."""
-    slo_compliance_rate: jax.Array
-    """share of the requests ending in the window (completed, rejected, lost) that met all SLOs."""
-    gpu_memory_used_gb: jax.Array
-    """peak memory of one GPU over the window, GiB."""
-    estimated_cost_per_1k: jax.Array
-    """US dollars per 1,000 output tokens of requests that met their SLOs (capped at the bound)."""
-    request_arrival_rate: jax.Array
-    """arrivals per second over the window."""
-    spec_acceptance_rate: jax.Array
-    """accepted draft tokens / proposed draft tokens; 0 when speculation is off."""
-    eviction_events: jax.Array
-    """sequences preempted in the window (their KV is recomputed)."""
-    step_index: jax.Array
-    """windows finished in this episode."""
-    priority_distribution: jax.Array
-    """float32[3], share of the window's arrivals in each priority group, highest first."""
-    slo_violation_rate: jax.Array
-    """1 - ``slo_compliance_rate`` when anything ended in the window, else 0."""
-    cost_so_far: jax.Array
-    """US dollars spent in this episode."""
-    reconfiguring: jax.Array
-    """share of the deployment's capacity lost to a running switch or restart, 0..1."""
+    queue_depth: jax.Array = entry(
+        4096, "requests", "waiting for their first token (preempted ones included)"
+    )
+    active_requests: jax.Array = entry(4096, "requests", "decoding now")
+    kv_cache_occupancy: jax.Array = entry(1, "share", "reserved KV blocks in use")
+    mean_prompt_length: jax.Array = entry(
+        131_072, "tokens", "mean prompt of the window's arrivals (last known when there were none)"
+    )
+    p50_ttft_ms: jax.Array = entry(
+        200_000, "ms", "median time to first token, over the first tokens of the window"
+    )
+    p99_ttft_ms: jax.Array = entry(
+        200_000, "ms", "99th percentile of the time to first token, over the same ones"
+    )
+    p50_itl_ms: jax.Array = entry(
+        60_000, "ms", "inter-token latency: median time between a sequence's decode steps"
+    )
+    mean_itl_ms: jax.Array = entry(60_000, "ms", "mean time between a sequence's decode steps")
+    throughput_tps: jax.Array = entry(1_000_000, "tokens/s", "output of the window")
+    slo_compliance_rate: jax.Array = entry(
+        1,
+        "share",
+        "requests ending in the window (completed, rejected, lost) that met all SLOs",
+        idle=1.0,
+    )
+    gpu_memory_used_gb: jax.Array = entry(1024, "GiB", "peak memory of one GPU over the window")
+    estimated_cost_per_1k: jax.Array = entry(
+        1000, "US dollars", "cost of 1,000 output tokens of requests that met their SLOs (capped)"
+    )
+    request_arrival_rate: jax.Array = entry(10_000, "requests/s", "arrivals over the window")
+    spec_acceptance_rate: jax.Array = entry(
+        1, "share", "accepted draft tokens of those proposed; 0 when speculation is off"
+    )
+    eviction_events: jax.Array = entry(
+        100_000, "sequences", "preempted in the window (their KV is recomputed)"
+    )
+    step_index: jax.Array = entry(1_000_000, "windows", "finished in this episode")
+    priority_distribution: jax.Array = entry(
+        1,
+        "share",
+        "the window's arrivals by priority group, highest first",
+        shape=(PRIORITY_GROUPS,),
+    )
+    slo_violation_rate: jax.Array = entry(1, "share", "1 - slo_compliance_rate")
+    cost_so_far: jax.Array = entry(1_000_000, "US dollars", "spent in this episode")
+    reconfiguring: jax.Array = entry(
+        1, "share", "capacity of the deployment lost to a running switch or restart"
+    )
 
 
 @flax.struct.dataclass
@@ -95,7 +163,8 @@ class WindowMetrics:
     rejected: jax.Array
     """[F] requests turned away by the full queue."""
     lost: jax.Array
-    """[F] running requests lost to an out-of-memory restart."""
+    """[F] admitted requests that were dropped: by an out-of-memory restart or, in the reference
+    simulator, because their context outgrew the KV pool."""
     waiting: jax.Array
     """[F] requests waiting at the end of the window, preempted ones included."""
     running: jax.Array
@@ -105,11 +174,13 @@ class WindowMetrics:
     ttft_met: jax.Array
     """[F] of those, the ones inside the TTFT SLO."""
     ttft_exceeded: jax.Array
-    """[E] first tokens later than each of ``jaxserve.sim.latency.TTFT_EDGES_S``."""
+    """[E] first tokens later than each of ``jaxserve.sim.fast.latency.TTFT_EDGES_S``."""
     tpot_s: jax.Array
     """[F] mean time per output token of the requests that finished, s."""
     itl_s: jax.Array
     """mean inter-token latency over the window, s."""
+    p50_itl_s: jax.Array
+    """median inter-token latency over the window, s."""
     tokens: jax.Array
     """output tokens produced."""
     preemptions: jax.Array
@@ -127,13 +198,14 @@ class WindowMetrics:
     capacity: jax.Array
     """share of the GPUs that served, averaged over the window."""
     oom: jax.Array
-    """1 if the window ended in an out-of-memory restart."""
+    """1 if a GPU ran out of memory in the window and restarts, else 0. In the fast simulator all do
+    so together, at the end of the window."""
     regime: jax.Array
     """int32, the workload's hidden regime (for plots and the oracle; never observed)."""
     tier: jax.Array
-    """int32, quantisation tier that was active at the end of the window."""
+    """int32, quantisation tier in force in the window, for most of it where it changed inside."""
     prefill_gpus: jax.Array
-    """int32, prefill/decode split that was active at the end of the window."""
+    """int32, GPUs that only prefilled in the window, likewise; 0 = colocated."""
 
 
 @flax.struct.dataclass

@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from docs_pages.choices import pair_table, profile_list  # noqa: E402
 from docs_pages.examples import example_table  # noqa: E402
+from docs_pages.gateway import option_table, record_table  # noqa: E402
 from docs_pages.interface import (  # noqa: E402
     action_table,
     feature_list,
@@ -66,6 +67,8 @@ def generated_pages() -> dict[Path, str]:
         "actions": action_table(),
         "examples": example_table(ROOT / "examples"),
         "features": feature_list(),
+        "gateway_options": option_table(),
+        "gateway_records": record_table(),
         "grids": grid_table(),
         "observations": observation_table(),
         "pairs": pair_table(),

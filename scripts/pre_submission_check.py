@@ -63,7 +63,7 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
                 sys.executable,
                 "-m",
                 "pytest",
-                "tests/server/test_store.py",
+                "tests/server/sessions/test_store.py",
                 "tests/client",
             ]
         ),

@@ -13,7 +13,7 @@ from typing import NoReturn
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
-from server.compiling import Compilation
+from server.sessions.compiling import Compilation
 from server.settings import Settings
 
 _WORKER_CANNOT_START = 3

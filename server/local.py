@@ -2,20 +2,62 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-_START_S = 180.0
+_START_S = 300.0
 """Programs may have to be compiled first."""
 _STOP_S = 20.0
+
+
+@contextlib.contextmanager
+def own_process(command: Sequence[str] | str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """A process that ends with the block, or with this process, even when that one is killed.
+
+    What it starts itself ends too.
+
+    Args:
+      command: as for ``subprocess.Popen``.
+      options: those of ``subprocess.Popen``.
+    """
+    # The shell waits for the other end of its input, which only this process has, to be closed.
+    guard = ["sh", "-c", "read _; kill -9 0"]
+    with (
+        subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0) as leader,
+        subprocess.Popen(command, process_group=leader.pid, **options) as process,
+    ):
+        try:
+            yield process
+        finally:
+            assert leader.stdin is not None
+            leader.stdin.close()
+
+
+def wait_until_healthy(url: str, process: subprocess.Popen[Any]) -> None:
+    """Returns when the server at an address answers.
+
+    Raises:
+      RuntimeError: its process ended, or it took too long.
+    """
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError("the server ended by itself")
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5.0):
+                return
+        except (OSError, urllib.error.URLError):
+            time.sleep(0.05)
+    raise RuntimeError(f"the server is not healthy after {_START_S:g} s")
 
 
 class LocalServer:
@@ -47,14 +89,16 @@ class LocalServer:
             **(variables or {}),
         }
         command = [sys.executable, "-m", "uvicorn", app, "--port", str(self.port)]
+        self._end = contextlib.ExitStack()
         with self.printed.open("ab") as output:
-            self.process = subprocess.Popen(
+            own = own_process(
                 [*command, *arguments],
                 cwd=Path(__file__).resolve().parents[1],
                 env=environment,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
+            self.process = self._end.enter_context(own)
 
     @property
     def url(self) -> str:
@@ -71,30 +115,23 @@ class LocalServer:
         Raises:
           RuntimeError: it ended, or took too long.
         """
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the server ended by itself:\n{self.said()}")
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5.0):
-                    return self
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.05)
-        raise RuntimeError(f"the server is not healthy after {_START_S:g} s:\n{self.said()}")
+        try:
+            wait_until_healthy(self.url, self.process)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}:\n{self.said()}") from None
+        return self
 
     def kill(self) -> None:
         """Ends it as the kernel would when memory runs out."""
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
+        self._end.close()
 
     def stop(self) -> None:
         """Ends it as an operator would."""
         if self.process.poll() is None:
             self.process.terminate()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        self.kill()
 
     def __enter__(self) -> LocalServer:
         return self.wait()

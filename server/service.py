@@ -14,15 +14,15 @@ from jaxserve.episode_log import read_log
 from jaxserve.errors import InputError
 from jaxserve.grading import Actions, Grade, grade_actions, grade_log
 from jaxserve.seeds import MAX_SEED
-from server import engine
-from server.agents import Agents, Driver
-from server.engine import Knobs, Window
-from server.episodes import Episode, listed_episode, parse_episode
+from server.players.agents import Agents, Driver
 from server.problems import EpisodeConflict
-from server.sessions import BatchView, Session, Sessions, View, begin_session, catch_up
+from server.sessions import engine
+from server.sessions.engine import Knobs, Window
+from server.sessions.episodes import Episode, listed_episode, parse_episode
+from server.sessions.session import BatchView, Session, Sessions, View, begin_session, catch_up
+from server.sessions.store import LoggedStep, Store, open_store
+from server.sessions.worker import Worker
 from server.settings import Settings
-from server.store import LoggedStep, Store, open_store
-from server.worker import Worker
 
 DEFAULT_TASK = "static_workload"
 DEFAULT_SPLIT = "train"

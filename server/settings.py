@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 
 IN_MEMORY = ":memory:"
@@ -30,9 +31,7 @@ class Rate:
         """
         found = re.fullmatch(r"([1-9][0-9]{0,8})/(second|minute|hour)", text)
         if found is None:
-            raise InputError(
-                f"{name} is {text!r}; it must be a count per second, minute or hour: 100/second"
-            )
+            checks.refuse(name, text, "a count per second, minute or hour, like 100/second")
         return cls(int(found[1]), _PERIODS_S[found[2]])
 
 
@@ -73,24 +72,24 @@ class Settings:
         Raises:
           InputError: a variable's value is not allowed.
         """
+        variables = _with_workers(variables, arguments)
+
+        def whole(name: str, default: int, low: int, high: int) -> int:
+            text = variables.get(name)
+            return checks.whole(name, _number(text), low, high) if text else default
+
         rate = variables.get("JAXSERVE_RATE_LIMIT")
         return cls(
             database=variables.get("JAXSERVE_DATABASE") or str(default_database(variables)),
             token=_token(variables.get("JAXSERVE_TOKEN")),
             cors_origins=_origins(variables.get("JAXSERVE_CORS_ORIGINS", "")),
             rate_limit=Rate.parse(rate, "JAXSERVE_RATE_LIMIT") if rate else cls.rate_limit,
-            max_body_bytes=_whole(
-                variables, "JAXSERVE_MAX_BODY_BYTES", cls.max_body_bytes, 1024, 2**30
-            ),
-            live_sessions=_whole(variables, "JAXSERVE_LIVE_SESSIONS", cls.live_sessions, 1, 10**6),
-            session_idle_s=_whole(
-                variables, "JAXSERVE_SESSION_IDLE_S", int(cls.session_idle_s), 1, 10**9
-            ),
-            max_connections=_whole(
-                variables, "MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000
-            ),
-            workers=_whole(_with_workers(variables, arguments), "WEB_CONCURRENCY", 1, 1, 1024),
-            port=_whole(variables, "PORT", cls.port, 1, 65535),
+            max_body_bytes=whole("JAXSERVE_MAX_BODY_BYTES", cls.max_body_bytes, 1024, 2**30),
+            live_sessions=whole("JAXSERVE_LIVE_SESSIONS", cls.live_sessions, 1, 10**6),
+            session_idle_s=whole("JAXSERVE_SESSION_IDLE_S", int(cls.session_idle_s), 1, 10**9),
+            max_connections=whole("MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000),
+            workers=whole("WEB_CONCURRENCY", cls.workers, 1, 1024),
+            port=whole("PORT", cls.port, 1, 65535),
         )
 
 
@@ -116,10 +115,8 @@ def _origins(text: str) -> tuple[str, ...]:
     origins = tuple(origin.strip() for origin in text.split(",") if origin.strip())
     for origin in origins:
         if origin != "*" and not re.fullmatch(r"https?://[^/\s]+", origin):
-            raise InputError(
-                f"JAXSERVE_CORS_ORIGINS has {origin!r}; it must be origins like "
-                "https://lab.example without a path, or *"
-            )
+            allowed = "an origin like https://lab.example without a path, or *"
+            checks.refuse("JAXSERVE_CORS_ORIGINS", origin, allowed)
     return origins
 
 
@@ -131,10 +128,6 @@ def _token(text: str | None) -> str | None:
     return text
 
 
-def _whole(variables: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
-    text = variables.get(name)
-    if not text:
-        return default
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise InputError(f"{name} is {text!r}; it must be a whole number from {low} to {high}")
-    return int(text)
+def _number(text: str) -> int | str:
+    """The number that a text is in plain digits, else the text."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else text

@@ -7,21 +7,21 @@ import asyncio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from server.answers import answer_problems
-from server.auth import RequireToken
-from server.compiling import Compilation
-from server.environment import ServeEnvironment
-from server.limits import LimitBody, LimitRate
-from server.messages import CheckMessages, mcp_route
-from server.openenv_api import ConcurrencyConfig, create_app, take_routes
-from server.routes_episodes import episode_routes
-from server.routes_grading import grading_routes
-from server.routes_information import information_routes
-from server.schemas import ServeAction, ServeObservation, ServeState
+from server.doors.answers import answer_problems
+from server.doors.auth import RequireToken
+from server.doors.limits import LimitBody, LimitRate
+from server.doors.messages import CheckMessages, mcp_route
+from server.doors.openenv_environment import ServeEnvironment
+from server.doors.routes_episodes import episode_routes
+from server.doors.routes_grading import grading_routes
+from server.doors.routes_information import information_routes
+from server.doors.tools import build_tools
+from server.doors.web import add_page, page_tab
 from server.service import Service
+from server.sessions.compiling import Compilation
 from server.settings import Settings
-from server.tools import build_tools
-from server.web import add_page, page_tab
+from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
+from server.wire.schemas import ServeAction, ServeObservation, ServeState
 
 _PLACE_IDLE_S = 900.0
 """How long a connection's place is kept unused. OpenEnv also gives places away by a call of

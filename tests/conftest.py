@@ -1,11 +1,22 @@
-"""Settings every test shares: compiled programs outlive a run, and examples are reproducible."""
+"""What every test shares: compiled programs outlive a run, examples are reproducible, and one
+server answers all who need no other."""
+
+from __future__ import annotations
 
 import os
 import signal
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from server.local import LocalServer
+
+StartServer = Callable[..., LocalServer]
+_MANY_MAPS = 25_000
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
 os.environ.setdefault(
@@ -29,13 +40,65 @@ settings.load_profile("jaxserve")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _programs_of_one_file_only():
-    """Drops the programs a file compiled when its last test is done.
+def _programs_find_room() -> Iterator[None]:
+    """Drops compiled programs after a file, once there are many.
 
-    Each holds several memory maps, of which Linux grants a process 65,530; past them XLA ends
-    the process with a segmentation fault. What a later file needs is in the cache on disk.
+    One holds up to a thousand memory maps, of which Linux grants a process 65,530; past them XLA
+    ends the process with a segmentation fault. What a later file needs is in the cache on disk.
     """
-    import jax
-
     yield
-    jax.clear_caches()
+    if "jax" in sys.modules and _memory_maps() > _MANY_MAPS:
+        sys.modules["jax"].clear_caches()
+
+
+def _memory_maps() -> int:
+    try:
+        return Path("/proc/self/maps").read_text().count("\n")
+    except OSError:  # a system without the limit
+        return 0
+
+
+@pytest.fixture(scope="session")
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers in processes of their own: ``start_server(JAXSERVE_TOKEN="x")``."""
+    started: list[LocalServer] = []
+
+    def start(
+        folder: Path | None = None,
+        port: int | None = None,
+        arguments: tuple[str, ...] = (),
+        **variables: str,
+    ) -> LocalServer:
+        chosen = folder or tmp_path_factory.mktemp("server")
+        server = LocalServer(chosen, port=port, arguments=arguments, variables=variables)
+        started.append(server)
+        return server.wait()
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(start_server: StartServer) -> LocalServer:
+    """One server with default settings that many tests share."""
+    return start_server()
+
+
+_DIED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Notes that a worker of pytest-xdist ended by itself.
+
+    The test that it ran, if any, is reported as failed; between tests it would go unpunished.
+    """
+    if error:
+        node.config.stash[_DIED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run in which a worker died has failed."""
+    if session.exitstatus == pytest.ExitCode.OK and session.config.stash.get(_DIED, False):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -11,6 +11,11 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
+from jaxserve.agents.panel import load_setup
+from jaxserve.sim.machine import memory
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.step_times import step_times
 from jaxserve.tasks.spec import load_task, task_names
 
 DATA = Path(__file__).parent / "data"
@@ -56,14 +61,14 @@ def test_help_lists_the_commands() -> None:
         text=True,
         check=True,
     ).stdout.split()
-    assert not {"matplotlib", "jaxserve.agents.evaluation", "scipy.stats"} & set(loaded)
+    assert not {"matplotlib", "jaxserve.evaluation.held_out", "scipy.stats"} & set(loaded)
 
 
 def test_a_real_process_reports_bad_input() -> None:
     """Exit code, stderr and silence on stdout, as a shell sees them."""
     found = run("evaluate", "--task", "nonsense")
     assert (found.returncode, found.stdout) == (2, "")
-    assert found.stderr.startswith("jaxserve: task 'nonsense' is unknown; the tasks are static_")
+    assert found.stderr.startswith("jaxserve: task is 'nonsense'; it must be one of static_")
     assert found.stderr.count("\n") == 1
 
 
@@ -91,14 +96,14 @@ def test_argument_errors(arguments: tuple[str, ...], capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--task", "nope"), "task 'nope' is unknown; the tasks are"),
-        (("--task", "7"), "task 7 is unknown; the aliases are 1, 2 and 3"),
-        (("--agent", "nope"), "agent 'nope' is unknown; allowed are all, random"),
-        (("--hardware", "tpu"), "gpu 'tpu' is unknown; allowed are a100-sxm-40gb"),
+        (("--task", "nope"), "task is 'nope'; it must be one of"),
+        (("--task", "7"), "task is 7; it must be 1, 2 or 3"),
+        (("--agent", "nope"), "agent is 'nope'; it must be one of all, random"),
+        (("--hardware", "tpu"), "gpu is 'tpu'; it must be one of a100-sxm-40gb"),
         (("--table", "none.parquet"), "table file none.parquet does not exist"),
         (("--trace", "none.csv"), "none.csv cannot be read"),
-        (("--episodes", "0"), "episodes is 0; it must be from 1 to 100000"),
-        (("--episodes", "-5"), "episodes is -5; it must be from 1 to 100000"),
+        (("--episodes", "0"), "episodes is 0; it must be a whole number from 1 to 100000"),
+        (("--episodes", "-5"), "episodes is -5; it must be a whole number from 1 to 100000"),
         (("--task", "2", "--plot", "missing/x.png"), "the folder missing does not exist"),
         (("--task", "2", "--plot", "x.bmp"), "picture 'x.bmp' must end in .pdf, .png, .svg"),
         (("--plot", "x.png"), "--plot draws one task; name it with --task"),
@@ -126,11 +131,14 @@ def test_bad_evaluations(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--task", "nope"), "task 'nope' is unknown; the tasks are"),
-        (("--steps", "0"), "steps is 0; it must be from 1 to 1000000000000"),
-        (("--seeds", "2", "--seed", "2147483647"), "it must be from 0 to 2147483646"),
-        (("--learning-rate", "nan"), "learning_rate is nan; it must be from 1e-08 to 1.0"),
-        (("--discount", "1"), "discount is 1.0; it must be from 0.5 to 0.9999"),
+        (("--task", "nope"), "task is 'nope'; it must be one of"),
+        (("--steps", "0"), "steps is 0; it must be a whole number from 1 to 1000000000000"),
+        (
+            ("--seeds", "2", "--seed", "2147483647"),
+            "it must be a whole number from 0 to 2147483646",
+        ),
+        (("--learning-rate", "nan"), "learning_rate is nan; it must be a number from 1e-08 to 1"),
+        (("--discount", "1"), "discount is 1.0; it must be a number from 0.5 to 0.9999"),
         (("--resume",), "has no run.json: there is no run to resume"),
         (("--process", "0"), "--coordinator, --processes and --process go together"),
         (("--out", "/proc/run"), "--out /proc/run cannot be used: No such file or directory"),
@@ -151,7 +159,7 @@ def test_malformed_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,many,3\n"
     )
     message = sentence(capsys, "evaluate", "--trace", str(trace))
-    assert "line 2, column ContextTokens: 'many'" in message
+    assert "line 2, column ContextTokens is 'many'; it must be a whole number" in message
 
 
 def test_json_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +177,8 @@ def test_plot_without_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The extra that is missing is named."""
-    monkeypatch.delitem(sys.modules, "jaxserve.plots", raising=False)
-    monkeypatch.delattr("jaxserve.plots", raising=False)
+    monkeypatch.delitem(sys.modules, "jaxserve.show.plots", raising=False)
+    monkeypatch.delattr("jaxserve.show.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     plot = str(tmp_path / "x.png")
     message = sentence(capsys, "evaluate", "--task", "2", "--plot", plot)
@@ -186,7 +194,7 @@ def test_interrupt(
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("jaxserve.agents.evaluation.rollout", interrupted)
+    monkeypatch.setattr("jaxserve.evaluation.held_out.rollout", interrupted)
     arguments = ["--task", "2", "--agent", "default", "--json", str(tmp_path / "x.json")]
     assert cli.main(["evaluate", *arguments]) == 130
     assert capsys.readouterr().err == "bursty_workload, default\njaxserve: interrupted\n"
@@ -201,9 +209,9 @@ def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     printed = capsys.readouterr().out
     for text in ("bursty_workload, 16 test episodes", "default", "heuristic", "TTFT", "goodput"):
         assert text in printed
-    (comparison,) = json.loads(data.read_text())["comparisons"]
-    assert set(comparison["agents"]) == {"default", "heuristic"}
-    assert len(comparison["agents"]["default"]["objective"]["episodes"]) == 16
+    (evaluated,) = json.loads(data.read_text())["evaluations"]
+    assert set(evaluated["agents"]) == {"default", "heuristic"}
+    assert len(evaluated["agents"]["default"]["objective"]["episodes"]) == 16
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -211,26 +219,38 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     """A trace of one's own replaces the traffic; there are no scores for it."""
     trace = tmp_path / "trace.jsonl"
     rows = [
-        {"timestamp": 500 * i, "input_length": 100 + i, "output_length": 50, "hash_ids": []}
+        {"timestamp": 500 * i, "input_length": 100 + i, "output_length": 50, "hash_ids": [i // 2]}
         for i in range(500)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = ["--trace", str(trace), "--agent", "default", "--episodes", "16"]
     assert cli.main(["evaluate", *arguments]) == 0
-    printed = capsys.readouterr().out
-    assert "trace_replay, 16 test episodes" in printed
-    assert "no scores, because the anchors are for the task's own trace" in printed
+    printed = capsys.readouterr()
+    assert "trace_replay, 16 test episodes" in printed.out
+    assert "no scores, because the anchors are for the task's own trace" in printed.out
+    assert "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids)" in printed.err
+
+
+def test_a_short_trace_has_a_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Who does what the refusal says can replay it."""
+    trace, own = DATA / "azure_small.csv", tmp_path / "my_task.json"
+    message = sentence(capsys, "evaluate", "--trace", str(trace))
+    assert "`jaxserve tasks trace_replay > my_task.json`" in message
+    assert cli.main(["tasks", "trace_replay"]) == 0
+    own.write_text(json.dumps(json.loads(capsys.readouterr().out) | {"horizon": 5}))
+    setup = load_setup(str(own), trace=str(trace))
+    assert int(setup.env.horizon) == 5
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("search", "nope"), "task 'nope' is unknown"),
-        (("headroom", "nope"), "task 'nope' is unknown"),
+        (("search", "nope"), "task is 'nope'"),
+        (("headroom", "nope"), "task is 'nope'"),
         (("fidelity", "--measurements", "missing"), "--measurements missing is not a directory"),
         (("fidelity", "--plot", "missing/x.png"), "the folder missing does not exist"),
         (("fidelity", "--markdown", "missing/x.md"), "the folder missing does not exist"),
-        (("fidelity", "--plot", "x.gif"), "--plot is x.gif; the picture must end in .png"),
+        (("fidelity", "--plot", "x.gif"), "--plot is 'x.gif'; it must be a path that ends in .png"),
     ],
 )
 @pytest.mark.usefixtures("empty_folder")
@@ -256,7 +276,7 @@ def test_the_file_of_a_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     again = load_task(str(mine))
     assert again.digest == load_task("bursty_workload").digest
     assert again.file == mine and again.name == "mine"
-    assert "task 'nope' is unknown" in sentence(capsys, "tasks", "nope")
+    assert "task is 'nope'" in sentence(capsys, "tasks", "nope")
 
 
 def test_a_gpu_without_a_packaged_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -274,8 +294,8 @@ def test_table_show(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["table", "show", name, "--where", "batch_size", "32", "kv_budget", "1"]) == 0
     assert "llama-3.1-8b on 1 x h100-sxm-80gb" in capsys.readouterr().out
     message = sentence(capsys, "table", "show", name, "--where", "batch_size", "5")
-    assert message.startswith("filter batch_size is 5.0; allowed are 1, 4, 8, 16")
-    assert "table 'nope' is unknown" in sentence(capsys, "table", "show", "nope")
+    assert message.startswith("filter batch_size is 5.0; it must be one of 1, 4, 8, 16")
+    assert "table is 'nope'" in sentence(capsys, "table", "show", "nope")
 
 
 def test_table_build(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -289,7 +309,7 @@ def test_table_build(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     message = sentence(capsys, "table", "build", *arguments, "--out", str(tmp_path / "a" / "t"))
     assert "does not exist" in message
     message = sentence(capsys, "table", "build", *arguments, "--out", str(tmp_path / "t.csv"))
-    assert message.endswith("a table must end in .parquet")
+    assert message.endswith("it must be a path that ends in .parquet")
     assert not (tmp_path / "t.csv").exists()
 
 
@@ -298,7 +318,7 @@ def test_an_option_that_would_be_ignored(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Packaged tables are not built anew with an option that says nothing about them."""
-    monkeypatch.setattr("jaxserve.sim.table_build.build_built_in", None)
+    monkeypatch.setattr("jaxserve.sim.table.build.build_built_in", None)
     message = sentence(capsys, "table", "build", "--tensor-parallel", "2")
     assert message.startswith("--tensor-parallel is 2, but the packaged tables have their own")
 
@@ -333,3 +353,31 @@ def test_a_fit_that_says_little_says_so(capsys: pytest.CaptureFixture[str], tmp_
     assert cli.main(["table", "fit", str(sweep), *options]) == 0
     said = capsys.readouterr().err
     assert said.startswith("jaxserve: the fit is 100% off") and "look at the units" in said
+
+
+def test_table_step_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The file holds the cost model of the GPU, and the command says how many KV blocks it has."""
+    out = tmp_path / "h100.json"
+    arguments = ["table", "step-times", "--out", str(out), "--model", "llama-3.1-8b"]
+    assert cli.main([*arguments, "--hardware", "h100-sxm-80gb", "--tier", "1"]) == 0
+    cost = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
+    assert json.loads(out.read_text()) == step_times(cost, tier=1)
+    pool = memory.kv_pool_bytes(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"), 1, False)
+    blocks = int(pool / load_model("llama-3.1-8b").kv_bytes_per_token / 32)
+    assert f"--num-gpu-blocks-override {blocks}\n" in capsys.readouterr().out
+    for odd, message in (
+        (("--hardware", "abacus"), "gpu is 'abacus'; it must be one of a100"),
+        (
+            ("--hardware", "l40s-48gb", "--tier", "3"),
+            "--tier is 3; it must be a whole number from 0 to 2",
+        ),
+        (
+            ("--hardware", "l40s-48gb", "--time-dilation", "0"),
+            "--time-dilation is 0.0; it must be a finite number above 0",
+        ),
+        (
+            ("--hardware", "l40s-48gb", "--out", "missing/x.json"),
+            "the folder missing does not exist",
+        ),
+    ):
+        assert message in sentence(capsys, *arguments, *odd)

@@ -53,6 +53,13 @@ def test_write_atomic_replaces_and_keeps_mode(tmp_path: Path) -> None:
     assert path.stat().st_mode == ordinary.stat().st_mode
 
 
+def test_a_write_leaves_the_umask_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to the whole process, in which other threads make files meanwhile."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("umask was set"))
+    datafiles.write_atomic(tmp_path / "file", b"new")
+    assert (tmp_path / "file").read_bytes() == b"new"
+
+
 def test_interrupted_write_leaves_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import jaxserve
 from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_key, episode_keys
-from jaxserve.sim.workload import draw_arrivals
+from jaxserve.sim.traffic.workload import draw_arrivals
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
 from jaxserve.types import ServeAction, TimeStep
@@ -28,9 +28,9 @@ GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
 
 @functools.cache
 def environment(task: str, rate_scale: float = 1.0) -> ServeEnv:
-    """A nameless environment: without names, one compiled program serves all tasks."""
+    """A task, with its requests scaled."""
     overrides = {"rate_scale": rate_scale} if rate_scale != 1.0 else None
-    return dataclasses.replace(jaxserve.make(task, overrides=overrides), name="")
+    return jaxserve.make(task, overrides=overrides)
 
 
 def random_actions(seed: int, held: int = 1) -> ServeAction:
@@ -313,8 +313,8 @@ def test_tasks_and_hardware_share_a_batch() -> None:
     envs = [
         environment("static_workload"),
         environment("bursty_workload"),
-        dataclasses.replace(jaxserve.make("static_workload", hardware="h100-sxm-80gb"), name=""),
-        dataclasses.replace(jaxserve.make("bursty_workload", hardware="l40s-48gb"), name=""),
+        jaxserve.make("static_workload", hardware="h100-sxm-80gb"),
+        jaxserve.make("bursty_workload", hardware="l40s-48gb"),
     ]
     keys, actions = episode_keys(4), [constant_actions(batch_cap=48)] * 4
     batch = play_stacked(jaxserve.stack(envs), keys, stacked(actions))[1]
@@ -418,6 +418,21 @@ def test_features_are_named_finite_and_small() -> None:
         assert np.abs(features).max() <= 3.0
         assert env.observe(reset(env, episode_key(0))[1].observation).shape == (len(FEATURE_NAMES),)
     assert len(set(FEATURE_NAMES)) == len(FEATURE_NAMES)
+
+
+def test_the_median_itl_is_not_moved_by_a_few_long_iterations() -> None:
+    """While prefill is rare the median is that of plain steps; networks see the mean."""
+    env = environment("bursty_workload")
+    calm = jax.tree.map(lambda value: jnp.full(WINDOWS, value), jaxserve.make_action(batch_cap=64))
+    _, timesteps = play_alone(env, episode_key(0), calm)
+    seen, metrics = timesteps.observation, timesteps.metrics
+    np.testing.assert_allclose(seen.mean_itl_ms, 1000.0 * metrics.itl_s, rtol=1e-6)
+    np.testing.assert_allclose(seen.p50_itl_ms, 1000.0 * metrics.p50_itl_s, rtol=1e-6)
+    median, mean = np.asarray(seen.p50_itl_ms), np.asarray(seen.mean_itl_ms)
+    assert np.median(median) < 0.9 * np.median(mean)
+    features = jax.vmap(env.observe)
+    moved = dataclasses.replace(seen, p50_itl_ms=2.0 * seen.p50_itl_ms)
+    np.testing.assert_array_equal(features(moved), features(seen))
 
 
 def test_randomised_hardware_differs_by_episode_and_is_off_by_default() -> None:

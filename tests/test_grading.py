@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.baselines import StaticPolicy, exploit_policies
+from jaxserve.agents.open_loop import StaticPolicy, exploit_policies
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
@@ -75,7 +75,7 @@ def random_actions(seed: int, held: int = 10) -> list[dict[str, float]]:
 @functools.cache
 def environment(task: str) -> ServeEnv:
     """Nameless, so that all tasks share one program."""
-    return dataclasses.replace(jaxserve.make(task), name="")
+    return jaxserve.make(task)
 
 
 step = jax.jit(ServeEnv.step)
@@ -348,7 +348,7 @@ def forged(path: tuple[str, ...], value: Any) -> list[Any]:
     ],
 )
 def test_a_forged_figure_is_found_and_changes_nothing(path: tuple[str, ...], value: Any) -> None:
-    """The grade is the replay's; only `verified` tells that the log lied."""
+    """The grade is the replay's; only ``verified`` tells that the log lied."""
     honest = grade_log(HARD, 1, honest_log(HARD, 1))
     grade = grade_log(HARD, 1, forged(path, value))
     assert grade.verified is False
@@ -401,22 +401,22 @@ def test_weights_change_a_logs_rewards_and_not_its_grade() -> None:
 @pytest.mark.parametrize(
     ("log", "named"),
     [
-        (None, "episode_log is a NoneType"),
-        ("[]", "episode_log is a str"),
-        ({"action": {}}, "episode_log is a dict"),
+        (None, "episode_log is None; it must be a list"),
+        ("[]", "episode_log is '[]'; it must be a list"),
+        ({"action": {}}, "episode_log is {'action': {}}; it must be a list"),
         ([[]], "episode_log[0]"),
         ([{"action": GOOD[0]}, 5], "episode_log[1]"),
         ([{"action": GOOD[0]}, {"reward": 1.0}], "episode_log[1]: action is missing"),
         ([{"action": GOOD[0], "reward": "high"}], "reward is 'high'"),
         ([{"action": GOOD[0], "reward": float("nan")}], "reward is nan"),
-        ([{"action": GOOD[0], "reward": [0.1, 0.2]}], "reward has shape (2,)"),
+        ([{"action": GOOD[0], "reward": [0.1, 0.2]}], "shape of reward is (2,); it must be ()"),
         ([{"action": GOOD[0], "observation": [1]}], "episode_log[0]: observation"),
         ([{"action": GOOD[0], "observation": {"queue_depth": None}}], "queue_depth is None"),
         ([{"action": GOOD[0], "metrics": {"slo": {}}}], "slo is {}"),
         ([{"action": GOOD[0], "metrics": 3}], "episode_log[0]: metrics"),
         (
             [{"action": GOOD[0], "observation": {"priority_distribution": 0.3}}],
-            "priority_distribution has shape ()",
+            "shape of priority_distribution is (); it must be (3,)",
         ),
     ],
 )

@@ -1,8 +1,7 @@
-"""`jaxserve.make`: from a name to an environment, and every wrong argument named."""
+"""``jaxserve.make``: from a name to an environment, and every wrong argument named."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -15,7 +14,9 @@ import pytest
 import jaxserve
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
-from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.sim.table.build import build
+from jaxserve.sim.table.file import write_table_file
+from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks.spec import load_task, task_names
 
 TASKS = task_names()
@@ -28,7 +29,6 @@ def test_every_task_becomes_an_environment(task: str) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(env):
         assert isinstance(leaf, jax.Array), path
         assert np.isfinite(np.asarray(leaf, np.float64)).all(), path
-    assert env.name == spec.name
     assert int(env.horizon) == spec.horizon
     assert np.asarray(env.knob_active).sum() == len(spec.knobs)
     mix = np.asarray(env.workload.regimes.class_mix)
@@ -65,7 +65,7 @@ def arrived(env: jaxserve.ServeEnv, key: jax.Array, horizon: int) -> jax.Array:
 @pytest.mark.parametrize("task", TASKS[:3])
 def test_expected_traffic_is_the_mean_of_the_traffic(task: str) -> None:
     """The reward's denominator is what arrives: over many episodes the two agree."""
-    env = dataclasses.replace(jaxserve.make(task), name="")
+    env = jaxserve.make(task)
     horizon = int(env.horizon)
     counts = np.asarray(arrived(env, jax.random.split(jax.random.key(0), 512), horizon))
     per_episode = counts @ np.asarray(env.reward.value) / horizon
@@ -104,6 +104,29 @@ def test_the_memory_limit_goes_with_the_gpu() -> None:
     assert float(named.reward.memory_limit_gib) == 60.0
 
 
+def test_a_table_brings_its_token_budget(tmp_path: Path) -> None:
+    """A table of one's own engine is played at that engine's budget, unless another is asked for.
+
+    Prompts are cut by the budget in force, so a table is carried over to any other by its own
+    cost model: both ways the times are those of a table built for that budget.
+    """
+    paths = {budget: tmp_path / f"{budget}.parquet" for budget in (512, 8192)}
+    for budget, path in paths.items():
+        write_table_file(path, build("a100-sxm-40gb", "llama-3.1-8b", token_budget=budget))
+    packaged = jaxserve.make("static_workload")
+    assert float(packaged.deployment.token_budget) == 2048
+    for budget, path in paths.items():
+        own = jaxserve.make("static_workload", table=path)
+        assert float(own.deployment.token_budget) == budget
+        for table in (None, *paths.values()):
+            overrides = {"deployment": {"token_budget": budget}}
+            env = jaxserve.make("static_workload", table=table, overrides=overrides)
+            assert float(env.deployment.token_budget) == budget
+            # Files keep times as float32, so a ratio of two has three roundings of 6e-8.
+            np.testing.assert_allclose(env.table.seconds, own.table.seconds, rtol=5e-7)
+        assert not np.allclose(own.table.seconds, packaged.table.seconds, rtol=1e-3)
+
+
 def test_a_table_goes_by_its_path(tmp_path: Path) -> None:
     """A user's table takes the place of the packaged one."""
     packaged = data_dir() / "tables" / "llama-3.1-8b__a100-sxm-40gb.parquet"
@@ -125,8 +148,8 @@ def test_a_table_goes_by_its_path(tmp_path: Path) -> None:
         ({"table": "llama-3.1-8b__warp"}, "llama-3.1-8b__warp"),
         ({"table": "llama-3.1-8b__h100-sxm-80gb"}, "hardware 'h100-sxm-80gb'"),
         ({"hardware": "h100-sxm-80gb", "table": "qwen2.5-32b__h100-sxm-80gb"}, "model"),
-        ({"hardware": ""}, "gpu '' is unknown"),
-        ({"hardware": []}, "gpu [] is unknown"),
+        ({"hardware": ""}, "gpu is ''"),
+        ({"hardware": []}, "gpu is []"),
         ({"table": 3.5}, "table is 3.5; it must be a name or a path"),
         ({"table": []}, "table is []; it must be a name or a path"),
         ({"trace": 3.5}, "trace is 3.5; it must be a name or a path"),
@@ -170,7 +193,6 @@ def test_environments_of_different_tasks_and_hardware_stack() -> None:
         jaxserve.make("adversarial_multitenant", hardware="l40s-48gb"),
     ]
     stacked = jaxserve.stack(envs)
-    assert stacked.name == "static_workload+bursty_workload+adversarial_multitenant"
     assert stacked.deployment.num_gpus.shape == (3,)
     for i, env in enumerate(envs):
         leaves = zip(jax.tree.leaves(stacked), jax.tree.leaves(env), strict=True)
@@ -180,7 +202,7 @@ def test_environments_of_different_tasks_and_hardware_stack() -> None:
 
 def test_environments_that_cannot_stack_are_refused() -> None:
     """Recorded and random traffic have different shapes; no environment is no stack."""
-    with pytest.raises(InputError, match="cannot be stacked"):
+    with pytest.raises(InputError, match="environments 0 and 1 cannot be stacked"):
         jaxserve.stack([jaxserve.make("static_workload"), jaxserve.make("trace_replay")])
     with pytest.raises(InputError, match="0 environments"):
         jaxserve.stack([])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.seeds import MAX_SEED, SPLITS, episode_key, episode_keys
+from jaxserve.seeds import MAX_SEED, SPLITS, episode_key, episode_keys, policy_key
 
 
 def words(keys: jax.Array) -> set[tuple[int, ...]]:
@@ -57,3 +57,17 @@ def test_bad_ranges_of_seeds_are_refused(count: Any, first: Any) -> None:
     """A range of seeds stays inside the seeds."""
     with pytest.raises(InputError, match="seed"):
         episode_keys(count, "train", first)
+
+
+def test_a_policy_has_a_stream_of_its_own() -> None:
+    """Its keys differ from window to window and from all that the episode's traffic uses."""
+    episode, windows = episode_key(3), np.arange(2000)
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    scale, workload = jax.random.split(episode)
+    policy = words(jax.vmap(policy_key, (None, 0))(episode, windows))
+    traffic = words(fold(workload, windows)) | words(
+        jax.random.wrap_key_data(
+            np.stack([jax.random.key_data(key) for key in (episode, scale, workload)])
+        )
+    )
+    assert len(policy) == len(windows) and not policy & traffic

@@ -1,1 +1,1 @@
-"""The environment behind other libraries' interfaces."""
+"""The environment as gymnasium and gymnax have environments."""

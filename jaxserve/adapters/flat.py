@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
-from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS
+from jaxserve.spaces import KNOBS, OBSERVATION_FIELDS
 from jaxserve.types import ServeObservation, TimeStep
 
 _COUNTS = ("arrivals", "completed", "good", "rejected", "lost", "waiting", "running")
 _FIGURES = ("tokens", "preemptions", "memory_gib", "energy_j", "cost_usd", "kv_occupancy")
 _IN_FORCE = ("acceptance", "capacity", "oom", "tier", "prefill_gpus")
-_LATENCIES = ("p50_ttft_ms", "p99_ttft_ms", "p50_itl_ms")
+_LATENCIES = tuple(name for name, entry in OBSERVATION_FIELDS.items() if entry.unit == "ms")
 _REWARD_PARTS = ("throughput", "latency", "slo", "cost", "memory")
 _EPISODE_SHARES = ("episode_progress", "cost_share")
 _ROUNDING = 1e-4
@@ -100,9 +100,12 @@ def checked_indices(action: Any, sizes: NDArray[np.int64], count: int | None = N
 
 
 def _corner(edge: str) -> ServeObservation:
-    fields = {name: jnp.float32(getattr(bound, edge)) for name, bound in OBSERVATION_BOUNDS.items()}
-    fields["priority_distribution"] = jnp.broadcast_to(fields["priority_distribution"], 3)
-    return ServeObservation(**fields)
+    return ServeObservation(
+        **{
+            name: jnp.full(entry.shape, getattr(entry.bound, edge), jnp.float32)
+            for name, entry in OBSERVATION_FIELDS.items()
+        }
+    )
 
 
 def _seen(env: ServeEnv, timestep: TimeStep) -> Seen:

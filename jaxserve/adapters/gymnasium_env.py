@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any
 
 try:
@@ -33,6 +32,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from jaxserve import checks
 from jaxserve.adapters.flat import Seen, advance, checked_indices, feature_bounds, start
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
@@ -58,7 +58,7 @@ class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         self, task: str | int | TaskSpec = "bursty_workload", split: str = "train", **options: Any
     ) -> None:
         """Args: the task, whose seeds episodes have, and what ``jaxserve.make`` takes."""
-        self.serve_env, self.split = _nameless(task, options), split
+        self.serve_env, self.split = make(task, **options), split
         self.observation_space, self.action_space = _spaces(self.serve_env)
         self._sizes = self.action_space.nvec
         self._state: EnvState | None = None
@@ -72,7 +72,7 @@ class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
           InputError: a seed that is no whole number from 0 on, or options.
         """
         _refuse_options(options)
-        seed = None if seed is None else _checked_seed(seed)
+        seed = None if seed is None else checks.whole("seed", seed, 0)
         super().reset(seed=seed)
         number = _drawn(self.np_random) if seed is None else _episode(seed)
         self._state, seen = _start_one(self.serve_env, episode_key(number, self.split))
@@ -123,11 +123,10 @@ class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         Raises:
           InputError: less than one environment, or a mode that this environment does not have.
         """
-        if not isinstance(num_envs, Integral) or num_envs < 1:
-            raise InputError(f"num_envs is {num_envs!r}; it must be a whole number from 1 on")
+        checks.whole("num_envs", num_envs, 1)
         self.autoreset_mode = _mode(autoreset_mode)
         self.metadata = {**self.metadata, "autoreset_mode": self.autoreset_mode}
-        self.serve_env, self.split, self.num_envs = _nameless(task, options), split, num_envs
+        self.serve_env, self.split, self.num_envs = make(task, **options), split, num_envs
         self.single_observation_space, self.single_action_space = _spaces(self.serve_env)
         self._sizes = self.single_action_space.nvec
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -201,14 +200,14 @@ class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
 
     def _checked_seeds(self, seed: int | Sequence[int]) -> list[int]:
         if not isinstance(seed, Sequence):
-            first = _checked_seed(seed)
+            first = checks.whole("seed", seed, 0)
             return list(range(first, first + self.num_envs))
         if len(seed) != self.num_envs:
             raise InputError(
                 f"seed has {len(seed)} entries; it must have one for each of the "
                 f"{self.num_envs} environments"
             )
-        return [_checked_seed(number) for number in seed]
+        return [checks.whole("seed", number, 0) for number in seed]
 
     def _next_keys(self) -> jax.Array:
         key = jax.random.key(_drawn(self.np_random))
@@ -233,11 +232,6 @@ class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         }
 
 
-def _nameless(task: str | int | TaskSpec, options: Mapping[str, Any]) -> ServeEnv:
-    """The environment; without its name, which is static, tasks share their programs."""
-    return dataclasses.replace(make(task, **options), name="")
-
-
 def _spaces(env: ServeEnv) -> tuple[Box, MultiDiscrete]:
     low, high = map(np.array, feature_bounds(env))
     return Box(low, high, dtype=np.float32), MultiDiscrete(grid_sizes(env))
@@ -248,13 +242,7 @@ def _mode(mode: str | AutoresetMode) -> AutoresetMode:
         if mode in (known, known.value):
             return known
     allowed = ", ".join(known.value for known in _AUTORESET_MODES)
-    raise InputError(f"autoreset_mode is {mode!r}; it must be one of {allowed}")
-
-
-def _checked_seed(seed: Any) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
-        raise InputError(f"seed is {seed!r}; it must be a whole number from 0 on")
-    return int(seed)
+    checks.refuse("autoreset_mode", mode, f"one of {allowed}")
 
 
 def _episode(seed: int) -> int:

@@ -24,7 +24,7 @@ from jaxserve.adapters.gymnax_spaces import MultiDiscrete, box, discrete
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.grids import grid_sizes
 from jaxserve.registry import make as make_serve_env
-from jaxserve.tasks.spec import TaskSpec
+from jaxserve.tasks.spec import TaskSpec, load_task
 
 _LOGGED = ("arrivals", "good", "cost_usd")
 
@@ -38,7 +38,8 @@ def make(task: str | int | TaskSpec, **options: Any) -> tuple[GymnaxEnv, ServeEn
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
-    env = GymnaxEnv(make_serve_env(task, **options))
+    spec = task if isinstance(task, TaskSpec) else load_task(task)
+    env = GymnaxEnv(make_serve_env(spec, **options), spec.name)
     return env, env.default_params
 
 
@@ -49,16 +50,13 @@ class GymnaxEnv:
     inside jit, an index outside its grid means the nearest inside.
     """
 
-    def __init__(self, env: ServeEnv) -> None:
+    def __init__(self, env: ServeEnv, name: str) -> None:
+        """Args: the deployment, and the name of its task."""
         self.default_params = env
+        self.name = name
         self._sizes = grid_sizes(env)
         # Learners ask for spaces while they are traced, when nothing can be computed.
         self._bounds = tuple(map(np.asarray, feature_bounds(env)))
-
-    @property
-    def name(self) -> str:
-        """Name of the task."""
-        return self.default_params.name
 
     @property
     def num_actions(self) -> int:

@@ -14,12 +14,12 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxserve.agents.planning import Load, decode_speed, value_share
+from jaxserve.agents.capacity import Load, decode_speed, value_share
 from jaxserve.env import ServeEnv
-from jaxserve.sim.acceptance import tokens_per_step
-from jaxserve.sim.deployment import MAX_GPUS, TIERS
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
-from jaxserve.types import ServeAction, ServeObservation
+from jaxserve.types import ServeAction, ServeObservation, Tier
 
 _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")
 
@@ -212,8 +212,8 @@ class HeuristicPolicy:
         """Changes tier or split when that pays for its downtime; the first choice is free."""
         gpus = env.deployment.num_gpus
         tier, split = memory.action.quantization_tier, memory.action.prefill_decode_split
-        tiers = jnp.repeat(jnp.arange(len(TIERS)), MAX_GPUS)
-        splits = jnp.tile(jnp.arange(MAX_GPUS), len(TIERS))
+        tiers = jnp.repeat(jnp.arange(len(Tier)), MAX_GPUS)
+        splits = jnp.tile(jnp.arange(MAX_GPUS), len(Tier))
         possible = (splits < gpus) & (env.knob_active[_TIER] | (tiers == tier))
         possible &= env.knob_active[_SPLIT] | (splits == split)
         load = memory.load

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.arrays.threefry import uniform
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
-from jaxserve.sim.threefry import uniform
 from jaxserve.spaces import KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 
@@ -65,7 +65,7 @@ class Normaliser:
 
 
 @flax.struct.dataclass
-class Memory:
+class NetworkMemory:
     """What a policy carries from window to window."""
 
     averages: jax.Array
@@ -133,9 +133,9 @@ class Network(nn.Module):
         return self.init(key, self._initial_hidden(), jnp.zeros(INPUTS), last)["params"]
 
     @nn.nowrap
-    def initial_memory(self, env: ServeEnv) -> Memory:
+    def initial_memory(self, env: ServeEnv) -> NetworkMemory:
         """Memory at the start of an episode."""
-        return Memory(
+        return NetworkMemory(
             averages=jnp.zeros((len(AVERAGING_WINDOWS), len(FEATURE_NAMES))),
             last=nearest_indices(env.locked),
             hidden=self._initial_hidden(),
@@ -165,12 +165,14 @@ def _orthogonal(scale: float) -> nn.initializers.Initializer:
     return initialise
 
 
-def network_for(env: ServeEnv, **settings: int | float | bool) -> Network:
-    """The network whose heads fit a task; ``settings`` as in ``Network``."""
-    return Network(sizes=tuple(int(size) for size in grid_sizes(env)), **settings)  # type: ignore
+def network_for(env: ServeEnv, **fields: int | float | bool) -> Network:
+    """The network whose heads fit a task; ``fields`` as in ``Network``."""
+    return Network(sizes=tuple(int(size) for size in grid_sizes(env)), **fields)  # type: ignore
 
 
-def look(network: Network, params: Any, memory: Memory, inputs: jax.Array) -> tuple[Memory, Step]:
+def look(
+    network: Network, params: Any, memory: NetworkMemory, inputs: jax.Array
+) -> tuple[NetworkMemory, Step]:
     """What the network says about inputs float32[..., INPUTS], and the memory after it."""
     said: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
     hidden, step = said
@@ -178,8 +180,8 @@ def look(network: Network, params: Any, memory: Memory, inputs: jax.Array) -> tu
 
 
 def perceive(
-    env: ServeEnv, normaliser: Normaliser, memory: Memory, observation: ServeObservation
-) -> tuple[Memory, jax.Array, jax.Array]:
+    env: ServeEnv, normaliser: Normaliser, memory: NetworkMemory, observation: ServeObservation
+) -> tuple[NetworkMemory, jax.Array, jax.Array]:
     """Takes an observation in.
 
     Returns:
@@ -239,13 +241,13 @@ class NetworkPolicy:
     greedy: bool = flax.struct.field(pytree_node=False, default=True)
     name: str = flax.struct.field(pytree_node=False, default="ppo")
 
-    def init(self, env: ServeEnv) -> Memory:
+    def init(self, env: ServeEnv) -> NetworkMemory:
         """Nothing seen yet, knobs at the task's own values."""
         return self.network.initial_memory(env)
 
     def act(
-        self, env: ServeEnv, memory: Memory, observation: ServeObservation, key: jax.Array
-    ) -> tuple[ServeAction, Memory]:
+        self, env: ServeEnv, memory: NetworkMemory, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, NetworkMemory]:
         """The most likely value of every knob; or a draw, if not ``greedy``."""
         memory, inputs, _ = perceive(env, self.normaliser, memory, observation)
         memory, step = look(self.network, self.params, memory, inputs)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.agents.devices import EVERYWHERE, all_devices, on_each, spread
 from jaxserve.env import ServeEnv
+from jaxserve.runtime.devices import EVERYWHERE, all_devices, on_each, spread
 from jaxserve.types import ServeAction
 
 _CHUNK = 1024  # episodes per compiled batch

@@ -21,7 +21,7 @@ from jaxserve.agents.progress import Progress
 from jaxserve.agents.search import single_changes
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
-from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks.spec import REGIME_COUNT
 
 BURST_STATES = 2

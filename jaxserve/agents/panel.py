@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 
-from jaxserve.agents.baselines import (
+from jaxserve import checks
+from jaxserve.agents.heuristic import HeuristicPolicy
+from jaxserve.agents.open_loop import (
     RandomPolicy,
     StaticPolicy,
     default_policy,
     exploit_policies,
 )
-from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
 from jaxserve.datafiles import data_dir
@@ -25,6 +27,7 @@ from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import make_action
 from jaxserve.tasks.anchors import Anchors, load_anchors
+from jaxserve.tasks.inputs import task_inputs
 from jaxserve.tasks.spec import TaskSpec, load_task
 
 _QUICK_EPISODES = 8
@@ -33,11 +36,16 @@ _QUICK_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A task on a deployment, as agents are compared on it."""
+class TaskSetup:
+    """A task on a deployment, as agents are trained, evaluated and compared on it."""
 
     env: ServeEnv
     spec: TaskSpec
+    inputs: Mapping[str, Any]
+    """all that ``env`` was built from, see ``jaxserve.tasks.inputs``."""
+    changes: Mapping[str, Any]
+    """arguments of ``jaxserve.make`` that replace something of the task's own, as they were given;
+    empty for the task itself."""
     anchors: Anchors | None
     """None where scores mean nothing: other hardware or traffic than the task's own."""
     note: str | None
@@ -46,36 +54,58 @@ class Setting:
     """directory of the weights that the agent ppo has here."""
 
 
-def load_setting(
+def load_setup(
     task: str | int,
     hardware: str | None = None,
     table: str | None = None,
     trace: str | None = None,
     weights: Path | None = None,
-) -> Setting:
+) -> TaskSetup:
     """A task with its anchors; see ``jaxserve.make`` for the arguments.
+
+    Naming the task's own hardware, table or trace is the same as naming none.
 
     Args:
       weights: directory with those of the agent ppo; default is the task's packaged ones, or
         NAME.weights beside a task file.
 
     Raises:
-      InputError: anything unknown, unreadable or out of range.
+      InputError: anything unknown, unreadable or out of range; or ``weights`` that do not fit.
     """
     spec = load_task(task)
-    env = make(spec, hardware=hardware, table=table, trace=trace)
-    if weights is None:
-        own = spec.file
-        weights = packaged_weights(spec.name) if own is None else own.with_suffix(".weights")
-    changed = {"hardware": hardware, "table": table, "trace": trace}
-    given = [name for name, value in changed.items() if value is not None]
-    if given:
-        note = f"no scores, because the anchors are for the task's own {given[0]}"
-        return Setting(env, spec, None, note, weights)
+    named = {"hardware": hardware, "table": table, "trace": trace}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    env = make(spec, **given)
+    inputs = task_inputs(spec, **given)
+    own = _own_inputs(spec) if given else inputs
+    changes = {name: value for name, value in given.items() if inputs[name] != own.get(name)}
+    if weights is not None:
+        from jaxserve.agents.weights import load_weights
+
+        load_weights(
+            weights, env, spec.name
+        )  # who names some wants to hear at once that they do not fit
+    elif spec.file is not None:
+        weights = spec.file.with_suffix(".weights")
+    else:
+        weights = packaged_weights(spec.name)
+    anchors, note = None, None
+    if changes:
+        note = f"no scores, because the anchors are for the task's own {next(iter(changes))}"
+    else:
+        try:
+            anchors = load_anchors(spec)
+        except InputError as error:
+            note = f"no scores: {error}"
+    return TaskSetup(env, spec, inputs, changes, anchors, note, weights)
+
+
+def _own_inputs(spec: TaskSpec) -> Mapping[str, Any]:
+    """Those of the task itself; none where it has no packaged table, so that one must be named."""
     try:
-        return Setting(env, spec, load_anchors(spec), None, weights)
-    except InputError as error:
-        return Setting(env, spec, None, f"no scores: {error}", weights)
+        return task_inputs(spec)
+    except InputError:
+        return {}
 
 
 def packaged_weights(task: str) -> Path:
@@ -83,8 +113,8 @@ def packaged_weights(task: str) -> Path:
     return data_dir() / "weights" / task
 
 
-def build_agent(name: str, setting: Setting, progress: Progress | None = None) -> Policy:
-    """The agent ``name``, ready for ``setting``.
+def build_agent(name: str, setup: TaskSetup, progress: Progress | None = None) -> Policy:
+    """The agent ``name``, ready for ``setup``.
 
     Args:
       progress: told about the search for the best static setting where there is none yet.
@@ -94,7 +124,7 @@ def build_agent(name: str, setting: Setting, progress: Progress | None = None) -
     """
     _check_known(name)
     known = _AGENTS | _PRIVILEGED
-    return known[name](setting, progress) if name in known else exploit_policies()[name]
+    return known[name](setup, progress) if name in known else exploit_policies()[name]
 
 
 def agent_names() -> tuple[str, ...]:
@@ -116,20 +146,20 @@ def parse_agents(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def playable(names: Sequence[str], setting: Setting) -> tuple[str, ...]:
+def playable(names: Sequence[str], setup: TaskSetup) -> tuple[str, ...]:
     """Those of ``names`` that need no weights, or have them."""
-    trained = (setting.weights / "weights.json").is_file()
+    trained = (setup.weights / "weights.json").is_file()
     return tuple(name for name in names if trained or name != "ppo")
 
 
-def best_static_policy(setting: Setting, progress: Progress | None = None) -> StaticPolicy:
+def best_static_policy(setup: TaskSetup, progress: Progress | None = None) -> StaticPolicy:
     """The frozen best static setting of the task, or that of a quick search on training seeds."""
-    if setting.anchors is not None:
-        return StaticPolicy(make_action(**setting.anchors.best_static_action), "best_static")
+    if setup.anchors is not None:
+        return StaticPolicy(make_action(**setup.anchors.best_static_action), "best_static")
     from jaxserve.agents.search import best_static
 
     indices = best_static(
-        setting.env,
+        setup.env,
         episode_keys(_QUICK_EPISODES, "train"),
         candidates=_QUICK_CANDIDATES,
         rounds=_QUICK_ROUNDS,
@@ -138,41 +168,40 @@ def best_static_policy(setting: Setting, progress: Progress | None = None) -> St
     return StaticPolicy(action_at(jnp.asarray(indices)), "best_static")
 
 
-def _trained_policy(setting: Setting, progress: Progress | None) -> Policy:
+def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.weights import load_weights
 
-    return load_weights(setting.weights, setting.env)
+    return load_weights(setup.weights, setup.env, setup.spec.name)
 
 
-def _planner(setting: Setting, progress: Progress | None) -> Policy:
+def _planner(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.planner import planner_for
 
-    return planner_for(setting.env)
+    return planner_for(setup.env)
 
 
-def _regime_oracle(setting: Setting, progress: Progress | None) -> Policy:
+def _regime_oracle(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.regime_oracle import search_regime_oracle
 
-    static = best_static_policy(setting, progress).action
-    return search_regime_oracle(setting.env, static, progress=progress)
+    static = best_static_policy(setup, progress).action
+    return search_regime_oracle(setup.env, static, progress=progress)
 
 
 def _check_known(name: str) -> None:
-    known = agent_names()
-    if name not in known:
-        raise InputError(f"agent {name!r} is unknown; allowed are all, {', '.join(known)}")
+    if name not in agent_names():
+        checks.refuse("agent", name, f"one of all, {', '.join(agent_names())}")
 
 
-_AGENTS: dict[str, Callable[[Setting, Progress | None], Policy]] = {
-    "random": lambda setting, progress: RandomPolicy(),
-    "default": lambda setting, progress: default_policy(setting.env),
+_AGENTS: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {
+    "random": lambda setup, progress: RandomPolicy(),
+    "default": lambda setup, progress: default_policy(setup.env),
     "best_static": best_static_policy,
-    "heuristic": lambda setting, progress: HeuristicPolicy(),
+    "heuristic": lambda setup, progress: HeuristicPolicy(),
     "ppo": _trained_policy,
 }
 """Those that ``all`` stands for, in the order of the table."""
 
-_PRIVILEGED: dict[str, Callable[[Setting, Progress | None], Policy]] = {
+_PRIVILEGED: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {
     "planner": _planner,
     "regime_oracle": _regime_oracle,
 }

@@ -19,11 +19,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve import checks
 from jaxserve.agents.policy import PrivilegedPolicy
 from jaxserve.env import EnvState, ServeEnv
-from jaxserve.errors import InputError
 from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
-from jaxserve.sim.workload import Workload, WorkloadState
+from jaxserve.sim.traffic.workload import Workload, WorkloadState
 from jaxserve.types import ServeAction
 
 _PARTS = 2  # settings in a plan: one until the next look, one for what follows
@@ -48,17 +48,13 @@ class PlannerConfig:
     """share of the knobs that are drawn from their whole grid at first; falls with iterations."""
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (
-            ("horizon_windows", self.horizon_windows, 2, 1000),
-            ("hold_windows", self.hold_windows, 1, self.horizon_windows - 1),
-            ("candidates", self.candidates, 2, 100_000),
-            ("elites", self.elites, 1, self.candidates),
-            ("iterations", self.iterations, 1, 1000),
-            ("futures", self.futures, 1, 1000),
-            ("exploration", self.exploration, 0.0, 1.0),
-        ):
-            if not low <= value <= high:
-                raise InputError(f"planner: {name} is {value}; it must be from {low} to {high}")
+        checks.whole("planner: horizon_windows", self.horizon_windows, 2, 1000)
+        checks.whole("planner: hold_windows", self.hold_windows, 1, self.horizon_windows - 1)
+        checks.whole("planner: candidates", self.candidates, 2, 100_000)
+        checks.whole("planner: elites", self.elites, 1, self.candidates)
+        checks.whole("planner: iterations", self.iterations, 1, 1000)
+        checks.whole("planner: futures", self.futures, 1, 1000)
+        checks.number("planner: exploration", self.exploration, 0, 1)
 
 
 class Intent(NamedTuple):

@@ -1,7 +1,7 @@
 """Episodes in the reference simulator: the same traffic, the same knobs, the same reward.
 
-`ReferenceEpisode` plays an episode of a `ServeEnv` request by request and reports every window as
-the fast simulator does, so that a policy can act on it and its score can be compared.
+``ReferenceEpisode`` plays an episode of a ``ServeEnv`` request by request and reports every window
+as the fast simulator does, so that a policy can act on it and its score can be compared.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import numpy as np
 
 from jaxserve.agents.policy import Policy
 from jaxserve.env import ServeEnv
-from jaxserve.sim.cost_model import CostModel, IterationTimer
-from jaxserve.sim.deployment import GIB, Deployment
-from jaxserve.sim.latency import TTFT_EDGES_S
+from jaxserve.seeds import policy_key
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
+from jaxserve.sim.machine.deployment import GIB, Deployment
+from jaxserve.sim.reference.counters import WindowStats
 from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
 from jaxserve.sim.reference.request import Request, request_log
 from jaxserve.sim.reference.settings import (
@@ -29,21 +31,17 @@ from jaxserve.sim.reference.settings import (
     ShiftedExponentialFrontEnd,
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from jaxserve.sim.reference.stats import WindowStats
-from jaxserve.sim.table_file import read_table_file
-from jaxserve.sim.workload import Arrivals
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
 from jaxserve.tasks.spec import TaskSpec, load_task
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, WindowMetrics
 
 
-def table_timer(
-    task: str | int | TaskSpec, hardware: str | None = None, table: str | None = None
-) -> CostModel:
-    """The cost model that the latency table of `jaxserve.make(task, ...)` was built from."""
+def table_timer(task: str | int | TaskSpec) -> CostModel:
+    """The cost model that the latency table of ``jaxserve.make(task)`` was built from."""
     spec = task if isinstance(task, TaskSpec) else load_task(task)
-    name = table or f"{spec.model}__{hardware or spec.hardware}"
-    return read_table_file(name).metadata.cost_model
+    return read_table_file(f"{spec.model}__{spec.hardware}").metadata.cost_model
 
 
 def reference_settings(deployment: Deployment) -> ReferenceSettings:
@@ -59,7 +57,7 @@ def reference_settings(deployment: Deployment) -> ReferenceSettings:
         kv_bytes_per_token=d["kv_transfer_s_per_token"],
         link_bytes_per_s=1.0,
         front_end=ShiftedExponentialFrontEnd(d["frontend_s"], d["frontend_tail_s"]),
-        scheduler=SchedulerSettings(chunk_budget=round(d["token_budget"])),
+        scheduler=SchedulerSettings(token_budget=round(d["token_budget"])),
     )
 
 
@@ -79,7 +77,8 @@ def reference_knobs(deployment: Deployment, action: ServeAction) -> Knobs:
 
 @dataclass(frozen=True)
 class DeploymentMemory:
-    """Memory of an iteration from a `Deployment`; a `MemoryMeter` of the reference simulator."""
+    """Memory of an iteration from a ``Deployment``; a ``MemoryMeter`` of the reference
+    simulator."""
 
     deployment: Deployment
 
@@ -116,24 +115,24 @@ class DeploymentMemory:
 
 @dataclass(frozen=True)
 class SlowTimer:
-    """A timer whose iterations all take `scale` times as long: an episode's hardware slowness."""
+    """A timer whose iterations all take ``scale`` times as long: an episode's hardware slowness."""
 
     timer: IterationTimer
     scale: float
 
     def iteration_s(self, **iteration: Any) -> float:
-        """Seconds of one iteration; arguments as `IterationTimer.iteration_s`."""
+        """Seconds of one iteration; arguments as ``IterationTimer.iteration_s``."""
         return self.scale * self.timer.iteration_s(**iteration)
 
 
 class ReferenceEpisode:
-    """One episode of `env` in the reference simulator, advanced window by window.
+    """One episode of ``env`` in the reference simulator, advanced window by window.
 
     Args:
       env: what to play.
-      key: typed key of the episode, consumed as `env.reset` consumes it: the fast simulator faces
+      key: typed key of the episode, consumed as ``env.reset`` consumes it: the fast simulator faces
         the same requests under the same key.
-      timer: iteration times, see `table_timer`.
+      timer: iteration times, see ``table_timer``.
       windows: length; the environment's horizon by default.
     """
 
@@ -154,10 +153,10 @@ class ReferenceEpisode:
         self._open: list[Request] = []
         self._ttft_slo_s = np.asarray(env.slo.ttft_s, np.float64)
         self._tpot_slo_s = np.asarray(env.slo.tpot_s, np.float64)
-        self._tier = 0
 
     def start(self, action: ServeAction) -> ReferenceSimulator:
-        """The simulator at time 0, in FP16 and colocated like every episode, ready for `action`."""
+        """The simulator at time 0, in FP16 and colocated like every episode, ready for
+        ``action``."""
         at_start = dataclasses.replace(action, quantization_tier=0, prefill_decode_split=0)
         return ReferenceSimulator(
             reference_settings(self.env.deployment),
@@ -179,11 +178,11 @@ class ReferenceEpisode:
         return self._metrics(stats, action, queued)
 
     def log(self) -> np.ndarray:
-        """`LOG_DTYPE` row of every request that has arrived so far."""
+        """``LOG_DTYPE`` row of every request that has arrived so far."""
         return request_log([]) if self._simulator is None else self._simulator.log()
 
     def meets_slo(self, log: np.ndarray) -> np.ndarray:
-        """bool[n]: which of the `LOG_DTYPE` rows completed inside both objectives."""
+        """bool[n]: which of the ``LOG_DTYPE`` rows completed inside both objectives."""
         group = log["traffic_class"]
         return (log["ttft_s"] <= self._ttft_slo_s[group]) & (
             log["tpot_s"] <= self._tpot_slo_s[group]
@@ -208,19 +207,17 @@ class ReferenceEpisode:
         ]
         first, done = stats.first_tokens, stats.completions
         completed = count(done["traffic_class"])
-        if len(done):
-            self._tier = int(np.bincount(done["tier"]).argmax())
         in_time = first["ttft_s"] <= self._ttft_slo_s[first["traffic_class"]]
         tpot_sum = np.bincount(done["traffic_class"], done["tpot_s"], minlength=classes)
         in_force = reference_knobs(
-            self.env.deployment, dataclasses.replace(action, quantization_tier=self._tier)
+            self.env.deployment, dataclasses.replace(action, quantization_tier=stats.tier)
         )
         idle_bytes = self._memory.used_bytes(
             kv_capacity_tokens=in_force.kv_capacity_tokens,
             tokens=0,
             logits_rows=0,
             speculation_depth=in_force.speculation_depth,
-            tier=self._tier,
+            tier=stats.tier,
         )
         energy_j = self._energy_j(stats)
         deployment = self._memory.deployment
@@ -237,6 +234,7 @@ class ReferenceEpisode:
             ttft_exceeded=(first["ttft_s"] > TTFT_EDGES_S[:, None]).sum(axis=1),
             tpot_s=tpot_sum / np.maximum(completed, 1.0),
             itl_s=np.nan_to_num(stats.itl_s),
+            p50_itl_s=np.nan_to_num(stats.p50_itl_s),
             tokens=stats.tokens,
             preemptions=stats.preemptions,
             memory_gib=max(stats.peak_memory_bytes, idle_bytes) / GIB,
@@ -246,13 +244,13 @@ class ReferenceEpisode:
             kv_occupancy=min(stats.kv_occupancy, 1.0),
             acceptance=stats.draft_accepted / max(stats.drafted, 1),
             capacity=stats.capacity,
-            oom=float(bool(lost)),
+            oom=float(stats.oom_restarts > 0),
         )
         return WindowMetrics(
             **{name: jnp.asarray(value, jnp.float32) for name, value in values.items()},
             regime=jnp.int32(self.traffic.regime[self._window - 1]),
-            tier=jnp.int32(self._tier),
-            prefill_gpus=jnp.int32(in_force.prefill_gpus),
+            tier=jnp.int32(stats.tier),
+            prefill_gpus=jnp.int32(stats.prefill_gpus),
         )
 
     def _collect_arrivals(self, until_s: float) -> None:
@@ -278,19 +276,16 @@ class ReferenceEpisode:
 
 @dataclass(frozen=True)
 class ReferenceRollout:
-    """What a policy did to an episode of T windows in the reference simulator.
-
-    Attributes:
-      metrics: the windows, every leaf stacked to [T, ...].
-      parts: the reward's terms, [T].
-      actions: the knobs that acted, [T].
-      log: `jaxserve.sim.reference.request.LOG_DTYPE` row of every request.
-    """
+    """What a policy did to an episode of T windows in the reference simulator."""
 
     metrics: WindowMetrics
+    """the windows, every leaf stacked to [T, ...]."""
     parts: RewardParts
+    """the reward's terms, [T]."""
     actions: ServeAction
+    """the knobs that acted, [T]."""
     log: np.ndarray
+    """``jaxserve.sim.reference.request.LOG_DTYPE`` row of every request."""
 
 
 def reference_rollout(
@@ -300,11 +295,11 @@ def reference_rollout(
     timer: IterationTimer,
     windows: int | None = None,
 ) -> ReferenceRollout:
-    """Plays one episode under `policy`.
+    """Plays one episode under ``policy``.
 
     Args:
-      key: typed key of the episode. Actions draw from ``fold_in(key, window)``.
-      timer: iteration times, see `table_timer`.
+      key: typed key of the episode; actions draw from its ``jaxserve.seeds.policy_key``.
+      timer: iteration times, see ``table_timer``.
       windows: length; the environment's horizon by default.
     """
     episode = ReferenceEpisode(env, key, timer, windows)
@@ -325,7 +320,7 @@ def reference_rollout(
     observation, memory = timestep.observation, policy.init(env)
     rows = []
     for window in range(episode.windows):
-        action, memory = act(memory, observation, jax.random.fold_in(key, window))
+        action, memory = act(memory, observation, policy_key(key, window))
         metrics = episode.step(action)
         observation, parts = observe(observation, metrics, jnp.int32(window + 1))
         rows.append(jax.tree.map(np.asarray, (metrics, parts, action)))

@@ -13,9 +13,8 @@ import numpy as np
 
 from jaxserve.agents.policy import Policy, PrivilegedPolicy
 from jaxserve.env import ServeEnv
+from jaxserve.seeds import policy_key
 from jaxserve.types import ServeAction, TimeStep
-
-_POLICY_STREAM = 0x706F_6C69  # keeps a policy's dice apart from the episode's own traffic
 
 
 @flax.struct.dataclass
@@ -39,7 +38,7 @@ def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
     """
     # Names are static, and a program that depends on them would be compiled once for each.
     nameless: Any = dataclasses.replace(policy, name="")  # type: ignore[type-var]
-    return _rollout(dataclasses.replace(env, name=""), nameless, keys, int(np.max(env.horizon)))
+    return _rollout(env, nameless, keys, int(np.max(env.horizon)))
 
 
 @functools.partial(jax.jit, static_argnames="horizon")
@@ -47,15 +46,14 @@ def _rollout(env: ServeEnv, policy: Policy, keys: jax.Array, horizon: int) -> Ro
     def episode(key: jax.Array) -> Rollout:
         state, timestep = env.reset(key)
         memory = policy.init(env)
-        dice = jax.random.fold_in(key, _POLICY_STREAM)
 
         def window(carry, index):
             state, memory, observation = carry
-            key = jax.random.fold_in(dice, index)
+            dice = policy_key(key, index)
             if isinstance(policy, PrivilegedPolicy):
-                action, memory = policy.act_on_state(env, memory, state, key)
+                action, memory = policy.act_on_state(env, memory, state, dice)
             else:
-                action, memory = policy.act(env, memory, observation, key)
+                action, memory = policy.act(env, memory, observation, dice)
             action = env.effective_action(action)
             state, timestep = env.step(state, action)
             return (state, memory, timestep.observation), Rollout(timestep, action)

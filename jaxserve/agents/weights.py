@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.network import Network, NetworkPolicy, Normaliser, network_for
+from jaxserve.checks import JsonObject, refuse
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.tasks import checks
+from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import TaskSpec
 
 WEIGHTS_VERSION = 1
@@ -45,6 +46,7 @@ def save_weights(
         "task_version": spec.version,
         "width": policy.network.width,
         "recurrent": policy.network.recurrent,
+        "knobs": _knobs(policy.network),
         "features": list(FEATURE_NAMES),
         "provenance": dict(provenance),
     }
@@ -52,34 +54,49 @@ def save_weights(
     write_atomic(directory / f"{_FILE}.json", (json.dumps(about, indent=2) + "\n").encode())
 
 
-def load_weights(directory: Path, env: ServeEnv) -> NetworkPolicy:
+def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
     """The policy of ``save_weights`` for an environment with the same knobs.
+
+    Args:
+      task: what errors call the environment.
 
     Raises:
       InputError: a file is missing or unreadable, of another version, or does not fit the task.
     """
     where = f"{directory / _FILE}.json"
     missing = (
-        f"{directory} has no {_FILE}.json, so there are no weights for {env.name}; "
+        f"{directory} has no {_FILE}.json, so there are no weights for {task}; "
         "`jaxserve train` makes them, and --weights names its --out"
     )
-    about = checks.mapping(read_json(Path(where), where, missing), where)
-    checks.whole(about, "spec_version", where, WEIGHTS_VERSION, WEIGHTS_VERSION)
+    about = JsonObject(read_json(Path(where), where, missing), where)
+    about.whole("spec_version", WEIGHTS_VERSION, WEIGHTS_VERSION)
     if about.get("features") != list(FEATURE_NAMES):
         raise InputError(f"{where}: features are not those of this version; train again")
-    width = checks.whole(about, "width", where, 1, 4096)
-    recurrent = about.get("recurrent")
-    if not isinstance(recurrent, bool):
-        raise InputError(f"{where}: recurrent is {recurrent!r}; it must be true or false")
-    network = network_for(env, width=width, recurrent=recurrent)
+    width = about.whole("width", 1, 4096)
+    network = network_for(env, width=width, recurrent=about.flag("recurrent"))
+    knobs = about.inside("knobs")
+    if knobs != _knobs(network):
+        raise InputError(
+            f"{where}: the weights are for other knobs than the task's, {_text(knobs)} and not "
+            f"{_text(_knobs(network))} (each with the number of its values)"
+        )
     arrays = _read_arrays(directory)
     expected = _by_path(
         jax.eval_shape(network.initial_params, jax.random.key(0)), Normaliser.create()
     )
     shapes = {name: leaf.shape for name, leaf in expected.items()}
-    _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", env.name)
+    _check_arrays(arrays, shapes, f"{directory / _FILE}.npz", task)
     params = unflatten_dict(jax.tree.map(jnp.asarray, arrays), sep="/")
     return NetworkPolicy(params, Normaliser(**params.pop("normaliser")), network)
+
+
+def _knobs(network: Network) -> dict[str, int]:
+    """Values that the network chooses from, by knob; without those that the task locks."""
+    return {knob: size for knob, size in zip(KNOBS, network.sizes, strict=True) if size > 1}
+
+
+def _text(knobs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{knob} {size}" for knob, size in knobs.items()) or "none"
 
 
 def _by_path(params: Any, normaliser: Normaliser) -> dict[str, Any]:
@@ -107,7 +124,7 @@ def _check_arrays(
             state = "missing" if name not in arrays else "not part of the network"
             raise InputError(f"{path} does not fit {task}: array {name} is {state}")
         if not np.issubdtype(arrays[name].dtype, np.floating):
-            raise InputError(f"{path}: array {name} is {arrays[name].dtype}; it must be floats")
+            refuse(f"{path}: array {name}", arrays[name].dtype, "floats")
         if arrays[name].shape != shapes[name]:
             raise InputError(
                 f"{path} does not fit {task}: array {name} has shape {arrays[name].shape}, and the "

@@ -13,11 +13,12 @@ from typing import Any
 import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
+from jaxserve.cli.gateway import run_gateway
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
-from jaxserve.compilation_cache import enable_compilation_cache
-from jaxserve.cores import use_all_cores
 from jaxserve.errors import InputError
+from jaxserve.runtime.compilation_cache import enable_compilation_cache
+from jaxserve.runtime.cores import use_all_cores
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_agents,
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "search": search_anchors,
     "headroom": print_headroom,
     "fidelity": check_fidelity,
+    "gateway": run_gateway,
 }
 """Every command by its name."""
 

@@ -18,6 +18,7 @@ from jaxserve.cli.arguments import (
     Task,
     check_outputs,
     import_plots,
+    note_trace,
     optional,
     text,
 )
@@ -53,43 +54,44 @@ def evaluate_agents(
         markdown: File to write the tables to.
         json: File to write every episode's statistics to.
     """
-    from jaxserve.agents.evaluation import check_episodes, compare, to_json
-    from jaxserve.agents.panel import load_setting, parse_agents, playable
-    from jaxserve.outputs import write_output
-    from jaxserve.report import evaluation_markdown, evaluation_table
+    from jaxserve.agents.panel import load_setup, parse_agents, playable
+    from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.report import evaluation_markdown, evaluation_table
+    from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import task_names
-    from jaxserve.terminal import progress_bars, result_console
 
     agents = parse_agents(agent)
     check_episodes(episodes)
     check_outputs({"--plot": plot, "--markdown": markdown, "--json": json})
     if trace is not None and task == "all":
         task = "trace_replay"
-    settings = [
-        load_setting(name, hardware, text(table), text(trace), weights)
+    setups = [
+        load_setup(name, hardware, text(table), text(trace), weights)
         for name in (task_names() if task == "all" else (task,))
     ]
     if plot is not None:
-        if len(settings) > 1:
+        if len(setups) > 1:
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    console, comparisons, tables = result_console(), [], []
-    for setting in settings:
+    note_trace(trace)
+    console, evaluations, tables = result_console(), [], []
+    for setup in setups:
         # Who names ppo wants to hear that it has no weights; all means all that can play.
-        chosen = agents if "ppo" in agent else playable(agents, setting)
+        chosen = agents if "ppo" in agent else playable(agents, setup)
         with progress_bars() as progress:
-            comparisons.append(compare(setting, chosen, episodes, seed_split, progress))
-        tables.append(evaluation_table(comparisons[-1]))
+            evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
+        tables.append(evaluation_table(evaluations[-1]))
         console.print(tables[-1].rich())
         if chosen != agents:
-            console.print(f"without ppo, which has no weights for {setting.env.name}")
+            console.print(f"without ppo, which has no weights for {setup.spec.name}")
     if plot is not None:
-        write_output(plot, plots.comparison_picture(comparisons[0], plot), "--plot")
+        write_output(plot, plots.evaluation_picture(evaluations[0], plot), "--plot")
     if markdown is not None:
         write_output(markdown, evaluation_markdown(tables).encode(), "--markdown")
     if json is not None:
-        write_output(json, to_json(comparisons), "--json")
+        write_output(json, to_json(evaluations), "--json")
 
 
 def train_agent(
@@ -134,25 +136,28 @@ def train_agent(
         processes: How many processes train together.
         process: Number of this process, from 0.
     """
-    from jaxserve.agents.discount import task_discount
-    from jaxserve.agents.panel import load_setting
-    from jaxserve.agents.processes import is_first, join_processes, together
-    from jaxserve.agents.training import Interrupted, check_run, train
-    from jaxserve.report import training_table
-    from jaxserve.terminal import result_console, training_bar
+    from jaxserve.agents.panel import load_setup
+    from jaxserve.learning.discount import task_discount
+    from jaxserve.learning.distributed import is_first, join_processes, together
+    from jaxserve.learning.run_options import check_run
+    from jaxserve.learning.training import Interrupted, train
+    from jaxserve.show.report import training_table
+    from jaxserve.show.terminal import result_console, training_bar
 
     join_processes(coordinator, processes, process)
     with together():
-        setting = load_setting(task, hardware, text(table), text(trace))
-        chosen_discount = task_discount(setting.env) if discount is None else discount
+        setup = load_setup(task, hardware, text(table), text(trace))
+        chosen_discount = task_discount(setup.env) if discount is None else discount
         config = check_run(
             steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
         )
     chosen = tuple(range(seed, seed + seeds))
+    if is_first():
+        note_trace(trace)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(
-                setting,
+                setup,
                 config,
                 chosen,
                 out,
@@ -166,7 +171,7 @@ def train_agent(
     if not is_first():
         return
     console = result_console()
-    console.print(training_table(result, setting))
+    console.print(training_table(result, setup))
     console.print(
         f"compiled in {result.compile_s:.0f} s, trained in {result.train_s:.0f} s; "
         f"wrote the weights of seed {result.seeds[result.best]} to {out}",
@@ -201,15 +206,15 @@ def compare_agents(
         markdown: File to write the tables to.
         json: File to write every run's and episode's numbers to.
     """
-    from jaxserve.agents.run_directory import open_directory
-    from jaxserve.agents.training import Interrupted
     from jaxserve.compare.protocol import compare_task, prepare
+    from jaxserve.compare.result_tables import command_text, summary, task_tables
+    from jaxserve.compare.result_tables import markdown as to_markdown
     from jaxserve.compare.results import to_json
-    from jaxserve.compare.tables import command_text, summary, task_tables
-    from jaxserve.compare.tables import markdown as to_markdown
-    from jaxserve.outputs import write_output
+    from jaxserve.learning.run_directory import open_directory
+    from jaxserve.learning.training import Interrupted
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import task_names
-    from jaxserve.terminal import progress_bars, result_console
 
     check_outputs({"--markdown": markdown, "--json": json})
     pictures = import_plots("jaxserve.compare.pictures", "jaxserve compare")
@@ -226,6 +231,7 @@ def compare_agents(
         for name in (task_names() if task == "all" else (task,))
     ]
     open_directory(out)
+    note_trace(trace)
     console, results = result_console(), []
     for case in cases:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 
 from jaxserve.errors import InputError
-from jaxserve.outputs import check_output
+from jaxserve.show.outputs import check_output
 
 
 def optional(metavar: str) -> Any:
@@ -27,7 +28,7 @@ Real = Annotated[float | None, optional("FLOAT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
-def import_plots(module: str = "jaxserve.plots", what: str = "--plot") -> ModuleType:
+def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> ModuleType:
     """A module that draws.
 
     Args:
@@ -63,6 +64,16 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
         other = taken.setdefault(path.resolve(), option)
         if other != option:
             raise InputError(f"{option} is {path}, which {other} names already; name another file")
+
+
+def note_trace(path: Path | None) -> None:
+    """Says what of a recording the simulators leave out, where it has any."""
+    from jaxserve.sim.traffic.traces import load_trace
+    from jaxserve.tasks.replay import trace_path
+
+    note = None if path is None else load_trace(trace_path(path)).note
+    if note is not None:
+        print(f"jaxserve: {note}", file=sys.stderr)
 
 
 def text(path: Path | None) -> str | None:

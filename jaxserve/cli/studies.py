@@ -7,6 +7,7 @@ from typing import Any
 
 import tyro
 
+from jaxserve import checks
 from jaxserve.cli.arguments import Directory, File, Name, Task, check_outputs, import_plots
 from jaxserve.errors import InputError
 
@@ -19,9 +20,9 @@ def list_tasks(task: tyro.conf.Positional[Name] = None) -> None:
     Args:
         task: Name or alias of a task whose file is printed: one to begin your own with.
     """
-    from jaxserve.report import task_table
+    from jaxserve.show.report import task_table
+    from jaxserve.show.terminal import result_console
     from jaxserve.tasks.spec import load_task, task_names, task_path
-    from jaxserve.terminal import result_console
 
     if task is None:
         result_console().print(task_table([load_task(name) for name in task_names()]))
@@ -39,9 +40,9 @@ def search_anchors(task: tyro.conf.Positional[Task]) -> None:
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all for the
             built-in ones.
     """
+    from jaxserve.show.terminal import result_console
     from jaxserve.tasks.anchors import write_anchors
     from jaxserve.tasks.spec import task_names
-    from jaxserve.terminal import result_console
 
     for name in task_names() if task == "all" else (task,):
         result = _measured_headroom(name)
@@ -74,24 +75,23 @@ def check_fidelity(
         markdown: File to write the table to, unless checks were skipped.
         plot: Picture of the errors against their bars to write, ending in .png.
     """
-    from jaxserve.fidelity import report
+    from jaxserve.fidelity import all_checks
     from jaxserve.fidelity.sources import shared_data
-    from jaxserve.outputs import write_output
-    from jaxserve.terminal import progress_bars, result_console
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import progress_bars, result_console
 
     check_outputs({"--markdown": markdown, "--plot": plot})
     if measurements is not None and not measurements.is_dir():
         raise InputError(f"--measurements {measurements} is not a directory")
     if plot is not None:
         import_plots()
-        if plot.suffix != ".png":
-            raise InputError(f"--plot is {plot}; the picture must end in .png")
+        checks.ending("--plot", plot, ".png")
     with progress_bars() as progress:
-        rows, skipped = report.run_checks(
+        rows, skipped = all_checks.run_checks(
             measurements or shared_data(), lambda name: progress(name, 0, 1)
         )
     console = result_console()
-    console.print(report.fidelity_table(rows))
+    console.print(all_checks.fidelity_table(rows))
     for name in skipped:
         console.print(f"skipped {name}: the measured data is not there")
     if skipped and markdown is not None:
@@ -101,15 +101,15 @@ def check_fidelity(
             file=sys.stderr,
         )
     elif markdown is not None:
-        write_output(markdown, report.fidelity_markdown(rows).encode(), "--markdown")
+        write_output(markdown, all_checks.fidelity_markdown(rows).encode(), "--markdown")
     if plot is not None:
-        write_output(plot, report.fidelity_picture(rows), "--plot")
+        write_output(plot, all_checks.fidelity_picture(rows), "--plot")
 
 
 def _measured_headroom(task: str) -> Any:
-    from jaxserve.agents.headroom import headroom_tables, measure_headroom
+    from jaxserve.evaluation.headroom import headroom_tables, measure_headroom
+    from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import load_task
-    from jaxserve.terminal import progress_bars, result_console
 
     spec = load_task(task)
     with progress_bars() as progress:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from jaxserve import checks
 from jaxserve.cli.arguments import File, Name, Real, optional
 from jaxserve.errors import InputError
-from jaxserve.outputs import check_output
+from jaxserve.show.outputs import check_output
 
 
 def build_table(
@@ -29,9 +31,9 @@ def build_table(
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that share every layer of the model that is named.
     """
-    from jaxserve.sim.table_build import build, build_built_in
-    from jaxserve.sim.table_file import write_table_file
-    from jaxserve.terminal import result_console
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.table.build import build, build_built_in
+    from jaxserve.sim.table.file import write_table_file
 
     given = (model, hardware, out)
     if model is None or hardware is None or out is None:
@@ -62,9 +64,9 @@ def show_table(
         where: Rows to show, for example batch_size 32 quant_tier 0 prompt_len 512. By default
             those with all of the KV memory, FP16 and prompts of 512 tokens.
     """
-    from jaxserve.sim.table_file import read_table_file
-    from jaxserve.sim.table_show import pick_rows, render_rows
-    from jaxserve.terminal import result_console
+    from jaxserve.show.latency_table import pick_rows, render_rows
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.table.file import read_table_file
 
     file = read_table_file(table)
     rows = pick_rows(file, where or {"kv_budget": 1.0, "quant_tier": 0.0, "prompt_len": 512.0})
@@ -81,7 +83,7 @@ def fit_table(
     memory_gib: Real = None,
     tensor_parallel: int = 1,
     tier: int = 0,
-    chunk_budget: int = 2048,
+    token_budget: int = 2048,
 ) -> None:
     """Fit a latency table to your own load test (CSV or JSON lines, such as vllm bench serve's).
 
@@ -95,11 +97,11 @@ def fit_table(
         memory_gib: The same for its memory, GiB.
         tensor_parallel: GPUs that shared every layer.
         tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
-        chunk_budget: Tokens that one iteration could process.
+        token_budget: Tokens that one iteration could process.
     """
-    from jaxserve.report import fit_report_table
-    from jaxserve.sim.table_fit import POOR_TPOT_ERROR, fit
-    from jaxserve.terminal import result_console
+    from jaxserve.show.report import fit_report_table
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.table.fit import POOR_TPOT_ERROR, fit
 
     _check_table_output(out)
     report = fit(
@@ -112,7 +114,7 @@ def fit_table(
         memory_gib=memory_gib,
         tensor_parallel=tensor_parallel,
         tier=tier,
-        chunk_budget=chunk_budget,
+        token_budget=token_budget,
     )
     console = result_console()
     console.print(fit_report_table(report))
@@ -125,19 +127,60 @@ def fit_table(
     console.print(f"wrote {out}", soft_wrap=True)
 
 
+def write_step_times(
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    time_dilation: float = 1.0,
+) -> None:
+    """Write the step times of a model on a GPU, for vLLM with an emulated device.
+
+    Args:
+        model: Model, for example llama-3.1-8b.
+        hardware: GPU, for example h100-sxm-80gb.
+        out: JSON file to write.
+        tensor_parallel: GPUs that share every layer.
+        tier: Precision: 0 = FP16, 1 = INT8, 2 = INT4.
+        time_dilation: Factor on every step, where the host is too slow for the GPU's steps.
+    """
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.machine.cost_model import CostModel
+    from jaxserve.sim.machine.hardware import load_gpu, load_model
+    from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+    from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
+
+    check_output(out, "--out")
+    checks.whole("--tier", tier, 0, 2)
+    checks.positive("--time-dilation", time_dilation)
+    gpu, llm = load_gpu(hardware), load_model(model)
+    times = step_times(CostModel.of(gpu, llm, tensor_parallel), tier, time_dilation)
+    pool_bytes = kv_pool_bytes(gpu, llm, tier, False, tensor_parallel)
+    pool_tokens = pool_bytes / kv_bytes_per_token(llm, False, tensor_parallel)
+    write_output(out, f"{json.dumps(times, indent=2)}\n".encode(), "--out")
+    result_console().print(
+        f"wrote {out}; this GPU has room for {int(pool_tokens)} KV tokens: vllm serve "
+        f"--block-size {CPU_BLOCK_TOKENS} "
+        f"--num-gpu-blocks-override {int(pool_tokens // CPU_BLOCK_TOKENS)}",
+        soft_wrap=True,
+    )
+
+
 def _check_table_output(out: Path) -> None:
     check_output(out, "--out")
-    if out.suffix != ".parquet":  # the ending by which a path of a table is known
-        raise InputError(f"--out is {out}; a table must end in .parquet")
+    checks.ending("--out", out, ".parquet")  # the ending by which a path of a table is known
 
 
 TableCommand = (
     Annotated[Any, tyro.conf.subcommand("build", constructor=build_table)]
     | Annotated[Any, tyro.conf.subcommand("show", constructor=show_table)]
     | Annotated[Any, tyro.conf.subcommand("fit", constructor=fit_table)]
+    | Annotated[Any, tyro.conf.subcommand("step-times", constructor=write_step_times)]
 )
 
 
 def table_group(command: TableCommand) -> None:
-    """Build, show or fit latency tables."""
+    """Build, show or fit latency tables, or write step times."""
     del command  # has run: it is the result of its command

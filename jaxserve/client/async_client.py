@@ -120,6 +120,18 @@ class AsyncServeClient:
             pass
         return self._note(await self._persist(lambda: self._step_again(session_id, plain)))
 
+    async def drive(self, agent: str, windows: int = 1) -> list[Step]:
+        """Lets an agent of the server play on, at most to the end of the episode.
+
+        What is lost is not asked for again, because the windows may have been played.
+
+        Raises:
+          ServerError, ConnectionLost.
+        """
+        body = {"session_id": self._own(), "agent": agent, "windows": windows}
+        answer = await request(self._http, "POST", "/agent", json=body)
+        return [self._note(each) for each in answer["results"]]
+
     async def observe(self) -> Step:
         """The last answer to reset or step, from the server."""
         path = "/observation"

@@ -62,6 +62,10 @@ class ServeClient:
         """See ``AsyncServeClient.step``."""
         return self._wait(self._client.step(action))
 
+    def drive(self, agent: str, windows: int = 1) -> list[Step]:
+        """See ``AsyncServeClient.drive``."""
+        return self._wait(self._client.drive(agent, windows))
+
     def observe(self) -> Step:
         """See ``AsyncServeClient.observe``."""
         return self._wait(self._client.observe())

@@ -14,18 +14,18 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
-from jaxserve.agents.panel import Setting, best_static_policy
+from jaxserve.agents.panel import TaskSetup, best_static_policy
 from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.compare.intervals import Estimate, Matrix, estimate
 from jaxserve.compare.protocol import Case
+from jaxserve.compare.result_tables import label, scores
 from jaxserve.compare.results import TaskComparison
-from jaxserve.compare.statistics import Estimate, Matrix, estimate
-from jaxserve.compare.tables import label, scores
 from jaxserve.compare.trained import Curve, Trained, learning_curve
 from jaxserve.datafiles import write_atomic
-from jaxserve.plot_style import BLUE, GREEN, GREY, KNOB_LABELS, KNOB_TICKS, ORANGE, RED, STYLE
-from jaxserve.plots import draw_episodes, first_episode
 from jaxserve.seeds import episode_keys
-from jaxserve.spaces import KNOBS
+from jaxserve.show.plots import active_knobs, draw_episodes, first_episode
+from jaxserve.show.style import BLUE, GREEN, GREY, ORANGE, RED, STYLE
+from jaxserve.spaces import KNOB_FIELDS
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.types import ServeAction
 
@@ -41,17 +41,17 @@ def write_task_pictures(case: Case, policies: Trained) -> None:
 
     The policy shown is the one that did best on validation episodes.
     """
-    setting = case.setting
+    setup = case.setup
     keys = episode_keys(EPISODES, "test")
-    learnt = rollout(setting.env, policies.chosen, keys)
-    static = rollout(setting.env, best_static_policy(setting), keys)
-    regimes = [regime.name for regime in setting.spec.regimes]
+    learnt = rollout(setup.env, policies.chosen, keys)
+    static = rollout(setup.env, best_static_policy(setup), keys)
+    regimes = [regime.name for regime in setup.spec.regimes]
     episodes = [first_episode("best static", static), first_episode("ppo", learnt)]
-    title = f"{setting.env.name}, test seed 0"
+    title = f"{setup.spec.name}, test seed 0"
     figures = {
-        "learning": draw_learning(setting.env.name, learning_curve(case.run), case.anchors),
-        "policy_map": draw_policy_map(setting, learnt, regimes),
-        "episode": draw_episodes(setting.env, episodes, title, regimes),
+        "learning": draw_learning(setup.spec.name, learning_curve(case.run), case.anchors),
+        "policy_map": draw_policy_map(setup, learnt, regimes),
+        "episode": draw_episodes(setup.env, episodes, title, regimes),
     }
     for name, figure in figures.items():
         write_atomic(case.directory / f"{name}.png", png(figure))
@@ -114,13 +114,9 @@ def draw_scores(results: Sequence[TaskComparison]) -> Figure:
     return figure
 
 
-def draw_policy_map(setting: Setting, played: Rollout, regimes: Sequence[str]) -> Figure:
+def draw_policy_map(setup: TaskSetup, played: Rollout, regimes: Sequence[str]) -> Figure:
     """Mean of every active knob by regime and by the arrivals that the policy had just seen."""
-    knobs = [
-        knob
-        for knob, active in zip(KNOBS, np.asarray(setting.env.knob_active), strict=True)
-        if active
-    ]
+    knobs = active_knobs(setup.env)
     load = np.asarray(played.timesteps.observation.request_arrival_rate)[:, :-1]
     regime = np.asarray(played.timesteps.metrics.regime)[:, 1:] % len(regimes)
     edges = np.unique(np.round(np.quantile(load, np.linspace(0.0, 1.0, _LOADS + 1))))
@@ -138,7 +134,7 @@ def draw_policy_map(setting: Setting, played: Rollout, regimes: Sequence[str]) -
         names = [f"{low:g}-{high:g}" for low, high in itertools.pairwise(edges)]
         axes[-1].set_xticks(range(len(names)), names)
         axes[-1].set_xlabel("arrivals in the window before, per second")
-        figure.suptitle(f"{setting.env.name}: what ppo chooses where")
+        figure.suptitle(f"{setup.spec.name}: what ppo chooses where")
     return figure
 
 
@@ -165,7 +161,7 @@ def _bars(axis: Axes, title: str, found: Mapping[str, Estimate]) -> None:
 def _chosen(actions: ServeAction, knob: str) -> NDArray[np.float64]:
     """float[E, T - 1]; batch caps in octaves, of which a mean makes sense."""
     values = np.asarray(getattr(actions, knob), np.float64)[:, 1:]
-    return np.log2(values) if knob == "batch_cap" else values
+    return np.log2(values) if KNOB_FIELDS[knob].octaves else values
 
 
 def _cell_means(
@@ -195,16 +191,15 @@ def _cells(axis: Axes, knob: str, cells: NDArray[np.float64], regimes: Sequence[
                 column, row, _value(knob, value), ha="center", va="center", fontsize=7, color=color
             )
     axis.set_yticks(range(len(regimes)), [name.replace("_", " ") for name in regimes])
-    axis.set_title(KNOB_LABELS[knob].replace("\n", " "), fontsize=8.5, loc="left")
+    axis.set_title(KNOB_FIELDS[knob].label, fontsize=8.5, loc="left")
     axis.spines[:].set_visible(False)
     axis.tick_params(length=0)
 
 
 def _value(knob: str, value: float) -> str:
-    if knob == "batch_cap":
+    described, whole = KNOB_FIELDS[knob], round(value)
+    if described.octaves:
         return f"{2.0**value:.0f}"
-    names = KNOB_TICKS.get(knob, {})
-    whole = round(value)
-    if abs(value - whole) < 0.005 and whole in names:
-        return names[whole]
-    return f"{value:.2f}" if knob == "kv_budget_fraction" else f"{value:.1f}"
+    if described.names and abs(value - whole) < 0.005:
+        return described.names[whole]
+    return f"{value:.1f}" if described.bound.integer else f"{value:.2f}"

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
-from jaxserve.processes import map_in_processes
 from jaxserve.registry import make
+from jaxserve.runtime.processes import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.tasks.spec import TaskSpec
 

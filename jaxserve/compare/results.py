@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.compare.statistics import Matrix
+from jaxserve.compare.intervals import Matrix
 from jaxserve.errors import InputError
 from jaxserve.tasks.anchors import Anchors
 
@@ -18,7 +18,7 @@ RESULTS_VERSION = 1
 
 @dataclass(frozen=True)
 class Play:
-    """One agent in one setting; float64[R, E], a row for each training seed (one row without)."""
+    """One agent in one setup; float64[R, E], a row for each training seed (one row without)."""
 
     objective: Matrix
     """mean reward per window."""
@@ -27,19 +27,19 @@ class Play:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A setting to transfer to."""
+class VariantPlays:
+    """What agents did in a variant of the task, see ``jaxserve.compare.variants``."""
 
     name: str
     plays: Mapping[str, Play]
-    """by agent; empty where the setting was left out."""
+    """by agent; empty where the variant was left out."""
     reason: str = ""
     """why it was left out."""
 
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """A task: every agent in the task itself, in other settings, in the reference simulator."""
+    """A task: every agent in the task itself, in its variants, in the reference simulator."""
 
     about: Mapping[str, Any]
     """what was compared: task, version, seeds, windows, episodes, digest of the weights and so on;
@@ -47,7 +47,7 @@ class TaskComparison:
     anchors: Anchors
     plays: Mapping[str, Play]
     """in the task itself, by agent."""
-    columns: tuple[Column, ...]
+    variants: tuple[VariantPlays, ...]
     reference: Mapping[str, Matrix]
     """mean rewards in the reference simulator on the first of the episodes, by agent."""
 
@@ -62,9 +62,9 @@ def to_data(result: TaskComparison) -> dict[str, Any]:
     return {
         "about": dict(result.about),
         "plays": _plays_data(result.plays),
-        "columns": [
-            {"name": column.name, "reason": column.reason, "plays": _plays_data(column.plays)}
-            for column in result.columns
+        "variants": [
+            {"name": variant.name, "reason": variant.reason, "plays": _plays_data(variant.plays)}
+            for variant in result.variants
         ],
         "reference": {agent: values.tolist() for agent, values in result.reference.items()},
     }
@@ -81,9 +81,9 @@ def from_data(data: Mapping[str, Any], anchors: Anchors) -> TaskComparison:
             about=data["about"],
             anchors=anchors,
             plays=_plays(data["plays"]),
-            columns=tuple(
-                Column(item["name"], _plays(item["plays"]), item["reason"])
-                for item in data["columns"]
+            variants=tuple(
+                VariantPlays(item["name"], _plays(item["plays"]), item["reason"])
+                for item in data["variants"]
             ),
             reference={agent: np.array(rows) for agent, rows in data["reference"].items()},
         )

@@ -5,25 +5,28 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
-from jaxserve.agents.discount import task_discount
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.panel import Setting
-from jaxserve.agents.ppo import Learner, PPOConfig
+from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.run_directory import read_metrics
-from jaxserve.agents.training import Progress as TrainingProgress
-from jaxserve.agents.training import check_run, restored, train
 from jaxserve.agents.weights import load_weights
-from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
-from jaxserve.tasks import checks
+from jaxserve.learning.discount import task_discount
+from jaxserve.learning.ppo import Learner
+from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.run_directory import (
+    check_description,
+    has_run,
+    read_description,
+    read_metrics,
+)
+from jaxserve.learning.run_options import Seeds, check_run, described
+from jaxserve.learning.training import TrainingStatus, restored, split_seeds, train
 
 STEPS = 5_000_000
 ENVIRONMENTS = 1024
@@ -36,12 +39,12 @@ class Run:
 
     directory: Path
     config: PPOConfig
-    seeds: tuple[int, ...]
+    seeds: Seeds
 
     @property
     def exists(self) -> bool:
         """Whether it has begun."""
-        return _settings_file(self.directory).is_file()
+        return has_run(self.directory)
 
     @property
     def finished(self) -> bool:
@@ -77,15 +80,16 @@ class Curve:
     """float64[R, U], mean reward of an update's windows, of policies that still explore."""
 
 
-def plan_run(directory: Path, setting: Setting, seeds: int, steps: int | None) -> Run:
-    """The run that is in ``directory``, or else one like that of `jaxserve train` without options.
+def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -> Run:
+    """The run that is in ``directory``, or else one like that of ``jaxserve train`` without
+    options.
 
     Args:
       steps: control windows that each seed plays, ``STEPS`` if None; if given, a run that is found
         must have as many.
 
     Raises:
-      InputError: a number is out of range, or the run there has other numbers.
+      InputError: a number is out of range, or the run there is another task's or has other numbers.
     """
     config = check_run(
         steps=STEPS if steps is None else steps,
@@ -93,14 +97,14 @@ def plan_run(directory: Path, setting: Setting, seeds: int, steps: int | None) -
         seeds=seeds,
         environments=ENVIRONMENTS,
         learning_rate=LEARNING_RATE,
-        discount=task_discount(setting.env),
+        discount=task_discount(setup.env),
     )
     planned = Run(directory, config, tuple(range(seeds)))
     if not planned.exists:
         return planned
-    path = _settings_file(directory)
-    data = checks.mapping(read_json(path, str(path)), str(path))
-    found = Run(directory, _config(data, str(path)), _seeds(data, str(path)))
+    description = read_description(directory, "it is gone")
+    check_description(directory, description, setup.inputs)
+    found = Run(directory, *described(description, f"the run in {directory}"))
     if len(found.seeds) != seeds:
         raise InputError(
             f"seeds is {seeds}, but the run in {directory} has {len(found.seeds)}; ask for as many "
@@ -114,40 +118,40 @@ def plan_run(directory: Path, setting: Setting, seeds: int, steps: int | None) -
     return found
 
 
-def trained(setting: Setting, run: Run, progress: Progress | None = None) -> Trained:
+def trained(setup: TaskSetup, run: Run, progress: Progress | None = None) -> Trained:
     """The run's policies, after the training that is still to do.
 
     Raises:
       InputError: the run does not fit the task, or what it left cannot be read.
-      jaxserve.agents.training.Interrupted: by Ctrl-C, after a checkpoint.
+      jaxserve.learning.training.Interrupted: by Ctrl-C, after a checkpoint.
     """
     if not run.finished:
-        stage = f"{setting.env.name}, training {len(run.seeds)} policies"
+        stage = f"{setup.spec.name}, training {len(run.seeds)} policies"
 
-        def watch(report: TrainingProgress) -> None:
+        def watch(report: TrainingStatus) -> None:
             if progress is not None:
                 progress(stage, report.windows, report.total)
 
         if progress is not None:
             progress(stage, 0, run.windows)
-        train(setting, run.config, run.seeds, run.directory, resume=run.exists, watch=watch)
-    chosen = load_weights(run.directory, setting.env)
+        train(setup, run.config, run.seeds, run.directory, resume=run.exists, watch=watch)
+    chosen = load_weights(run.directory, setup.env, setup.spec.name)
     weights = (run.directory / "weights.npz").read_bytes()
-    policies = _final_policies(setting, run)
+    policies = _final_policies(setup, run)
     return Trained(run, policies, chosen, hashlib.sha256(weights).hexdigest()[:16])
 
 
 def learning_curve(run: Run) -> Curve:
     """The rewards in the run's ``metrics.csv``."""
-    rows = read_metrics(run.directory, run.config.updates)
+    rows = read_metrics(run.directory, run.config.updates, run.seeds)
     reward = np.array([row["reward"] for row in rows]).reshape(-1, len(run.seeds)).T
     windows = np.array([row["windows"] for row in rows[:: len(run.seeds)]], float)
     return Curve(windows, reward)
 
 
-def _final_policies(setting: Setting, run: Run) -> tuple[NetworkPolicy, ...]:
+def _final_policies(setup: TaskSetup, run: Run) -> tuple[NetworkPolicy, ...]:
     """From the last checkpoint: a run writes the weights of its best seed only."""
-    learner, seeds = Learner.create(setting.env, run.config), np.array(run.seeds)
+    learner, seeds = Learner.create(setup.env, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),
@@ -163,27 +167,4 @@ def _final_policies(setting: Setting, run: Run) -> tuple[NetworkPolicy, ...]:
                 "ended; train it again in another --out"
             )
         state = restored(checkpoints, step, like)
-    return tuple(
-        learner.policy(jax.tree.map(lambda leaf, i=index: leaf[i], state))
-        for index in range(len(run.seeds))
-    )
-
-
-def _settings_file(directory: Path) -> Path:
-    return directory / "run.json"
-
-
-def _config(data: Any, where: str) -> PPOConfig:
-    try:
-        return PPOConfig(**checks.mapping(data.get("config"), f"{where}: config"))
-    except TypeError:
-        raise InputError(
-            f"{where}: config is not that of this version's learner; train again"
-        ) from None
-
-
-def _seeds(data: Any, where: str) -> tuple[int, ...]:
-    seeds = checks.entries(data, "seeds", where)
-    if not all(isinstance(seed, int) for seed in seeds):
-        raise InputError(f"{where}: seeds is {seeds!r}; it must be a list of whole numbers")
-    return tuple(seeds)
+    return split_seeds(learner.policy(state), run.seeds)

@@ -1,1 +1,1 @@
-"""Comparisons of the simulators with measurements, and with each other."""
+"""The simulators compared with measurements, and with each other."""

@@ -1,7 +1,7 @@
 """The fast simulator against the reference simulator: same table, same requests, same knobs.
 
-Both simulators play the same episodes of each scenario (`jaxserve.fidelity.scenarios`), pooled over
-seeds; the errors are of the fast one.
+Both simulators play the same episodes of each scenario (``jaxserve.fidelity.scenarios``), pooled
+over seeds; the errors are of the fast one.
 
     python -m jaxserve.fidelity.fast_vs_reference
 """
@@ -22,12 +22,12 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs,
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.scenarios import Scenario, environment, scenario_grid, workload_at
-from jaxserve.processes import map_in_processes
+from jaxserve.runtime.processes import map_in_processes
 from jaxserve.seeds import episode_key
-from jaxserve.sim.latency import ttft_quantile
+from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.sim.reference.settings import Knobs
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from jaxserve.sim.workload import Workload
+from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import make_action
 from jaxserve.types import ServeAction, WindowMetrics
 
@@ -36,6 +36,7 @@ SEEDS = 2
 BARS = {
     "throughput": (3.0, "%"),
     "TPOT": (6.0, "%"),
+    "ITL p50": (6.0, "%"),
     "SLO attainment": (3.0, "points"),
     "TTFT p50": (15.0, "%"),
     "TTFT p99": (20.0, "%"),
@@ -55,12 +56,14 @@ class Outcome:
     completed: float
     good: float
     tpot_s: float
+    itl_p50_s: float
+    """median inter-token latency of a window, averaged over output tokens."""
     ttft_p50_s: float
     ttft_p99_s: float
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SimulatorComparison:
     """Both outcomes of a scenario."""
 
     scenario: Scenario
@@ -78,6 +81,7 @@ class Comparison:
         return {
             "throughput": relative("completed"),
             "TPOT": relative("tpot_s"),
+            "ITL p50": relative("itl_p50_s"),
             "SLO attainment": 100.0 * (fast.good - reference.good) / reference.arrivals,
             "TTFT p50": relative("ttft_p50_s"),
             "TTFT p99": relative("ttft_p99_s"),
@@ -89,7 +93,7 @@ def compare(
     windows: int = WINDOWS,
     seeds: int = SEEDS,
     workers: int | None = None,
-) -> list[Comparison]:
+) -> list[SimulatorComparison]:
     """Plays every scenario in both simulators, in the order given.
 
     Args:
@@ -125,20 +129,20 @@ def compare(
                 knobs = reference_knobs(env.deployment, action)
                 jobs.append(_Job(episode.start(action), knobs, windows, env.window_s))
                 episodes.append((index, episode))
-    logs = map_in_processes(_run_job, [(job,) for job in jobs], workers)
+    played = map_in_processes(_run_job, [(job,) for job in jobs], workers)
     return [
-        Comparison(
+        SimulatorComparison(
             scenario,
             *results[index],
             _reference_outcome(
-                [(e, log) for (i, e), log in zip(episodes, logs, strict=True) if i == index]
+                [(e, *p) for (i, e), p in zip(episodes, played, strict=True) if i == index]
             ),
         )
         for index, scenario in enumerate(scenarios)
     ]
 
 
-def fidelity_rows(comparisons: Sequence[Comparison]) -> list[FidelityRow]:
+def fidelity_rows(comparisons: Sequence[SimulatorComparison]) -> list[FidelityRow]:
     """One row per quantity: the mean absolute error, for TTFT the median one."""
     rows = []
     for name, (bar, unit) in BARS.items():
@@ -166,14 +170,14 @@ def fast_vs_reference() -> list[FidelityRow]:
     return fidelity_rows(compare(scenario_grid()))
 
 
-def summary_table(comparisons: Sequence[Comparison]) -> str:
+def summary_table(comparisons: Sequence[SimulatorComparison]) -> str:
     """Markdown: median signed and mean absolute error by traffic, load and knobs."""
     lines = [
         "| scenarios | " + " | ".join(f"{name}, {unit}" for name, (_, unit) in BARS.items()) + " |",
         "|---" * (1 + len(BARS)) + "|",
     ]
 
-    def add(name: str, chosen: Sequence[Comparison]) -> None:
+    def add(name: str, chosen: Sequence[SimulatorComparison]) -> None:
         errors = np.array([list(comparison.errors().values()) for comparison in chosen])
         cells = [
             f"{median:+.1f} ({mean:.1f})"
@@ -243,6 +247,8 @@ def _play_fast(
         "completed": metrics.completed.sum(axis=(1, 2)),
         "good": metrics.good.sum(axis=(1, 2)),
         "tpot_s": (metrics.completed * metrics.tpot_s).sum(axis=(1, 2)),
+        "tokens": metrics.tokens.sum(axis=1),
+        "itl_p50_s": (metrics.tokens * metrics.p50_itl_s).sum(axis=1),
         "first_tokens": metrics.first_tokens.sum(axis=(1, 2)),
         "ttft_exceeded": metrics.ttft_exceeded.sum(axis=1),
     }
@@ -258,6 +264,7 @@ def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outc
         completed=float(total["completed"]),
         good=float(total["good"]),
         tpot_s=float(total["tpot_s"] / total["completed"]),
+        itl_p50_s=float(total["itl_p50_s"] / total["tokens"]),
         ttft_p50_s=float(ttft_quantile(exceeded, first_tokens, 0.5)),
         ttft_p99_s=float(ttft_quantile(exceeded, first_tokens, 0.99)),
     )
@@ -271,15 +278,19 @@ class _Job:
     window_s: float
 
 
-def _run_job(job: _Job) -> np.ndarray:
-    """The request log of a job."""
-    for window in range(job.windows):
+def _run_job(job: _Job) -> tuple[np.ndarray, np.ndarray]:
+    """The request log of a job, and tokens and median ITL of each window with a decode step."""
+    windows = [
         job.simulator.advance((window + 1) * job.window_s, job.knobs)
-    return job.simulator.log()
+        for window in range(job.windows)
+    ]
+    itl = [(w.tokens, w.p50_itl_s) for w in windows if np.isfinite(w.p50_itl_s)]
+    return job.simulator.log(), np.array(itl).reshape(-1, 2)
 
 
-def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray]]) -> Outcome:
-    log = np.concatenate([log for _, log in played])
+def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarray]]) -> Outcome:
+    log = np.concatenate([log for _, log, _ in played])
+    tokens, itl_s = np.concatenate([itl for _, _, itl in played]).T
     episode = played[0][0]
     done = log[np.isfinite(log["finish_s"])]
     ttft_s = log["ttft_s"][np.isfinite(log["first_token_s"])]
@@ -290,6 +301,7 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray]]) -> Out
         completed=float(len(done)),
         good=float(episode.meets_slo(done).sum()),
         tpot_s=float(done["tpot_s"][several].mean()),
+        itl_p50_s=float(np.average(itl_s, weights=tokens)),
         ttft_p50_s=float(p50_s),
         ttft_p99_s=float(p99_s),
     )

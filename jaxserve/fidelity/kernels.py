@@ -21,8 +21,8 @@ from scipy.optimize import least_squares
 
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
-from jaxserve.sim.cost_model import CostModel
-from jaxserve.sim.hardware import Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu, load_model
 
 FOLDS = 3
 LARGEST_BATCH = 512
@@ -67,17 +67,14 @@ REASONS = {
 
 @dataclass(frozen=True)
 class KernelRows:
-    """Measured kernel times.
-
-    Attributes:
-      size: tokens of a linear layer, or sequences of an attention kernel, float64[n].
-      length: context or prompt tokens of each sequence, float64[n]; zeros for linear layers.
-      seconds: measured time of one layer, float64[n].
-    """
+    """Measured kernel times."""
 
     size: np.ndarray
+    """tokens of a linear layer, or sequences of an attention kernel, float64[n]."""
     length: np.ndarray
+    """context or prompt tokens of each sequence, float64[n]; zeros for linear layers."""
     seconds: np.ndarray
+    """measured time of one layer, float64[n]."""
 
     def where(self, mask: np.ndarray) -> "KernelRows":
         """Rows selected by a boolean mask."""
@@ -149,7 +146,7 @@ def _attention_columns(path: Path, model: LlmModel) -> tuple[dict[str, np.ndarra
 
 
 def decode_rows(path: Path, model: LlmModel) -> KernelRows:
-    """Decode attention of `size` sequences with `length` KV tokens each."""
+    """Decode attention of ``size`` sequences with ``length`` KV tokens each."""
     columns, keep = _attention_columns(path, model)
     keep &= columns["batch_size"] <= LARGEST_BATCH
     context = columns["isl"] + columns["step"]
@@ -161,7 +158,7 @@ def decode_rows(path: Path, model: LlmModel) -> KernelRows:
 
 
 def prefill_rows(path: Path, model: LlmModel) -> KernelRows:
-    """Prefill attention of `size` prompts of `length` tokens each."""
+    """Prefill attention of ``size`` prompts of ``length`` tokens each."""
     columns, keep = _attention_columns(path, model)
     keep &= columns["isl"] >= SHORTEST_PROMPT
     return KernelRows(
@@ -199,7 +196,7 @@ _FITTED = {
 
 
 def fit(gpu: Gpu, model: LlmModel, kind: str, sets: Sequence[KernelRows]) -> Gpu:
-    """`gpu` with the constants of one kind of kernel fitted to `sets`.
+    """``gpu`` with the constants of one kind of kernel fitted to ``sets``.
 
     Robust least squares of log(predicted / measured), so that every row counts by its relative
     error and a step of the measured curve does not bend the whole fit.
@@ -257,10 +254,10 @@ def _served_contexts(
 
 
 def kernel_fidelity(directory: Path) -> list[FidelityRow]:
-    """One row per GPU, kind of kernel and file found under `directory`/kernels.
+    """One row per GPU, kind of kernel and file found under ``directory``/kernels.
 
     Args:
-      directory: what `sources.shared_data` returns.
+      directory: what ``sources.shared_data`` returns.
     """
     model = load_model("llama-3.1-8b")
     rows = []

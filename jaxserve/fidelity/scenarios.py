@@ -17,9 +17,9 @@ import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.registry import make
-from jaxserve.sim.trace_classes import prompt_edges
-from jaxserve.sim.traces import load_trace
-from jaxserve.sim.workload import Workload
+from jaxserve.sim.traffic.trace_classes import prompt_edges
+from jaxserve.sim.traffic.traces import load_trace
+from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.replay import recorded_counts, trace_path
 from jaxserve.tasks.spec import CLASS_COUNT, load_task

@@ -1,7 +1,7 @@
 """The cost model against end-to-end measurements of a served model.
 
-A closed loop keeps `concurrency` requests in flight. While one request decodes its `output` tokens,
-every other slot finishes and is refilled once, so an iteration carries on average
+A closed loop keeps ``concurrency`` requests in flight. While one request decodes its ``output``
+tokens, every other slot finishes and is refilled once, so an iteration carries on average
 (concurrency - 1) / output prompts of prefill:
 
     TPOT = t(decode of all slots) + (concurrency - 1) / output * t(prefill added by one prompt)
@@ -16,14 +16,14 @@ from scipy.optimize import least_squares
 
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
-from jaxserve.sim.cost_model import CostModel
-from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu, load_model
 
 BAR = 0.03
 FOLDS = 3
 FILE = "measured_h100_llama31_8b_trtllm.csv"
 
-MEASURED_CHUNK_BUDGET = 8192
+MEASURED_TOKEN_BUDGET = 8192
 """Tokens per iteration of the measured engine (TensorRT-LLM's default max_num_tokens)."""
 
 
@@ -38,7 +38,7 @@ def closed_loop_tpot_s(
     output_tokens = np.asarray(output_tokens, np.float64)
     context = np.asarray(prompt_tokens, np.float64) + output_tokens / 2
     prompts_per_iteration = (concurrency - 1) / output_tokens
-    added_s = cost.prefill_added_s(concurrency, prompt_tokens, chunk_budget=MEASURED_CHUNK_BUDGET)
+    added_s = cost.prefill_added_s(concurrency, prompt_tokens, token_budget=MEASURED_TOKEN_BUDGET)
     return cost.decode_s(concurrency, context) + prompts_per_iteration * added_s
 
 
@@ -49,7 +49,8 @@ def fit_iteration(
     output_tokens: np.ndarray,
     tpot_s: np.ndarray,
 ) -> CostModel:
-    """`cost` with the two constants that no kernel shows, host and elementwise, fitted to TPOT."""
+    """``cost`` with the two constants that no kernel shows, host and elementwise, fitted to
+    TPOT."""
 
     def build(scale: np.ndarray) -> CostModel:
         return dataclasses.replace(

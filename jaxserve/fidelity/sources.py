@@ -16,7 +16,7 @@ ENVIRONMENT_VARIABLE = "JAXSERVE_SHARED"
 def shared_data() -> Path | None:
     """Directory of measured data, or None where there is none.
 
-    Taken from the environment variable `JAXSERVE_SHARED`; otherwise `shared/data` beside the
+    Taken from the environment variable ``JAXSERVE_SHARED``; otherwise ``shared/data`` beside the
     source checkout.
     """
     named = os.environ.get(ENVIRONMENT_VARIABLE)

@@ -11,9 +11,9 @@ nominal one; the conversation rows take the lengths of the Azure trace in a perm
 alike. So neither sampling noise nor seeds enter the comparison.
 
 Two things about the reference rows are inferred from them because no file says so: the share of
-early requests that their latencies leave out (`WARM_UP`), and what their attention profile charges
-a chunk behind a prefix (`VidurTimer`). No bar hangs on either: without both, the median errors are
-1.3 % in throughput, 1.5 % in TPOT, 2.9 % and 8.6 % in TTFT p50 and p99.
+early requests that their latencies leave out (``WARM_UP``), and what their attention profile
+charges a chunk behind a prefix (``VidurTimer``). No bar hangs on either: without both, the median
+errors are 1.3 % in throughput, 1.5 % in TPOT, 2.9 % and 8.6 % in TTFT p50 and p99.
 """
 
 import math
@@ -29,7 +29,7 @@ import numpy as np
 from jaxserve.fidelity.kernels import decode_rows, prefill_rows
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
-from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu, load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
@@ -48,7 +48,7 @@ LONGEST_REQUEST_TOKENS = 8192
 WARM_UP = 0.2
 """Share of the requests, the earliest, left out of the latencies of rows below saturation."""
 SATURATED = 9.0
-"""Value of the column `frac` in rows whose requests all arrive at once."""
+"""Value of the column ``frac`` in rows whose requests all arrive at once."""
 BLOCK_TOKENS, WATERMARK = 16, 0.01
 TOKEN_ROUNDING, KV_ROUNDING = 8, 64
 COMPANY = 1.1
@@ -60,7 +60,7 @@ BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, P_NORM, CONSTANT_S = 0.918, 0.655, 1.553
 
 
 class VidurTimer:
-    """Iteration times as Vidur composes them from its profile; an `IterationTimer`.
+    """Iteration times as Vidur composes them from its profile; an ``IterationTimer``.
 
     Linear layers see the tokens rounded up to 8, attention sees KV rounded up to 64. Decodes count
     as equally long, and several chunks as one of the same work.
@@ -113,7 +113,7 @@ class VidurTimer:
         """One layer's attention of a chunk.
 
         The kernels were measured without a prefix. The profile extends them by pairs of queries
-        and keys, and its 4096-token rows show that it charges a later chunk all `prefix + chunk`
+        and keys, and its 4096-token rows show that it charges a later chunk all ``prefix + chunk``
         keys for every query, without the half that causality saves inside the chunk.
         """
         keys = chunk + prefix
@@ -121,7 +121,7 @@ class VidurTimer:
         return whole_s * 2 * chunk / keys if prefix else whole_s
 
     def _interpolate_decode_s(self, batch: int, context: int) -> float:
-        """One layer's attention of `batch` sequences with `context` KV tokens each."""
+        """One layer's attention of ``batch`` sequences with ``context`` KV tokens each."""
         at_context = [np.interp(context, *column) for column in self._by_batch]
         return float(np.interp(batch, self._batches, at_context))
 
@@ -184,7 +184,7 @@ def compare(row: Mapping[str, Any], timer: VidurTimer, lengths: np.ndarray) -> R
 
 
 def compare_all(directory: Path) -> list[RowErrors]:
-    """Errors of every reference row under `directory`."""
+    """Errors of every reference row under ``directory``."""
     columns = read_columns(directory / ROWS_FILE)
     timer, lengths = VidurTimer(directory), trace_lengths(directory)
     errors = []
@@ -200,7 +200,7 @@ def vidur_fidelity(directory: Path) -> list[FidelityRow]:
     Throughput is judged at saturation only: below it, it is the arrival rate.
 
     Args:
-      directory: what `sources.shared_data` returns.
+      directory: what ``sources.shared_data`` returns.
     """
     if not (directory / ROWS_FILE).is_file():
         return []

@@ -27,7 +27,7 @@ DENSE_REPEATS = {"embedding": 1, "final_layernorm": 1, "layernorm": 2 * LAYERS}
 
 
 class ProfileTimer:
-    """Iteration times interpolated in a kernel profile; an `IterationTimer`.
+    """Iteration times interpolated in a kernel profile; an ``IterationTimer``.
 
     Dense layers are interpolated in tokens, head and sampler in sequences, attention in the four
     axes (chunk, its prefix, decoding sequences, KV of each). Decodes count as equally long, and
@@ -131,7 +131,7 @@ def served(directory: Path) -> np.ndarray:
 
 
 def replay(directory: Path, prefix_caching: bool = True) -> np.ndarray:
-    """The run on the reference engine; rows of `LOG_DTYPE` in the order of the real log."""
+    """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log."""
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta["kv_cache"]
     requests = [
@@ -145,7 +145,7 @@ def replay(directory: Path, prefix_caching: bool = True) -> np.ndarray:
         ProfileTimer(directory),
         EngineKnobs(engine["max_num_seqs"], blocks * cache["block_size"]),
         SchedulerSettings(
-            chunk_budget=engine["max_num_batched_tokens"],
+            token_budget=engine["max_num_batched_tokens"],
             block_tokens=cache["block_size"],
             prefix_caching=prefix_caching,
         ),
@@ -156,7 +156,7 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
     """TTFT mean and p99 and TPOT mean against the real run; empty where it is absent.
 
     Args:
-      shared: what `sources.shared_data` returns.
+      shared: what ``sources.shared_data`` returns.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():

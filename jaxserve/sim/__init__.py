@@ -1,0 +1,1 @@
+"""Two simulators, and what both need: a machine, its latency table, traffic."""

@@ -1,0 +1,1 @@
+"""Tasks: specifications, overrides of them, reward, anchors, replay of recorded traffic."""

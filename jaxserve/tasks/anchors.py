@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve.checks import JsonObject, refuse
 from jaxserve.datafiles import data_dir, read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, check_knobs
-from jaxserve.tasks import checks
 from jaxserve.tasks.spec import TaskSpec
 
 ANCHORS_VERSION = 1
@@ -39,7 +39,7 @@ class Anchors:
     """the best knobs that are never changed; scores 0.5."""
     oracle: float
     """knobs planned with knowledge of the episode's traffic, or 2 % more than the best static one
-    where these gain less (``jaxserve.agents.headroom.MIN_SPAN``); scores 1."""
+    where these gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
     best_static_action: Mapping[str, float]
     """the six knobs of the best static setting."""
     provenance: Mapping[str, Any]
@@ -79,9 +79,7 @@ def load_anchors(spec: TaskSpec) -> Anchors:
     missing = f"task {spec.name} has no anchors, so it cannot be scored; {_command(spec)}"
     anchors = parse_anchors(read_json(path, f"anchors file {path.name}", missing))
     if anchors.task != spec.name:
-        raise InputError(
-            f"anchors file {path.name}: task is {anchors.task!r}; it must be {spec.name!r}"
-        )
+        refuse(f"anchors file {path.name}: task", anchors.task, repr(spec.name))
     if anchors.task_version != spec.version:
         raise InputError(
             f"anchors file {path.name}: task_version is {anchors.task_version}, but the task is of "
@@ -101,37 +99,31 @@ def parse_anchors(data: Any) -> Anchors:
     Raises:
       InputError: names the field, its value and what is allowed.
     """
-    where = "anchors"
-    item = checks.mapping(data, where)
     names = {known.name for known in dataclasses.fields(Anchors)}
-    checks.only(item, names | {"spec_version"}, where)
-    checks.whole(item, "spec_version", where, ANCHORS_VERSION, ANCHORS_VERSION)
+    item = JsonObject(data, "anchors", names | {"spec_version"})
+    item.whole("spec_version", ANCHORS_VERSION, ANCHORS_VERSION)
     random, best_static, oracle = (
-        checks.number(item, name, where, -_MAX_REWARD, _MAX_REWARD)
-        for name in ("random", "best_static", "oracle")
+        item.number(name, -_MAX_REWARD, _MAX_REWARD) for name in ("random", "best_static", "oracle")
     )
     if not random < best_static < oracle:
-        raise InputError(
-            f"{where}: random, best_static and oracle are {random:g}, {best_static:g} and "
-            f"{oracle:g}; they must increase"
-        )
-    action = checks.mapping(item.get("best_static_action"), f"{where}: best_static_action")
+        found = [random, best_static, oracle]
+        refuse(item.name("random, best_static and oracle"), found, "three rising rewards")
+    action = item.inside("best_static_action")
     try:
         knobs = {knob: float(value) for knob, value in check_knobs(action).items()}
     except (InputError, TypeError) as error:
-        raise InputError(f"{where}: best_static_action: {error}") from None
+        raise InputError(f"{action.where}: {error}") from None
     return Anchors(
-        task=checks.text(item, "task", where),
-        task_version=checks.whole(item, "task_version", where, 1, 1_000_000),
-        task_digest=checks.text(item, "task_digest", where),
+        task=item.text("task"),
+        task_version=item.whole("task_version", 1, 1_000_000),
+        task_digest=item.text("task_digest"),
         random=random,
         best_static=best_static,
         oracle=oracle,
         best_static_action={
-            knob: round(value) if ACTION_BOUNDS[knob].integer else value
-            for knob, value in knobs.items()
+            knob: ACTION_BOUNDS[knob].number(value) for knob, value in knobs.items()
         },
-        provenance=checks.mapping(item.get("provenance"), f"{where}: provenance"),
+        provenance=dict(item.inside("provenance")),
     )
 
 

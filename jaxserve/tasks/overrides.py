@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
-from jaxserve.tasks import checks
 from jaxserve.tasks.spec import (
     MAX_HORIZON,
     MAX_RANDOMISATION,
@@ -27,7 +27,6 @@ _OVERRIDES = (
     "rate_scale",
     "burst_scale",
 )
-_WHERE = "overrides"
 
 
 def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> TaskSpec:
@@ -43,38 +42,35 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> Ta
     Raises:
       InputError: an unknown name or a value out of range.
     """
-    overrides = checks.mapping(overrides, _WHERE)
-    checks.only(overrides, _OVERRIDES, _WHERE)
+    given = JsonObject(overrides, "overrides", _OVERRIDES)
     changes: dict[str, Any] = {}
-    if "horizon" in overrides:
-        changes["horizon"] = checks.whole(overrides, "horizon", _WHERE, 1, MAX_HORIZON)
-    if "randomisation" in overrides:
-        changes["randomisation"] = checks.number(
-            overrides, "randomisation", _WHERE, 0.0, MAX_RANDOMISATION
-        )
-    if "knobs" in overrides:
-        names = overrides["knobs"]
+    if "horizon" in given:
+        changes["horizon"] = given.whole("horizon", 1, MAX_HORIZON)
+    if "randomisation" in given:
+        changes["randomisation"] = given.number("randomisation", 0, MAX_RANDOMISATION)
+    if "knobs" in given:
+        names = given["knobs"]
         if not isinstance(names, list | tuple):
-            raise InputError(f"{_WHERE}: knobs is {names!r}; it must be a list of knob names")
-        changes["knobs"] = parse_knobs(names, _WHERE)
+            refuse(given.name("knobs"), names, "a list of knob names")
+        changes["knobs"] = parse_knobs(names, given.where)
     for name, parse in (("deployment", parse_deployment), ("objective", parse_objective)):
-        if name in overrides:
-            where = f"{_WHERE}: {name}"
-            fields = dataclasses.asdict(getattr(spec, name))
-            changes[name] = parse(fields | dict(checks.mapping(overrides[name], where)), where)
-    if "rate_scale" in overrides or "burst_scale" in overrides:
+        if name in given:
+            own = vars(getattr(spec, name)).items()
+            fields = {key: value for key, value in own if value is not None}
+            changes[name] = parse(fields | given.inside(name), given.name(name))
+    if "rate_scale" in given or "burst_scale" in given:
         if recorded:
             raise InputError(
-                f"{_WHERE}: rate_scale and burst_scale do not act on a recorded trace; "
+                f"{given.where}: rate_scale and burst_scale do not act on a recorded trace; "
                 "load it with a time_scale instead"
             )
-        changes["regimes"] = _scaled_regimes(spec, overrides)
+        changes["regimes"] = _scaled_regimes(spec, given)
     return dataclasses.replace(spec, **changes)
 
 
-def _scaled_regimes(spec: TaskSpec, overrides: Mapping[str, Any]) -> tuple[Regime, ...]:
-    rate = checks.number(overrides, "rate_scale", _WHERE, 1e-3, 100.0, 1.0)
-    burst = checks.number(overrides, "burst_scale", _WHERE, 0.0, 100.0, 1.0)
+def _scaled_regimes(spec: TaskSpec, given: JsonObject) -> tuple[Regime, ...]:
+    rate = given.number("rate_scale", 1e-3, 100, 1.0)
+    burst = given.number("burst_scale", 0, 100, 1.0)
 
     def scaled(regime: Regime) -> Regime:
         low, high = (1.0 + (level - 1.0) * burst for level in regime.burst_multiplier)

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
-from jaxserve.sim.trace_classes import prompt_edges, split_classes, to_class_counts
-from jaxserve.sim.traces import Trace
+from jaxserve.sim.traffic.trace_classes import prompt_edges, split_classes, to_class_counts
+from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
 
 
@@ -42,7 +42,8 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
     if trace.duration_s < needed_s - spec.window_s:
         raise InputError(
             f"the trace lasts {trace.duration_s:.0f} s; an episode of {spec.name} needs "
-            f"{needed_s:.0f} s (a smaller horizon can be set in overrides)"
+            f"{needed_s:.0f} s, or a smaller horizon in a task file of your own, which `jaxserve "
+            f"tasks {spec.name} > my_task.json` begins (in Python: in overrides)"
         )
     edges = prompt_edges(trace, CLASS_COUNT)
     classes = split_classes(trace, edges)
@@ -67,7 +68,7 @@ def recorded_counts(
     """Arrivals per window, tick and class, float32[W, K, CLASS_COUNT]; unused classes are empty.
 
     Raises:
-      InputError: see ``jaxserve.sim.trace_classes.to_class_counts``.
+      InputError: see ``jaxserve.sim.traffic.trace_classes.to_class_counts``.
     """
     counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
     return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))

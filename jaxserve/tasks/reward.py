@@ -18,8 +18,8 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from jaxserve.sim.batching import add_up, batch_last
-from jaxserve.tasks import checks
+from jaxserve.arrays.batching import add_up, batch_last
+from jaxserve.checks import JsonObject
 from jaxserve.types import RewardParts, WindowMetrics
 
 REWARD_CONFIG = {
@@ -68,11 +68,9 @@ def reweight(model: RewardModel, config: Mapping[str, Any]) -> RewardModel:
     Raises:
       InputError: an unknown name, or a weight that is no number from 0 to ``MAX_WEIGHT``.
     """
-    config = checks.mapping(config, "config")
-    checks.only(config, REWARD_CONFIG, "config")
+    given = JsonObject(config, "config", REWARD_CONFIG)
     weights = {
-        REWARD_CONFIG[name]: jnp.float32(checks.number(config, name, "config", 0.0, MAX_WEIGHT))
-        for name in config
+        REWARD_CONFIG[name]: jnp.float32(given.number(name, 0, MAX_WEIGHT)) for name in given
     }
     return dataclasses.replace(model, **weights)
 

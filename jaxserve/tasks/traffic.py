@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from jaxserve.sim.acceptance import tokens_per_step
-from jaxserve.sim.workload import Regimes, TrafficClasses
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.traffic.workload import Regimes, TrafficClasses
 from jaxserve.tasks.spec import CLASS_COUNT, REGIME_COUNT, TaskSpec
 
 
@@ -73,9 +73,19 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
     )
 
 
-def expected_traffic(regimes: Regimes) -> tuple[float, np.ndarray]:
-    """Mean arrival rate over the traffic, requests per second, and the mean class mix, [F]."""
-    start, stop = np.asarray(regimes.burst_start), np.asarray(regimes.burst_stop)
+def expected_traffic(regimes: Regimes, window_s: float) -> tuple[float, np.ndarray]:
+    """Mean arrival rate over the traffic, requests per second, and the mean class mix, [F].
+
+    Each regime counts with the share of windows that its bursts have in a long stay. A stay begins
+    without a burst, so where stays last few windows there are somewhat fewer.
+
+    Args:
+      window_s: seconds per window; bursts start and stop between windows.
+    """
+    start, stop = (
+        np.minimum(np.asarray(per_s) * window_s, 1.0)
+        for per_s in (regimes.burst_start, regimes.burst_stop)
+    )
     bursting = start / (start + stop)
     extra = np.mean(np.asarray(regimes.burst_multiplier), axis=1) - 1.0
     dwell = np.mean(np.asarray(regimes.dwell_s), axis=1)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from docs_pages.markdown import code, table
-from jaxserve.sim.acceptance import profile_names
-from jaxserve.sim.table_file import read_table_file, table_names
+from jaxserve.sim.machine.acceptance import profile_names
+from jaxserve.sim.table.file import read_table_file, table_names
 
 
 def pair_table() -> str:

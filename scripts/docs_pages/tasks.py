@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 from docs_pages.markdown import code, number, table
-from jaxserve.sim.hardware import TIER_NAMES
-from jaxserve.sim.lengths import LengthDistribution
-from jaxserve.sim.traces import load_trace
-from jaxserve.spaces import ACTION_BOUNDS, KNOBS
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.lengths import LengthDistribution
+from jaxserve.sim.traffic.traces import load_trace
+from jaxserve.spaces import KNOB_FIELDS
 from jaxserve.tasks.anchors import load_anchors
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.spec import Regime, Stream, TaskSpec, load_task, task_names
+from jaxserve.types import Tier
 
 _PAGE = """\
 # {title}
@@ -102,6 +103,8 @@ def _page(spec: TaskSpec) -> str:
 
 def _deployment(spec: TaskSpec) -> str:
     settings = dataclasses.asdict(spec.deployment)
+    file = read_table_file(f"{spec.model}__{spec.hardware}")
+    settings["token_budget"] = settings["token_budget"] or file.metadata.token_budget
     rows = [
         ["model", spec.model],
         ["GPU", spec.hardware],
@@ -116,17 +119,15 @@ def _deployment(spec: TaskSpec) -> str:
 
 def _knobs(spec: TaskSpec) -> str:
     rows = []
-    for knob in KNOBS:
-        bound = ACTION_BOUNDS[knob]
-        is_open = knob in spec.knobs
-        high = spec.deployment.num_gpus - 1 if knob == "prefill_decode_split" else bound.high
-        allowed = f"{number(bound.low)} to {number(high)}"
-        rows.append([code(knob), allowed if is_open else f"locked at {spec.locked[knob]:g}"])
+    for name, knob in KNOB_FIELDS.items():
+        high = knob.highest(spec.deployment.num_gpus)
+        allowed = f"{number(knob.bound.low)} to {number(high)}"
+        is_open = name in spec.knobs
+        rows.append([code(name), allowed if is_open else f"locked at {spec.locked[name]:g}"])
     return table(["knob", "values"], rows)
 
 
 def _streams(streams: tuple[Stream, ...]) -> str:
-    tiers = " / ".join(name.upper() for name in TIER_NAMES)
     headings = [
         "stream",
         "prompt tokens: mean (p50, p99)",
@@ -135,7 +136,7 @@ def _streams(streams: tuple[Stream, ...]) -> str:
         "TPOT SLO, ms",
         "priority",
         "value",
-        f"quality at {tiers}",
+        f"quality at {' / '.join(Tier.__members__)}",
         "draft acceptance",
     ]
     rows = [

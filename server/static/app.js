@@ -11,6 +11,7 @@ const charts = new Charts(find("charts"));
 const CHUNK = 10; // windows that an agent plays between two pictures
 
 let known = [];
+let fields = {}; // what the server says of each knob
 let task = null;
 let session = null;
 let windows = []; // {observation, reward, action, done}; the first is the reset
@@ -49,8 +50,8 @@ function choose(name) {
   find("task").value = name;
   find("about").textContent = `${task.description} ${task.num_gpus} × ${task.hardware}, ${task.model}, `
     + `${task.max_steps} windows of ${task.window_s} s.`;
-  knobs.build(task);
-  charts.build(task);
+  knobs.build(task, fields);
+  charts.build(task, fields);
 }
 
 function begin(id, first) {
@@ -109,7 +110,9 @@ async function resume(id) {
 }
 
 async function start() {
-  known = await server.tasks();
+  const { tasks, action_schema: schema } = await server.tasks();
+  known = tasks;
+  fields = schema.properties;
   find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));
   const agents = (await server.agents()).filter((name) =>
     ["heuristic", "best_static", "ppo", "default", "random"].includes(name));

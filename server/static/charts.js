@@ -5,7 +5,7 @@ const cost = (o, before) => 1000 * (o.cost_so_far - (before?.cost_so_far ?? 0));
 
 // What each chart shows: a name, and for each line its label and how to read a window.
 // `limit` is a level that must not be crossed.
-function plan(task) {
+function plan(task, fields) {
   const least = (field) => Math.min(...task.classes.map((one) => one[field]));
   return [
     { title: "Traffic and queue", lines: [
@@ -19,6 +19,7 @@ function plan(task) {
     ] },
     { title: "Inter-token latency (ms)", limit: ["tightest SLO", least("tpot_slo_ms")], lines: [
       ["p50", (w) => w.observation.p50_itl_ms],
+      ["mean", (w) => w.observation.mean_itl_ms],
     ] },
     { title: "Throughput (tokens/s) and requests inside their SLOs (%)", lines: [
       ["tokens /s", (w) => w.observation.throughput_tps],
@@ -31,14 +32,11 @@ function plan(task) {
       ["cost", (w, before) => cost(w.observation, before?.observation)],
       ["reward", (w) => w.reward, "reward"],
     ] },
-    { title: "Actions", stepped: true, lines: [
-      ["log2 batch cap", (w) => (w.action ? Math.log2(w.action.batch_cap) : null)],
-      ["speculation", (w) => w.action?.speculation_depth ?? null],
-      ["tier", (w) => w.action?.quantization_tier ?? null],
-      ["prefill GPUs", (w) => w.action?.prefill_decode_split ?? null],
-      ["priority", (w) => w.action?.priority_routing ?? null],
-      ["KV budget", (w) => w.action?.kv_budget_fraction ?? null],
-    ] },
+    { title: "Actions", stepped: true, lines: Object.keys(task.knob_ranges).map((knob) => {
+      const { title, octaves } = fields[knob];
+      const value = octaves ? Math.log2 : Number;
+      return [octaves ? `log2 ${title}` : title, (w) => (w.action ? value(w.action[knob]) : null)];
+    }) },
   ];
 }
 
@@ -50,10 +48,10 @@ export class Charts {
   }
 
   // Empty charts for a task.
-  build(task) {
+  build(task, fields) {
     for (const { chart } of this.charts) chart.destroy();
     this.place.replaceChildren();
-    this.charts = plan(task).map((one) => this.#chart(one));
+    this.charts = plan(task, fields).map((one) => this.#chart(one));
     this.resize();
   }
 

@@ -1,30 +1,23 @@
 // The six sliders and toggles.
 
-const NAMES = {
-  batch_cap: "Batch cap",
-  kv_budget_fraction: "KV budget",
-  speculation_depth: "Speculation depth",
-  quantization_tier: "Quantisation",
-  prefill_decode_split: "Prefill GPUs",
-  priority_routing: "Priority routing",
-};
-const TIERS = ["FP16", "INT8", "INT4"];
+// How a slider moves: its ends, and from its position to the value and back. In octaves the difference
+// between 1 and 2 matters, that of 511 and 512 does not.
+function scaleOf(field, low, high) {
+  if (field.octaves) {
+    return {
+      min: 4 * Math.log2(low), max: 4 * Math.log2(high), step: 1,
+      value: (position) => Math.round(2 ** (position / 4)),
+      position: (value) => 4 * Math.log2(value),
+    };
+  }
+  const step = field.type === "integer" ? 1 : 0.05;
+  return { min: low, max: high, step, value: Number, position: Number };
+}
 
-// Batch caps are chosen in octaves: the difference between 1 and 2 matters, that of 511 and 512 not.
-const scales = {
-  batch_cap: {
-    min: 0, max: 36, step: 1,
-    value: (position) => Math.round(2 ** (position / 4)),
-    position: (value) => 4 * Math.log2(value),
-  },
-  kv_budget_fraction: { min: 0.1, max: 1, step: 0.05, value: Number, position: Number },
-};
-
-const shown = {
-  quantization_tier: (value) => TIERS[value],
-  priority_routing: (value) => (value ? "on" : "off"),
-  kv_budget_fraction: (value) => `${Math.round(100 * value)} %`,
-};
+function shown(field, value) {
+  if (field.names.length) return field.names[value];
+  return field.type === "integer" ? String(value) : `${Math.round(100 * value)} %`;
+}
 
 export class Knobs {
   constructor(fieldset) {
@@ -33,13 +26,12 @@ export class Knobs {
   }
 
   // Sliders for a task; those that the task locks cannot be moved.
-  build(task) {
+  build(task, fields) {
     for (const old of this.fieldset.querySelectorAll(".knob")) old.remove();
-    for (const [knob, name] of Object.entries(NAMES)) {
-      const [low, most] = task.knob_ranges[knob];
-      const high = knob === "prefill_decode_split" ? Math.max(task.num_gpus - 1, 0) : most;
-      const scale = scales[knob] ?? { min: low, max: high, step: 1, value: Number, position: Number };
-      const toggle = knob === "priority_routing";
+    for (const [knob, [low, most]] of Object.entries(task.knob_ranges)) {
+      const field = fields[knob];
+      const scale = scaleOf(field, low, field.below_gpus ? Math.min(task.num_gpus - 1, most) : most);
+      const toggle = field.names.length === 2;
       const label = document.createElement("label");
       label.className = "knob";
       const input = document.createElement("input");
@@ -53,10 +45,10 @@ export class Knobs {
       const write = (value) => {
         if (toggle) input.checked = Boolean(value);
         else input.value = scale.position(value);
-        output.textContent = (shown[knob] ?? String)(read());
+        output.textContent = shown(field, read());
       };
       input.addEventListener("input", () => write(read()));
-      label.append(name, output, input);
+      label.append(field.title, output, input);
       this.fieldset.append(label);
       this.inputs[knob] = { read, write };
       write(task.default_action[knob]);

@@ -212,7 +212,7 @@ def test_bad_settings_are_named() -> None:
     for count in (0, 1.5):
         with pytest.raises(InputError, match=r"num_envs is .*; it must be a whole number from 1"):
             ServeVectorEnv(count)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="task 'nope'"):
+    with pytest.raises(InputError, match="task is 'nope'"):
         ServeGymEnv("nope")
 
 

@@ -164,9 +164,9 @@ def test_indices_outside_the_grid_are_clipped() -> None:
 
 def test_bad_tasks_are_named() -> None:
     """``make`` refuses what ``jaxserve.make`` refuses."""
-    with pytest.raises(InputError, match="task 'nope'"):
+    with pytest.raises(InputError, match="task is 'nope'"):
         make("nope")
-    assert GymnaxEnv(PARAMS).action_space().nvec.tolist() == grid_sizes(PARAMS).tolist()
+    assert GymnaxEnv(PARAMS, "mine").action_space().nvec.tolist() == grid_sizes(PARAMS).tolist()
 
 
 def test_gymnax_wrappers_take_it() -> None:

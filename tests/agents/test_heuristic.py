@@ -11,8 +11,8 @@ import pytest
 from scipy import stats
 
 import jaxserve
-from jaxserve.agents.baselines import default_policy
 from jaxserve.agents.heuristic import HeuristicPolicy
+from jaxserve.agents.open_loop import default_policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_keys

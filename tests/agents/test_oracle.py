@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import numpy as np
 
 import jaxserve
 from jaxserve.agents import oracle
-from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.oracle import SITUATIONS, Plan, episode_schedules, oracle_plans
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import best_static, static_objective
@@ -28,7 +27,7 @@ HARD = "adversarial_multitenant"
 @functools.cache
 def environment() -> ServeEnv:
     """The hard task, shortened."""
-    return dataclasses.replace(jaxserve.make(HARD, overrides={"horizon": HORIZON}), name="")
+    return jaxserve.make(HARD, overrides={"horizon": HORIZON})
 
 
 @functools.cache

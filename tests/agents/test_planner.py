@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.baselines import StaticPolicy, default_policy
+from jaxserve.agents.open_loop import StaticPolicy, default_policy
 from jaxserve.agents.planner import Planner, PlannerConfig, imagine, planner_for
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.rollout import rollout
@@ -18,7 +18,7 @@ from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import KNOB_GRIDS
 from jaxserve.seeds import episode_key, episode_keys
-from jaxserve.sim.workload import draw_arrivals
+from jaxserve.sim.traffic.workload import draw_arrivals
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import task_names
 
@@ -169,9 +169,9 @@ def test_it_refuses_to_play_on_observations() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(horizon_windows=1), "horizon_windows is 1; it must be from 2 to 1000"),
-        (dict(hold_windows=24), "hold_windows is 24; it must be from 1 to 23"),
-        (dict(elites=49), "elites is 49; it must be from 1 to 48"),
+        (dict(horizon_windows=1), "horizon_windows is 1; it must be a whole number from 2 to 1000"),
+        (dict(hold_windows=24), "hold_windows is 24; it must be a whole number from 1 to 23"),
+        (dict(elites=49), "elites is 49; it must be a whole number from 1 to 48"),
         (dict(futures=0), "futures is 0"),
         (dict(exploration=1.5), "exploration is 1.5"),
     ],

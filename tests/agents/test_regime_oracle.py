@@ -11,7 +11,7 @@ import pytest
 
 import jaxserve
 from jaxserve.agents import objective
-from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.regime_oracle import RegimeOracle, RegimeSearch, search_regime_oracle
 from jaxserve.agents.rollout import rollout
 from jaxserve.errors import InputError

@@ -14,7 +14,7 @@ import jaxserve
 from jaxserve.agents.regimes import regime_env, regimes_alike
 from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_keys
-from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks.spec import REGIME_COUNT, load_task, task_names
 
 KEYS = episode_keys(8, "validation")

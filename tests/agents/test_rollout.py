@@ -7,8 +7,8 @@ import numpy as np
 
 import jaxserve
 from jaxserve.agents import rollout as rollout_module
-from jaxserve.agents.baselines import RandomPolicy, StaticPolicy
 from jaxserve.agents.heuristic import HeuristicPolicy
+from jaxserve.agents.open_loop import RandomPolicy, StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
@@ -63,10 +63,12 @@ def test_locked_knobs_are_reported_at_their_locked_value() -> None:
         assert (np.asarray(getattr(actions, knob)) == np.asarray(getattr(source, knob))).all()
 
 
-def test_one_program_serves_all_names() -> None:
-    """Neither another policy's name nor another task of the same structure compiles anew."""
+def test_one_program_serves_all_tasks() -> None:
+    """Neither a policy's name and numbers nor the task and its hardware compile it anew."""
     rollout(ENV, StaticPolicy(make_action(), "one"), KEYS)
     before = rollout_module._rollout._cache_size()
     rollout(ENV, StaticPolicy(make_action(batch_cap=8), "two"), KEYS)
     rollout(jaxserve.make("static_workload"), StaticPolicy(make_action(), "one"), KEYS)
+    elsewhere = jaxserve.make("adversarial_multitenant", hardware="l40s-48gb")
+    rollout(elsewhere, StaticPolicy(make_action(), "one"), KEYS)
     assert rollout_module._rollout._cache_size() == before

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -12,7 +11,7 @@ import pytest
 
 import jaxserve
 from jaxserve.agents import search
-from jaxserve.agents.baselines import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import (
     best_static,
@@ -32,8 +31,8 @@ HARD = "adversarial_multitenant"
 
 @functools.cache
 def environment(task: str) -> ServeEnv:
-    """A short, nameless task: one program serves all."""
-    return dataclasses.replace(jaxserve.make(task, overrides={"horizon": HORIZON}), name="")
+    """A short task: one program serves all."""
+    return jaxserve.make(task, overrides={"horizon": HORIZON})
 
 
 @functools.cache

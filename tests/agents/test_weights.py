@@ -45,15 +45,35 @@ def test_round_trip(saved: Path) -> None:
     """A loaded policy plays as the saved one."""
     keys = episode_keys(2)
     one = rollout(ENV, policy(), keys)
-    other = rollout(ENV, load_weights(saved, ENV), keys)
+    other = rollout(ENV, load_weights(saved, ENV, TASK), keys)
     np.testing.assert_array_equal(one.timesteps.reward, other.timesteps.reward)
     assert json.loads((saved / "weights.json").read_text())["provenance"] == {"seed": 3}
 
 
-def test_another_task_does_not_fit(saved: Path) -> None:
-    """A task with other knobs needs other shapes, which are named."""
-    with pytest.raises(InputError, match=r"does not fit adversarial_multitenant: array .* shape"):
-        load_weights(saved, jaxserve.make("adversarial_multitenant"))
+def test_other_knobs_do_not_fit(saved: Path) -> None:
+    """A task with other knobs is refused, also where the arrays would fit by chance: the KV share
+    has as many values as depth and routing together."""
+    with pytest.raises(InputError, match=r"other knobs than the task's, batch_cap 16, .* and not"):
+        load_weights(saved, jaxserve.make("adversarial_multitenant"), "x")
+    knobs = ["batch_cap", "kv_budget_fraction"]
+    env = jaxserve.make(TASK, overrides={"knobs": knobs})
+    network = network_for(env, width=16)
+    few = NetworkPolicy(network.initial_params(jax.random.key(1)), Normaliser.create(), network)
+    save_weights(saved, few, load_task(TASK), {})
+    load_weights(saved, env, TASK)
+    other = jaxserve.make(
+        TASK, overrides={"knobs": ["batch_cap", "speculation_depth", "priority_routing"]}
+    )
+    with pytest.raises(InputError, match="batch_cap 16, kv_budget_fraction 11 and not batch_cap"):
+        load_weights(saved, other, TASK)
+
+
+def test_arrays_of_another_width_do_not_fit(saved: Path) -> None:
+    """Arrays that are not those of the network that the other file describes are named."""
+    path = saved / "weights.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"width": 8}))
+    with pytest.raises(InputError, match=r"does not fit bursty_workload: array .* has shape"):
+        load_weights(saved, ENV, TASK)
 
 
 @pytest.mark.parametrize(
@@ -75,16 +95,16 @@ def test_broken_files(saved: Path, name: str, content: bytes | None, message: st
     else:
         (saved / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
-        load_weights(saved, ENV)
+        load_weights(saved, ENV, TASK)
 
 
-@pytest.mark.parametrize("field", ["spec_version", "features", "width", "recurrent"])
+@pytest.mark.parametrize("field", ["spec_version", "knobs", "features", "width", "recurrent"])
 def test_wrong_fields(saved: Path, field: str) -> None:
     """Fields of another version are named."""
     path = saved / "weights.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: "x"}))
     with pytest.raises(InputError, match=field):
-        load_weights(saved, ENV)
+        load_weights(saved, ENV, TASK)
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "infinite", "text"])
@@ -102,7 +122,7 @@ def test_wrong_arrays(saved: Path, change: str) -> None:
         arrays["normaliser/mean"] = np.full_like(arrays["normaliser/mean"], np.inf)
     np.savez(path, **arrays)
     with pytest.raises(InputError, match="more" if change == "extra" else "normaliser/mean"):
-        load_weights(saved, ENV)
+        load_weights(saved, ENV, TASK)
 
 
 @pytest.mark.parametrize("place", range(0, 12_000, 997))
@@ -113,13 +133,13 @@ def test_damage_anywhere_is_refused_or_harmless(saved: Path, place: int) -> None
     data[place % len(data)] ^= 0xFF
     path.write_bytes(data)
     with contextlib.suppress(InputError):
-        load_weights(saved, ENV)
+        load_weights(saved, ENV, TASK)
 
 
 @pytest.mark.parametrize("task", task_names())
 def test_every_task_has_weights(task: str) -> None:
     """The packaged weights load, are of this version of the task, and say how they were made."""
-    load_weights(packaged_weights(task), jaxserve.make(task))
+    load_weights(packaged_weights(task), jaxserve.make(task), task)
     about = json.loads((packaged_weights(task) / "weights.json").read_text())
     assert about["task"] == task and about["task_version"] == load_task(task).version
     assert about["provenance"]["command"].startswith("jaxserve train")

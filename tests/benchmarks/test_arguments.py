@@ -19,8 +19,16 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("module", "arguments", "message"),
     [
         ("benchmarks", ("--markdown", "missing/x.md"), "the folder missing does not exist"),
-        ("benchmarks.server_load", ("--rounds", "0"), "--rounds is 0; it must be from 1 to 1000"),
-        ("benchmarks.server_load", ("--seconds", "nan"), "--seconds is nan; it must be from 0.1"),
+        (
+            "benchmarks.server_load",
+            ("--rounds", "0"),
+            "--rounds is 0; it must be a whole number from 1 to 1000",
+        ),
+        (
+            "benchmarks.server_load",
+            ("--seconds", "nan"),
+            "--seconds is nan; it must be a number from 0.1",
+        ),
         ("benchmarks.server_load", ("--soak-seconds", "inf"), "--soak-seconds is inf; it must be"),
     ],
 )

@@ -1,16 +1,16 @@
-"""A real server for the client to talk to."""
+"""Clients end with their tests."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from server.local import LocalServer
 
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """One server that these tests share."""
-    with LocalServer(tmp_path_factory.mktemp("server")) as running:
-        yield running
+@pytest.fixture(autouse=True)
+def _no_thread_is_left() -> Iterator[None]:
+    """Clients, and what stands between them and servers, end with their test."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before

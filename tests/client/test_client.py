@@ -7,6 +7,7 @@ import contextlib
 import functools
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,14 @@ class Proxy:
         self._server_port, self._refuse = port, refuse_websocket
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._ends: list[socket.socket] = []
         self.stalled = threading.Event()
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._run(self._accept)
+
+    def _run(self, target: Callable[..., None], *arguments: Any) -> None:
+        self._threads.append(threading.Thread(target=target, args=arguments))
+        self._threads[-1].start()
 
     def _accept(self) -> None:
         while True:
@@ -46,10 +52,9 @@ class Proxy:
             except OSError:
                 return
             behind = socket.create_connection(("127.0.0.1", self._server_port))
-            self._pairs.append((client, behind))
-            for source, target, up in ((client, behind, True), (behind, client, False)):
-                arguments = (source, target, up)
-                threading.Thread(target=self._pump, args=arguments, daemon=True).start()
+            self._ends += (client, behind)
+            self._run(self._pump, client, behind, True)
+            self._run(self._pump, behind, client, False)
 
     def _pump(self, source: socket.socket, target: socket.socket, up: bool) -> None:
         try:
@@ -61,20 +66,30 @@ class Proxy:
                     target.sendall(data)
         except OSError:
             pass
-        for end in (source, target):
-            end.close()
+        self._cut(source, target)
 
     def cut(self) -> None:
         """Ends every connection without a word."""
-        pairs, self._pairs = self._pairs, []
-        for pair in pairs:
-            for end in pair:
-                with contextlib.suppress(OSError):
-                    end.shutdown(socket.SHUT_RDWR)
+        self._cut(*self._ends)
 
-    def close(self) -> None:
-        self._listener.close()
+    @staticmethod
+    def _cut(*ends: socket.socket) -> None:
+        # To close one would not wake the thread that reads from it.
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._cut(self._listener)
+        self._threads[0].join()
         self.cut()
+        for thread in self._threads[1:]:
+            thread.join()
+        for end in (self._listener, *self._ends):
+            end.close()
 
 
 def test_the_documented_loop(server: LocalServer) -> None:
@@ -109,6 +124,17 @@ def test_the_asynchronous_client_plays_many_at_once(server: LocalServer) -> None
     assert asyncio.run(together()) == [rewards(server.url, 10)] * 8
 
 
+def test_an_agent_of_the_server_plays_on(server: LocalServer) -> None:
+    """Its windows are those of the session, which goes on after them."""
+    with ServeClient.from_url(server.url) as env:
+        env.reset(task_id=3, seed=5)
+        env.step(ACTION)
+        driven = env.drive("default", 3)
+        assert [step.info["step"] for step in driven] == [2, 3, 4]
+        assert env.observe() == driven[-1]
+        assert env.step(ACTION).info["step"] == 5
+
+
 def test_it_works_where_an_event_loop_runs_already(server: LocalServer) -> None:
     """As in a notebook."""
 
@@ -122,8 +148,7 @@ def test_it_works_where_an_event_loop_runs_already(server: LocalServer) -> None:
 
 def test_a_dropped_connection_goes_unnoticed(server: LocalServer) -> None:
     """Cut before every other step, in an episode that goes on as if nothing had been."""
-    proxy = Proxy(server.port)
-    with ServeClient(proxy.url) as env:
+    with Proxy(server.port) as proxy, ServeClient(proxy.url) as env:
         env.reset(task_id=3, seed=5)
         session_id = env.session_id
         found = []
@@ -133,13 +158,11 @@ def test_a_dropped_connection_goes_unnoticed(server: LocalServer) -> None:
             found.append(env.step(ACTION).reward)
         assert found == rewards(server.url, 12)
         assert env.session_id == session_id
-    proxy.close()
 
 
 def test_a_step_whose_answer_was_lost_is_not_taken_twice(server: LocalServer) -> None:
     """The server has taken it; the client times out, asks, and goes on."""
-    proxy = Proxy(server.port)
-    with ServeClient(proxy.url, timeout_s=5.0) as env:
+    with Proxy(server.port) as proxy, ServeClient(proxy.url, timeout_s=5.0) as env:
         env.reset(task_id=3, seed=5)
         found = [env.step(ACTION).reward]
         proxy.stalled.set()
@@ -149,33 +172,29 @@ def test_a_step_whose_answer_was_lost_is_not_taken_twice(server: LocalServer) ->
         found.append(env.step(ACTION).reward)
         assert found == rewards(server.url, 3)
         assert env.state()["step_count"] == 3
-    proxy.close()
+        released.join()
 
 
 def test_http_serves_where_websockets_do_not_pass(server: LocalServer) -> None:
     """The same rewards."""
-    proxy = Proxy(server.port, refuse_websocket=True)
-    with ServeClient(proxy.url) as env:
+    with Proxy(server.port, refuse_websocket=True) as proxy, ServeClient(proxy.url) as env:
         env.reset(task_id=3, seed=5)
         assert isinstance(env._client._transport, HttpTransport)
         assert [env.step(ACTION).reward for _ in range(5)] == rewards(server.url, 5)
         with pytest.raises(ServerError, match="batch_cap is 0"):
             env.step({"batch_cap": 0})
         assert env.state()["step_count"] == 5
-    proxy.close()
 
 
 def test_an_episode_survives_its_server(tmp_path: Path, server: LocalServer) -> None:
     """Killed and started again while the client waits."""
-    mine = LocalServer(tmp_path).wait()
-    with ServeClient(mine.url) as env:
+    with LocalServer(tmp_path) as mine, ServeClient(mine.url) as env:
         env.reset(task_id=3, seed=5)
         found = [env.step(ACTION).reward for _ in range(4)]
         mine.kill()
-        mine = LocalServer(tmp_path, port=mine.port)
-        found += [env.step(ACTION).reward for _ in range(4)]
+        with LocalServer(tmp_path, port=mine.port):
+            found += [env.step(ACTION).reward for _ in range(4)]
         assert found == rewards(server.url, 8)
-    mine.stop()
 
 
 def test_what_the_server_refuses_is_said(server: LocalServer) -> None:

@@ -6,11 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.agents import panel, training
+from jaxserve.agents import panel
 from jaxserve.agents.planner import PlannerConfig, planner_for
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.compare import protocol
 from jaxserve.grids import nearest_indices
+from jaxserve.learning import training
 from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import REGIME_COUNT
 

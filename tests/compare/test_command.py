@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
-from jaxserve.agents.panel import load_setting
-from jaxserve.agents.training import Interrupted, check_run, train
+from jaxserve.agents.panel import load_setup
+from jaxserve.learning.run_options import check_run
+from jaxserve.learning.training import Interrupted, train
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -29,7 +30,7 @@ def test_a_run_is_taken_over_and_results_are_kept(
     them without playing."""
     out, report, data = tmp_path / "out", tmp_path / "results.md", tmp_path / "results.json"
     run = out / "static_workload" / "ppo"
-    train(load_setting("static_workload"), check_run(400, 0, 2, 16, 2e-3, 0.97), (0, 1), run)
+    train(load_setup("static_workload"), check_run(400, 0, 2, 16, 2e-3, 0.97), (0, 1), run)
     arguments = ["compare", "static_workload", "--out", str(out), "--seeds", "2"]
     arguments += ["--episodes", "3", "--markdown", str(report), "--json", str(data)]
     assert cli.main(arguments) == 0
@@ -79,12 +80,12 @@ def test_interrupted_training_says_how_to_go_on(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nope",), "task 'nope' is unknown; the tasks are"),
-        (("2", "--seeds", "0"), "seeds is 0; it must be from 1 to 1024"),
-        (("2", "--steps", "0"), "steps is 0; it must be from 1"),
-        (("2", "--episodes", "0"), "episodes is 0; it must be from 1 to 100000"),
-        (("2", "--hardware", "tpu"), "gpu 'tpu' is unknown; allowed are a100-sxm-40gb"),
-        (("4", "--trace", "none.csv"), "task 4 is unknown; the aliases are 1, 2 and 3"),
+        (("nope",), "task is 'nope'; it must be one of"),
+        (("2", "--seeds", "0"), "seeds is 0; it must be a whole number from 1 to 1024"),
+        (("2", "--steps", "0"), "steps is 0; it must be a whole number from 1"),
+        (("2", "--episodes", "0"), "episodes is 0; it must be a whole number from 1 to 100000"),
+        (("2", "--hardware", "tpu"), "gpu is 'tpu'; it must be one of a100-sxm-40gb"),
+        (("4", "--trace", "none.csv"), "task is 4; it must be 1, 2 or 3"),
         (("1", "--trace", "none.csv"), "none.csv cannot be read"),
         (("2", "--trace", "none.csv"), "none.csv cannot be read"),
         (("2", "--markdown", "missing/x.md"), "the folder missing does not exist"),
@@ -111,7 +112,7 @@ def test_without_matplotlib(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The extra that is missing is named before the training, not after it."""
-    for module in ("jaxserve.compare.pictures", "jaxserve.plots"):
+    for module in ("jaxserve.compare.pictures", "jaxserve.show.plots"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     message = sentence(capsys, "1", "--out", str(tmp_path / "out"))

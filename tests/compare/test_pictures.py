@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxserve.agents.panel import Setting, load_setting
+from jaxserve.agents.panel import TaskSetup, load_setup
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.compare.pictures import draw_learning, draw_policy_map, draw_scores, png
@@ -34,9 +34,9 @@ ANCHORS = Anchors(
 
 
 @functools.cache
-def setting() -> Setting:
+def setup() -> TaskSetup:
     """The medium task."""
-    return load_setting(TASK)
+    return load_setup(TASK)
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def played() -> Rollout:
     settings = np.tile(nearest_indices(make_action(speculation_depth=3)), (4, 2, 1))
     settings[..., KNOBS.index("batch_cap")] = np.arange(5, 9)[:, None]
     policy = RegimeOracle(jnp.asarray(settings, jnp.int32))
-    return rollout(setting().env, policy, episode_keys(8, "test"))
+    return rollout(setup().env, policy, episode_keys(8, "test"))
 
 
 def test_curves_are_interquartile_means() -> None:
@@ -89,12 +89,9 @@ def map_texts(figure: Figure, panel: int) -> dict[tuple[int, int], str]:
 def test_the_map_shows_what_was_chosen_where() -> None:
     """One panel for each active knob; rows are regimes, whose batch caps are as the policy's."""
     names = ["one", "two", "three", "four"]
-    figure = draw_policy_map(setting(), played(), names)
-    assert [axis.get_title(loc="left") for axis in figure.axes] == [
-        "batch cap",
-        "KV share",
-        "spec. depth",
-    ]
+    figure = draw_policy_map(setup(), played(), names)
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert titles == ["batch cap", "KV budget", "speculation depth"]
     texts = map_texts(figure, 0)
     assert {row for row, _ in texts} == {0, 1, 2, 3} and len(texts) > 12
     for (row, _), text in texts.items():
@@ -106,6 +103,6 @@ def test_the_map_shows_what_was_chosen_where() -> None:
 def test_rare_cells_stay_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mean of few windows says nothing, so it is not shown."""
     monkeypatch.setattr("jaxserve.compare.pictures._FEWEST", 10**6)
-    figure = draw_policy_map(setting(), played(), ["a", "b", "c", "d"])
+    figure = draw_policy_map(setup(), played(), ["a", "b", "c", "d"])
     assert not map_texts(figure, 0)
     assert png(figure).startswith(b"\x89PNG")

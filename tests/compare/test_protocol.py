@@ -13,19 +13,19 @@ from jaxserve.compare import protocol
 from jaxserve.compare.pictures import write_task_pictures
 from jaxserve.compare.protocol import Case, compare_task, prepare
 from jaxserve.compare.reference import reference_objectives
-from jaxserve.compare.tables import markdown
+from jaxserve.compare.result_tables import markdown
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import load_task
 
 EPISODES = 3
-SETTINGS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
+ARGUMENTS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
 OWN = {"random", "default", "best_static", "heuristic", "planner", "regime_oracle", "ppo"}
 ELSEWHERE = {"default", "best_static", "heuristic", "retuned_static", "ppo"}
 
 
 def case(out: Path, **changes) -> Case:
     """A comparison that takes seconds."""
-    return prepare(changes.pop("task", "static_workload"), out, **SETTINGS | changes)
+    return prepare(changes.pop("task", "static_workload"), out, **ARGUMENTS | changes)
 
 
 def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
         shape = (2 if agent == "ppo" else 1, EPISODES)
         assert play.objective.shape == play.slo_attainment.shape == shape
         assert np.isfinite(play.objective).all()
-    by_name = {column.name: column for column in result.columns}
+    by_name = {variant.name: variant for variant in result.variants}
     assert set(by_name["a100-sxm-80gb"].plays) == ELSEWHERE
     assert by_name["bursts x1.5"].reason == "its traffic has no bursts"
     assert result.reference["ppo"].tolist() == [[9.0, 10.0, 11.0], [12.0, 13.0, 14.0]]
@@ -84,11 +84,11 @@ def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Pat
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (dict(task="nope"), "task 'nope' is unknown"),
-        (dict(seeds=0), "seeds is 0; it must be from 1 to 1024"),
+        (dict(task="nope"), "task is 'nope'"),
+        (dict(seeds=0), "seeds is 0; it must be a whole number from 1 to 1024"),
         (dict(steps=0), "steps is 0"),
-        (dict(episodes=0), "episodes is 0; it must be from 1 to 100000"),
-        (dict(hardware="tpu"), "gpu 'tpu' is unknown"),
+        (dict(episodes=0), "episodes is 0; it must be a whole number from 1 to 100000"),
+        (dict(hardware="tpu"), "gpu is 'tpu'"),
         (dict(trace=Path("none.csv")), "none.csv cannot be read"),
     ],
 )
@@ -110,11 +110,11 @@ def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_the_reference_simulator_in_real_processes() -> None:
     """Each policy's row is its own, in order, whichever process was first."""
     spec = load_task("static_workload")
-    setting = panel.load_setting("static_workload")
+    setup = panel.load_setup("static_workload")
     seen = []
     found = reference_objectives(
         spec,
-        [panel.build_agent(name, setting) for name in ("noop", "best_static")],
+        [panel.build_agent(name, setup) for name in ("noop", "best_static")],
         2,
         lambda done, total: seen.append((done, total)),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import signal
@@ -12,15 +11,16 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.agents import training
-from jaxserve.agents.panel import load_setting
-from jaxserve.agents.training import Interrupted, check_run, train
+from jaxserve.agents.panel import load_setup
 from jaxserve.cli.agents import train_agent
 from jaxserve.compare import trained as compare_trained
 from jaxserve.compare.trained import STEPS, learning_curve, plan_run, trained
 from jaxserve.errors import InputError
+from jaxserve.learning import training
+from jaxserve.learning.run_options import check_run, describe
+from jaxserve.learning.training import Interrupted, train
 
-SETTING = load_setting("static_workload")
+SETUP = load_setup("static_workload")
 UPDATE = 16 * 25
 _ENVIRONMENTS = compare_trained.ENVIRONMENTS
 CONFIG = check_run(3 * UPDATE, 0, 2, 16, 2e-3, 0.97)
@@ -44,7 +44,7 @@ def test_runs_are_those_of_the_train_command() -> None:
 def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped goes on at the next call; each policy is its own seed's; and the
     finished run is found again without training."""
-    run = plan_run(tmp_path, SETTING, 2, 3 * UPDATE)
+    run = plan_run(tmp_path, SETUP, 2, 3 * UPDATE)
     assert not run.exists and (run.seeds, run.config) == ((0, 1), CONFIG)
     assert run.windows == 3 * UPDATE
     seen = []
@@ -55,24 +55,24 @@ def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted):
-        trained(SETTING, run, stop)
+        trained(SETUP, run, stop)
     assert seen[0] == ("static_workload, training 2 policies", 0, 1200)
     assert run.exists and not run.finished
-    found = trained(SETTING, run)
+    found = trained(SETUP, run)
     assert run.finished
     leaves = [jax.tree.leaves((policy.params, policy.normaliser)) for policy in found.policies]
     chosen = jax.tree.leaves((found.chosen.params, found.chosen.normaliser))
     same = [all(np.array_equal(a, b) for a, b in zip(own, chosen, strict=True)) for own in leaves]
     assert sorted(same) == [False, True]
     monkeypatch.setattr("jaxserve.compare.trained.train", None)
-    again = trained(SETTING, plan_run(tmp_path, SETTING, 2, None))
+    again = trained(SETUP, plan_run(tmp_path, SETUP, 2, None))
     assert again.digest == found.digest and len(again.policies) == 2
 
 
 def test_curves_have_a_row_for_each_seed(tmp_path: Path) -> None:
     """Rewards of every update by seed, against the windows played until then."""
-    train(SETTING, CONFIG, (3, 4), tmp_path)
-    run = plan_run(tmp_path, SETTING, 2, 3 * UPDATE)
+    train(SETUP, CONFIG, (3, 4), tmp_path)
+    run = plan_run(tmp_path, SETUP, 2, 3 * UPDATE)
     assert run.seeds == (3, 4)
     curve = learning_curve(run)
     np.testing.assert_array_equal(curve.windows, [400, 800, 1200])
@@ -86,34 +86,41 @@ def test_curves_have_a_row_for_each_seed(tmp_path: Path) -> None:
 
 def test_runs_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """Other seeds, another length if one is asked for, and files that are not a run's."""
-    about = {
-        "task": "static_workload",
-        "task_version": SETTING.spec.version,
-        "seeds": [0, 1],
-        "config": dataclasses.asdict(CONFIG),
-    }
+    about = describe(SETUP, CONFIG, (0, 1))
     (tmp_path / "run.json").write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"seeds is 10, but the run in .* has 2"):
-        plan_run(tmp_path, SETTING, 10, None)
+        plan_run(tmp_path, SETUP, 10, None)
     with pytest.raises(InputError, match=r"steps make 1600 windows a seed, but .* has 1200"):
-        plan_run(tmp_path, SETTING, 2, 4 * UPDATE)
-    assert plan_run(tmp_path, SETTING, 2, None).config == CONFIG
-    with pytest.raises(InputError, match="seeds is 0; it must be from 1 to 1024"):
-        plan_run(tmp_path, SETTING, 0, None)
-    for change, message in (
-        ({"config": {"rate": 1}}, "config is not that of this version's learner"),
-        ({"config": 7}, "config is a int; it must be a JSON object"),
-        ({"seeds": ["a"]}, r"seeds is \['a'\]; it must be a list of whole numbers"),
-    ):
-        (tmp_path / "run.json").write_text(json.dumps(about | change))
-        with pytest.raises(InputError, match=message):
-            plan_run(tmp_path, SETTING, 1, None)
+        plan_run(tmp_path, SETUP, 2, 4 * UPDATE)
+    assert plan_run(tmp_path, SETUP, 2, None).config == CONFIG
+    with pytest.raises(InputError, match="seeds is 0; it must be a whole number from 1 to 1024"):
+        plan_run(tmp_path, SETUP, 0, None)
+    (tmp_path / "run.json").write_text(json.dumps(about | {"config": {"rate": 1}}))
+    with pytest.raises(InputError, match="config is not that of this version's learner"):
+        plan_run(tmp_path, SETUP, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (dict(task="trace_replay"), "task"),
+        (dict(task="static_workload", hardware="h100-sxm-80gb"), "hardware"),
+    ],
+)
+def test_only_the_tasks_own_runs_are_taken(other: dict, named: str, tmp_path: Path) -> None:
+    """A run of another task or GPU does not pass for the task's own, finished or not."""
+    about = describe(load_setup(**other), CONFIG, (0, 1))
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    for _ in range(2):
+        with pytest.raises(InputError, match=f"^{named} is .*, but the run in .* was begun with"):
+            plan_run(tmp_path, SETUP, 2, None)
+        (tmp_path / "weights.json").write_text("{}")
 
 
 def test_a_run_without_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
     """The weights of one seed do not stand for all."""
-    train(SETTING, CONFIG, (0, 1), tmp_path)
+    train(SETUP, CONFIG, (0, 1), tmp_path)
     (tmp_path / "checkpoints").rename(tmp_path / "elsewhere")
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(InputError, match="has no checkpoint of update 3, where the run ended"):
-        trained(SETTING, plan_run(tmp_path, SETTING, 2, None))
+        trained(SETUP, plan_run(tmp_path, SETUP, 2, None))

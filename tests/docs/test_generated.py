@@ -12,7 +12,7 @@ SCRIPT = ROOT / "scripts" / "generate_docs.py"
 
 
 def test_nothing_is_out_of_date() -> None:
-    """`python scripts/generate_docs.py` would change nothing."""
+    """``python scripts/generate_docs.py`` would change nothing."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--check"],
         env=os.environ | {"JAX_PLATFORMS": "cpu"},

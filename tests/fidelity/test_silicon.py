@@ -7,8 +7,8 @@ import pytest
 
 from jaxserve.fidelity.silicon import closed_loop_tpot_s, fit_iteration, silicon_fidelity
 from jaxserve.fidelity.sources import shared_data
-from jaxserve.sim.cost_model import CostModel
-from jaxserve.sim.hardware import load_gpu, load_model
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu, load_model
 
 COST = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 SHARED = shared_data()
@@ -42,7 +42,7 @@ def _simulated_tpot_s(slots: int, prompt: int, output: int) -> float:
     ("slots", "prompt", "output"), [(8, 1024, 128), (32, 1024, 256), (64, 2048, 256)]
 )
 def test_closed_loop_formula_is_the_stepped_loop(slots: int, prompt: int, output: int) -> None:
-    """The analytic TPOT of a closed loop agrees with stepping the loop through `iteration_s`."""
+    """The analytic TPOT of a closed loop agrees with stepping the loop through ``iteration_s``."""
     analytic = closed_loop_tpot_s(COST, slots, prompt, output)
     assert float(analytic) == pytest.approx(_simulated_tpot_s(slots, prompt, output), rel=0.03)
 

@@ -46,10 +46,10 @@ CLAIMS = {
         factors = {constant.name: constant.factor for constant in report.constants}
         assert factors["weight streaming"] > 1.1
         assert report.held_out_tpot_error < min(0.05, report.prior_tpot_error)
-        means = {each.agent: each.summary() for each in comparison.evaluations}
+        means = {each.agent: each.summary() for each in evaluated.agents}
         assert means["random"]["slo_attainment"].mean < 0.05
         assert means["best_static"]["objective"].mean > means["default"]["objective"].mean
-        assert setting.note and means.keys() == set(agents)
+        assert setup.note and means.keys() == set(agents)
         assert middle[-1] > middle[0] and (np.diff(usd) > 0).all()
     """,
     "04_drive_the_server": """

@@ -6,20 +6,18 @@ import dataclasses
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import httpx
 import pytest
 
-from server.local import LocalServer, free_port
+from server.local import LocalServer, free_port, own_process, wait_until_healthy
 from tests.docs.snippets import Block, blocks, run_code
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "server.md"
 _ADDRESS = "localhost:7860"
 _START = "uvicorn server.app:app"
-_BASELINE = "server.baseline_inference"
+_BASELINE = "server.players.baseline_inference"
 
 
 def of_the_page(word: str) -> str:
@@ -60,21 +58,9 @@ def test_the_command_that_starts_a_server(tmp_path: Path) -> None:
         "JAXSERVE_DATABASE": str(tmp_path / "log"),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    process = subprocess.Popen(
-        f"exec {command}", shell=True, cwd=_ROOT, env=environment, stderr=subprocess.DEVNULL
-    )
-    try:
-        deadline = time.monotonic() + 180.0
-        while time.monotonic() < deadline and process.poll() is None:
-            try:
-                assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-                return
-            except httpx.TransportError:
-                time.sleep(0.1)
-        pytest.fail("no answer")
-    finally:
-        process.terminate()
-        process.wait(60)
+    quiet = {"stderr": subprocess.DEVNULL}
+    with own_process(f"exec {command}", shell=True, cwd=_ROOT, env=environment, **quiet) as process:
+        wait_until_healthy(f"http://127.0.0.1:{port}", process)
 
 
 @pytest.mark.slow

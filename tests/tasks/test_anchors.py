@@ -114,8 +114,8 @@ NO_ACTION = {knob: value for knob, value in DEFAULT_ACTION.items() if knob != "b
         ({"random": None}, "random"),
         ({"best_static": True}, "best_static"),
         ({"oracle": float("inf")}, "oracle"),
-        ({"random": 0.6}, "must increase"),
-        ({"oracle": 0.6}, "must increase"),
+        ({"random": 0.6}, "it must be three rising rewards"),
+        ({"oracle": 0.6}, "it must be three rising rewards"),
         ({"best_static_action": None}, "best_static_action"),
         ({"best_static_action": NO_ACTION}, "batch_cap"),
         ({"best_static_action": {**DEFAULT_ACTION, "batch_cap": 0}}, "batch_cap"),
@@ -134,7 +134,7 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], named: str) -> None:
 
 def test_anchors_that_would_not_load_are_not_written(stored: Path, spec: TaskSpec) -> None:
     """A failed search leaves the old file."""
-    with pytest.raises(InputError, match="must increase"):
+    with pytest.raises(InputError, match="it must be three rising rewards"):
         write_anchors(dataclasses.replace(ANCHORS, random=0.9))
     assert load_anchors(spec) == ANCHORS
 

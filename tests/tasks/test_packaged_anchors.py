@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.baselines import (
+from jaxserve.agents.open_loop import (
     FlappingPolicy,
     RandomPolicy,
     StaticPolicy,
@@ -33,7 +32,7 @@ EPISODES = 24
 def panel_rewards(task: str) -> dict[str, np.ndarray]:
     """float64[EPISODES], mean reward of each policy on the first test seeds."""
     spec = load_task(task)
-    env = dataclasses.replace(jaxserve.make(spec), name="")
+    env = jaxserve.make(spec)
     keys = episode_keys(EPISODES, "test")
     anchors = load_anchors(spec)
     policies = exploit_policies() | {

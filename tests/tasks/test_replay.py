@@ -12,8 +12,8 @@ import pytest
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_key
-from jaxserve.sim.traces import Trace
-from jaxserve.sim.workload import draw_arrivals, init_workload
+from jaxserve.sim.traffic.traces import Trace
+from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.spec import TaskSpec, load_task
 
@@ -93,7 +93,7 @@ def test_packaged_traces_go_by_their_bare_name(tmp_path: Path) -> None:
 
 
 def test_a_path_object_is_a_trace(spec: TaskSpec) -> None:
-    """`make` takes paths as well as texts."""
+    """``make`` takes paths as well as texts."""
     path = trace_path("synthetic_conversation.csv")
     by_path, by_text = jaxserve.make(spec, trace=path), jaxserve.make(spec, trace=str(path))
     assert by_path.workload.replay_counts is not None

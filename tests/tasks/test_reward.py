@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.sim.window import idle_metrics
+from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.tasks.reward import RewardModel, compute_reward, reweight
 from jaxserve.types import WindowMetrics
 

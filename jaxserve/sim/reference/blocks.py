@@ -18,20 +18,21 @@ class BlockPool:
         return self.capacity - self.used
 
     def allocate(self, blocks: int) -> None:
-        """Takes `blocks`, which must not exceed `free`."""
+        """Takes ``blocks``, which must not exceed ``free``."""
         self.used += blocks
 
     def admit(self, owner: int, blocks: int) -> int:
-        """Takes `blocks` for sequence `owner`; returns how many already hold its KV."""
+        """Takes ``blocks`` for sequence ``owner``; returns how many already hold its KV."""
         self.allocate(blocks)
         return 0
 
     def release(self, blocks: int) -> None:
-        """Gives back `blocks` whose content nobody will ask for again."""
+        """Gives back ``blocks`` whose content nobody will ask for again."""
         self.used -= blocks
 
     def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        """Gives back the `blocks` of preempted sequence `owner`, `full_blocks` of them full."""
+        """Gives back the ``blocks`` of preempted sequence ``owner``, ``full_blocks`` of them
+        full."""
         self.release(blocks)
 
     def resize(self, capacity: int) -> None:

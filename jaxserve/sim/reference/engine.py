@@ -13,13 +13,13 @@ from enum import Enum
 
 import numpy as np
 
-from jaxserve.sim.acceptance import MAX_DEPTH
-from jaxserve.sim.cost_model import MIN_CHUNK_SHARE, IterationTimer
+from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
-from jaxserve.sim.reference.memory import MemoryMeter
+from jaxserve.sim.reference.counters import Counters
+from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
-from jaxserve.sim.reference.stats import Tally
 
 
 class Role(Enum):
@@ -33,17 +33,8 @@ class Role(Enum):
 class Engine:
     """One GPU (or tensor-parallel group) with its own queue, batch and KV pool.
 
-    `start` composes an iteration and says when it ends; `finish` applies its results. Between the
-    two only `waiting` and the transfers may change.
-
-    Attributes:
-      waiting: requests routed here that are not running.
-      prefilling: admitted, part of the prompt still to compute; oldest first.
-      decoding: running sequences in the order in which they were admitted.
-      held: prefilled sequences whose KV waits here for a decoding GPU.
-      handoffs: those of `held` that have not been collected by the deployment.
-      displaced: preempted sequences of a decode-only GPU, to be prefilled elsewhere.
-      crashed: an iteration did not fit into device memory.
+    ``start`` composes an iteration and says when it ends; ``finish`` applies its results. Between
+    the two only ``waiting`` and the transfers may change.
     """
 
     def __init__(
@@ -59,14 +50,21 @@ class Engine:
         self.settings = settings
         self.memory = memory
         self.role = Role.MIXED
-        self.tally = Tally()
+        self.counters = Counters()
         self.waiting = WaitingQueue(knobs.priority_routing)
+        """requests routed here that are not running."""
         self.prefilling: list[Request] = []
+        """admitted, part of the prompt still to compute; oldest first."""
         self.decoding: list[Request] = []
+        """running sequences in the order in which they were admitted."""
         self.held: list[Request] = []
+        """prefilled sequences whose KV waits here for a decoding GPU."""
         self.handoffs: list[Request] = []
+        """those of ``held`` that the deployment has not collected."""
         self.displaced: list[Request] = []
+        """preempted sequences of a decode-only GPU, to be prefilled elsewhere."""
         self.crashed = False
+        """whether an iteration did not fit into device memory."""
         self._incoming: list[tuple[Request, int]] = []
         self._rng = rng
         pool = CachingBlockPool if settings.prefix_caching else BlockPool
@@ -97,7 +95,7 @@ class Engine:
         return self._kv_tokens + self.waiting.prefill_tokens + prefilling + incoming
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
-        """Applies `knobs` from the next iteration on."""
+        """Applies ``knobs`` from the next iteration on."""
         self.knobs = knobs
         self.waiting.set_order(knobs.priority_routing)
         if self._capacity_blocks() != self.pool.capacity:
@@ -106,7 +104,7 @@ class Engine:
     def start(self, now: float) -> float | None:
         """Composes the next iteration; returns when it ends, or None when there is nothing to do.
 
-        Check `crashed` and `displaced` afterwards.
+        Check ``crashed`` and ``displaced`` afterwards.
         """
         for request, blocks in self._incoming:
             self._join(request, blocks)
@@ -115,7 +113,7 @@ class Engine:
         preempted = self._fit_running(depth + 1)
         sequences = len(self.decoding)
         verified = sequences * (depth + 1)
-        budget = self.settings.chunk_budget
+        budget = self.settings.token_budget
         # Verifying deep drafts of a large batch may not starve prefill.
         room = max(budget - verified, int(budget * MIN_CHUNK_SHARE))
         # Whatever was preempted stays out for an iteration, unless that leaves nothing to run.
@@ -135,7 +133,7 @@ class Engine:
                 speculation_depth=depth,
                 tier=tier,
             )
-            self.tally.peak_memory_bytes = max(self.tally.peak_memory_bytes, used_bytes)
+            self.counters.peak_memory_bytes = max(self.counters.peak_memory_bytes, used_bytes)
             self.crashed = used_bytes > self.memory.device_bytes
             if self.crashed:
                 return None
@@ -150,14 +148,14 @@ class Engine:
             speculation_depth=depth,
             tier=tier,
         )
-        work = self.tally.work[tier]
+        work = self.counters.work[tier]
         work.iterations += 1
         work.tokens += tokens
         work.kv_tokens += kv_tokens
         return now + self._duration_s
 
     def finish(self, now: float) -> None:
-        """Applies the iteration that `start` composed and that ends at `now`."""
+        """Applies the iteration that ``start`` composed and that ends at ``now``."""
         if self.decoding:
             self._advance_decoding(now)
         for request, chunk in self._chunks:
@@ -168,11 +166,11 @@ class Engine:
         self._chunks = []
 
     def transfer_blocks(self, request: Request) -> int:
-        """Blocks that `request`, prefilled elsewhere, needs for its first step here."""
+        """Blocks that ``request``, prefilled elsewhere, needs for its first step here."""
         return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)
 
     def can_receive(self, request: Request) -> bool:
-        """Whether there are blocks for `request` and one more for every sequence running here.
+        """Whether there are blocks for ``request`` and one more for every sequence running here.
 
         Without that reserve the next steps would preempt, and a preempted sequence has to go all
         the way through a prefill GPU again.
@@ -180,11 +178,11 @@ class Engine:
         return self.transfer_blocks(request) + self.running <= self.pool.free
 
     def could_ever_receive(self, request: Request) -> bool:
-        """Whether the whole pool would be enough for `request`."""
+        """Whether the whole pool would be enough for ``request``."""
         return self.transfer_blocks(request) <= self.pool.capacity
 
     def receive(self, request: Request, blocks: int) -> None:
-        """Takes over a sequence whose KV has arrived in `blocks` that were allocated before."""
+        """Takes over a sequence whose KV has arrived in ``blocks`` that were allocated before."""
         self._incoming.append((request, blocks))
 
     def release_held(self, request: Request) -> None:
@@ -195,7 +193,7 @@ class Engine:
     def evacuate(self) -> list[Request]:
         """Stops the process: all KV is lost. Returns what was running, oldest first.
 
-        Requests in `waiting` stay there for the caller to collect.
+        Requests in ``waiting`` stay there for the caller to collect.
         """
         self._record_generated()
         running = self.decoding + [request for request, _ in self._incoming]
@@ -257,14 +255,14 @@ class Engine:
             self.pool.evict(victim.id, int(self._blocks[row]), full)
             self._drop_rows(np.array([row]))
         victim.preemptions += 1
-        self.tally.preemptions += 1
+        self.counters.preemptions += 1
         if self.role is Role.DECODE:
             self.displaced.append(victim)
         else:
             self.waiting.push(victim)
 
     def _schedule_prefill(self, now: float, room: int, admit: bool) -> list[tuple[Request, int]]:
-        """(request, tokens) of this iteration's prefill chunks, at most `room` tokens in all."""
+        """(request, tokens) of this iteration's prefill chunks, at most ``room`` tokens in all."""
         chunks = []
         for request in self.prefilling:
             if room <= 0:
@@ -303,18 +301,18 @@ class Engine:
         """Drops a request whose context is longer than the whole KV pool."""
         if request.generated:
             request.lost = True
-            self.tally.lost.append(request)
+            self.counters.lost.append(request)
         else:
             request.rejected = True
-            self.tally.rejected.append(request)
+            self.counters.rejected.append(request)
 
     def _end_prefill(self, request: Request, now: float) -> None:
         """The last chunk of a prefill also samples a token."""
         request.generated += 1
-        self.tally.tokens += 1
+        self.counters.tokens += 1
         if math.isnan(request.first_token_s):
             request.first_token_s = now
-            self.tally.first_tokens.append(request)
+            self.counters.first_tokens.append(request)
         if request.generated == request.output_tokens:
             self.pool.release(request.blocks)
             self._complete(request, now)
@@ -361,12 +359,11 @@ class Engine:
             self._context[:count] += steps
             remaining -= steps
             tokens = int(steps.sum())
-            self.tally.drafted += count * depth
-            self.tally.draft_accepted += tokens - count
+            self.counters.drafted += count * depth
+            self.counters.draft_accepted += tokens - count
         self._kv_tokens += tokens
-        self.tally.tokens += tokens
-        self.tally.decode_s += count * self._duration_s
-        self.tally.decode_steps += count
+        self.counters.tokens += tokens
+        self.counters.decodes.append((self._duration_s, count))
         self._steps_to_finish -= depth + 1
         if self._steps_to_finish <= 0:
             rows = np.flatnonzero(remaining == 0)
@@ -382,7 +379,7 @@ class Engine:
     def _complete(self, request: Request, now: float) -> None:
         request.finish_s = now
         request.tier = self.knobs.tier
-        self.tally.completed.append(request)
+        self.counters.completed.append(request)
 
     def _drop_rows(self, rows: np.ndarray) -> None:
         """Takes decoding sequences out of the batch, keeping the order of the others."""

@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.workload import Arrivals, TrafficClasses, Workload, WorkloadState, draw_arrivals
+from jaxserve.sim.traffic.workload import (
+    Arrivals,
+    TrafficClasses,
+    Workload,
+    WorkloadState,
+    draw_arrivals,
+)
 
 
 def roll_traffic(

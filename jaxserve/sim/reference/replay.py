@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.errors import InputError
-from jaxserve.sim.cost_model import IterationTimer
+from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request, request_log
 from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
@@ -20,10 +20,10 @@ def run_requests(
     settings: SchedulerSettings | None = None,
     seed: int = 0,
 ) -> np.ndarray:
-    """Serves `requests` to the end on one engine without router, queue limit or front end.
+    """Serves ``requests`` to the end on one engine without router, queue limit or front end.
 
     Returns:
-      `LOG_DTYPE` rows in the order of `requests`, whose own fields are filled in as well.
+      ``LOG_DTYPE`` rows in the order of ``requests``, whose own fields are filled in as well.
 
     Raises:
       InputError: two requests have the same id.

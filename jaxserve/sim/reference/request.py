@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.errors import InputError
-from jaxserve.sim.acceptance import MAX_DEPTH
+from jaxserve import checks
+from jaxserve.sim.machine.acceptance import MAX_DEPTH
 
 LOG_DTYPE = np.dtype(
     [
@@ -31,67 +31,58 @@ LOG_DTYPE = np.dtype(
         ("lost", "?"),
     ]
 )
-"""One row per request. Times that have not happened are NaN; `tier` is -1 until it finishes."""
+"""One row per request. Times that have not happened are NaN; ``tier`` is -1 until it finishes."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request and its history.
-
-    Attributes:
-      id: unique; breaks ties between equal arrival times.
-      arrival_s: when it reaches the router.
-      prompt_tokens, output_tokens: lengths, at least 1 each.
-      traffic_class: class of the workload that it belongs to.
-      priority: 0 is served first when priority routing is on.
-      acceptance: float[9], mean tokens per verify step at depth 0..8; None means that every
-        draft token is rejected.
-      frontend_s: delay of the front end, part of TTFT but not of the engine's time.
-      generated: output tokens so far; they outlive a preemption.
-      computed: prompt tokens prefilled since it was last admitted.
-      blocks: KV blocks held while it is prefilling or being handed over.
-      first_scheduled_s, first_token_s, finish_s: engine times, NaN until they happen.
-      preemptions: times that it lost its KV and had to be recomputed.
-      tier: quantisation tier that finished it, -1 before.
-      rejected: turned away by the full queue, or too long for the KV pool.
-      lost: dropped while running (out of memory).
-    """
+    """One request and its history."""
 
     id: int
+    """unique; breaks ties between equal arrival times."""
     arrival_s: float
+    """when it reaches the router."""
     prompt_tokens: int
+    """length of the prompt, at least 1."""
     output_tokens: int
+    """length of the output, at least 1."""
     traffic_class: int = 0
+    """class of the workload that it belongs to."""
     priority: int = 0
+    """0 is served first when priority routing is on."""
     acceptance: np.ndarray | None = None
+    """float[9], mean tokens per verify step at depth 0..8; None means that every draft token is
+    rejected."""
     frontend_s: float = 0.0
+    """delay of the front end, part of TTFT but not of the engine's time."""
     generated: int = 0
+    """output tokens so far; they outlive a preemption."""
     computed: int = 0
+    """prompt tokens prefilled since it was last admitted."""
     blocks: int = 0
+    """KV blocks held while it is prefilling or being handed over."""
     first_scheduled_s: float = math.nan
+    """engine time of the first chunk, NaN until then."""
     first_token_s: float = math.nan
+    """engine time of the first token, NaN until then."""
     finish_s: float = math.nan
+    """engine time of the last token, NaN until then."""
     preemptions: int = 0
+    """times that it lost its KV and had to be recomputed."""
     tier: int = -1
+    """quantisation tier that finished it, -1 before."""
     rejected: bool = False
+    """turned away by the full queue, or too long for the KV pool."""
     lost: bool = False
+    """dropped after it had been admitted: out of memory, or longer than the KV pool."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.arrival_s) and self.arrival_s >= 0):
-            raise InputError(
-                f"arrival_s of request {self.id} is {self.arrival_s!r}; "
-                "a finite number of seconds from 0 is allowed"
-            )
+        checks.number(f"arrival_s of request {self.id}", self.arrival_s, 0)
         for name in ("prompt_tokens", "output_tokens"):
-            if getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} of request {self.id} is {getattr(self, name)!r}; 1 or more is allowed"
-                )
+            checks.whole(f"{name} of request {self.id}", getattr(self, name), 1)
         if self.acceptance is not None and np.shape(self.acceptance) != (MAX_DEPTH + 1,):
-            raise InputError(
-                f"acceptance of request {self.id} has shape {np.shape(self.acceptance)}; "
-                f"({MAX_DEPTH + 1},) is allowed, one mean per depth from 0"
-            )
+            name = f"shape of acceptance of request {self.id}"
+            checks.refuse(name, np.shape(self.acceptance), f"({MAX_DEPTH + 1},)")
 
     @property
     def prefill_target(self) -> int:
@@ -122,7 +113,7 @@ class Request:
 
 
 def request_log(requests: Iterable[Request]) -> np.ndarray:
-    """Structured array of `LOG_DTYPE`, one row per request in the given order."""
+    """Structured array of ``LOG_DTYPE``, one row per request in the given order."""
     names = LOG_DTYPE.names
     assert names is not None
     return np.array([tuple(getattr(r, name) for name in names) for r in requests], LOG_DTYPE)
@@ -149,13 +140,13 @@ class WaitingQueue:
         return (entry[3] for entry in self._heap)
 
     def push(self, request: Request) -> None:
-        """Adds `request` at its place in the order."""
+        """Adds ``request`` at its place in the order."""
         rank = request.priority if self.by_priority else 0
         heapq.heappush(self._heap, (rank, request.arrival_s, request.id, request))
         self.prefill_tokens += request.prefill_target
 
     def tokens_before(self, request: Request) -> int:
-        """Tokens to prefill of those that would be served before `request`."""
+        """Tokens to prefill of those that would be served before ``request``."""
         if not self.by_priority:
             return self.prefill_tokens
         place = (request.priority, request.arrival_s, request.id)

@@ -1,6 +1,6 @@
 """The reference simulator: every request, every engine iteration, every KV block.
 
-A deployment is a queue, a router and `num_gpus` engines (`sim/reference/engine.py`). The router
+A deployment is a queue, a router and ``num_gpus`` engines (``sim/reference/engine.py``). The router
 keeps requests in one queue and hands the next one to the least loaded GPU once that GPU has less
 than an iteration's worth of prompt tokens queued that would go before it. Time advances from event
 to event: an arrival, the end of an iteration, of a KV transfer or of a restart.
@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.sim.cost_model import IterationTimer
+from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.reference.counters import Counters, WindowStats
+from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.engine import Engine, Role
-from jaxserve.sim.reference.memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
-from jaxserve.sim.reference.stats import Tally, WindowStats
 
 
 @dataclass(eq=False)
@@ -57,9 +58,9 @@ class ReferenceSimulator:
 
     Args:
       settings: the deployment.
-      timer: seconds of an iteration; a `CostModel` or anything with its `iteration_s`.
+      timer: seconds of an iteration; a ``CostModel`` or anything with its ``iteration_s``.
       knobs: knobs in force at time 0; no restart is needed to get there.
-      requests: traffic; more can be added with `submit`.
+      requests: traffic; more can be added with ``submit``.
       seed: of speculation and front-end delays. Delays are drawn in the order of arrival, so they
         do not depend on the knobs.
       memory: device memory of iterations; without it there is no out-of-memory restart.
@@ -96,6 +97,7 @@ class ReferenceSimulator:
         self._arrived: list[Request] = []
         self._events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._event_count = 0
+        self._in_force = (knobs.tier, knobs.prefill_gpus)
         self._open_window()
         self.submit(requests)
 
@@ -110,20 +112,18 @@ class ReferenceSimulator:
                 raise InputError(f"id {request.id} belongs to two requests; ids must be unique")
             self._ids.add(request.id)
             if request.arrival_s < self.now_s:
-                raise InputError(
-                    f"arrival_s of request {request.id} is {request.arrival_s}; "
-                    f"{self.now_s} (now) or later is allowed"
-                )
+                name = f"arrival_s of request {request.id}"
+                checks.refuse(name, request.arrival_s, f"{self.now_s} (now) or later")
             heapq.heappush(self._future, (request.arrival_s, request.id, request))
 
     def advance(self, until_s: float, knobs: Knobs) -> WindowStats:
-        """Runs from the last control point to `until_s` under `knobs`.
+        """Runs from the last control point to ``until_s`` under ``knobs``.
 
         Raises:
-          InputError: `until_s` is in the past or `knobs.prefill_gpus` leaves no GPU to decode.
+          InputError: ``until_s`` is in the past or ``knobs.prefill_gpus`` leaves no GPU to decode.
         """
         if not self.now_s <= until_s < math.inf:
-            raise InputError(f"until_s is {until_s!r}; {self.now_s} (now) or later is allowed")
+            checks.refuse("until_s", until_s, f"{self.now_s} (now) or later")
         self._check(knobs)
         self._open_window()
         self._knobs = knobs
@@ -144,7 +144,7 @@ class ReferenceSimulator:
         return self._close_window()
 
     def log(self) -> np.ndarray:
-        """`LOG_DTYPE` row of every request that has arrived, in order of arrival."""
+        """``LOG_DTYPE`` row of every request that has arrived, in order of arrival."""
         return request_log(self._arrived)
 
     def queued(self) -> list[Request]:
@@ -158,7 +158,7 @@ class ReferenceSimulator:
         request.frontend_s = self.settings.front_end.draw(self._delays)
         if self._waiting() >= self.settings.queue_capacity:
             request.rejected = True
-            self._tally.rejected.append(request)
+            self._counters.rejected.append(request)
         else:
             self._queue.push(request)
 
@@ -171,11 +171,12 @@ class ReferenceSimulator:
             self._route()
             self._hand_over()
             moved = self._start_idle()
+        self._note_in_force()
 
     def _assign_roles(self) -> None:
-        """A new split begins when all GPUs that will prefill are there; until then each does both.
+        """Splits the GPUs once all that are to prefill are up; until then each does both.
 
-        What a GPU was decoding when it began to prefill only, it finishes.
+        A GPU that begins to prefill only still finishes the sequences that it was decoding.
         """
         before, after = self._split_from, self._prefill_gpus
         needed = after if before == 0 else min(before, after)
@@ -192,7 +193,7 @@ class ReferenceSimulator:
 
     def _route(self) -> None:
         """Hands the next requests to the least loaded GPUs that have room for them."""
-        budget = self.settings.scheduler.chunk_budget
+        budget = self.settings.scheduler.token_budget
         while self._queue:
             request = self._queue.peek()
             ready = [
@@ -278,7 +279,8 @@ class ReferenceSimulator:
         gpu.engine.handoffs.clear()
 
     def _restart_s(self, index: int) -> float | None:
-        """Seconds that GPU `index` needs to become what the roll wants; None if it is that."""
+        """Seconds that GPU ``index`` needs for the tier and role that the roll leads to; None if
+        it has both."""
         gpu = self._gpus[index]
         reload = gpu.engine.knobs.tier != self._tier
         re_role = gpu.prefills != (index < self._prefill_gpus)
@@ -306,21 +308,22 @@ class ReferenceSimulator:
                 if not gpu.busy:
                     for request in self._take_down(gpu, seconds):
                         request.preemptions += 1
-                        self._tally.preemptions += 1
+                        self._counters.preemptions += 1
                         self._queue.push(request)
                 return
 
     def _crash(self, gpu: _Gpu) -> None:
         """Out of memory: everything that was running on the GPU is lost."""
+        self._counters.oom_restarts += 1
         for request in self._take_down(gpu, self.settings.oom_restart_s):
             self._lose(request)
 
     def _lose(self, request: Request) -> None:
         request.lost = True
-        self._tally.lost.append(request)
+        self._counters.lost.append(request)
 
     def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
-        """Stops a GPU for `seconds`; what waited on it goes back to the router.
+        """Stops a GPU for ``seconds``; what waited on it goes back to the router.
 
         Returns the requests whose KV went with it.
         """
@@ -351,15 +354,10 @@ class ReferenceSimulator:
         self._set_knobs(gpu.engine, self._tier)
 
     def _check(self, knobs: Knobs) -> None:
-        last = self.settings.num_gpus - 1
-        if not 0 <= knobs.prefill_gpus <= last:
-            raise InputError(
-                f"prefill_gpus is {knobs.prefill_gpus!r}; 0 to {last} is allowed "
-                f"with {self.settings.num_gpus} GPUs"
-            )
+        checks.whole("prefill_gpus", knobs.prefill_gpus, 0, self.settings.num_gpus - 1)
 
     def _set_knobs(self, engine: Engine, tier: int) -> None:
-        """Knobs in force on an engine that runs in `tier`, which may not be the one asked for."""
+        """Knobs in force on an engine that runs in ``tier``, which may not be the one asked for."""
         knobs = self._knobs
         if tier != knobs.tier:
             # The capacity asked for belongs to the weights of the other tier.
@@ -381,41 +379,58 @@ class ReferenceSimulator:
     def _running(self) -> int:
         return sum(gpu.engine.running + len(gpu.engine.held) for gpu in self._gpus)
 
+    def _note_in_force(self) -> None:
+        """Credits the time since the last call to what was in force, and notes what is now."""
+        past_s = self._in_force_s.get(self._in_force, 0.0)
+        self._in_force_s[self._in_force] = past_s + self.now_s - self._noted_s
+        self._noted_s = self.now_s
+        tiers = [gpu.engine.knobs.tier for gpu in self._gpus]
+        prefilling = sum(gpu.engine.role is Role.PREFILL for gpu in self._gpus)
+        self._in_force = (max(tiers, key=tiers.count), prefilling)
+
     def _open_window(self) -> None:
-        self._window_start_s = self.now_s
+        self._window_start_s = self._noted_s = self.now_s
+        self._in_force_s: dict[tuple[int, int], float] = {}
         self._window_arrivals = 0
         self._down_s = 0.0
-        self._tally = Tally()
+        self._counters = Counters()
         for gpu in self._gpus:
-            gpu.engine.tally = self._tally
+            gpu.engine.counters = self._counters
 
     def _close_window(self) -> WindowStats:
-        tally, length_s = self._tally, self.now_s - self._window_start_s
+        self._note_in_force()
+        tier, prefill_gpus = max(self._in_force_s, key=lambda pair: self._in_force_s[pair])
+        counters, length_s = self._counters, self.now_s - self._window_start_s
         down_s = self._down_s + sum(
             self.now_s - max(gpu.down_since_s, self._window_start_s)
             for gpu in self._gpus
             if not gpu.up
         )
         gpu_s = length_s * len(self._gpus)
+        itl_s, p50_itl_s = counters.itl_s()
         pools = [gpu.engine.pool for gpu in self._gpus if gpu.up]
         blocks = sum(pool.capacity for pool in pools)
         return WindowStats(
             end_s=self.now_s,
             arrivals=self._window_arrivals,
-            rejected=len(tally.rejected),
-            completed=len(tally.completed),
-            lost=len(tally.lost),
-            preemptions=tally.preemptions,
+            rejected=len(counters.rejected),
+            completed=len(counters.completed),
+            lost=len(counters.lost),
+            oom_restarts=counters.oom_restarts,
+            preemptions=counters.preemptions,
             running=self._running(),
             waiting=self._waiting(),
-            first_tokens=request_log(tally.first_tokens),
-            completions=request_log(tally.completed),
-            tokens=tally.tokens,
-            itl_s=tally.decode_s / tally.decode_steps if tally.decode_steps else math.nan,
-            drafted=tally.drafted,
-            draft_accepted=tally.draft_accepted,
+            first_tokens=request_log(counters.first_tokens),
+            completions=request_log(counters.completed),
+            tokens=counters.tokens,
+            itl_s=itl_s,
+            p50_itl_s=p50_itl_s,
+            drafted=counters.drafted,
+            draft_accepted=counters.draft_accepted,
             kv_occupancy=sum(pool.used for pool in pools) / blocks if blocks else 0.0,
-            peak_memory_bytes=tally.peak_memory_bytes,
+            peak_memory_bytes=counters.peak_memory_bytes,
             capacity=1.0 - down_s / gpu_s if gpu_s else 1.0,
-            work=tally.work,
+            tier=tier,
+            prefill_gpus=prefill_gpus,
+            work=counters.work,
         )

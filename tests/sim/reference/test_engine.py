@@ -66,7 +66,7 @@ def naive_run(requests, timer, knobs, config):
             sequence["blocks"] = needed
         waiting.sort(key=order)
         decoding = [s for s in running if s["done"] == s["target"]]
-        room = config.chunk_budget - len(decoding)
+        room = config.token_budget - len(decoding)
         chunks = []
         for sequence in [s for s in running if s["done"] < s["target"]]:
             chunks.append((sequence, min(room, sequence["target"] - sequence["done"])))
@@ -121,7 +121,7 @@ def naive_run(requests, timer, knobs, config):
 def test_matches_a_naive_scheduler(rows, cap, blocks, by_priority, budget):
     """Counters, aggregates and heaps give the schedule of the plain algorithm, event by event."""
     knobs = EngineKnobs(cap, blocks * 16, priority_routing=by_priority)
-    config = SchedulerSettings(chunk_budget=budget)
+    config = SchedulerSettings(token_budget=budget)
     timer, plain = LinearTimer(), LinearTimer()
     log = run_requests(make(rows), timer, knobs, config)
     first, finish = naive_run(make(rows), plain, knobs, config)
@@ -152,7 +152,7 @@ def test_every_iteration_respects_batch_cap_blocks_and_budget(
     for request in requests:
         request.acceptance = ACCEPTANCE
     knobs = EngineKnobs(cap, blocks * 16, depth, 0, by_priority)
-    config = SchedulerSettings(chunk_budget=budget, prefix_caching=caching)
+    config = SchedulerSettings(token_budget=budget, prefix_caching=caching)
     timer = LinearTimer()
     engine = Engine(timer, knobs, config, np.random.default_rng(0))
     for request in requests:
@@ -168,8 +168,8 @@ def test_every_iteration_respects_batch_cap_blocks_and_budget(
         engine.finish(now)
     assert engine.pool.used == 0 and engine.running == 0 and not engine.waiting
     for request in requests:
-        assert (request in engine.tally.completed) + request.rejected + request.lost == 1
-        if request in engine.tally.completed:
+        assert (request in engine.counters.completed) + request.rejected + request.lost == 1
+        if request in engine.counters.completed:
             assert 0.0 <= request.first_scheduled_s < request.first_token_s
             assert request.generated == request.output_tokens
             assert request.first_token_s <= request.finish_s
@@ -204,7 +204,7 @@ def test_long_prompts_are_prefilled_in_chunks_beside_decodes():
     """Chunks take what decoding leaves of the token budget and carry on from their prefix."""
     timer = LinearTimer()
     requests = [Request(0, 0.0, 10, 50), Request(1, 0.011, 1000, 2)]
-    run_requests(requests, timer, EngineKnobs(8, 10_000), SchedulerSettings(chunk_budget=401))
+    run_requests(requests, timer, EngineKnobs(8, 10_000), SchedulerSettings(token_budget=401))
     mixed = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding == 1 and chunks]
     assert mixed == [((400, 0),), ((400, 400),), ((200, 800),)]
 
@@ -216,7 +216,7 @@ def test_md1_waiting_matches_pollaczek_khinchine():
     requests = [Request(i, float(t), 256, 1) for i, t in enumerate(np.cumsum(gaps))]
     timer = LinearTimer(base_s=service_s, token_s=0.0)
     log = run_requests(
-        requests, timer, EngineKnobs(1000, 10**6), SchedulerSettings(chunk_budget=256)
+        requests, timer, EngineKnobs(1000, 10**6), SchedulerSettings(token_budget=256)
     )
     expected_s = service_s + rho * service_s / (2 * (1 - rho))
     assert log["ttft_s"].mean() == pytest.approx(expected_s, rel=0.03)
@@ -310,7 +310,7 @@ def test_lowering_kv_capacity_preempts_until_it_fits():
     engine.finish(end_s)
     engine.set_knobs(EngineKnobs(8, 480))
     assert engine.start(end_s) is not None
-    assert engine.pool.used <= 30 and engine.tally.preemptions >= 4
+    assert engine.pool.used <= 30 and engine.counters.preemptions >= 4
     assert engine.running + len(engine.waiting) == 8
 
 
@@ -330,9 +330,10 @@ def test_speculation_advances_by_the_mean_of_the_acceptance_table(depth):
         assert end_s is not None
         now = end_s
         engine.finish(now)
-    tally = engine.tally
-    assert tally.drafted == depth * tally.decode_steps
-    per_step = 1 + tally.draft_accepted / tally.decode_steps
+    counters = engine.counters
+    steps = sum(sequences for _, sequences in counters.decodes)
+    assert counters.drafted == depth * steps
+    per_step = 1 + counters.draft_accepted / steps
     assert per_step == pytest.approx(ACCEPTANCE[depth], rel=0.02)
 
 
@@ -355,7 +356,7 @@ def test_deep_verification_leaves_prefill_a_share_of_the_budget():
     """Verified tokens above the token budget do not starve admissions."""
     timer = LinearTimer()
     requests = burst(20, prompt=64, output=40)
-    run_requests(requests, timer, EngineKnobs(64, 10_000, 8), SchedulerSettings(chunk_budget=128))
+    run_requests(requests, timer, EngineKnobs(64, 10_000, 8), SchedulerSettings(token_budget=128))
     crowded = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding * 9 >= 128]
     assert max(sum(chunk for chunk, _ in chunks) for chunks in crowded) == 16
 
@@ -421,7 +422,7 @@ def test_queue_orders():
         (lambda: EngineKnobs(1, 0), "kv_capacity_tokens"),
         (lambda: EngineKnobs(1, 100, 9), "speculation_depth"),
         (lambda: EngineKnobs(1, 100, 0, 3), "tier"),
-        (lambda: SchedulerSettings(chunk_budget=0), "chunk_budget"),
+        (lambda: SchedulerSettings(token_budget=0), "token_budget"),
         (lambda: SchedulerSettings(watermark=1.0), "watermark"),
     ],
 )

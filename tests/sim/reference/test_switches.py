@@ -29,6 +29,8 @@ def test_tier_change_rolls_over_one_gpu_at_a_time():
     assert {tier for *_, tier in timer.seen[-50:]} == {1}
     recomputed = [w.completions for w in stats if np.any(w.completions["preemptions"] > 0)]
     assert recomputed
+    # The first GPU is back after 2 s, and from then on half of them have the new tier.
+    assert [window.tier for window in stats] == [0] * 2 + [1] * 6
 
 
 def test_a_single_gpu_is_out_of_service_while_it_restarts():
@@ -59,8 +61,10 @@ def test_split_change_takes_away_only_the_gpus_that_change():
     simulator = ReferenceSimulator(config, timer, ROOMY, poisson(20, 30))
     windows(simulator, ROOMY, 3)
     split = Knobs(64, 100_000, prefill_gpus=1)
-    away_s = sum(3 * (1 - window.capacity) for window in windows(simulator, split, 5))
-    assert away_s == pytest.approx(1.5, abs=0.1)
+    stats = windows(simulator, split, 5)
+    assert sum(3 * (1 - window.capacity) for window in stats) == pytest.approx(1.5, abs=0.1)
+    # For most of the second window the GPU is away; the split begins when it is back.
+    assert [window.prefill_gpus for window in stats] == [0, 0, 1, 1, 1]
     seen = len(timer.seen)
     windows(simulator, split, 3)
     assert not any(decoding and chunks for decoding, _, chunks, _, _ in timer.seen[seen:])
@@ -150,10 +154,11 @@ def test_kv_that_fits_no_decoding_gpu_does_not_block_the_others():
     knobs = Knobs(8, 320, prefill_gpus=1)
     requests = [Request(0, 0.0, 320, 5), Request(1, 0.0, 100, 5)]
     simulator = ReferenceSimulator(ReferenceSettings(num_gpus=2), LinearTimer(), knobs, requests)
-    stats = windows(simulator, knobs, 3)[-1]
+    stats = windows(simulator, knobs, 3)
     assert simulator.log()["lost"].tolist() == [True, False]
     assert np.isfinite(simulator.log()["finish_s"][1])
-    assert stats.kv_occupancy == 0.0 and stats.running == 0
+    assert stats[-1].kv_occupancy == 0.0 and stats[-1].running == 0
+    assert sum(window.oom_restarts for window in stats) == 0
 
 
 def test_out_of_memory_loses_what_was_running():
@@ -167,6 +172,7 @@ def test_out_of_memory_loses_what_was_running():
     assert (before.running, before.lost) == (8, 0)
     crash = simulator.advance(2.0, Knobs(8, 10_000, speculation_depth=4))
     assert crash.lost == 8 and crash.running == 0 and crash.waiting == 12
+    assert (before.oom_restarts, crash.oom_restarts) == (0, 1)
     assert crash.peak_memory_bytes == 1.1
     after = windows(simulator, Knobs(8, 10_000), 20)
     assert after[0].capacity < 0.01

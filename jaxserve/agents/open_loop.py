@@ -1,0 +1,116 @@
+"""Open-loop controllers, which never look at the observation: yardsticks and exploits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.env import ServeEnv
+from jaxserve.grids import KNOB_GRIDS, action_at
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
+from jaxserve.types import ServeAction, ServeObservation
+
+
+@flax.struct.dataclass
+class RandomPolicy:
+    """Every window every knob at a random point of its grid."""
+
+    name: str = flax.struct.field(pytree_node=False, default="random")
+
+    def init(self, env: ServeEnv) -> Any:
+        """No memory."""
+        del env
+        return ()
+
+    def act(
+        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """Uniform over each knob's grid; splits up to one decoding GPU."""
+        del observation
+        sizes = jnp.asarray([len(KNOB_GRIDS[knob]) for knob in KNOBS], jnp.float32)
+        sizes = sizes.at[KNOBS.index("prefill_decode_split")].set(env.deployment.num_gpus)
+        draw = jax.random.uniform(key, (len(KNOBS),))
+        return action_at(jnp.floor(draw * sizes).astype(jnp.int32)), memory
+
+
+@flax.struct.dataclass
+class StaticPolicy:
+    """One setting for the whole episode."""
+
+    action: ServeAction
+    name: str = flax.struct.field(pytree_node=False, default="static")
+
+    def init(self, env: ServeEnv) -> Any:
+        """No memory."""
+        del env
+        return ()
+
+    def act(
+        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """Always ``action``."""
+        del env, observation, key
+        return self.action, memory
+
+
+@flax.struct.dataclass
+class FlappingPolicy:
+    """Two settings in turn, a new one every window: what a controller without dwell time does."""
+
+    first: ServeAction
+    second: ServeAction
+    name: str = flax.struct.field(pytree_node=False, default="flapping")
+
+    def init(self, env: ServeEnv) -> Any:
+        """int32, windows so far."""
+        del env
+        return jnp.int32(0)
+
+    def act(
+        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+    ) -> tuple[ServeAction, Any]:
+        """``first`` in even windows, ``second`` in odd ones."""
+        del env, observation, key
+        action = jax.tree.map(
+            lambda even, odd: jnp.where(memory % 2 == 0, even, odd), self.first, self.second
+        )
+        return action, memory + 1
+
+
+def default_policy(env: ServeEnv) -> StaticPolicy:
+    """An operator who turns no knob: the task's locked values for all six."""
+    return StaticPolicy(env.locked, "default")
+
+
+def noop_policy() -> StaticPolicy:
+    """Every knob at its smallest value: batches of one request in a tenth of the KV memory."""
+    return StaticPolicy(_extreme("low"), "noop")
+
+
+def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
+    """Controllers that would gain from a faulty reward, by name.
+
+    A task's reward is faulty if one of them beats the best static setting, or scores although it
+    serves nobody.
+    """
+    policies: dict[str, StaticPolicy | FlappingPolicy] = {
+        "noop": noop_policy(),
+        "batch_1": StaticPolicy(make_action(batch_cap=1), "batch_1"),
+        "batch_512": StaticPolicy(make_action(batch_cap=512), "batch_512"),
+        "everything_max": StaticPolicy(_extreme("high"), "everything_max"),
+        "int4_always": StaticPolicy(make_action(quantization_tier=2), "int4_always"),
+        "speculation_8": StaticPolicy(make_action(speculation_depth=8), "speculation_8"),
+        "tier_flapping": FlappingPolicy(
+            make_action(), make_action(quantization_tier=1), "tier_flapping"
+        ),
+    }
+    # The least service that the knobs allow: one GPU decodes one request, all others prefill.
+    starve = make_action(batch_cap=1, kv_budget_fraction=0.1, prefill_decode_split=7)
+    return policies | {"reject_all": StaticPolicy(starve, "reject_all")}
+
+
+def _extreme(side: str) -> ServeAction:
+    return make_action(**{knob: getattr(bound, side) for knob, bound in ACTION_BOUNDS.items()})

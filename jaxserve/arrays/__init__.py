@@ -1,0 +1,1 @@
+"""Arrays under XLA: batch layout, shared rows, random numbers. Nothing here knows of servers."""

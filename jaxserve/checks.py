@@ -1,0 +1,185 @@
+"""Checks of what comes from outside. Every error says: X is V; it must be this.
+
+A check of one value takes its name first and returns the value. ``JsonObject`` applies the same
+checks to its fields.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import sys
+from collections.abc import Collection, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jaxserve.errors import InputError
+
+_LARGEST = sys.float_info.max
+_LONGEST = 120
+"""Characters of a value in an error."""
+
+
+class _Missing:
+    """Stands for a field that is not there."""
+
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING = _Missing()
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+def refuse(name: str, value: Any, allowed: str) -> NoReturn:
+    """Raises the InputError of ``value``; ``allowed`` completes "it must be"."""
+    plain = isinstance(value, Real) and not isinstance(value, int)  # NumPy's repr names the type
+    shown = str(value) if plain else _short.repr(value)
+    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
+    raise InputError(f"{name} is {shown}; it must be {allowed}") from None
+
+
+def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST) -> float:
+    """A finite number from ``low`` to ``high``."""
+    given = _float(value)
+    if not low <= given <= high:
+        refuse(name, value, _range("a number", low, high))
+    return given
+
+
+def positive(name: str, value: Any) -> float:
+    """A finite number above 0."""
+    given = _float(value)
+    if not 0 < given <= _LARGEST:
+        refuse(name, value, "a finite number above 0")
+    return given
+
+
+def whole(name: str, value: Any, low: float, high: float = _LARGEST) -> int:
+    """A whole number from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+        refuse(name, value, _range("a whole number", low, high))
+    return int(value)
+
+
+def one_of(name: str, value: Any, allowed: Collection[str]) -> str:
+    """One of several words."""
+    if not isinstance(value, str) or value not in allowed:
+        refuse(name, value, f"one of {', '.join(allowed)}")
+    return value
+
+
+def ending(name: str, path: Path | str, *allowed: str) -> str:
+    """The ending of a path, with its dot."""
+    suffix = Path(path).suffix
+    if suffix not in allowed:
+        refuse(name, str(path), f"a path that ends in {' or '.join(allowed)}")
+    return suffix
+
+
+class JsonObject(dict[str, Any]):
+    """The fields of a JSON object. ``default`` stands in for a field that is missing."""
+
+    def __init__(self, data: Any, where: str, known: Collection[str] | None = None) -> None:
+        """Args: what should be an object, its name, and the fields it may have (None for any)."""
+        if not isinstance(data, Mapping):
+            refuse(where, data, "a JSON object")
+        super().__init__(data)
+        self.where = where
+        unknown = [] if known is None else sorted(set(self) - set(known), key=str)
+        if unknown:  # a misspelt field is not ignored
+            raise InputError(
+                f"{where}: field {_short.repr(unknown[0])} is unknown; allowed are "
+                f"{', '.join(sorted(known or ()))}"
+            )
+
+    def name(self, key: str) -> str:
+        """What a field is called in an error."""
+        return f"{self.where}: {key}"
+
+    def number(
+        self, key: str, low: float = -_LARGEST, high: float = _LARGEST, default: Any = MISSING
+    ) -> float:
+        """See the function."""
+        return number(self.name(key), self.get(key, default), low, high)
+
+    def positive(self, key: str) -> float:
+        """See the function."""
+        return positive(self.name(key), self.get(key, MISSING))
+
+    def whole(self, key: str, low: float, high: float = _LARGEST, default: Any = MISSING) -> int:
+        """See the function."""
+        return whole(self.name(key), self.get(key, default), low, high)
+
+    def one_of(self, key: str, allowed: Collection[str]) -> str:
+        """See the function."""
+        return one_of(self.name(key), self.get(key, MISSING), allowed)
+
+    def flag(self, key: str) -> bool:
+        """True or False."""
+        value = self.get(key, MISSING)
+        if not isinstance(value, bool):
+            refuse(self.name(key), value, "true or false")
+        return value
+
+    def text(self, key: str) -> str:
+        """A text that is not empty."""
+        value = self.get(key, MISSING)
+        if not isinstance(value, str) or not value:
+            refuse(self.name(key), value, "a text")
+        return value
+
+    def entries(self, key: str) -> list[Any]:
+        """A list with at least one entry."""
+        value = self.get(key, MISSING)
+        if not isinstance(value, list) or not value:
+            refuse(self.name(key), value, "a list with at least one entry")
+        return value
+
+    def numbers(
+        self,
+        key: str,
+        count: int,
+        low: float = -_LARGEST,
+        high: float = _LARGEST,
+        default: Any = MISSING,
+    ) -> Any:
+        """A tuple of ``count`` finite numbers from ``low`` to ``high``."""
+        value = self.get(key, default)
+        found = tuple(map(_float, value)) if isinstance(value, list | tuple) else ()
+        if len(found) != count or not all(low <= each <= high for each in found):
+            refuse(self.name(key), value, _range(f"{count} numbers", low, high))
+        return found
+
+    def rising_pair(
+        self, key: str, low: float, high: float, default: Any = MISSING
+    ) -> tuple[float, float]:
+        """Two numbers from ``low`` to ``high``, the second not below the first."""
+        first, second = self.numbers(key, 2, low, high, default)
+        if first > second:
+            refuse(self.name(key), (first, second), _range("two rising numbers", low, high))
+        return first, second
+
+    def inside(self, key: str, known: Collection[str] | None = None) -> JsonObject:
+        """The fields of an object inside this one."""
+        return JsonObject(self.get(key, MISSING), self.name(key), known)
+
+
+def _float(value: Any) -> float:
+    """A number as a float, NaN for what is none, as True and False."""
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _range(kind: str, low: float, high: float) -> str:
+    if low == high:
+        return f"{low:.15g}"
+    if high < _LARGEST:
+        return f"{kind} from {low:.15g} to {high:.15g}"
+    kind = kind.replace("a number", "a finite number")
+    return kind if low == -_LARGEST else f"{kind} from {low:.15g} on"

@@ -1,0 +1,176 @@
+"""What adapting can gain on a task, measured: anchors, headroom and the conflict between regimes.
+
+    headroom = (switch-aware oracle - best static) / |best static|
+
+on test seeds, in the task's own objective. The best static setting is chosen on training seeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.table import Table
+
+from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
+from jaxserve.agents.oracle import oracle_plans
+from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
+from jaxserve.agents.regimes import regime_env
+from jaxserve.agents.rollout import rollout
+from jaxserve.agents.search import (
+    best_static,
+    regime_settings,
+    setting_text,
+    static_objective,
+)
+from jaxserve.env import ServeEnv
+from jaxserve.grids import action_at, grid_sizes
+from jaxserve.registry import make
+from jaxserve.seeds import episode_keys
+from jaxserve.spaces import ACTION_BOUNDS
+from jaxserve.tasks.anchors import Anchors
+from jaxserve.tasks.spec import TaskSpec
+
+MIN_SPAN = 0.02
+"""Where adapting gains less than this, a score of 1 still asks for this much more than the best
+static setting: the scale of a task without headroom would otherwise be a step."""
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """How hard to look; the defaults are what anchors are computed with."""
+
+    candidates: int = 512
+    training_episodes: int = 8
+    test_episodes: int = 32
+    sweeps: int = 2
+    generations: int = 24
+
+
+@dataclass(frozen=True)
+class Headroom:
+    """What ``measure_headroom`` found. Values are mean rewards per window."""
+
+    spec: TaskSpec
+    static: np.ndarray
+    """int32[6], grid indices of the best static setting."""
+    by_regime: np.ndarray
+    """int32[G, 6], the best setting of each of the task's G regimes."""
+    matrix: np.ndarray
+    """float[G + 1, G]: each regime's best setting, then the best static one,
+    in each regime held for whole episodes of validation seeds."""
+    values: dict[str, float]
+    """mean over test episodes of random, default, best_static, oracle and the exploits."""
+    budget: SearchBudget
+
+    @property
+    def headroom(self) -> float:
+        """Gain of the oracle as a share of the best static setting's size, infinite if it is 0."""
+        static = self.values["best_static"]
+        gain = self.values["oracle"] - static
+        return gain / abs(static) if static else float("inf")
+
+    def anchors(self) -> Anchors:
+        """The task's anchors, ready to be written."""
+        # Locked knobs have one grid point, which is not their value.
+        action = make(self.spec).effective_action(action_at(jnp.asarray(self.static)))
+        return Anchors(
+            task=self.spec.name,
+            task_version=self.spec.version,
+            task_digest=self.spec.digest,
+            random=self.values["random"],
+            best_static=self.values["best_static"],
+            oracle=max(
+                self.values["oracle"],
+                self.values["best_static"] + MIN_SPAN * abs(self.values["best_static"]),
+            ),
+            best_static_action={
+                knob: bound.number(round(float(getattr(action, knob)), 6))
+                for knob, bound in ACTION_BOUNDS.items()
+            },
+            provenance={
+                "command": f"jaxserve search {self.spec.file or self.spec.name}",
+                "budget": dataclasses.asdict(self.budget),
+                "split": "test",
+                "oracle_measured": round(self.values["oracle"], 6),
+            },
+        )
+
+
+def measure_headroom(
+    spec: TaskSpec, budget: SearchBudget | None = None, progress: Progress | None = None
+) -> Headroom:
+    """Searches the best static setting and the oracle of a task and plays them on test seeds.
+
+    Args:
+      budget: default is ``SearchBudget()``.
+    """
+    budget = budget or SearchBudget()
+    env = make(spec)
+    training = episode_keys(budget.training_episodes, "train")
+    test = episode_keys(budget.test_episodes, "test")
+    static = best_static(env, training, candidates=budget.candidates, progress=progress)
+    regimes = len(spec.regimes)
+    by_regime = regime_settings(env, training[:4], static, regimes=regimes, progress=progress)
+    settings = np.concatenate([by_regime, static[None]])
+    held_out = episode_keys(8, "validation")
+    matrix = np.stack(
+        [
+            static_objective(regime_env(env, regime), settings, held_out).mean(1)
+            for regime in range(regimes)
+        ],
+        axis=1,
+    )
+    _, oracle = oracle_plans(
+        env,
+        test,
+        static,
+        by_regime,
+        sweeps=budget.sweeps,
+        generations=budget.generations,
+        progress=progress,
+    )
+    values = {
+        "random": _mean_reward(env, RandomPolicy(), test),
+        "default": _mean_reward(env, default_policy(env), test),
+        "best_static": float(static_objective(env, static[None], test).mean()),
+        "oracle": float(oracle.mean()),
+    }
+    for name, policy in exploit_policies().items():
+        values[name] = _mean_reward(env, policy, test)
+    return Headroom(spec, static, by_regime, matrix, values, budget)
+
+
+def headroom_tables(result: Headroom) -> tuple[Table, Table]:
+    """The regime x configuration matrix and the values of all policies, for printing."""
+    sizes = grid_sizes(make(result.spec))
+    names = [regime.name for regime in result.spec.regimes]
+    matrix = Table(title=f"{result.spec.name}: mean reward of a constant setting in each regime")
+    matrix.add_column("setting")
+    for name in names:
+        matrix.add_column(name, justify="right")
+    rows = [f"best in {name}" for name in names] + ["best static"]
+    settings = [*result.by_regime, result.static]
+    best = result.matrix.max(axis=0)
+    for label, setting, row in zip(rows, settings, result.matrix, strict=True):
+        cells = [_with_share(value, top) for value, top in zip(row, best, strict=True)]
+        matrix.add_row(f"{label}\n{setting_text(setting, sizes)}", *cells)
+    values = Table(title=f"mean reward on test seeds, headroom {result.headroom:+.1%}")
+    values.add_column("policy")
+    values.add_column("mean reward", justify="right")
+    for name, value in sorted(result.values.items(), key=lambda item: item[1]):
+        values.add_row(name, f"{value:.4f}")
+    return matrix, values
+
+
+def _mean_reward(env: ServeEnv, policy: Policy, keys: jax.Array) -> float:
+    return float(np.mean(np.asarray(rollout(env, policy, keys).timesteps.reward)))
+
+
+def _with_share(value: float, best: float) -> str:
+    """The value, and where that means something its share of the best."""
+    return f"{value:.3f} ({value / best:.0%})" if best > 0.0 else f"{value:.3f}"

@@ -1,0 +1,186 @@
+"""Agents on held-out episodes: the same seeds for each, statistics with intervals for all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve import checks
+from jaxserve.agents.panel import TaskSetup, build_agent
+from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress
+from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.evaluation.episode_statistics import (
+    EpisodeStatistics,
+    Interval,
+    episode_statistics,
+    interval,
+    intervals,
+)
+from jaxserve.seeds import episode_keys
+from jaxserve.tasks.anchors import Anchors, anchors_score
+
+MAX_EPISODES = 100_000
+_JSON_VERSION = 1
+_CHUNK = 32  # episodes per compiled batch
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One agent on one task."""
+
+    task: str
+    agent: str
+    statistics: EpisodeStatistics
+    anchors: Anchors | None
+    """None where scores mean nothing."""
+
+    @property
+    def scores(self) -> NDArray[np.float64] | None:
+        """float64[E], each episode's score by itself, which is clipped; None without anchors."""
+        if self.anchors is None:
+            return None
+        rewards = self.statistics.objective.tolist()
+        return np.array([anchors_score(self.anchors, reward) for reward in rewards])
+
+    def summary(self) -> dict[str, Interval]:
+        """Mean and 95 % interval of every statistic; and the score of the mean reward, which is not
+        the mean of the episodes' scores, because these are clipped one by one."""
+        found = intervals(self.statistics)
+        if self.anchors is None:
+            return found
+        reward = found["objective"]
+        ends = (reward.mean, reward.low, reward.high)
+        return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Several agents on one task, on the same episodes."""
+
+    setup: TaskSetup
+    split: str
+    episodes: int
+    policies: tuple[Policy, ...]
+    agents: tuple[Evaluation, ...]
+    """one for each policy."""
+
+
+def evaluate_all(
+    setup: TaskSetup,
+    agents: Sequence[str],
+    episodes: int,
+    split: str = "test",
+    progress: Progress | None = None,
+) -> Evaluations:
+    """Evaluates agents by name, see ``jaxserve.agents.panel``.
+
+    Raises:
+      InputError: as ``evaluate``; also an unknown name.
+    """
+    policies, found = [], []
+    for name in agents:
+        policies.append(build_agent(name, setup, progress))
+        found.append(evaluate(setup, policies[-1], episodes, split, progress))
+    return Evaluations(setup, split, episodes, tuple(policies), tuple(found))
+
+
+def evaluate(
+    setup: TaskSetup,
+    policy: Policy,
+    episodes: int,
+    split: str = "test",
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Plays ``episodes`` episodes, seeds 0 to ``episodes - 1`` of the split.
+
+    Raises:
+      InputError: an unknown split, or a number of episodes out of range.
+    """
+    check_episodes(episodes)
+    size = min(episodes, _CHUNK)
+    parts = []
+    for first in range(0, episodes, size):
+        if progress is not None:
+            progress(f"{setup.spec.name}, {policy.name}", first, episodes)
+        # The last batch is as large as the others, so that one program serves all.
+        keys = episode_keys(size, split, first)
+        parts.append(episode_statistics(setup.env, rollout(setup.env, policy, keys).timesteps))
+    statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
+    if progress is not None:
+        progress(f"{setup.spec.name}, {policy.name}", episodes, episodes)
+    return Evaluation(setup.spec.name, policy.name, statistics, setup.anchors)
+
+
+def gains(evaluated: Evaluations) -> dict[str, Interval]:
+    """Mean reward of each agent above that of best_static in the same episodes.
+
+    Returns:
+      by agent, without best_static itself; nothing where it has not played.
+    """
+    rewards = {found.agent: found.statistics.objective for found in evaluated.agents}
+    static = rewards.pop("best_static", None)
+    if static is None:
+        return {}
+    return {agent: interval(reward - static) for agent, reward in rewards.items()}
+
+
+def check_episodes(episodes: int) -> None:
+    """Raises InputError unless ``episodes`` is from 1 to ``MAX_EPISODES``."""
+    checks.whole("episodes", episodes, 1, MAX_EPISODES)
+
+
+def example_rollout(evaluated: Evaluations, index: int) -> Rollout:
+    """Episodes of policy ``index`` from seed 0 on, window by window."""
+    # As many episodes as in a batch of ``evaluate``, whose compiled program plays them.
+    keys = episode_keys(min(evaluated.episodes, _CHUNK), evaluated.split)
+    return rollout(evaluated.setup.env, evaluated.policies[index], keys)
+
+
+def to_json(evaluations: Sequence[Evaluations]) -> bytes:
+    """A JSON text: each statistic's mean, interval and episodes; null where there is no value."""
+    data = {
+        "spec_version": _JSON_VERSION,
+        "evaluations": [
+            {
+                "task": evaluated.setup.spec.name,
+                "task_version": evaluated.setup.spec.version,
+                "split": evaluated.split,
+                "note": evaluated.setup.note,
+                "agents": {
+                    evaluation.agent: _statistics_data(evaluation)
+                    for evaluation in evaluated.agents
+                },
+                "gain_over_best_static": {
+                    agent: _interval_data(found) for agent, found in gains(evaluated).items()
+                },
+            }
+            for evaluated in evaluations
+        ],
+    }
+    return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
+    columns = vars(evaluation.statistics)
+    scores = evaluation.scores
+    if scores is not None:
+        columns = columns | {"score": scores}
+    return {
+        name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
+        for name, found in evaluation.summary().items()
+    }
+
+
+def _interval_data(found: Interval) -> dict[str, Any]:
+    return {name: _plain(getattr(found, name)) for name in ("mean", "low", "high")}
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -1,0 +1,102 @@
+"""What is said of a field of an action or an observation, once.
+
+``ServeAction`` and ``ServeObservation`` (``jaxserve.types``) carry it; bounds, grids, labels,
+columns, schemas, prompts and the tables of the documentation are read from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Inclusive range of a field."""
+
+    low: float
+    high: float
+    integer: bool = False
+
+    @property
+    def dtype(self) -> type[np.number]:
+        """Of arrays of such values."""
+        return np.int32 if self.integer else np.float32
+
+    def number(self, value: float) -> float:
+        """``value`` as JSON has it: an int where the range is whole."""
+        return round(value) if self.integer else value
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        kind = "a whole number" if self.integer else "a number"
+        return f"{kind} from {self.low:g} to {self.high:g}"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A field of ``ServeAction``: int32 where its bound is whole, else float32."""
+
+    bound: Bound
+    default: float
+    """what an operator gets who does not turn it, and its value where a task locks it."""
+    grid: tuple[float, ...]
+    """rising values that searches, learners and adapters choose from."""
+    label: str
+    """in pictures and on the server's page."""
+    meaning: str
+    effect: str = ""
+    """what turning it does."""
+    unit: str = ""
+    names: tuple[str, ...] = ()
+    """of the values 0, 1 and so on, where they have names."""
+    octaves: bool = False
+    """whether differences count in octaves."""
+    below_gpus: bool = False
+    """whether it stays below the deployment's number of GPUs."""
+
+    @property
+    def text(self) -> str:
+        """What it is, the names of its values and what it does, in one line."""
+        names = ", ".join(f"{value} {name}" for value, name in enumerate(self.names))
+        return "; ".join(filter(None, (self.meaning, names, self.effect)))
+
+    def highest(self, num_gpus: float) -> float:
+        """The highest value that acts on a deployment."""
+        return min(self.bound.high, num_gpus - 1) if self.below_gpus else self.bound.high
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A field of ``ServeObservation``: float32, from 0 to ``high``."""
+
+    high: float
+    unit: str
+    meaning: str
+    idle: float = 0.0
+    """before the first window, unless ``ServeEnv.reset`` knows better."""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def bound(self) -> Bound:
+        """Its range."""
+        return Bound(0, self.high)
+
+
+def knob(bound: Bound, **described: Any) -> Any:
+    """A field of ``ServeAction``: the arguments of ``Knob``."""
+    return dataclasses.field(metadata={"description": Knob(bound, **described)})
+
+
+def entry(high: float, unit: str, meaning: str, **described: Any) -> Any:
+    """A field of ``ServeObservation``: the arguments of ``Entry``."""
+    return dataclasses.field(metadata={"description": Entry(high, unit, meaning, **described)})
+
+
+def descriptions(kind: type) -> dict[str, Any]:
+    """The descriptions of a dataclass's fields by their names, in order."""
+    return {field.name: field.metadata["description"] for field in dataclasses.fields(kind)}

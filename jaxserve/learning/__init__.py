@@ -1,0 +1,1 @@
+"""PPO, and the training runs around it, on one device or many."""

@@ -1,0 +1,155 @@
+"""What a training run is begun with: checked, written down, and as the command that asks for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxserve import checks
+from jaxserve.agents.panel import TaskSetup
+from jaxserve.errors import InputError
+from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.tasks.anchors import anchors_score
+
+Seeds = tuple[int, ...]
+"""One for each policy that a run trains."""
+
+_LARGEST = 10**12
+
+
+def check_run(
+    steps: int,
+    seed: int,
+    seeds: int,
+    environments: int,
+    learning_rate: float,
+    discount: float,
+    recurrent: bool = False,
+) -> PPOConfig:
+    """The configuration of a run of ``steps`` windows a seed, rounded up to whole updates.
+
+    Advantages look a third as far ahead as the discount does.
+
+    Raises:
+      InputError: a number out of range.
+    """
+    checks.whole("steps", steps, 1, _LARGEST)
+    checks.whole("seeds", seeds, 1, 1024)
+    checks.whole("seed", seed, 0, 2**31 - seeds)
+    checks.whole("environments", environments, 8, 2**20)
+    checks.number("learning_rate", learning_rate, 1e-8, 1)
+    checks.number("discount", discount, 0.5, 0.9999)
+    config = PPOConfig(
+        learning_rate=learning_rate,
+        discount=discount,
+        gae_lambda=1.0 - min(3.0 * (1.0 - discount), 1.0),
+        environments=environments,
+        recurrent=recurrent,
+    )
+    return dataclasses.replace(config, updates=-(-steps // config.windows))
+
+
+def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
+    """All that a run's results depend on but the code, ready for JSON."""
+    return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config)}
+
+
+def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Seeds]:
+    """Configuration and seeds of a description.
+
+    Args:
+      where: it was read.
+
+    Raises:
+      InputError: it is not what ``describe`` returns.
+    """
+    about = checks.JsonObject(description, where)
+    config = about.inside("config")
+    fields = {field.name: field.default for field in dataclasses.fields(PPOConfig)}
+    if config.keys() != fields.keys():
+        raise InputError(f"{where}: config is not that of this version's learner; train again")
+    for name, default in fields.items():
+        if isinstance(default, bool):
+            config.flag(name)
+        elif isinstance(default, int):
+            config.whole(name, 1, _LARGEST)
+        else:
+            config.number(name, 0, _LARGEST)
+    seeds = [checks.whole(about.name("seeds"), seed, 0) for seed in about.entries("seeds")]
+    return PPOConfig(**config), tuple(seeds)
+
+
+def provenance(
+    setup: TaskSetup, config: PPOConfig, seeds: Seeds, best: int, objective: float, episodes: int
+) -> dict[str, Any]:
+    """How weights were made.
+
+    Args:
+      best: index of the seed that they are of.
+      objective: mean reward that they reach on validation episodes.
+      episodes: that this is the mean of.
+    """
+    made: dict[str, Any] = dict(
+        command=command(setup, config, seeds),
+        seed=seeds[best],
+        inputs=dict(setup.inputs),
+        revision=_revision(),
+        jax=jax.__version__,
+        windows=config.updates * config.windows,
+        validation_episodes=episodes,
+        validation_reward=round(objective, 6),
+    )
+    if setup.anchors is not None:
+        made["validation_score"] = round(anchors_score(setup.anchors, objective), 4)
+    return made
+
+
+def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
+    """The command that makes this run again; None where only Python can ask for it."""
+    steps, count = config.updates * config.windows, len(seeds)
+    numbers: dict[str, Any] = {
+        "seed": seeds[0],
+        "seeds": count,
+        "environments": config.environments,
+        "learning_rate": config.learning_rate,
+        "discount": config.discount,
+    }
+    try:
+        asked = check_run(steps, **numbers, recurrent=config.recurrent)
+    except InputError:
+        return None
+    in_a_row = seeds == tuple(range(seeds[0], seeds[0] + count))
+    if asked != config or not in_a_row or not setup.changes.keys() <= _FILES:
+        return None
+    task = setup.spec.file or setup.spec.name
+    options = {"task": task, "steps": steps, **numbers, **setup.changes}
+    words = ["jaxserve", "train"]
+    for name, value in options.items():
+        words += [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--recurrent"] * config.recurrent
+    return shlex.join([*words, "--out", "RUN"])
+
+
+_FILES = {"hardware", "table", "trace"}
+"""Changes to a task that the command line can ask for."""
+
+
+def _revision() -> str | None:
+    """Git revision of the checkout that this module lies in; None outside one."""
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()

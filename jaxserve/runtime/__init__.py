@@ -1,0 +1,1 @@
+"""What a process sets up first: cores, XLA flags, compiled programs on disk, devices, processes."""

@@ -1,0 +1,182 @@
+"""Evaluations and tasks as tables for the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from rich.table import Table
+
+from jaxserve.show.text_table import TextTable, plain_table
+from jaxserve.spaces import action_text
+from jaxserve.tasks.anchors import anchors_score
+from jaxserve.tasks.spec import TaskSpec
+
+# What makes these takes seconds to import, and most commands print only one of them.
+if TYPE_CHECKING:
+    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.evaluation.episode_statistics import Interval
+    from jaxserve.evaluation.held_out import Evaluations
+    from jaxserve.learning.training import TrainingResult
+    from jaxserve.sim.table.fit import FitReport
+
+
+def evaluation_table(evaluated: Evaluations) -> TextTable:
+    """One task's agents, one a row: means, and their 95 % intervals."""
+    from jaxserve.evaluation.held_out import gains
+
+    setup = evaluated.setup
+    rows = {evaluation.agent: evaluation.summary() for evaluation in evaluated.agents}
+    for agent, gain in gains(evaluated).items():
+        rows[agent]["gain"] = gain
+    shown = set.union(*(set(found) for found in rows.values()))
+    columns = [column for column in _COLUMNS if column[0] in shown]
+    caption = ["mean over episodes, and its 95 % interval"]
+    if "gain" in shown:
+        caption[0] += "; gain: reward above that of best_static in the same episodes"
+    caption += [text for text in (_best_static_text(evaluated), setup.note) if text]
+    return TextTable(
+        title=f"{setup.spec.name}, {evaluated.episodes} {evaluated.split} episodes",
+        header=("agent", *(heading for _, heading, _ in columns)),
+        rows=tuple(
+            (agent, *(_cell(found.get(name), show) for name, _, show in columns))
+            for agent, found in rows.items()
+        ),
+        caption="\n".join(caption),
+    )
+
+
+def evaluation_markdown(tables: Sequence[TextTable]) -> str:
+    """Evaluations of several tasks, each below its title."""
+    return "\n".join(
+        f"## {table.title}\n\n{table.markdown()}\n{table.caption}\n" for table in tables
+    )
+
+
+def task_table(specs: Sequence[TaskSpec]) -> Table:
+    """The tasks, one a row."""
+    table = plain_table()
+    table.add_column("task", no_wrap=True)
+    table.add_column("deployment", no_wrap=True)
+    table.add_column("traffic, and the knobs to turn")
+    for spec in specs:
+        alias = spec.difficulty if spec.alias is None else f"{spec.difficulty}, alias {spec.alias}"
+        table.add_row(
+            f"{spec.name}\n[dim]{alias}[/dim]",
+            f"{spec.deployment.num_gpus} x {spec.hardware}\n[dim]{spec.model}[/dim]",
+            f"{spec.description}\n[dim]{', '.join(spec.knobs)}[/dim]\n",
+        )
+    return table
+
+
+def _best_static_text(evaluated: Evaluations) -> str | None:
+    """Which setting that is, and where it comes from."""
+    from jaxserve.agents.open_loop import StaticPolicy
+
+    setup = evaluated.setup
+    for policy in evaluated.policies:
+        if policy.name == "best_static" and isinstance(policy, StaticPolicy):
+            knobs = action_text(policy.action, setup.env.knob_active.tolist())
+            source = "a quick search" if setup.anchors is None else "the search for the anchors"
+            return f"best_static is {knobs}, by {source} on training episodes"
+    return None
+
+
+_Show: TypeAlias = "Callable[[Interval], tuple[str, str, str]]"
+"""An interval's mean, low and high as text."""
+
+
+def _fixed(factor: float, decimals: int) -> _Show:
+    def show(found: Interval) -> tuple[str, str, str]:
+        mean, low, high = (
+            f"{factor * value:.{decimals}f}" for value in (found.mean, found.low, found.high)
+        )
+        return mean, low, high
+
+    return show
+
+
+def _signed(found: Interval) -> tuple[str, str, str]:
+    return f"{found.mean:+.2f}", f"{found.low:.2f}", f"{found.high:.2f}"
+
+
+def _seconds(found: Interval) -> tuple[str, str, str]:
+    """In milliseconds below a second."""
+    unit, factor = ("ms", 1000.0) if found.mean < 1.0 else ("s", 1.0)
+    mean, low, high = (_short(factor * value, 3) for value in (found.mean, found.low, found.high))
+    return f"{mean} {unit}", low, high
+
+
+def _usd_per_million(found: Interval) -> tuple[str, str, str]:
+    mean, low, high = (_short(1000.0 * value, 2) for value in (found.mean, found.low, found.high))
+    return mean, low, high
+
+
+def _short(value: float, digits: int) -> str:
+    """So many significant digits, but without an exponent."""
+    large = abs(value) >= 10.0**digits - 0.5
+    return f"{value:.0f}" if large else f"{value:#.{digits}g}".removesuffix(".")
+
+
+_COLUMNS: tuple[tuple[str, str, _Show], ...] = (
+    ("score", "score", _fixed(1.0, 2)),
+    ("objective", "reward", _fixed(1.0, 2)),
+    ("gain", "gain", _signed),
+    ("goodput_rps", "goodput req/s", _fixed(1.0, 1)),
+    ("slo_attainment", "SLO met %", _fixed(100.0, 1)),
+    ("ttft_p50_s", "TTFT p50", _seconds),
+    ("ttft_p99_s", "TTFT p99", _seconds),
+    ("itl_s", "ITL", _seconds),
+    ("usd_per_1k_good_tokens", "USD / 1M good tok.", _usd_per_million),
+)
+"""Statistic, heading, and how it is shown."""
+
+
+def _cell(found: Interval | None, show: _Show) -> str:
+    if found is None or math.isnan(found.mean):
+        return "-"
+    mean, low, high = show(found)
+    return mean if found.low == found.high else f"{mean} ({low} to {high})"
+
+
+def fit_report_table(report: FitReport) -> Table:
+    """A fit: its constants, and how far off it is."""
+
+    def percent(error: float | None) -> str:
+        return "not measured" if error is None else f"{100.0 * error:.1f} %"
+
+    row, error = report.worst_row
+    table = plain_table(
+        title=f"fit to {report.rows} rows",
+        caption=(
+            f"mean TPOT error {percent(report.tpot_error)}, held out "
+            f"{percent(report.held_out_tpot_error)} (before the fit "
+            f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
+            f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
+            f"{100.0 * error:+.1f} %"
+        ),
+    )
+    table.add_column("time spent on", no_wrap=True)
+    table.add_column("fitted /\nprior", justify="right")
+    table.add_column("known from\nthe rows", justify="right")
+    for constant in report.constants:
+        limit = " (at its limit)" if constant.at_limit else ""
+        known = f"{100.0 * constant.known:.0f} %"
+        table.add_row(constant.name, f"{constant.factor:.2f}{limit}", known)
+    return table
+
+
+def training_table(result: TrainingResult, setup: TaskSetup) -> Table:
+    """A finished run: what each seed's policy reaches on validation episodes."""
+    table = plain_table(title=f"ppo on {setup.spec.name}, {result.episodes} validation episodes")
+    table.add_column("seed of the policy", justify="right")
+    table.add_column("mean reward", justify="right")
+    if setup.anchors is not None:
+        table.add_column("score", justify="right")
+    for seed, objective in zip(result.seeds, result.objectives, strict=True):
+        cells = [str(seed), f"{objective:.4f}"]
+        if setup.anchors is not None:
+            cells.append(f"{anchors_score(setup.anchors, objective):.3f}")
+        table.add_row(*cells)
+    return table

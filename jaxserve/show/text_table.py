@@ -1,0 +1,48 @@
+"""A table of texts, for the terminal and for Markdown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+_INTERVAL = re.compile(r" \((\S+) to (\S+)\)")
+
+
+def plain_table(title: str | None = None, caption: str | None = None) -> Table:
+    """A table without columns in the style of all that commands print."""
+    return Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=title, caption=caption)
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """All columns but the first are numbers; an interval is written "mean (low to high)"."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str | None = None
+
+    def markdown(self) -> str:
+        """The table without its title and caption."""
+        lines = [self.header, ("---", *["--:"] * (len(self.header) - 1)), *self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
+
+    def rich(self) -> Table:
+        """For the terminal, where intervals stand below their numbers."""
+        table = plain_table(self.title, self.caption)
+        if len(self.header) > 9:
+            table.padding = 0  # so that intervals of ten columns fit into 120 characters
+        for index, name in enumerate(self.header):
+            numbers = index > 0
+            table.add_column(
+                name,
+                justify="right" if numbers else "left",
+                no_wrap=not numbers,
+                overflow="fold" if numbers else "ellipsis",
+            )
+        for row in self.rows:
+            table.add_row(*(_INTERVAL.sub(r"\n[dim]\1..\2[/dim]", cell) for cell in row))
+        return table

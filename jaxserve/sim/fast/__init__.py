@@ -1,0 +1,1 @@
+"""The fast simulator: control windows of scheduler ticks on arrays, for ``jit`` and ``vmap``."""

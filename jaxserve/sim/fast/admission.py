@@ -1,0 +1,378 @@
+"""Who enters the batch in a tick: slots, KV and prefill time, and what competes for them.
+
+Arrays have class axes first and the batch axis last; the functions are stages of
+``jaxserve.sim.fast.tick``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.arrays.batching import add_up
+from jaxserve.sim.fast.chance_waits import Wait, blocked_wait, either_wait
+from jaxserve.sim.fast.tick_state import (
+    TINY,
+    Admission,
+    Conditions,
+    Queues,
+    Room,
+    Timing,
+    WindowPlan,
+)
+from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE
+from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
+from jaxserve.sim.table.lookup import (
+    batch_weights,
+    itl_s,
+    prefill_added_s_per_token,
+    prefill_s_per_token,
+)
+from jaxserve.sim.traffic.workload import TrafficClasses
+
+
+def find_timing(
+    conditions: Conditions, queues: Queues, queued: jax.Array, arrivals: jax.Array
+) -> Timing:
+    """Iteration times under the batch as it is, and the prefill time that they leave.
+
+    Args:
+      queued: float32[F, ...], requests that wait already.
+      arrivals: float32[F, ...], requests that arrive in the tick.
+    """
+    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    running = add_up(queues.running)
+    batch = running / plan.decode_gpus
+    context = add_up(queues.context) / jnp.maximum(running, TINY)
+    # More sequences are on GPUs with large batches than on those with small ones, so the batch that
+    # a sequence is part of exceeds the average GPU's by variance / mean. That is 1 for a Poisson
+    # batch, of which half is left when the arrivals are known, and nothing for a batch at its cap.
+    met = batch + 0.5 * jnp.minimum(batch, 1.0) * jnp.maximum(1.0 - batch / plan.batch_cap, 0.0)
+    step_s = plan.time_scale * itl_s(plan.table, met, context)
+    prompt = classes.prompt_tokens
+    backlog = add_up(prompt * queued) / plan.prefill_gpus
+    fresh = add_up(prompt * arrivals) / plan.prefill_gpus
+    beside_batch = jnp.where(plan.split, 0.0, jnp.minimum(batch, 1.0))
+    verified = jnp.where(plan.split, 0.0, batch * plan.verify_tokens)
+    chunk_room = jnp.maximum(
+        deployment.token_budget - verified, MIN_CHUNK_SHARE * deployment.token_budget
+    )
+    full_chunk_s = (
+        plan.time_scale * chunk_room * prefill_added_s_per_token(plan.table, batch, chunk_room)
+    )
+    # Running sequences go first; the rest of each iteration's token budget is prefill.
+    prefill_share = 1.0 - beside_batch * step_s / (step_s + full_chunk_s)
+    return Timing(
+        batch=batch,
+        step_s=step_s,
+        beside_batch=beside_batch,
+        chunk_room=chunk_room,
+        full_chunk_s=full_chunk_s,
+        packed=jnp.minimum(backlog + fresh * jnp.minimum(step_s / plan.tick_s, 1.0), chunk_room),
+        prefill_room_s=plan.prefill_gpus * plan.up_s * prefill_share,
+    )
+
+
+def alive_share(progress: jax.Array) -> jax.Array:
+    """Mean share of a tick in which a running request is still running.
+
+    Lives are exponential and the tick is ``progress`` mean lives long, which gives
+    (1 - exp(-progress)) / progress. The series is cheaper than XLA's ``expm1``, which branches.
+    """
+    series = 1.0 - progress * (0.5 - progress * (1.0 / 6.0))
+    return jnp.where(
+        progress < 0.05, series, (1.0 - jnp.exp(-progress)) / jnp.maximum(progress, 0.05)
+    )
+
+
+def prefill_seconds(plan: WindowPlan, classes: TrafficClasses, timing: Timing) -> jax.Array:
+    """float32[F, ...]: GPU seconds that the prefill of one prompt of each class takes.
+
+    Beside a decode batch these are the seconds that it adds to the batch's iterations. Short
+    prompts share an iteration, and each pays its tokens' share of the packed chunk. Beside a batch
+    that is more than it would pay alone: together they take the linear layers out of the
+    memory-bound range. On an idle GPU it is less: they share one pass over the weights.
+    """
+    weights = batch_weights(timing.batch)
+    single = add_up(weights[:, None] * plan.added_s_per_token)
+    together = prefill_added_s_per_token(plan.table, timing.batch, timing.packed)
+    beside_s = classes.prompt_tokens * jnp.maximum(single, together)
+    shared_s = classes.prompt_tokens * prefill_s_per_token(plan.table, timing.packed)
+    shares = classes.prompt_tokens < timing.packed
+    alone_s = jnp.where(shares, jnp.minimum(plan.alone_s, shared_s), plan.alone_s)
+    return plan.time_scale * (
+        timing.beside_batch * beside_s + (1.0 - timing.beside_batch) * alone_s
+    )
+
+
+def chunks(classes: TrafficClasses, timing: Timing) -> jax.Array:
+    """float32[F, ...]: iterations that a prefill of each class takes.
+
+    A prompt that fits into an iteration takes one. A longer one ends at a random point of its last
+    iteration, so it takes half an iteration more than it fills.
+    """
+    return 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
+
+
+@flax.struct.dataclass
+class _Newcomers:
+    """Requests that want in: those that wait and the tick's arrivals. Means are over them."""
+
+    queued: jax.Array
+    """float32[F], those that wait."""
+    count: jax.Array
+    """float32, all of them."""
+    prefill_s: jax.Array
+    """float32, mean GPU seconds of a prefill."""
+    chunks: jax.Array
+    """float32, mean iterations of a prefill."""
+    all_kv: jax.Array
+    """float32, KV tokens of their prompts together."""
+    kv: jax.Array
+    """float32, mean KV tokens of a prompt."""
+    head_kv: jax.Array
+    """float32, the mean weighted by size: a large prompt is at the head of the line for longer."""
+
+
+@flax.struct.dataclass
+class _Freed:
+    """What a tick frees on the decoding GPUs."""
+
+    slots: jax.Array
+    """float32, batch slots free at its start."""
+    kv: jax.Array
+    """float32, KV tokens free at its start; negative when sequences hold more than there is."""
+    slot_flow: jax.Array
+    """float32, slots of the sequences that finish in it if no prefill slows them down."""
+    kv_flow: jax.Array
+    """float32, KV tokens that they leave beyond those by which the others grow."""
+
+
+def find_room(
+    conditions: Conditions,
+    queues: Queues,
+    timing: Timing,
+    own_s: jax.Array,
+    queued: jax.Array,
+    arrivals: jax.Array,
+) -> Room:
+    """Batch slots and KV tokens that are or become free in the tick.
+
+    Where KV is short, the prompt at the head of the line waits until there is enough for all of
+    it: on average half of it is free on every GPU and of no use.
+    """
+    newcomers = _newcomers(conditions.classes, timing, own_s, queued, arrivals)
+    freed = _freed(conditions, queues, timing, newcomers)
+    kv_starved, blocked = _shortage(conditions, queues, timing, newcomers, freed)
+    useless_kv = 0.5 * kv_starved * conditions.plan.decode_gpus * newcomers.head_kv
+    freed = dataclasses.replace(freed, kv=freed.kv - useless_kv)
+    decoding = _decoding_share(conditions.plan, timing, newcomers, freed)
+    return Room(
+        slots=jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0),
+        kv=jnp.maximum(freed.kv + decoding * freed.kv_flow, 0.0),
+        kv_starved=kv_starved,
+        blocked=blocked,
+    )
+
+
+def _newcomers(
+    classes: TrafficClasses,
+    timing: Timing,
+    own_s: jax.Array,
+    queued: jax.Array,
+    arrivals: jax.Array,
+) -> _Newcomers:
+    candidates = queued + arrivals
+    count = jnp.maximum(add_up(candidates), TINY)
+    tokens = candidates * (classes.prompt_tokens + BLOCK_SLACK_TOKENS)
+    square = 1.0 + classes.prompt_spread**2
+    return _Newcomers(
+        queued=queued,
+        count=count,
+        prefill_s=add_up(candidates * own_s) / count,
+        chunks=add_up(candidates * chunks(classes, timing)) / count,
+        all_kv=add_up(tokens),
+        kv=add_up(tokens) / count,
+        head_kv=add_up(tokens * classes.prompt_tokens * square) / jnp.maximum(add_up(tokens), TINY),
+    )
+
+
+def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _Newcomers) -> _Freed:
+    """What is free at the start of the tick, and what finishing sequences free in it.
+
+    A request holds its slot and its KV while it is prefilled, which ``queues.running`` does not
+    show. As many are in prefill as finish in the time that a prefill takes.
+    """
+    plan, classes = conditions.plan, conditions.classes
+    progress = plan.up_s / timing.step_s / plan.decode_steps
+    completed = queues.running * progress * alive_share(progress)
+    slot_flow = add_up(completed)
+    growth = plan.decode_tokens * classes.output_growth
+    each = queues.context / jnp.maximum(queues.running, TINY)
+    prefill_s = newcomers.prefill_s + timing.beside_batch * timing.step_s * newcomers.chunks
+    in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
+    slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - add_up(queues.running), 0.0)
+    return _Freed(
+        slots=slots - in_prefill,
+        kv=plan.kv_tokens - _held_kv(queues) - in_prefill * newcomers.kv,
+        slot_flow=slot_flow,
+        kv_flow=add_up(completed * (each + BLOCK_SLACK_TOKENS - growth)),
+    )
+
+
+def _shortage(
+    conditions: Conditions,
+    queues: Queues,
+    timing: Timing,
+    newcomers: _Newcomers,
+    freed: _Freed,
+) -> tuple[jax.Array, Wait]:
+    """Share of the time in which KV holds newcomers up, and their waits that the mean hides.
+
+    The fluid knows the arrivals but only the mean of what they become. Given the arrivals, the
+    number still running varies by half its mean (a binomial variance, averaged over the ages of
+    exponential lives), the KV they hold also with their lengths, and where such a batch would
+    exceed a limit, an arrival waits although the mean batch would let it in.
+    """
+    plan, classes = conditions.plan, conditions.classes
+    # KV is short only for those whom slots and prefill time would let in.
+    others_fit = jnp.minimum(
+        jnp.maximum(freed.slots + freed.slot_flow, 0.0),
+        timing.prefill_room_s / jnp.maximum(newcomers.prefill_s, TINY),
+    )
+    reach = jnp.minimum(others_fit / newcomers.count, 1.0)
+    wanted = reach * newcomers.all_kv + add_up(queues.preempted_context)
+    kv_free = jnp.maximum(freed.kv + freed.kv_flow, 0.0)
+    kv_starved = jnp.maximum(wanted - kv_free, 0.0) / jnp.maximum(wanted, TINY)
+
+    running = add_up(queues.running)
+    for_slot = blocked_wait(
+        running + add_up(newcomers.queued + queues.preempted),
+        0.5 * running,
+        plan.decode_gpus * plan.batch_cap - 0.5,
+        1.0,
+        freed.slot_flow,
+        plan.tick_s,
+    )
+    each = queues.context / jnp.maximum(queues.running, TINY)
+    spread = (classes.prompt_spread * classes.prompt_tokens) ** 2 + 0.25 * plan.decode_tokens**2
+    in_line = reach * newcomers.queued * classes.prompt_tokens + queues.preempted_context
+    for_kv = blocked_wait(
+        _held_kv(queues) + add_up(in_line),
+        add_up(queues.running * (0.5 * each**2 + spread)),
+        plan.kv_tokens - 0.5 * newcomers.kv,
+        newcomers.kv,
+        freed.kv_flow,
+        plan.tick_s,
+    )
+    return jnp.maximum(kv_starved, for_kv.share), either_wait(for_slot, for_kv)
+
+
+def _decoding_share(
+    plan: WindowPlan, timing: Timing, newcomers: _Newcomers, freed: _Freed
+) -> jax.Array:
+    """Share of the tick that prefill leaves to decoding.
+
+    Sequences that finish make room at once, not at the next tick. How many finish depends on the
+    time that prefill takes from them, and that on how many are admitted into the room they make:
+    with n admitted of s prefill seconds each,
+
+        n need = free + flow (1 - n s / GPU seconds)    for the scarcest of slots and KV.
+    """
+    gpu_s = jnp.maximum(plan.prefill_gpus * plan.up_s, TINY)
+    stolen_each = jnp.where(plan.split, 0.0, newcomers.prefill_s / gpu_s)
+    admitted = jnp.minimum(
+        newcomers.count, timing.prefill_room_s / jnp.maximum(newcomers.prefill_s, TINY)
+    )
+    for free, flow, need in (
+        (freed.slots, freed.slot_flow, 1.0),
+        (freed.kv, freed.kv_flow, newcomers.kv),
+    ):
+        fits = (free + flow) / jnp.maximum(need + jnp.maximum(flow, 0.0) * stolen_each, TINY)
+        admitted = jnp.minimum(admitted, jnp.maximum(fits, 0.0))
+    return 1.0 - jnp.minimum(admitted * stolen_each, 1.0)
+
+
+def _held_kv(queues: Queues) -> jax.Array:
+    """float32[...]: KV tokens of the blocks that running sequences hold."""
+    return add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
+
+
+def readmit(
+    plan: WindowPlan,
+    classes: TrafficClasses,
+    queues: Queues,
+    timing: Timing,
+    own_s: jax.Array,
+    room: Room,
+) -> Admission:
+    """Preempted sequences come back before new requests enter; new ones share what is left.
+
+    A lost context is recomputed like a prompt. In a split, slots and KV of the decoding GPUs do not
+    limit new requests: they need prefill time, and KV that is not taken by prefilled requests
+    which wait for a decoding GPU.
+    """
+    recompute_s = queues.recompute_context * (own_s / classes.prompt_tokens)
+    blocks = queues.preempted_context + BLOCK_SLACK_TOKENS * queues.preempted
+    share = jnp.minimum(
+        jnp.minimum(1.0, room.slots / jnp.maximum(add_up(queues.preempted), TINY)),
+        jnp.minimum(
+            room.kv / jnp.maximum(add_up(blocks), TINY),
+            timing.prefill_room_s / jnp.maximum(add_up(recompute_s), TINY),
+        ),
+    )
+    used_s = share * add_up(recompute_s)
+    slots = room.slots - share * add_up(queues.preempted)
+    kv_room = room.kv - share * add_up(blocks)
+    room_s = timing.prefill_room_s - used_s
+    prefill_kv_room = plan.prefill_kv_tokens - (1.0 - share) * add_up(blocks)
+    usage = [
+        jnp.where(plan.split, 0.0, 1.0 / jnp.maximum(slots, TINY)),
+        (classes.prompt_tokens + BLOCK_SLACK_TOKENS)
+        / jnp.maximum(jnp.where(plan.split, prefill_kv_room, kv_room), TINY),
+        own_s / jnp.maximum(room_s, TINY),
+    ]
+    return Admission(
+        own_s=own_s,
+        returning=share * queues.preempted,
+        returning_context=share * queues.preempted_context,
+        recomputed=share * queues.recompute_context,
+        recompute_s=used_s,
+        usage=jnp.stack(jnp.broadcast_arrays(*usage)),
+        join_room=jnp.stack([slots, kv_room]),
+        kv_starved=jnp.where(plan.split, 0.0, room.kv_starved),
+        blocked=dataclasses.replace(
+            room.blocked, share=jnp.where(plan.split, 0.0, room.blocked.share)
+        ),
+    )
+
+
+def joining_share(
+    plan: WindowPlan, classes: TrafficClasses, admission: Admission, admitted: jax.Array
+) -> jax.Array:
+    """Share of the prefilled requests that decode at once.
+
+    All do when colocated; in a split the others wait for room on a decoding GPU.
+    """
+    blocks = add_up(admitted * (classes.prompt_tokens + BLOCK_SLACK_TOKENS))
+    need = jnp.stack([add_up(admitted), blocks])
+    fits = jnp.clip(admission.join_room / jnp.maximum(need, TINY), 0.0, 1.0)
+    return jnp.where(plan.split, jnp.minimum(fits[0], fits[1]), 1.0)
+
+
+def reject(
+    plan: WindowPlan,
+    deployment: Deployment,
+    waiting: jax.Array,
+    arrivals: jax.Array,
+    preempted: jax.Array,
+) -> jax.Array:
+    """float32[F, ...]: arrivals of the tick that a full queue turns away."""
+    newest = jnp.minimum(waiting, arrivals)
+    queued = add_up(waiting) + jnp.where(plan.split, 0.0, add_up(preempted))
+    overflow = queued - deployment.queue_capacity
+    return newest * jnp.clip(overflow / jnp.maximum(add_up(newest), TINY), 0.0, 1.0)

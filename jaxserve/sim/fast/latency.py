@@ -1,0 +1,209 @@
+"""From tallies to latency distributions: who met the TTFT and TPOT objectives."""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.arrays.batching import add_up, largest, stage
+from jaxserve.sim.fast.chance_waits import Wait, carrying_share
+from jaxserve.sim.fast.lines import count_older_than
+from jaxserve.sim.fast.tick_state import TINY, Tally
+
+TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
+"""float32[25], edges of the TTFT histogram, 10 ms to 100 s, six a decade."""
+
+_LOG_EDGE_RATIO = np.float32(np.log(10.0) / 6.0)
+_OCTAVE_OF_EDGES = np.float32(6.0 * np.log10(2.0))
+_LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit variance
+_TPOT_SPREAD_FLOOR = 0.06
+_NORMAL_OF_LOG_ODDS = 1.702  # Haley's constant: the logistic of 1.702 z is close to P(Z < z)
+
+
+@flax.struct.dataclass
+class FirstTokenDelay:
+    """What a first token takes beyond the queueing that ages show; per class, [F, ...], seconds."""
+
+    least_s: jax.Array
+    """shortest possible."""
+    mean_s: jax.Array
+    """mean of the random part on top."""
+    variance_s2: jax.Array
+    """its variance, s^2."""
+    wait: Wait
+    """what may come on top of that."""
+    queued_s: jax.Array
+    """mean delay of a request that had queued before."""
+
+
+def ttft_exceeded(
+    live: jax.Array,
+    admitted: jax.Array,
+    admitted_by_age: jax.Array,
+    delay: FirstTokenDelay,
+    thresholds_s: jax.Array,
+    tick_s: jax.Array,
+) -> jax.Array:
+    """How many first tokens came later than each threshold.
+
+    A request that was served in the tick it arrived in pays the delay and perhaps the wait for a
+    prefill in progress; one that had queued pays its age.
+
+    Args:
+      live: see ``jaxserve.arrays.batching.stage``.
+      admitted: float32[F, ...].
+      admitted_by_age: float32[F, A, ...], see ``jaxserve.sim.fast.lines``.
+      thresholds_s: float32[F, S, ...].
+      tick_s: seconds per tick.
+
+    Returns:
+      float32[F, S, ...].
+    """
+    # Served half-way through the tick on average, so half a tick more than at its start.
+    waited_ticks = (thresholds_s - delay.queued_s[:, None]) / tick_s + 0.5
+    older = stage(live, count_older_than, admitted_by_age, jnp.maximum(waited_ticks, 1.0))
+    wait = delay.wait
+    at_once = stage(live, _lognormal, delay.mean_s, delay.variance_s2)
+    after_wait = stage(
+        live, _lognormal, delay.mean_s + wait.mean_s, delay.variance_s2 + wait.variance_s2
+    )
+    direct = (admitted - admitted_by_age[:, 1], delay.least_s, wait.share)
+    return stage(live, _direct_or_queued, direct, at_once, after_wait, older, thresholds_s)
+
+
+def _direct_or_queued(
+    direct: tuple[jax.Array, jax.Array, jax.Array],
+    at_once: tuple[jax.Array, jax.Array],
+    after_wait: tuple[jax.Array, jax.Array],
+    older: jax.Array,
+    thresholds_s: jax.Array,
+) -> jax.Array:
+    count, least_s, wait_share = direct
+    log_beyond = jnp.log(jnp.maximum(thresholds_s - least_s[:, None], 1e-9))
+    exceeds = _lognormal_exceeds(at_once, log_beyond)
+    exceeds = exceeds + wait_share * (_lognormal_exceeds(after_wait, log_beyond) - exceeds)
+    return count[:, None] * exceeds + older
+
+
+def _lognormal(mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Log of the median of a lognormal, and one over the standard deviation of its logarithm.
+
+    A sum of uniform, exponential and prompt-length parts has about this shape: the 99th percentile
+    of a uniform and an exponential part of equal means comes out within 5 %.
+    """
+    mean = jnp.maximum(mean, 1e-4)
+    log_variance = jnp.maximum(jnp.log1p(variance / mean**2), 1e-4)
+    return jnp.log(mean) - 0.5 * log_variance, jax.lax.rsqrt(log_variance)
+
+
+def _lognormal_exceeds(lognormal: tuple[jax.Array, jax.Array], log_values: jax.Array) -> jax.Array:
+    """P(X > value) for values [F, S, ...]."""
+    log_median, scale = lognormal
+    return _normal_exceeds((log_values - log_median[:, None]) * scale[:, None])
+
+
+def _normal_exceeds(place: jax.Array) -> jax.Array:
+    """P(Z > place) of a standard normal within 1.4e-4, in one exponential.
+
+    Page, Applied Statistics 26 (1977): the logistic of an odd cubic. A quarter of the time of erfc.
+    """
+    place = jnp.clip(place, -6.0, 6.0)
+    return 1.0 / (1.0 + jnp.exp(place * (1.5976 + 0.070565992 * place**2)))
+
+
+def median_itl(
+    tally: Tally, itl_s: jax.Array, prefill_gpus: jax.Array, split: jax.Array
+) -> jax.Array:
+    """Median time between a sequence's decode steps, s.
+
+    Iterations that only decode take about the same time. A share c of the iterations carries
+    prefill as well, which adds a lognormal time. If c is below a half, the median is an iteration
+    that only decodes; else it is the quantile (c - 1/2) / c of the others, whose odds are 2c - 1.
+
+    Args:
+      itl_s: the mean, s.
+      prefill_gpus, split: see ``WindowPlan``.
+    """
+    steps = jnp.maximum(tally.steps, TINY)
+    decode_only_s = tally.decode_only_s / steps
+    mean_added_s = jnp.maximum(itl_s - decode_only_s, 0.0)
+    requests = add_up(tally.admitted)
+    carrying = carrying_share(tally.prefills, requests, prefill_gpus * tally.steps)
+    # No iteration carries more than a full chunk.
+    full_s = jnp.maximum(tally.prefills.full_s / jnp.maximum(requests, TINY), TINY)
+    carrying = jnp.where(split, 0.0, jnp.clip(carrying, mean_added_s / full_s, 1.0))
+    added_s = mean_added_s / jnp.maximum(carrying, 0.5)
+
+    # A Poisson number of prompts shares an iteration: the mean square of what they add is that of
+    # one of them and the square of their mean. Times between 0 and ``full_s`` have at most the
+    # relative variance full_s / mean - 1.
+    each_s = tally.prefills.added_s / jnp.maximum(prefill_gpus * tally.steps, TINY)
+    square_s2 = tally.stall_s2 / steps
+    variance = carrying * (1.0 + square_s2 / jnp.maximum(each_s**2, 1e-12)) - 1.0
+    variance = jnp.minimum(variance, full_s / jnp.maximum(added_s, TINY) - 1.0)
+    variance = jnp.maximum(variance, 1e-3)
+    # The normal quantile within 0.01 of probability: log odds / 1.702.
+    odds = jnp.maximum(2.0 * carrying - 1.0, 0.0)
+    place = odds ** (jnp.sqrt(jnp.log1p(variance)) / _NORMAL_OF_LOG_ODDS)
+    return decode_only_s + added_s * jax.lax.rsqrt(1.0 + variance) * place
+
+
+def tpot_met_share(
+    tpot_s: jax.Array,
+    limit_s: jax.Array,
+    output_tokens: jax.Array,
+    acceptance_spread: jax.Array,
+    stall_s2_per_s: jax.Array,
+) -> jax.Array:
+    """Share of the finishing requests whose mean time per output token is inside the limit.
+
+    Prefills of others stall a sequence at random moments: over a life of L seconds the stalls
+    have a variance of L * (sum of squared stalls per second), which spreads the mean over n tokens.
+    So does chance in how many drafted tokens each step accepts. The spread is taken as logistic in
+    log TPOT.
+
+    Args:
+      tpot_s: float32[F], mean over requests, s.
+      limit_s: float32[F], s.
+      output_tokens: float32[F].
+      acceptance_spread: float32[F], relative variance of a request's steps times its tokens.
+      stall_s2_per_s: squared prefill stalls per second on one GPU, s.
+
+    Returns:
+      float32[F] in 0..1.
+    """
+    life_s = jnp.maximum(tpot_s * output_tokens, 1e-3)
+    spread = jnp.sqrt(
+        stall_s2_per_s / life_s + acceptance_spread / output_tokens + _TPOT_SPREAD_FLOOR**2
+    )
+    margin = jnp.log(limit_s / jnp.maximum(tpot_s, 1e-6))
+    return jax.nn.sigmoid(margin / (_LOGISTIC_SCALE * spread))
+
+
+def ttft_quantile(exceeded: jax.Array, count: jax.Array, probability: float) -> jax.Array:
+    """Quantile of the time to first token, seconds.
+
+    Between two edges the share of first tokens that come later is taken to fall by a power of the
+    time, as it does over a tail that spans several edges. Without any it is the lowest edge.
+
+    Args:
+      exceeded: float32[len(TTFT_EDGES_S), ...], first tokens later than each edge.
+      count: float32[...], first tokens.
+    """
+    later = 1.0 - probability
+    share = exceeded / jnp.maximum(count, 1e-9)
+    above = share > later
+    edges = len(TTFT_EDGES_S)
+    index = add_up(above.astype(jnp.float32))
+    start = -largest(jnp.where(above, -share, -1.0))
+    # Where nobody is later than the next edge, its share has no logarithm.
+    end = jnp.maximum(largest(jnp.where(above, 0.0, share)), 0.1 * later)
+    place = jnp.clip(jnp.log(start / later) / jnp.maximum(jnp.log(start / end), 1e-9), 0.0, 1.0)
+    # The intervals below the first edge and above the last are an octave wide.
+    octave = (index == 0) | (index == edges)
+    from_edge = jnp.where(index == 0, -_OCTAVE_OF_EDGES, index - 1.0)
+    width = jnp.where(octave, _OCTAVE_OF_EDGES, 1.0)
+    value = TTFT_EDGES_S[0] * jnp.exp((from_edge + place * width) * _LOG_EDGE_RATIO)
+    return jnp.where(count > 0.0, value, TTFT_EDGES_S[0])

@@ -1,0 +1,353 @@
+"""One scheduler tick of the fast simulator: arrivals, admission, prefill, decode, eviction.
+
+A tick (1/8 s by default) is a fluid step: counts are real numbers, requests of one class are
+exchangeable, output lengths are memoryless (which by Little's law leaves every steady state
+exact), and the GPUs of a pool share their load. Times come from the latency table.
+
+Arrays have class (and age) axes first and the batch axis last, ``[F, A, ...]``, and the steps of a
+tick are compiled as separate stages; ``jaxserve.arrays.batching`` says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.arrays.batching import add_up, largest, stage
+from jaxserve.sim.fast.admission import (
+    alive_share,
+    chunks,
+    find_room,
+    find_timing,
+    joining_share,
+    prefill_seconds,
+    readmit,
+    reject,
+)
+from jaxserve.sim.fast.chance_waits import (
+    ROUTING_MIXED,
+    ROUTING_SPLIT,
+    add_prefills,
+    add_wait,
+    either_wait,
+    mean_wait,
+    prefill_share,
+    prefill_wait,
+)
+from jaxserve.sim.fast.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
+from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
+from jaxserve.sim.fast.tick_state import (
+    TINY,
+    Admission,
+    Conditions,
+    Decoding,
+    Eviction,
+    Lines,
+    Queues,
+    Tally,
+    TickEvents,
+    Timing,
+    WindowPlan,
+    empty_tally,
+)
+from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
+from jaxserve.sim.traffic.workload import TrafficClasses
+from jaxserve.types import PRIORITY_GROUPS
+
+
+def _decode(
+    plan: WindowPlan,
+    queues: Queues,
+    timing: Timing,
+    admission: Admission,
+    admitted: jax.Array,
+    joining: jax.Array,
+) -> Decoding:
+    """The batch decodes in the time that prefill leaves of the tick."""
+    prefill_s = admission.recompute_s + add_up(admitted * admission.own_s)
+    share = jnp.clip(prefill_s / jnp.maximum(plan.prefill_gpus * plan.up_s, TINY), 0.0, 1.0)
+    stolen = jnp.where(plan.split, 0.0, share)
+    steps = plan.up_s * (1.0 - stolen) / timing.step_s
+    progress = steps / plan.decode_steps
+    # Requests join during the tick, so they decode for half of it on average.
+    present = queues.running + admission.returning + 0.5 * joining * admitted
+    alive = present * alive_share(progress)
+    completed = alive * progress
+    return Decoding(
+        prefill_s=prefill_s,
+        steps=steps,
+        completed=completed,
+        tokens=completed * plan.decode_tokens,
+        alive_s=alive * plan.tick_s,
+    )
+
+
+def _next_queues(
+    classes: TrafficClasses,
+    queues: Queues,
+    admission: Admission,
+    admitted: jax.Array,
+    joining: jax.Array,
+    decoding: Decoding,
+) -> Queues:
+    context = queues.context + admission.returning_context
+    joined, held_back = joining * admitted, (1.0 - joining) * admitted
+    prompt_tokens = joined * classes.prompt_tokens
+    present = queues.running + admission.returning + 0.5 * joined
+    held = (context + 0.5 * prompt_tokens) / jnp.maximum(present, TINY)
+    grown = decoding.tokens * classes.output_growth
+    return Queues(
+        running=queues.running + admission.returning + joined - decoding.completed,
+        context=jnp.maximum(context + prompt_tokens + grown - decoding.completed * held, 0.0),
+        preempted=queues.preempted - admission.returning + held_back,
+        preempted_context=queues.preempted_context
+        - admission.returning_context
+        + held_back * classes.prompt_tokens,
+        recompute_context=queues.recompute_context - admission.recomputed,
+    )
+
+
+def _evictions(
+    plan: WindowPlan,
+    classes: TrafficClasses,
+    queues: Queues,
+    admission: Admission,
+    decoding: Decoding,
+    first_tick: jax.Array,
+) -> Eviction:
+    """Sequences that lose their KV at the end of the tick, those of the lowest priority first.
+
+    There are three reasons:
+
+    - The KV in use exceeds what there is.
+    - A restart takes their GPU down.
+    - Running sequences grow into a full pool. Where KV is short, admission leaves less free than
+      the next prompt in line needs, anything from nothing to that. Between two completions on a
+      GPU its sequences grow by one output's length together. If that does not fit, the newest
+      sequence is evicted, which holds little more than its prompt. Where several sequences
+      complete in one iteration, one of them nearly always makes the room.
+    """
+    running, context = queues.running, queues.context
+    used = context + BLOCK_SLACK_TOKENS * running
+    share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
+    share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
+
+    completed = add_up(decoding.completed)
+    together = completed / jnp.maximum(plan.decode_gpus * decoding.steps, TINY)
+    prompts = add_up(decoding.completed * classes.prompt_tokens)
+    too_little = 1.0 - jnp.exp(-add_up(decoding.tokens) / jnp.maximum(prompts, TINY))
+    pushed_out = admission.kv_starved * completed * too_little * jnp.exp(-together)
+    newest = _last_groups_share(plan.group, running, pushed_out)
+    newest = jnp.minimum(newest, 1.0 - share)
+    held = jnp.minimum(running * classes.prompt_tokens, context)
+    return Eviction(count=(share + newest) * running, context=share * context + newest * held)
+
+
+def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -> jax.Array:
+    """float32[F, ...]: share of each class in what makes up ``wanted``, the last group first."""
+    share = jnp.zeros_like(amount)
+    for index in reversed(range(PRIORITY_GROUPS)):
+        member = group == index
+        available = add_up(jnp.where(member, amount, 0.0))
+        taken = jnp.clip(wanted / jnp.maximum(available, TINY), 0.0, 1.0)
+        share = jnp.where(member, taken, share)
+        wanted = wanted - available
+    return share
+
+
+def _evict(queues: Queues, evicted: Eviction) -> Queues:
+    """Moves evicted sequences from running to preempted."""
+    return dataclasses.replace(
+        queues,
+        running=queues.running - evicted.count,
+        context=queues.context - evicted.context,
+        preempted=queues.preempted + evicted.count,
+        preempted_context=queues.preempted_context + evicted.context,
+        recompute_context=queues.recompute_context + evicted.context,
+    )
+
+
+def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEvents) -> Tally:
+    """Adds the tick to the tally."""
+    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    timing, admission, decoding = tick.timing, tick.admission, tick.decoding
+    admitted = tick.admitted
+    own_s = admission.own_s
+    iterations = chunks(classes, timing)
+    prefill_s = own_s + timing.beside_batch * iterations * timing.step_s
+    # Where requests wait for prefill, the fluid lets a request in while all n GPUs prefill it
+    # together, in 1/n of its time: half of that has passed when it counts as admitted.
+    prefill_bound = decoding.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
+    streamed_s = 0.5 * jnp.minimum(prefill_bound, 1.0) / plan.prefill_gpus * prefill_s
+    # The fluid's own queue shows the wait for a prefill that takes all GPUs longer than a tick. It
+    # does not where a request of higher priority comes: the fluid lets that overtake, but a GPU
+    # finishes the prefill that it has begun.
+    unqueued_s = jnp.where(
+        largest(plan.group) > 0,
+        prefill_s,
+        jnp.minimum(prefill_s, plan.prefill_gpus * plan.tick_s),
+    )
+    prefills = add_prefills(
+        tally.prefills,
+        admitted,
+        classes.prompt_spread,
+        unqueued_s,
+        iterations,
+        own_s,
+        timing.full_chunk_s,
+    )
+    prompt_tokens = add_up(admitted * classes.prompt_tokens)
+    rows = timing.batch * plan.verify_tokens
+    chunk = jnp.minimum(prompt_tokens / plan.prefill_gpus, timing.chunk_room)
+    activations = (
+        deployment.activation_gib_per_token * (rows + chunk) + deployment.logits_gib_per_row * rows
+    )
+    stall_s2 = jnp.where(plan.split, 0.0, add_up(admitted * own_s**2) / plan.prefill_gpus)
+    computed = (
+        prompt_tokens
+        + add_up(admission.recomputed)
+        + decoding.steps * add_up(queues.running) * plan.verify_tokens
+    )
+    work_j = (
+        plan.joule_per_token * computed
+        + plan.joule_per_weight_pass
+        * (decoding.steps * jnp.minimum(timing.batch, 1.0) * plan.decode_gpus)
+        + deployment.joule_per_kv_token * decoding.steps * add_up(queues.context)
+    )
+    return dataclasses.replace(
+        tally,
+        rejected=tally.rejected + tick.rejected,
+        admitted=tally.admitted + admitted,
+        completed=tally.completed + decoding.completed,
+        prefill_s=tally.prefill_s + admitted * prefill_s,
+        streamed_s=tally.streamed_s + admitted * streamed_s,
+        residual_s=tally.residual_s + add_up(admitted) * timing.beside_batch * timing.step_s,
+        prefills=prefills,
+        blocked=add_wait(tally.blocked, admission.blocked, add_up(admitted)),
+        decode_s=tally.decode_s
+        + decoding.alive_s
+        + plan.preempted_weight * queues.preempted * plan.tick_s,
+        stall_s2=tally.stall_s2 + stall_s2,
+        steps=tally.steps + decoding.steps,
+        decode_only_s=tally.decode_only_s + decoding.steps * timing.step_s,
+        preemptions=tally.preemptions + add_up(tick.evicted.count),
+        peak_activation_gib=jnp.maximum(tally.peak_activation_gib, activations),
+        work_j=tally.work_j + work_j,
+    )
+
+
+def advance_tick(
+    live: jax.Array,
+    conditions: Conditions,
+    lines: Lines,
+    queues: Queues,
+    tally: Tally,
+    arrivals: jax.Array,
+    number: jax.Array,
+) -> tuple[Lines, Queues, Tally]:
+    """One tick of a window, its ``number`` int32 from 0; ``arrivals`` float32[F, ...]."""
+    plan, classes = conditions.plan, conditions.classes
+    queued = lines.waiting[:, 0]
+    timing = stage(live, find_timing, conditions, queues, queued, arrivals)
+    own_s = stage(live, prefill_seconds, plan, classes, timing)
+    room = stage(live, find_room, conditions, queues, timing, own_s, queued, arrivals)
+    admission = stage(live, readmit, plan, classes, queues, timing, own_s, room)
+    # XLA does not vectorise the loop over all ages if the traffic is indexed inside it.
+    arrivals, clock = stage(live, lambda *traffic: traffic, arrivals, plan.clock + number)
+    waiting = age_by_one_tick(lines.waiting, arrivals, clock)
+    admitted = fifo_cut(live, waiting, plan.group, admission.usage)
+    served = jnp.minimum(waiting, admitted[:, None])
+    waiting = waiting - served
+    still_preempted = queues.preempted - admission.returning
+    rejected = stage(
+        live, reject, plan, conditions.deployment, waiting[:, 0], arrivals, still_preempted
+    )
+    lines = Lines(waiting.at[:, 0].add(-rejected), lines.admitted + served)
+    joining = stage(live, joining_share, plan, classes, admission, admitted)
+    decoding = stage(live, _decode, plan, queues, timing, admission, admitted, joining)
+    queues = _next_queues(classes, queues, admission, admitted, joining, decoding)
+    evicted = stage(live, _evictions, plan, classes, queues, admission, decoding, number == 0)
+    queues = _evict(queues, evicted)
+    events = TickEvents(timing, admission, admitted, rejected, decoding, evicted)
+    return lines, queues, stage(live, _record, conditions, queues, tally, events)
+
+
+@flax.struct.dataclass
+class FirstTokens:
+    """When the first tokens of a window came."""
+
+    met: jax.Array
+    """float32[F, ...], inside the TTFT objective."""
+    exceeded: jax.Array
+    """float32[len(TTFT_EDGES_S), ...], later than each edge."""
+
+
+def run_ticks(
+    live: jax.Array,
+    conditions: Conditions,
+    ttft_slo_s: jax.Array,
+    waiting: jax.Array,
+    queues: Queues,
+    counts: jax.Array,
+) -> tuple[jax.Array, Queues, Tally, FirstTokens]:
+    """All ticks of a window.
+
+    Args:
+      waiting: float32[F, A, ...], see ``Lines``.
+      counts: float32[K, F, ...], arrivals.
+
+    Returns:
+      who waits and who has been admitted at the end, and what happened on the way.
+    """
+    batch = max(leaf.shape[-1] for leaf in jax.tree.leaves((conditions.plan, queues, counts)))
+    waiting, queues = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], batch)), (waiting, queues)
+    )
+
+    def tick(carry, traffic):
+        return advance_tick(live, conditions, *carry, *traffic), None
+
+    ticks = counts.shape[0]
+    start = (Lines(waiting, jnp.zeros_like(waiting)), queues, empty_tally(queues))
+    (lines, queues, tally), _ = jax.lax.scan(tick, start, (counts, jnp.arange(ticks)))
+    plan = conditions.plan
+    gpu_s = ticks * plan.prefill_gpus * plan.up_s
+    delay = stage(live, _first_token_delay, conditions, tally, gpu_s)
+    limits = [jnp.full_like(tally.admitted, edge) for edge in TTFT_EDGES_S]
+    limits.append(jnp.broadcast_to(ttft_slo_s, tally.admitted.shape))
+    exceeded = ttft_exceeded(
+        live,
+        tally.admitted,
+        lines.admitted,
+        delay,
+        jnp.stack(limits, axis=1),
+        plan.tick_s,
+    )
+    first = FirstTokens(
+        met=tally.admitted - exceeded[:, -1],
+        exceeded=stage(live, lambda counts: add_up(counts[:, :-1]), exceeded),
+    )
+    return lines.waiting, queues, tally, first
+
+
+def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -> FirstTokenDelay:
+    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    admitted = jnp.maximum(tally.admitted, TINY)
+    prefill_s = tally.prefill_s / admitted
+    count = jnp.maximum(add_up(tally.admitted), TINY)
+    residual_s = tally.residual_s / count
+    routing = jnp.where(plan.split, ROUTING_SPLIT, ROUTING_MIXED)
+    in_progress = prefill_wait(tally.prefills, plan.prefill_gpus, gpu_s, residual_s, count, routing)
+    # Prompts that come during the same decode step share the next iteration.
+    company_s = prefill_share(tally.prefills, gpu_s) * residual_s
+    tail_s = deployment.frontend_tail_s
+    return FirstTokenDelay(
+        least_s=deployment.frontend_s + classes.prompt_floor * prefill_s,
+        mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - classes.prompt_floor) * prefill_s,
+        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (classes.prompt_spread * prefill_s) ** 2,
+        wait=either_wait(in_progress, mean_wait(tally.blocked, count)),
+        queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,
+    )

@@ -1,0 +1,281 @@
+"""The arrays of a scheduler tick: what it is given, what it advances, what it notes.
+
+Arrays have class (and age) axes first and the batch axis last, see ``jaxserve.arrays.batching``.
+"""
+
+from __future__ import annotations
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.sim.fast.chance_waits import PrefillTally, Wait, WaitTally, empty_prefills
+from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.table.lookup import WindowTable
+from jaxserve.sim.traffic.workload import TrafficClasses
+
+TINY = 1e-6
+"""Guards divisions by counts and times that may be zero."""
+
+
+@flax.struct.dataclass
+class WindowPlan:
+    """What is constant during a window: the knobs in force, resolved against the deployment."""
+
+    table: WindowTable
+    """latency table at the window's depth and tier."""
+    added_s_per_token: jax.Array
+    """float32[B, F], seconds that a prompt token adds to the iterations of a decode batch, for each
+    batch size of the table's grid and the prompt length of each class."""
+    alone_s: jax.Array
+    """float32[F], prefill of one prompt on an idle GPU, s."""
+    tokens_per_step: jax.Array
+    """float32[F], expected tokens per decode step."""
+    batch_cap: jax.Array
+    """float32, sequences per GPU."""
+    decode_tokens: jax.Array
+    """float32[F], output tokens after the first."""
+    decode_steps: jax.Array
+    """float32[F], decode steps that they take."""
+    verify_tokens: jax.Array
+    """float32, positions verified per sequence and step (depth + 1)."""
+    group: jax.Array
+    """int32[F], effective priority group (all 0 under first come first served)."""
+    split: jax.Array
+    """bool, prefill and decode run on different GPUs."""
+    prefill_gpus: jax.Array
+    """float32, GPUs that prefill (all of them when colocated)."""
+    decode_gpus: jax.Array
+    """float32, GPUs that decode (all of them when colocated)."""
+    kv_tokens: jax.Array
+    """float32, KV capacity of the decoding GPUs together, tokens."""
+    prefill_kv_tokens: jax.Array
+    """float32, KV capacity of the prefill GPUs of a split, tokens."""
+    preempted_weight: jax.Array
+    """float32[F], weight of a preempted request's waiting time in its decode time. In a split a
+    request waits once, before its second token, so the weight is ``TrafficClasses.delay_weight``;
+    otherwise it is 1."""
+    kv_transfer_s: jax.Array
+    """float32[F], time that a split needs to move a prompt's KV, s, times ``delay_weight``; 0 when
+    colocated."""
+    short_output_steps: jax.Array
+    """float32[F], decode steps to add to each request so that the mean of the requests' times per
+    token is right. Every request loses a part of a step at its end, and in a split one at its
+    start; short outputs, which count as much in that mean as long ones, suffer most."""
+    acceptance_spread: jax.Array
+    """float32[F], relative variance of the number of steps that an output takes, times its tokens.
+    Steps vary because drafts are accepted by chance."""
+    joule_per_token: jax.Array
+    """float32, energy of a token at the tier in force, J, see ``Deployment``."""
+    joule_per_weight_pass: jax.Array
+    """float32, energy of a pass over the weights at the tier in force, J."""
+    restarted: jax.Array
+    """float32, share of the running sequences that lose their KV to a restart in the first tick."""
+    time_scale: jax.Array
+    """float32, slowness of this episode's hardware relative to the table."""
+    tick_s: jax.Array
+    """float32, seconds per tick."""
+    clock: jax.Array
+    """int32, ticks since the start of the episode."""
+    up_s: jax.Array
+    """float32, seconds of a tick in which the deployment is up at all."""
+    capacity: jax.Array
+    """float32, share of the GPUs that serve, averaged over the window."""
+    reserved_gib: jax.Array
+    """float32, memory of one GPU without the activations of the window, GiB."""
+
+
+@flax.struct.dataclass
+class Conditions:
+    """What is the same in every tick of a window."""
+
+    plan: WindowPlan
+    deployment: Deployment
+    classes: TrafficClasses
+
+
+@flax.struct.dataclass
+class Lines:
+    """Requests by age, see ``jaxserve.sim.fast.lines``.
+
+    The large arrays of a tick: they stay out of its stages, which copy what they are given.
+    """
+
+    waiting: jax.Array
+    """float32[F, A], those that wait for admission."""
+    admitted: jax.Array
+    """float32[F, A], those admitted in the window, by the age that they had then."""
+
+
+@flax.struct.dataclass
+class Queues:
+    """The requests that have been admitted once, as ticks advance them; counts in requests."""
+
+    running: jax.Array
+    """float32[F], decoding."""
+    context: jax.Array
+    """float32[F], KV tokens that running requests hold."""
+    preempted: jax.Array
+    """float32[F], admitted before but not running: evicted requests and, in a split, prefilled
+    requests that wait for a decoding GPU."""
+    preempted_context: jax.Array
+    """float32[F], context tokens of preempted requests."""
+    recompute_context: jax.Array
+    """float32[F], the part of ``preempted_context`` whose KV is lost and must be recomputed."""
+
+
+@flax.struct.dataclass
+class Tally:
+    """Sums over the ticks of a window."""
+
+    rejected: jax.Array
+    """float32[F]"""
+    admitted: jax.Array
+    """float32[F], requests prefilled."""
+    completed: jax.Array
+    """float32[F]"""
+    prefill_s: jax.Array
+    """float32[F], sum over admitted of the time from the first chunk to the first token, s."""
+    streamed_s: jax.Array
+    """float32[F], the part of ``prefill_s`` that has passed when requests count as admitted, s."""
+    residual_s: jax.Array
+    """float32, sum over admitted of the decode step that may be running when they arrive, s."""
+    prefills: PrefillTally
+    """prefills in progress that arriving requests find on their GPU."""
+    blocked: WaitTally
+    """waits for a slot or for KV that mean counts do not show."""
+    decode_s: jax.Array
+    """float32[F], time spent between first and last token by requests in service, s."""
+    stall_s2: jax.Array
+    """float32, sum of squared prefill stalls of one GPU, s^2."""
+    steps: jax.Array
+    """float32, decode steps per sequence."""
+    decode_only_s: jax.Array
+    """float32, the time that these steps would have taken without any prefill, s."""
+    preemptions: jax.Array
+    """float32"""
+    peak_activation_gib: jax.Array
+    """float32, activations and logits at their peak, GiB."""
+    work_j: jax.Array
+    """float32, energy above idle, J."""
+
+
+@flax.struct.dataclass
+class Timing:
+    """Iteration times as a tick finds them."""
+
+    batch: jax.Array
+    """float32, decoding sequences per GPU."""
+    step_s: jax.Array
+    """float32, one decode iteration, s."""
+    beside_batch: jax.Array
+    """float32, probability that a prefill shares its GPU with a decode batch."""
+    chunk_room: jax.Array
+    """float32, prompt tokens that fit into an iteration beside the batch."""
+    full_chunk_s: jax.Array
+    """float32, what ``chunk_room`` prompt tokens add to an iteration, s."""
+    packed: jax.Array
+    """float32, prompt tokens that wait for the next iteration, at most ``chunk_room``."""
+    prefill_room_s: jax.Array
+    """float32, GPU seconds of prefill that fit into the tick."""
+
+
+@flax.struct.dataclass
+class Admission:
+    """Who enters the batch in a tick."""
+
+    own_s: jax.Array
+    """float32[F], GPU seconds of one prefill."""
+    returning: jax.Array
+    """float32[F], preempted requests that run again."""
+    returning_context: jax.Array
+    """float32[F], context tokens of returning requests."""
+    recomputed: jax.Array
+    """float32[F], the part of ``returning_context`` that is recomputed."""
+    recompute_s: jax.Array
+    """float32, GPU seconds of recomputing it."""
+    usage: jax.Array
+    """float32[3, F], share of free slots, KV blocks and prefill seconds that a request takes."""
+    join_room: jax.Array
+    """float32[2], slots and KV tokens of the decoding GPUs that returning requests leave."""
+    kv_starved: jax.Array
+    """float32, share of the time in which requests wait for KV."""
+    blocked: Wait
+    """a new request's wait for a slot or for KV that mean counts do not show."""
+
+
+@flax.struct.dataclass
+class Decoding:
+    """What decoding does in a tick."""
+
+    prefill_s: jax.Array
+    """float32, GPU seconds spent on prefill."""
+    steps: jax.Array
+    """float32, decode steps per sequence."""
+    completed: jax.Array
+    """float32[F]"""
+    tokens: jax.Array
+    """float32[F]"""
+    alive_s: jax.Array
+    """float32[F], seconds spent decoding, summed over requests."""
+
+
+@flax.struct.dataclass
+class Room:
+    """What newcomers find in a tick."""
+
+    slots: jax.Array
+    """float32, batch slots."""
+    kv: jax.Array
+    """float32, KV tokens."""
+    kv_starved: jax.Array
+    """float32, see ``Admission``."""
+    blocked: Wait
+    """see ``Admission``."""
+
+
+@flax.struct.dataclass
+class Eviction:
+    """Who loses its KV at the end of a tick."""
+
+    count: jax.Array
+    """float32[F]"""
+    context: jax.Array
+    """float32[F], KV tokens that they lose."""
+
+
+@flax.struct.dataclass
+class TickEvents:
+    """What happens in a tick."""
+
+    timing: Timing
+    admission: Admission
+    admitted: jax.Array
+    """float32[F], requests prefilled."""
+    rejected: jax.Array
+    """float32[F], arrivals turned away."""
+    decoding: Decoding
+    evicted: Eviction
+
+
+def empty_tally(queues: Queues) -> Tally:
+    """A tally of zeros in the shape of ``queues``."""
+    vector = jnp.zeros_like(queues.running)
+    zero = vector[0]
+    return Tally(
+        rejected=vector,
+        admitted=vector,
+        completed=vector,
+        prefill_s=vector,
+        streamed_s=vector,
+        residual_s=zero,
+        prefills=empty_prefills(zero),
+        blocked=WaitTally(count=zero, wait_s=zero, wait_s2=zero),
+        decode_s=vector,
+        stall_s2=zero,
+        steps=zero,
+        decode_only_s=zero,
+        preemptions=zero,
+        peak_activation_gib=zero,
+        work_j=zero,
+    )

@@ -1,0 +1,223 @@
+"""One control window of the fast simulator: knobs -> ticks -> what the operator sees.
+
+The knobs are held for the window. Knobs that need a restart (tier, split) start a rolling switch
+that takes one GPU at a time; the rest act at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve.arrays.batching import add_up, batch_last, stage
+from jaxserve.sim.fast.latency import TTFT_EDGES_S, median_itl, tpot_met_share
+from jaxserve.sim.fast.plan import plan_window
+from jaxserve.sim.fast.state import SimState, Slo
+from jaxserve.sim.fast.tick import run_ticks
+from jaxserve.sim.fast.tick_state import TINY, Conditions
+from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.table.lookup import LatencyTable
+from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
+from jaxserve.types import ServeAction, WindowMetrics
+
+
+def advance_window(
+    state: SimState,
+    action: ServeAction,
+    arrivals: Arrivals,
+    *,
+    deployment: Deployment,
+    classes: TrafficClasses,
+    table: LatencyTable,
+    slo: Slo,
+    window_s: float,
+) -> tuple[SimState, WindowMetrics]:
+    """Advances the deployment by one window under clipped knobs ``action``.
+
+    Args:
+      arrivals: counts float32[K, F]; K is the number of ticks.
+      window_s: seconds (static).
+    """
+    state = _start_switch(state, action, deployment)
+    plan = plan_window(state, action, arrivals, deployment, classes, table, window_s)
+    conditions = Conditions(plan, deployment, classes)
+    state, metrics = _run(conditions, slo, state, action, arrivals)
+    return _finish_switch(state, window_s), metrics
+
+
+@batch_last
+def _run(
+    conditions: Conditions, slo: Slo, state: SimState, action: ServeAction, arrivals: Arrivals
+) -> tuple[SimState, WindowMetrics]:
+    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    ticks = len(arrivals.counts)
+    window_s = plan.tick_s * ticks
+    live = jnp.any(arrivals.counts >= 0.0)
+    waiting, queues, tally, first = run_ticks(
+        live, conditions, slo.ttft_s, state.waiting, state.queues, arrivals.counts
+    )
+
+    memory_gib = plan.reserved_gib + tally.peak_activation_gib
+    oom = memory_gib > deployment.device_gib
+    # A split also loses the prefilled requests whose KV waits for a decoding GPU.
+    held = jnp.where(plan.split, queues.preempted, 0.0)
+    lost = jnp.where(oom, queues.running + held, 0.0)
+    queues = dataclasses.replace(
+        queues,
+        running=jnp.where(oom, 0.0, queues.running),
+        context=jnp.where(oom, 0.0, queues.context),
+        preempted=queues.preempted - jnp.where(oom, held, 0.0),
+        **{
+            name: jnp.where(oom & plan.split, 0.0, getattr(queues, name))
+            for name in ("preempted_context", "recompute_context")
+        },
+    )
+    decoded = tally.completed * plan.decode_tokens
+    itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY)
+    overhead_s = plan.kv_transfer_s + plan.short_output_steps * jnp.minimum(itl_s, window_s)
+    decode_s = tally.decode_s + tally.admitted * overhead_s
+    counts = (tally.admitted, tally.completed, first.met, lost)
+    stalls_s = tally.stall_s2 / window_s
+    spread = (plan.acceptance_spread, stalls_s)
+    service = stage(live, _service, classes, slo, state, counts, decoded, decode_s, spread)
+
+    power_w = deployment.idle_w + tally.work_j / (deployment.num_gpus * window_s)
+    energy_j = deployment.num_gpus * window_s * jnp.minimum(power_w, deployment.max_w)
+    accepted = add_up(queues.running * (plan.tokens_per_step - 1.0)) / (
+        jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
+    )
+    metrics = WindowMetrics(
+        arrivals=add_up(arrivals.counts),
+        completed=tally.completed,
+        good=tally.completed * service.met_share,
+        rejected=tally.rejected,
+        lost=lost,
+        waiting=waiting[:, 0] + queues.preempted,
+        running=queues.running,
+        first_tokens=tally.admitted,
+        ttft_met=first.met,
+        ttft_exceeded=first.exceeded,
+        tpot_s=service.tpot_s,
+        itl_s=itl_s,
+        p50_itl_s=stage(live, median_itl, tally, itl_s, plan.prefill_gpus, plan.split),
+        tokens=add_up(decoded + tally.admitted),
+        preemptions=tally.preemptions,
+        memory_gib=memory_gib,
+        energy_j=energy_j,
+        cost_usd=deployment.num_gpus * window_s * deployment.usd_per_gpu_s
+        + energy_j * deployment.usd_per_joule,
+        kv_occupancy=jnp.clip(add_up(queues.context) / plan.kv_tokens, 0.0, 1.0),
+        acceptance=jnp.where(action.speculation_depth > 0, accepted, 0.0),
+        capacity=plan.capacity,
+        oom=oom.astype(jnp.float32),
+        regime=arrivals.regime,
+        tier=state.tier,
+        prefill_gpus=state.prefill_gpus,
+    )
+    state = dataclasses.replace(
+        state,
+        waiting=waiting,
+        queues=queues,
+        ticks=state.ticks + ticks,
+        ttft_met=service.ttft_met,
+        decode_s=service.decode_s,
+        decode_tokens=service.decode_tokens,
+        outage_left_s=jnp.where(
+            oom, deployment.oom_restart_s, jnp.maximum(state.outage_left_s - window_s, 0.0)
+        ),
+    )
+    return state, metrics
+
+
+@flax.struct.dataclass
+class _Service:
+    """Requests in service in a window, those admitted before it and in it; [F, ...]."""
+
+    tpot_s: jax.Array
+    """mean time per output token after the first, s."""
+    met_share: jax.Array
+    """share of the finishing requests that met both objectives."""
+    ttft_met: jax.Array
+    """see ``SimState``; like the next two, of the requests that do not finish."""
+    decode_s: jax.Array
+    decode_tokens: jax.Array
+
+
+def _service(
+    classes: TrafficClasses,
+    slo: Slo,
+    state: SimState,
+    counts: tuple[jax.Array, jax.Array, jax.Array, jax.Array],
+    decoded: jax.Array,
+    decode_s: jax.Array,
+    spread: tuple[jax.Array, jax.Array],
+) -> _Service:
+    admitted, completed, first_met, lost = counts
+    in_service = jnp.maximum(state.queues.running + state.queues.preempted + admitted, TINY)
+    ttft_met = state.ttft_met + first_met
+    decode_s = state.decode_s + decode_s
+    decode_tokens = state.decode_tokens + decoded
+    tpot_s = jnp.where(decode_tokens > 1e-3, decode_s / jnp.maximum(decode_tokens, 1e-3), 0.0)
+    met_share = jnp.clip(ttft_met / in_service, 0.0, 1.0) * tpot_met_share(
+        tpot_s, slo.tpot_s, classes.output_tokens, *spread
+    )
+    stays = jnp.clip((in_service - completed - lost) / in_service, 0.0, 1.0)
+    return _Service(
+        tpot_s=tpot_s,
+        met_share=met_share,
+        ttft_met=ttft_met * stays,
+        decode_s=decode_s * stays,
+        decode_tokens=decode_tokens * stays,
+    )
+
+
+def idle_metrics(class_count: int) -> WindowMetrics:
+    """Metrics of a window in which nothing happened."""
+    zero = jnp.float32(0.0)
+    idle: dict[str, jax.Array] = {name: zero for name in WindowMetrics.__dataclass_fields__}
+    requests = ("arrivals", "completed", "good", "rejected", "lost", "waiting", "running")
+    by_class = (*requests, "first_tokens", "ttft_met", "tpot_s")
+    idle |= dict.fromkeys(by_class, jnp.zeros(class_count))
+    idle |= dict.fromkeys(("regime", "tier", "prefill_gpus"), jnp.int32(0))
+    idle |= {"ttft_exceeded": jnp.zeros(len(TTFT_EDGES_S)), "capacity": jnp.float32(1.0)}
+    return WindowMetrics(**idle)
+
+
+def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) -> SimState:
+    """Begins a rolling switch when the knobs ask for one and none is running."""
+    idle = state.switch_left_s <= 0.0
+    split = jnp.minimum(action.prefill_decode_split, deployment.num_gpus.astype(jnp.int32) - 1)
+    reloads = action.quantization_tier != state.tier
+    re_roled = jnp.abs(split - state.prefill_gpus).astype(jnp.float32)
+    span = jnp.where(reloads, deployment.restart_s * deployment.num_gpus, 0.0)
+    span = jnp.maximum(span, deployment.rerole_s * re_roled)
+    starts = idle & (reloads | (re_roled > 0.0))
+    state = dataclasses.replace(
+        state,
+        target_tier=jnp.where(starts, action.quantization_tier, state.target_tier),
+        target_prefill_gpus=jnp.where(starts, split, state.target_prefill_gpus),
+        switch_left_s=jnp.where(starts, span, state.switch_left_s),
+        switch_span_s=jnp.where(starts, span, state.switch_span_s),
+        switch_reloads=jnp.where(starts, reloads, state.switch_reloads),
+    )
+    # One that takes no time is over before the window begins.
+    return _take_over(state, starts & (span <= 0.0))
+
+
+def _finish_switch(state: SimState, window_s: float) -> SimState:
+    """The new tier and split take over half-way through the switch, when most GPUs have changed."""
+    left = jnp.maximum(state.switch_left_s - window_s, 0.0)
+    state = dataclasses.replace(state, switch_left_s=left)
+    return _take_over(state, left <= 0.5 * state.switch_span_s)
+
+
+def _take_over(state: SimState, now: jax.Array) -> SimState:
+    """Puts the tier and split that the switch leads to in force where ``now`` is true."""
+    return dataclasses.replace(
+        state,
+        tier=jnp.where(now, state.target_tier, state.tier),
+        prefill_gpus=jnp.where(now, state.target_prefill_gpus, state.prefill_gpus),
+    )

@@ -1,0 +1,412 @@
+"""Seconds of one engine iteration, from rooflines fitted to measured kernels.
+
+With m tokens in the iteration, b decoding sequences that read K tokens of KV, and prefill chunks of
+c new tokens after a prefix of p:
+
+    t_iter = host + t_lin(m) + t_head(rows) + t_dec(b, K) + t_pre + t_draft
+    t_lin  = c0 + [(P w / (BW mbw))^p + (2 m P / (F mfu))^p]^(1/p) + elem m + all-reduces
+    t_head = max(2 Ph / (.8 BW), 2 rows Ph / (.6 F))
+    t_dec  = L (ac + [(a0 + a1 b)^q + (kv K / (BW kvbw))^q]^(1/q))
+    t_pre  = L (cp + g sum(c) + 4 d sum(c p + c^2 / 2) / (F f_attn))
+
+P and Ph are body and head parameters, w bytes per weight, L layers, d heads x head_dim, kv bytes
+of K and V per token and layer, BW and F the GPU's peak bandwidth and arithmetic rate, and mbw, mfu,
+kvbw, f_attn the shares of them that kernels reach. Both p-norms smooth the corner of a roofline.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxserve import checks
+from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.types import Tier
+
+# Prefill progresses by at least this share of the token budget per iteration, even where verified
+# tokens would fill the budget; only the aggregate quantity ``prefill_added_s`` needs the floor.
+MIN_CHUNK_SHARE = 1 / 8
+
+
+class IterationTimer(Protocol):
+    """Anything that can say how long one engine iteration takes."""
+
+    def iteration_s(
+        self,
+        *,
+        decode_seqs: int,
+        kv_tokens: float,
+        chunks: tuple[tuple[int, int], ...] = (),
+        speculation_depth: int = 0,
+        tier: int = 0,
+    ) -> float:
+        """Seconds of one iteration; see ``CostModel.iteration_s``."""
+        ...
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Iteration times of one model on one GPU (or one tensor-parallel group), float64 seconds.
+
+    The fields are the reduced constants of the equations above: all bandwidths and rates are
+    already divided out, so every field is a time (or an exponent). Tuples are indexed by tier.
+    """
+
+    gpu: str
+    """name of the GPU whose constants these are."""
+    model: str
+    """name of the model."""
+    tensor_parallel: int
+    """GPUs that share every layer."""
+    layers: int
+    """transformer layers."""
+    host_s: float
+    """seconds per iteration outside the kernels."""
+    linear_constant_s: tuple[float, float, float]
+    """c0 of each tier."""
+    weight_read_s: tuple[float, float, float]
+    """seconds to stream the body's weights, each tier."""
+    linear_s_per_token: tuple[float, float, float]
+    """arithmetic seconds per token in the body, each tier."""
+    linear_p: tuple[float, float, float]
+    """exponent of the linear roofline, each tier."""
+    elementwise_s_per_token: float
+    """norms, rotary embedding and activation of all layers."""
+    allreduce_s: float
+    """seconds of the two collectives of a layer, 0 without tensor parallelism."""
+    allreduce_s_per_token: float
+    """the same, for each token in the iteration."""
+    head_read_s: float
+    """seconds to read the output head, always bf16."""
+    head_s_per_row: float
+    """seconds of the output head for each row of logits."""
+    head_gather_s_per_row: float
+    """seconds to gather each row of logits over the tensor-parallel group."""
+    attention_constant_s: float
+    """fixed seconds of decode attention, per layer."""
+    attention_base_s: float
+    """its scheduling seconds, per layer."""
+    attention_s_per_sequence: float
+    """its scheduling seconds for each sequence, per layer."""
+    kv_read_s_per_token: float
+    """per layer and KV token, decode."""
+    attention_q: float
+    """exponent of the decode attention roofline."""
+    prefill_constant_s: float
+    """per layer, paid once by an iteration with any prefill."""
+    prefill_s_per_token: float
+    """seconds of prefill attention for each query token, per layer."""
+    prefill_s_per_pair: float
+    """seconds for each (query, key) pair, per layer."""
+    draft_fixed_s: float
+    """one draft costs ``draft_fixed_s max(1, depth / draft_flat_depth)``."""
+    draft_flat_depth: float
+    """deepest draft that costs no more than the shallowest."""
+    draft_s_per_token: float
+    """seconds for each token through the draft."""
+    draft_s_per_kv_token: float
+    """seconds for each KV token that the draft reads."""
+
+    @classmethod
+    def of(cls, gpu: Gpu, model: LlmModel, tensor_parallel: int = 1) -> "CostModel":
+        """Cost model of ``model`` on ``tensor_parallel`` GPUs of one kind.
+
+        Weights, arithmetic, heads and vocabulary are divided by the group; every layer then pays
+        two ring all-reduces of one hidden vector per token.
+
+        Raises:
+          InputError: ``tensor_parallel`` does not divide the model's heads.
+        """
+        tp = tensor_parallel
+        if tp < 1 or model.heads % tp:
+            allowed = f"a positive divisor of the {model.heads} heads of {model.name}"
+            checks.refuse("tensor_parallel", tp, allowed)
+        bandwidth, bf16 = gpu.bandwidth_bytes_per_s, gpu.linear[0].flops_per_s
+        # Fewer KV heads than GPUs: each GPU keeps a copy of one head.
+        kv_heads = math.ceil(model.kv_heads / tp)
+        kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
+        attention_width = model.heads * model.head_dim / tp
+        attention, draft = gpu.attention, gpu.draft
+        ring_bytes_share = 2 * (tp - 1) / tp
+        size = model.draft_parameters / _REFERENCE.draft_parameters
+        return cls(
+            gpu=gpu.name,
+            model=model.name,
+            tensor_parallel=tp,
+            layers=model.layers,
+            host_s=gpu.host_s,
+            linear_constant_s=_tiers(f.layer_constant_s * model.layers for f in gpu.linear),
+            weight_read_s=_tiers(
+                model.body_parameters * f.weight_bytes / tp / (bandwidth * f.bandwidth_efficiency)
+                for f in gpu.linear
+            ),
+            linear_s_per_token=_tiers(
+                2 * model.body_parameters / tp / (f.flops_per_s * f.flops_efficiency)
+                for f in gpu.linear
+            ),
+            linear_p=_tiers(f.p_norm for f in gpu.linear),
+            elementwise_s_per_token=gpu.elementwise_s_per_token
+            * model.elementwise_bytes_per_token(tp)
+            / _REFERENCE.elementwise_bytes_per_token(),
+            allreduce_s=2 * model.layers * gpu.link_latency_s if tp > 1 else 0.0,
+            allreduce_s_per_token=2
+            * model.layers
+            * ring_bytes_share
+            * (2 * model.hidden)
+            / gpu.link_bytes_per_s,
+            head_read_s=2
+            * model.head_parameters
+            / tp
+            / (bandwidth * gpu.head_bandwidth_efficiency),
+            head_s_per_row=2 * model.head_parameters / tp / (bf16 * gpu.head_flops_efficiency),
+            head_gather_s_per_row=(tp - 1) / tp * 2 * model.vocab / gpu.link_bytes_per_s,
+            attention_constant_s=attention.constant_s,
+            attention_base_s=attention.base_s,
+            attention_s_per_sequence=attention.per_sequence_s * kv_heads / _REFERENCE.kv_heads,
+            kv_read_s_per_token=kv_bytes / (bandwidth * attention.bandwidth_efficiency),
+            attention_q=attention.q_norm,
+            prefill_constant_s=attention.prefill_constant_s,
+            prefill_s_per_token=attention.prefill_per_token_s
+            * attention_width
+            / (_REFERENCE.heads * _REFERENCE.head_dim),
+            prefill_s_per_pair=4 * attention_width / (bf16 * attention.prefill_flops_efficiency),
+            # Launch-bound until the weights of a larger draft take longer to read.
+            draft_fixed_s=draft.fixed_s * max(1.0, size / tp),
+            draft_flat_depth=draft.flat_depth,
+            draft_s_per_token=draft.per_token_s * size / tp,
+            draft_s_per_kv_token=draft.per_kv_token_s
+            * kv_bytes
+            / _REFERENCE.kv_bytes_per_token_layer,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form that ``from_dict`` reads back exactly."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> "CostModel":
+        """Inverse of ``to_dict``, also after a round trip through JSON.
+
+        Raises:
+          InputError: a field is missing, unknown, or not a finite non-negative number; an exponent
+            or the draft's depth is 0.
+        """
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        fields = checks.JsonObject(data, "cost_model", kinds)
+        values: dict[str, Any] = {}
+        for name, kind in kinds.items():
+            if kind is str:
+                values[name] = fields.text(name)
+            elif kind is int:
+                values[name] = fields.whole(name, 1)
+            elif kind is float:
+                values[name] = fields.number(name, 0)
+            else:
+                values[name] = fields.numbers(name, len(Tier), 0)
+        for name in _DIVISORS:
+            if 0 in np.ravel(values[name]):
+                checks.refuse(fields.name(name), values[name], "above 0")
+        return cls(**values)
+
+    def linear_s(self, tokens: ArrayLike, tier: int = 0) -> np.ndarray:
+        """t_lin of ``tokens`` (any shape) in the body, with elementwise kernels and all-reduces."""
+        tokens = np.asarray(tokens, np.float64)
+        p = self.linear_p[tier]
+        arithmetic_s = self.linear_s_per_token[tier] * tokens
+        roofline_s = (self.weight_read_s[tier] ** p + arithmetic_s**p) ** (1 / p)
+        per_token_s = self.elementwise_s_per_token + self.allreduce_s_per_token
+        return self.linear_constant_s[tier] + roofline_s + self.allreduce_s + per_token_s * tokens
+
+    def head_s(self, rows: ArrayLike) -> np.ndarray:
+        """t_head: logits of ``rows`` tokens (any shape)."""
+        rows = np.asarray(rows, np.float64)
+        return np.maximum(self.head_read_s, self.head_s_per_row * rows) + (
+            self.head_gather_s_per_row * rows
+        )
+
+    def decode_attention_s(self, seqs: ArrayLike, kv_tokens: ArrayLike) -> np.ndarray:
+        """t_dec of ``seqs`` sequences that hold ``kv_tokens`` in all; 0 where there are none.
+
+        A verify step reads the same KV once: its depth + 1 queries per sequence are rows of one
+        attention tile, so neither term depends on the depth.
+        """
+        seqs, kv_tokens = np.asarray(seqs, np.float64), np.asarray(kv_tokens, np.float64)
+        q = self.attention_q
+        schedule_s = self.attention_base_s + self.attention_s_per_sequence * seqs
+        kernel_s = (schedule_s**q + (self.kv_read_s_per_token * kv_tokens) ** q) ** (1 / q)
+        return np.where(seqs > 0, self.layers * (self.attention_constant_s + kernel_s), 0.0)
+
+    def prefill_attention_s(self, chunk: ArrayLike, prefix: ArrayLike) -> np.ndarray:
+        """Part of t_pre that one chunk adds: causal among itself, full over its prefix."""
+        chunk, prefix = np.asarray(chunk, np.float64), np.asarray(prefix, np.float64)
+        pairs = chunk * prefix + chunk * chunk / 2
+        return self.layers * (self.prefill_s_per_token * chunk + self.prefill_s_per_pair * pairs)
+
+    def draft_s(
+        self,
+        depth: ArrayLike,
+        seqs: ArrayLike,
+        kv_tokens: ArrayLike,
+        prompt_tokens: ArrayLike = 0.0,
+    ) -> np.ndarray:
+        """EAGLE draft of ``depth`` tokens per sequence; 0 at depth 0.
+
+        Every verified or prefilled token runs through the draft's one layer. The fixed part was
+        measured as one constant for the depths in use; deeper drafts are extrapolated by their
+        sequential passes, which can not be free.
+        """
+        depth = np.asarray(depth, np.float64)
+        tokens = np.asarray(seqs, np.float64) * (depth + 1) + np.asarray(prompt_tokens, np.float64)
+        draft_s = (
+            self.draft_fixed_s * np.maximum(1.0, depth / self.draft_flat_depth)
+            + self.draft_s_per_token * tokens
+            + self.draft_s_per_kv_token * np.asarray(kv_tokens, np.float64)
+        )
+        return np.where((depth > 0) & (tokens > 0), draft_s, 0.0)
+
+    def iteration_s(
+        self,
+        *,
+        decode_seqs: int,
+        kv_tokens: float,
+        chunks: tuple[tuple[int, int], ...] = (),
+        speculation_depth: int = 0,
+        tier: int = 0,
+    ) -> float:
+        """Seconds of one iteration; 0 for an iteration without work.
+
+        The sum of the methods of single kernels, written out in plain floats: the reference
+        simulator asks for every iteration, and NumPy scalars would take most of its time.
+
+        Args:
+          decode_seqs: decoding sequences; each verifies ``speculation_depth`` + 1 tokens.
+          kv_tokens: KV tokens that the decoding sequences read, all together.
+          chunks: prefill chunks as (new tokens, prefix tokens).
+          speculation_depth: drafted tokens per sequence.
+          tier: quantisation tier of the weights.
+        """
+        decode_tokens = decode_seqs * (speculation_depth + 1)
+        prompt_tokens, pairs = 0, 0.0
+        for chunk, prefix in chunks:
+            prompt_tokens += chunk
+            pairs += chunk * (prefix + 0.5 * chunk)
+        tokens = decode_tokens + prompt_tokens
+        if not tokens:
+            return 0.0
+        p = self.linear_p[tier]
+        arithmetic_s = self.linear_s_per_token[tier] * tokens
+        rows = decode_tokens + len(chunks)
+        head_s = self.head_s_per_row * rows
+        total_s = (
+            self.host_s
+            + self.linear_constant_s[tier]
+            + (self.weight_read_s[tier] ** p + arithmetic_s**p) ** (1 / p)
+            + self.allreduce_s
+            + (self.elementwise_s_per_token + self.allreduce_s_per_token) * tokens
+            + (head_s if head_s > self.head_read_s else self.head_read_s)
+            + self.head_gather_s_per_row * rows
+        )
+        if decode_seqs:
+            q = self.attention_q
+            schedule_s = self.attention_base_s + self.attention_s_per_sequence * decode_seqs
+            read_s = self.kv_read_s_per_token * kv_tokens
+            total_s += self.layers * (
+                self.attention_constant_s + (schedule_s**q + read_s**q) ** (1 / q)
+            )
+        if prompt_tokens:
+            total_s += self.layers * (
+                self.prefill_constant_s
+                + self.prefill_s_per_token * prompt_tokens
+                + self.prefill_s_per_pair * pairs
+            )
+        if speculation_depth:
+            passes = speculation_depth / self.draft_flat_depth
+            total_s += (
+                self.draft_fixed_s * (passes if passes > 1.0 else 1.0)
+                + self.draft_s_per_token * tokens
+                + self.draft_s_per_kv_token * kv_tokens
+            )
+        return total_s
+
+    def decode_s(
+        self, batch: ArrayLike, context: ArrayLike, depth: ArrayLike = 0, tier: int = 0
+    ) -> np.ndarray:
+        """A pure decode iteration of ``batch`` sequences with mean ``context`` KV tokens each."""
+        batch, depth = np.asarray(batch, np.float64), np.asarray(depth, np.float64)
+        tokens, kv_tokens = batch * (depth + 1), batch * np.asarray(context, np.float64)
+        total_s = (
+            self.host_s
+            + self.linear_s(tokens, tier)
+            + self.head_s(tokens)
+            + self.decode_attention_s(batch, kv_tokens)
+            + self.draft_s(depth, batch, kv_tokens)
+        )
+        return np.where(batch > 0, total_s, 0.0)
+
+    def prefill_alone_s(
+        self,
+        prompt_tokens: ArrayLike,
+        tier: int = 0,
+        token_budget: int = 2048,
+        depth: ArrayLike = 0,
+    ) -> np.ndarray:
+        """Prefill of one prompt on an idle engine, in chunks of at most ``token_budget`` tokens."""
+        return self.prefill_added_s(0, prompt_tokens, depth, tier, token_budget)
+
+    def prefill_added_s(
+        self,
+        batch: ArrayLike,
+        prompt_tokens: ArrayLike,
+        depth: ArrayLike = 0,
+        tier: int = 0,
+        token_budget: int = 2048,
+    ) -> np.ndarray:
+        """Seconds that prefilling one prompt adds to the iterations of a decoding batch.
+
+        The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
+        decoding. The batch's context cancels. A chunk gets what the verified tokens leave of the
+        budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments broadcast.
+        """
+        batch, prompt_tokens, depth = np.broadcast_arrays(
+            *(np.asarray(x, np.float64) for x in (batch, prompt_tokens, depth))
+        )
+        decode_tokens = batch * (depth + 1)
+        chunk = np.maximum(token_budget - decode_tokens, MIN_CHUNK_SHARE * token_budget)
+        chunk = np.minimum(chunk, prompt_tokens)
+        iterations = np.ceil(prompt_tokens / np.maximum(chunk, 1.0))
+        last = prompt_tokens - (iterations - 1) * chunk
+
+        # Without a batch the whole iteration is due to the prompt, drafting included.
+        fixed_draft_s = self.draft_fixed_s * np.maximum(1.0, depth / self.draft_flat_depth)
+        alone_s = self.host_s + np.where(depth > 0, fixed_draft_s, 0.0)
+        base_s = np.where(
+            batch > 0, self.linear_s(decode_tokens, tier) + self.head_s(decode_tokens), -alone_s
+        )
+
+        def added_s(new_tokens: np.ndarray) -> np.ndarray:
+            tokens = decode_tokens + new_tokens
+            return self.linear_s(tokens, tier) + self.head_s(decode_tokens + 1) - base_s
+
+        draft_s = np.where(depth > 0, self.draft_s_per_token * prompt_tokens, 0.0)
+        return (
+            np.maximum(iterations - 1, 0) * added_s(chunk)
+            + np.where(prompt_tokens > 0, added_s(last), 0.0)
+            + self.layers * self.prefill_constant_s * iterations
+            + self.prefill_attention_s(prompt_tokens, 0)
+            + draft_s
+        )
+
+
+_DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
+
+# Architecture that attention, elementwise and draft constants were measured with.
+_REFERENCE = LlmModel("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256)
+
+
+def _tiers(values: Any) -> tuple[float, float, float]:
+    """Three per-tier numbers as a tuple."""
+    fp16, int8, int4 = values
+    return fp16, int8, int4

@@ -1,0 +1,161 @@
+"""The machine under the scheduler: GPUs, memory, delays and prices of one deployment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+
+from jaxserve import checks
+from jaxserve.sim.machine.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, iteration_flops
+from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel
+from jaxserve.sim.machine.memory import (
+    activation_bytes,
+    draft_bytes,
+    kv_bytes_per_token,
+    kv_pool_bytes,
+    weights_bytes,
+)
+from jaxserve.types import Tier
+
+MAX_GPUS = 8
+
+
+@flax.struct.dataclass
+class Deployment:
+    """``num_gpus`` identical replicas of one model. Leaves may be stacked under vmap.
+
+    Arrays indexed ``[tier]`` have length 3 (FP16, INT8, INT4), ``[tier, drafting]`` shape (3, 2)
+    with drafting = 1 when a draft model is resident.
+    """
+
+    num_gpus: jax.Array
+    """float32, GPUs (tensor-parallel groups count as one), 1..8."""
+    token_budget: jax.Array
+    """float32, tokens one iteration may process (chunked prefill), tokens."""
+    queue_capacity: jax.Array
+    """float32, requests that may wait; more are rejected."""
+    weights_gib: jax.Array
+    """float32[3], weights of one GPU, GiB."""
+    draft_gib: jax.Array
+    """float32, draft model, GiB."""
+    kv_pool_gib: jax.Array
+    """float32[3, 2], memory left for KV at fraction 1, GiB."""
+    kv_pool_tokens: jax.Array
+    """float32[3, 2], the same in tokens."""
+    activation_base_gib: jax.Array
+    """float32, workspace that does not depend on the iteration, GiB."""
+    activation_gib_per_token: jax.Array
+    """float32, activations per token in the iteration, GiB."""
+    logits_gib_per_row: jax.Array
+    """float32, sampling buffers per verified position, GiB."""
+    device_gib: jax.Array
+    """float32, memory of the device; more is an out-of-memory restart, GiB."""
+    restart_s: jax.Array
+    """float32, seconds one GPU is away to reload weights."""
+    rerole_s: jax.Array
+    """float32, seconds one GPU is away to change between prefill and decode."""
+    oom_restart_s: jax.Array
+    """float32, seconds all GPUs are away after an out-of-memory crash."""
+    kv_transfer_s_per_token: jax.Array
+    """float32, seconds to move one token's KV between pools."""
+    frontend_s: jax.Array
+    """float32, mean front-end delay that is part of TTFT, s."""
+    frontend_tail_s: jax.Array
+    """float32, scale of its exponential tail, s."""
+    idle_w: jax.Array
+    """float32, power of an idle GPU, W."""
+    max_w: jax.Array
+    """float32, power limit of a GPU, W."""
+    joule_per_token: jax.Array
+    """float32[3], arithmetic energy of one token through the linear layers at each tier, J."""
+    joule_per_weight_pass: jax.Array
+    """float32[3], energy of streaming the weights once at each tier, J."""
+    joule_per_kv_token: jax.Array
+    """float32, energy of reading one token's KV, J."""
+    usd_per_gpu_s: jax.Array
+    """float32, US dollars per GPU second."""
+    usd_per_joule: jax.Array
+    """float32, US dollars per joule of electricity."""
+
+
+@dataclass(frozen=True)
+class DeploymentSettings:
+    """What an operator chooses once. Delays in seconds."""
+
+    num_gpus: int = 1
+    tensor_parallel: int = 1
+    queue_capacity: int = 512
+    memory_utilization: float = EngineSettings.memory_utilization
+    token_budget: int | None = None
+    """tokens one iteration may process; None for those of the latency table."""
+    restart_s: float = 4.0
+    rerole_s: float = 3.0
+    oom_restart_s: float = 8.0
+    frontend_s: float = 0.010
+    frontend_tail_s: float = 0.008
+
+    def __post_init__(self) -> None:
+        checks.whole("num_gpus", self.num_gpus, 1, MAX_GPUS)
+
+
+def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) -> Deployment:
+    """Resolves hardware, model and settings into the constants of the simulators.
+
+    With tensor parallelism a replica is a group of GPUs: memory is that of one member, power and
+    price those of the group.
+
+    Raises:
+      InputError: the model does not fit.
+    """
+    tp = settings.tensor_parallel
+    engine = replace(
+        EngineSettings(),
+        memory_utilization=settings.memory_utilization,
+        token_budget=settings.token_budget or EngineSettings.token_budget,
+    )
+
+    def vector(values: object) -> jax.Array:
+        return jnp.asarray(values, jnp.float32)
+
+    pool = [
+        [kv_pool_bytes(gpu, model, tier, drafting, tp, engine) for drafting in (False, True)]
+        for tier in Tier
+    ]
+    tokens = [
+        [
+            pool[tier][drafting] / kv_bytes_per_token(model, drafting, tp)
+            for drafting in (False, True)
+        ]
+        for tier in Tier
+    ]
+    flop = [iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier]
+    weight_bytes = [model.body_parameters * fit.weight_bytes for fit in gpu.linear]
+    return Deployment(
+        num_gpus=vector(settings.num_gpus),
+        token_budget=vector(engine.token_budget),
+        queue_capacity=vector(settings.queue_capacity),
+        weights_gib=vector([weights_bytes(model, tier, tp) / GIB for tier in Tier]),
+        draft_gib=vector(draft_bytes(model, tp) / GIB),
+        kv_pool_gib=vector(pool) / GIB,
+        kv_pool_tokens=vector(tokens),
+        activation_base_gib=vector(engine.runtime_bytes / GIB),
+        activation_gib_per_token=vector(activation_bytes(model, 1, 0, tp) / GIB),
+        logits_gib_per_row=vector(activation_bytes(model, 0, 1, tp) / GIB),
+        device_gib=vector(gpu.memory_bytes / GIB),
+        restart_s=vector(settings.restart_s),
+        rerole_s=vector(settings.rerole_s),
+        oom_restart_s=vector(settings.oom_restart_s),
+        kv_transfer_s_per_token=vector(model.kv_bytes_per_token / gpu.link_bytes_per_s),
+        frontend_s=vector(settings.frontend_s),
+        frontend_tail_s=vector(settings.frontend_tail_s),
+        idle_w=vector(gpu.idle_w * tp),
+        max_w=vector(gpu.max_w * tp),
+        joule_per_token=vector(flop) * gpu.joules_per_flop,
+        joule_per_weight_pass=vector(weight_bytes) * gpu.joules_per_byte,
+        joule_per_kv_token=vector(model.kv_bytes_per_token * gpu.joules_per_byte),
+        usd_per_gpu_s=vector(gpu.price_usd_per_hour * tp / SECONDS_PER_HOUR),
+        usd_per_joule=vector(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
+    )

@@ -1,0 +1,290 @@
+"""GPUs, models and engine settings: the facts that every time, byte and joule is computed from.
+
+``load_gpu`` and ``load_model`` read ``data/hardware/<name>.json`` and ``data/models/<name>.json``.
+Each group of constants in those files names its ``source``; what is an assumption says so there. A
+GPU of the user's own is a file that says in what it differs from one of them.
+"""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from jaxserve import checks
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import data_dir, load_json, read_json
+from jaxserve.errors import InputError
+from jaxserve.types import Tier
+
+GIB = 2**30
+
+_WORDS = ("base", "description", "source")
+"""What a GPU file may say beside constants."""
+_MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s")
+
+
+@dataclass(frozen=True)
+class LinearFit:
+    """Roofline fit of the linear layers in one number format."""
+
+    weight_bytes: float
+    """bytes that one parameter occupies in the weight stream."""
+    flops_per_s: float
+    """peak arithmetic rate in this format, FLOP/s."""
+    bandwidth_efficiency: float
+    """reached share of the GPU's memory bandwidth."""
+    flops_efficiency: float
+    """reached share of ``flops_per_s``."""
+    p_norm: float
+    """exponent that joins the memory and the compute side; large means a sharp roofline."""
+    layer_constant_s: float
+    """fixed seconds per layer, to dequantise weights or quantise activations."""
+
+
+@dataclass(frozen=True)
+class AttentionFit:
+    """Fit of the attention kernels, per layer of Llama-3.1-8B (32 heads, 8 KV heads)."""
+
+    constant_s: float
+    """fixed seconds of a decode kernel."""
+    base_s: float
+    """scheduling seconds, joined with the KV read by ``q_norm``."""
+    per_sequence_s: float
+    """the same for each sequence."""
+    bandwidth_efficiency: float
+    """reached share of memory bandwidth while reading KV."""
+    q_norm: float
+    """exponent that joins the two."""
+    prefill_constant_s: float
+    """fixed seconds of a prefill kernel."""
+    prefill_per_token_s: float
+    """seconds per query token besides its pairs: reading q, k, v, writing the output, and the
+    masked half of the diagonal tiles."""
+    prefill_flops_efficiency: float
+    """reached share of the bf16 arithmetic rate over attended pairs."""
+
+
+@dataclass(frozen=True)
+class DraftFit:
+    """Fit of an EAGLE draft for Llama-3.1-8B."""
+
+    fixed_s: float
+    """seconds of one draft, measured as the same at every depth up to ``flat_depth``."""
+    flat_depth: float
+    """deepest draft measured; beyond it each further sequential pass costs its share."""
+    per_token_s: float
+    """seconds per verified token."""
+    per_kv_token_s: float
+    """seconds per KV token held by the drafting sequences."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One accelerator."""
+
+    name: str
+    """file name of its data."""
+    memory_bytes: float
+    """device memory that a process can see, bytes."""
+    bandwidth_bytes_per_s: float
+    """peak memory bandwidth."""
+    linear: tuple[LinearFit, LinearFit, LinearFit]
+    """fits by tier, see ``jaxserve.types.Tier``."""
+    head_bandwidth_efficiency: float
+    """reached share of memory bandwidth in the output head (bf16)."""
+    head_flops_efficiency: float
+    """reached share of the arithmetic rate there."""
+    attention: AttentionFit
+    """fit of the attention kernels."""
+    draft: DraftFit
+    """fit of the EAGLE draft."""
+    host_s: float
+    """seconds per iteration outside the kernels (scheduler, launch, sampling)."""
+    elementwise_s_per_token: float
+    """norms, rotary embedding, activation, per token of Llama-3.1-8B."""
+    link_bytes_per_s: float
+    """GPU-to-GPU link, one direction, bytes per second."""
+    link_latency_s: float
+    """seconds of a collective that moves nothing."""
+    idle_w: float
+    """power of an idle GPU, W."""
+    joules_per_flop: float
+    """energy of the arithmetic."""
+    joules_per_byte: float
+    """energy of the memory traffic."""
+    max_w: float
+    """power limit, W."""
+    price_usd_per_hour: float
+    """rent of one GPU."""
+    electricity_usd_per_kwh: float
+    """price of energy, cooling included."""
+
+
+@dataclass(frozen=True)
+class LlmModel:
+    """Dense decoder-only transformer with a gated MLP and grouped-query attention."""
+
+    name: str
+    """file name of its data."""
+    layers: int
+    """transformer layers."""
+    hidden: int
+    """width of the residual stream."""
+    heads: int
+    """query heads."""
+    kv_heads: int
+    """key and value heads."""
+    head_dim: int
+    """width of one head."""
+    intermediate: int
+    """width of the gated MLP."""
+    vocab: int
+    """tokens in the vocabulary."""
+    tied_embeddings: bool = False
+    """the output head shares the embedding matrix."""
+
+    @property
+    def layer_parameters(self) -> int:
+        """Matrix parameters of one layer: q, k, v, o projections and the three MLP matrices."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def body_parameters(self) -> int:
+        """Matrix parameters of all layers, without embedding and head."""
+        return self.layers * self.layer_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """Parameters of the output head."""
+        return self.hidden * self.vocab
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of the input embedding that the head does not share."""
+        return 0 if self.tied_embeddings else self.hidden * self.vocab
+
+    @property
+    def draft_parameters(self) -> int:
+        """Parameters of an EAGLE draft: one layer, and the fusion of two vectors into one."""
+        return self.layer_parameters + 2 * self.hidden**2
+
+    def elementwise_bytes_per_token(self, tensor_parallel: int = 1) -> float:
+        """Memory traffic on one GPU of the kernels between the matrix products.
+
+        Per layer: two norms with residual add (8 hidden vectors, on every GPU), gated activation
+        (3 intermediate vectors) and rotary embedding with the KV write (2 passes over q, k, v).
+        """
+        qkv = (self.heads + 2 * self.kv_heads) * self.head_dim
+        shared = (3 * self.intermediate + 2 * qkv) / tensor_parallel
+        return 2 * self.layers * (8 * self.hidden + shared)
+
+    @property
+    def kv_bytes_per_token_layer(self) -> int:
+        """Bytes of keys and values of one token in one layer, bf16."""
+        return 2 * self.kv_heads * self.head_dim * 2
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values of one token in all layers, bf16."""
+        return self.layers * self.kv_bytes_per_token_layer
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Engine defaults that memory and scheduling share."""
+
+    token_budget: int = 2048
+    """tokens that one iteration may schedule (chunked prefill)."""
+    max_sequences: int = 512
+    """largest batch cap; also what the nominal logits buffer is sized for."""
+    memory_utilization: float = 0.92
+    """share of device memory that the engine plans with."""
+    runtime_bytes: float = 0.6 * GIB
+    """CUDA context, communication buffers and graphs."""
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Names that ``load_gpu`` accepts."""
+    return tuple(sorted(path.stem for path in (data_dir() / "hardware").glob("*.json")))
+
+
+def model_names() -> tuple[str, ...]:
+    """Names that ``load_model`` accepts."""
+    return tuple(sorted(path.stem for path in (data_dir() / "models").glob("*.json")))
+
+
+def load_gpu(name: str) -> Gpu:
+    """GPU ``name`` from ``data/hardware``, or from a file of the user's own by its path.
+
+    Such a file names the GPU it is like as ``base`` and has the constants in which it differs.
+
+    Raises:
+      InputError: unknown name, or a constant in the file is missing, unknown or not a positive
+        number.
+    """
+    if name in gpu_names():
+        where = f"hardware/{name}.json"
+        data = JsonObject(load_json(where), where)
+    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
+        data = _own_gpu(Path(name))
+        name = Path(name).stem
+    else:
+        checks.refuse("gpu", name, f"one of {', '.join(gpu_names())} or the path of a JSON file")
+    linear = data.inside("linear")
+    values: dict[str, Any] = {
+        "name": name,
+        "linear": tuple(_block(LinearFit, linear, tier.name.lower()) for tier in Tier),
+        "attention": _block(AttentionFit, data, "attention"),
+        "draft": _block(DraftFit, data, "draft"),
+    }
+    groups = ("memory", "head", "iteration", "link", "power", "price")
+    flat = {key: group for group in map(data.inside, groups) for key in group}
+    for field in fields(Gpu):
+        if field.name not in values:
+            values[field.name] = _constant(flat.get(field.name, data), field.name)
+    return Gpu(**values)
+
+
+def load_model(name: str) -> LlmModel:
+    """Model ``name`` from ``data/models``.
+
+    Raises:
+      InputError: unknown name, or a size in the file is missing or not positive.
+    """
+    where = f"models/{checks.one_of('model', name, model_names())}.json"
+    sizes = JsonObject(load_json(where), where).inside("architecture")
+    values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
+    for field in fields(LlmModel):
+        if field.name not in values:
+            values[field.name] = sizes.whole(field.name, 1)
+    return LlmModel(**values)
+
+
+def _own_gpu(path: Path) -> JsonObject:
+    """Constants of the GPU in a file of the user's own."""
+    where = f"GPU file {path.name}"
+    own = JsonObject(read_json(path, where), where)
+    if path.stem in gpu_names():
+        raise InputError(f"{where} has the name of a packaged GPU; give it a name of its own")
+    base = own.one_of("base", gpu_names())
+    return JsonObject(_merged(load_json(f"hardware/{base}.json"), own), where)
+
+
+def _merged(base: dict[str, Any], own: JsonObject) -> dict[str, Any]:
+    """``base`` with the constants of ``own``, group by group."""
+    merged = dict(base)
+    for key, value in JsonObject(own, own.where, {*base, *_WORDS}).items():
+        nested = isinstance(base.get(key), dict)
+        merged[key] = _merged(base[key], own.inside(key)) if nested else value
+    return merged
+
+
+def _block(kind: Any, data: JsonObject, name: str) -> Any:
+    """Dataclass ``kind`` from the group ``name`` of a data file."""
+    group = data.inside(name)
+    return kind(**{field.name: _constant(group, field.name) for field in fields(kind)})
+
+
+def _constant(group: JsonObject, key: str) -> float:
+    """Positive number ``key``; only fixed costs may be zero."""
+    return group.number(key, 0) if key in _MAY_BE_ZERO else group.positive(key)

@@ -1,0 +1,131 @@
+"""Bytes on one GPU: weights, draft, activations and the KV pool that the rest leaves.
+
+Everything is per GPU of a tensor-parallel group. The functions are plain arithmetic, so token
+counts and KV fractions may be numbers, NumPy arrays or JAX arrays.
+"""
+
+import math
+from typing import Any
+
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
+
+BYTES_PER_PARAMETER = (2.0, 1.0, 0.5 + 2 / 128)
+"""Stored bytes per body parameter by tier; INT4 keeps one bf16 scale per group of 128."""
+
+BF16_BYTES = 2
+LOGITS_BYTES = 2 * 4
+"""Bytes per logit: the float32 logits and the float32 probabilities of the sampler."""
+
+BLOCK_SLACK_TOKENS = 8.0
+"""KV tokens that a sequence holds and does not fill: half of a 16-token block on average."""
+
+DEFAULT_ENGINE = EngineSettings()
+
+
+def weights_bytes(model: LlmModel, tier: int, tensor_parallel: int = 1) -> float:
+    """Weights on one GPU: the body in the tier's format, embedding and head always in bf16."""
+    body = model.body_parameters * BYTES_PER_PARAMETER[tier]
+    outer = (model.embedding_parameters + model.head_parameters) * BF16_BYTES
+    return (body + outer) / tensor_parallel
+
+
+def draft_bytes(model: LlmModel, tensor_parallel: int = 1) -> float:
+    """Weights of an EAGLE draft, which shares the target's embedding and head."""
+    return model.draft_parameters * BF16_BYTES / tensor_parallel
+
+
+def activation_bytes(
+    model: LlmModel, tokens_in_iteration: Any, logits_rows: Any, tensor_parallel: int = 1
+) -> Any:
+    """Peak activations of one iteration.
+
+    Per token the gated MLP holds three intermediate vectors while two residual and two normalised
+    hidden vectors live; q, k and v are held in attention. Each row of logits is held twice in
+    float32, for logits and probabilities. A verify step has batch x (depth + 1) rows.
+    """
+    qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
+    per_token = 4 * model.hidden + (3 * model.intermediate + qkv) / tensor_parallel
+    return tokens_in_iteration * (per_token * BF16_BYTES) + logits_rows * model.vocab * LOGITS_BYTES
+
+
+def kv_bytes_per_token(model: LlmModel, speculating: bool, tensor_parallel: int = 1) -> float:
+    """KV bytes of one token on one GPU; a speculating engine also keeps its draft's one layer."""
+    heads_share = math.ceil(model.kv_heads / tensor_parallel) / model.kv_heads
+    layers = model.layers + (1 if speculating else 0)
+    return layers * model.kv_bytes_per_token_layer * heads_share
+
+
+def kv_pool_bytes(
+    gpu: Gpu,
+    model: LlmModel,
+    tier: int,
+    speculating: bool,
+    tensor_parallel: int = 1,
+    engine: EngineSettings = DEFAULT_ENGINE,
+) -> float:
+    """Bytes for KV at fraction 1: planned memory less weights, draft, runtime and activations.
+
+    The engine plans with a profiling run of a full chunk and one row of logits per sequence, as
+    serving engines do; verifying drafts at a large batch needs more than that.
+
+    Raises:
+      InputError: nothing is left, so the model does not fit.
+    """
+    nominal = activation_bytes(model, engine.token_budget, engine.max_sequences, tensor_parallel)
+    left = (
+        gpu.memory_bytes * engine.memory_utilization
+        - engine.runtime_bytes
+        - weights_bytes(model, tier, tensor_parallel)
+        - nominal
+        - (draft_bytes(model, tensor_parallel) if speculating else 0.0)
+    )
+    if left <= 0:
+        raise InputError(
+            f"model {model.name} does not fit on {tensor_parallel} x {gpu.name} in tier {tier}; "
+            "a larger tensor_parallel, a larger GPU or a smaller tier is required"
+        )
+    return left
+
+
+def kv_capacity_tokens(
+    gpu: Gpu,
+    model: LlmModel,
+    tier: int,
+    kv_fraction: Any,
+    speculating: bool,
+    tensor_parallel: int = 1,
+) -> Any:
+    """Tokens of KV that the share ``kv_fraction`` of the pool holds.
+
+    Raises:
+      InputError: the model does not fit.
+    """
+    pool = kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
+    return kv_fraction * (pool / kv_bytes_per_token(model, speculating, tensor_parallel))
+
+
+def memory_used_bytes(
+    gpu: Gpu,
+    model: LlmModel,
+    tier: int,
+    kv_fraction: Any,
+    speculating: bool,
+    tokens_in_iteration: Any,
+    logits_rows: Any,
+    tensor_parallel: int = 1,
+) -> Any:
+    """Bytes in use during an iteration; more than ``gpu.memory_bytes`` is an out-of-memory restart.
+
+    The KV pool counts as a whole because the engine reserves it.
+
+    Raises:
+      InputError: the model does not fit.
+    """
+    return (
+        weights_bytes(model, tier, tensor_parallel)
+        + DEFAULT_ENGINE.runtime_bytes
+        + (draft_bytes(model, tensor_parallel) if speculating else 0.0)
+        + kv_fraction * kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
+        + activation_bytes(model, tokens_in_iteration, logits_rows, tensor_parallel)
+    )

@@ -1,0 +1,1 @@
+"""Latency tables: built from a cost model, fitted to a load test, kept in a file, looked up."""

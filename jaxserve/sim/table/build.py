@@ -1,0 +1,189 @@
+"""Fills the grid of a latency table from a cost model."""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve import checks
+from jaxserve.datafiles import data_dir
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.energy import dollars, energy_j, iteration_bytes, iteration_flops
+from jaxserve.sim.machine.hardware import (
+    GIB,
+    EngineSettings,
+    Gpu,
+    LlmModel,
+    gpu_names,
+    load_gpu,
+    load_model,
+)
+from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
+from jaxserve.sim.table.file import (
+    LOAD_TEST_COLUMNS,
+    PRIMITIVE_COLUMNS,
+    TOKEN_BUDGETS,
+    TableFile,
+    TableMetadata,
+    write_table_file,
+)
+from jaxserve.sim.table.grid import (
+    BATCH_SIZES,
+    GRID_SHAPE,
+    KV_BUDGETS,
+    PROMPT_LENGTHS,
+    QUANT_TIERS,
+    SPEC_LENGTHS,
+)
+
+OUTPUT_TOKENS = 256
+"""Output length of the closed-loop columns."""
+
+ACCEPTANCE = "sharegpt/eagle"
+"""Draft-acceptance profile of the closed-loop columns."""
+
+BUILT_IN = (
+    ("llama-3.1-8b", "a100-sxm-40gb", 1),
+    ("llama-3.1-8b", "a100-sxm-80gb", 1),
+    ("llama-3.1-8b", "h100-sxm-80gb", 1),
+    ("llama-3.1-8b", "h200-sxm-141gb", 1),
+    ("llama-3.1-8b", "l40s-48gb", 1),
+    ("llama-3.1-70b", "h100-sxm-80gb", 4),
+    ("qwen2.5-32b", "h100-sxm-80gb", 2),
+)
+"""Model, GPU and tensor parallelism of the tables that come with the package."""
+
+_KERNEL_SOURCE = "cost model from measured kernels; sources in the data files of GPU and model"
+
+
+def build(
+    gpu_name: str,
+    model_name: str,
+    *,
+    tensor_parallel: int = 1,
+    token_budget: int = EngineSettings.token_budget,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> TableFile:
+    """Table of a model on a GPU, from the constants in their data files.
+
+    Raises:
+      InputError: unknown name, a model that does not fit, or a number out of range.
+    """
+    gpu, model = load_gpu(gpu_name), load_model(model_name)
+    metadata = TableMetadata(
+        model=model.name,
+        hardware=gpu.name,
+        engine="continuous batching with chunked prefill",
+        source=_KERNEL_SOURCE if gpu_name in gpu_names() else f"cost model of {gpu_name}",
+        fit_error=None,
+        tensor_parallel=tensor_parallel,
+        token_budget=token_budget,
+        acceptance=ACCEPTANCE,
+        cost_model=CostModel.of(gpu, model, tensor_parallel),
+    )
+    return fill_grid(metadata, gpu, model, output_tokens)
+
+
+def build_built_in(directory: Path | None = None) -> list[Path]:
+    """Writes every table of ``BUILT_IN``; returns their paths. Default: the packaged tables."""
+    directory = data_dir() / "tables" if directory is None else directory
+    paths = []
+    for model, gpu, tensor_parallel in BUILT_IN:
+        paths.append(directory / f"{model}__{gpu}.parquet")
+        write_table_file(paths[-1], build(gpu, model, tensor_parallel=tensor_parallel))
+    return paths
+
+
+def fill_grid(
+    metadata: TableMetadata, gpu: Gpu, model: LlmModel, output_tokens: int = OUTPUT_TOKENS
+) -> TableFile:
+    """All cells of the grid from ``metadata.cost_model``; memory and money from ``gpu`` and
+    ``model``.
+
+    Raises:
+      InputError: the model does not fit, or a number is out of range.
+    """
+    checks.whole("token_budget", metadata.token_budget, *TOKEN_BUDGETS)
+    checks.whole("output_tokens", output_tokens, 2, 65_536)
+    columns = {name: np.empty(GRID_SHAPE) for name in (*LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS)}
+    for tier in QUANT_TIERS:
+        for name, values in _tier_columns(metadata, gpu, model, output_tokens, tier).items():
+            columns[name][:, :, :, tier] = values
+    columns["output_len"] = np.full(GRID_SHAPE, float(output_tokens))
+    return TableFile(metadata, columns)
+
+
+def _tier_columns(
+    metadata: TableMetadata, gpu: Gpu, model: LlmModel, output_tokens: int, tier: int
+) -> dict[str, NDArray[np.float64]]:
+    """Columns of one tier; every array broadcasts to [batch, kv, spec, prompt]."""
+    cost, budget, tp = metadata.cost_model, metadata.token_budget, metadata.tensor_parallel
+    batch, kv, depth, prompt = np.ix_(
+        *(
+            np.asarray(axis, float)
+            for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, PROMPT_LENGTHS)
+        )
+    )
+    by_depth = tokens_per_step(metadata.acceptance)[list(SPEC_LENGTHS)][:, None]
+    capacity = np.where(
+        depth > 0,
+        kv_capacity_tokens(gpu, model, tier, kv, True, tp),
+        kv_capacity_tokens(gpu, model, tier, kv, False, tp),
+    )
+    loop = closed_loop(
+        cost,
+        batch,
+        prompt,
+        output_tokens,
+        depth=depth,
+        tier=tier,
+        tokens_per_step=by_depth,
+        kv_tokens=capacity,
+        token_budget=budget,
+    )
+    rows = loop.batch * (depth + 1)
+    tokens = np.minimum(
+        rows + np.maximum(loop.prompts_per_iteration, 1.0) * prompt, np.maximum(budget, rows)
+    )
+    memory = np.where(
+        depth > 0,
+        memory_used_bytes(gpu, model, tier, kv, True, tokens, rows, tp),
+        memory_used_bytes(gpu, model, tier, kv, False, tokens, rows, tp),
+    )
+    usd_per_s = _usd_per_s(metadata, gpu, model, loop, tier, rows, prompt, output_tokens)
+    tokens_per_s = loop.requests_per_s * output_tokens
+    return {
+        "ttft_p50_ms": 1e3 * loop.ttft_p50_s,
+        "ttft_p99_ms": 1e3 * loop.ttft_p99_s,
+        "tpot_ms": 1e3 * loop.tpot_s,
+        "tps": tokens_per_s,
+        "gpu_mem_gb": memory / GIB,
+        "cost_per_1k": 1e3 * usd_per_s / tokens_per_s,
+        "prefill_ms": 1e3 * cost.prefill_alone_s(prompt, tier, budget, depth),
+        "itl_ms": 1e3 * cost.decode_s(batch, prompt, depth, tier),
+        "prefill_added_ms": 1e3 * cost.prefill_added_s(batch, prompt, depth, tier, budget),
+    }
+
+
+def _usd_per_s(
+    metadata: TableMetadata,
+    gpu: Gpu,
+    model: LlmModel,
+    loop: ClosedLoop,
+    tier: int,
+    rows: NDArray[np.float64],
+    prompt: NDArray[np.float64],
+    output_tokens: int,
+) -> NDArray[np.float64]:
+    """Rent and electricity of the tensor-parallel group per second of the closed loop."""
+    tp = metadata.tensor_parallel
+    context = prompt + output_tokens / 2
+    prompt_tokens = loop.prompts_per_iteration * prompt
+    flops = iteration_flops(
+        gpu, model, tier, rows + prompt_tokens, rows, rows * context + prompt_tokens * prompt / 2
+    )
+    traffic = iteration_bytes(gpu, model, tier, loop.batch * context)
+    joules = tp * energy_j(gpu, loop.iteration_s, flops / tp, traffic / tp)
+    return dollars(gpu, tp * 1.0, joules / loop.iteration_s)

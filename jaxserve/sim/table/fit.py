@@ -1,0 +1,324 @@
+"""Fits a cost model to a measured load test, and fills a latency table from it.
+
+What is fitted are factors on the times of a prior, the cost model of a known GPU, by least squares
+on log TPOT. Each factor has a prior of its own width, so a sweep that says nothing about a constant
+(no long contexts, no short outputs) leaves it where it was. TTFT counts little and robustly: load
+generators differ in whether it includes the wait for a slot.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import OptimizeResult, least_squares
+
+from jaxserve import checks
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import (
+    GIB,
+    EngineSettings,
+    Gpu,
+    LlmModel,
+    load_gpu,
+    load_model,
+)
+from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.table.build import ACCEPTANCE, OUTPUT_TOKENS, fill_grid
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
+from jaxserve.sim.table.file import TableFile, TableMetadata, write_table_file
+from jaxserve.sim.table.sweep import Sweep, read_sweep
+from jaxserve.types import Tier
+
+FOLDS = 3
+"""Every third row is held out in turn."""
+POOR_TPOT_ERROR = 0.15
+"""Mean relative error on TPOT beyond which a fit says little about the engine that was measured."""
+
+_TPOT_SIGMA = 0.03  # relative; what repeated runs of a load test scatter
+_TTFT_SIGMA = 0.5
+_MAX_FACTOR = 5.0
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """A fitted factor: on which fields of ``CostModel``, and how far it is expected from 1
+    (log)."""
+
+    name: str
+    fields: tuple[str, ...]
+    sigma: float
+
+
+_CONSTANTS = (
+    _Constant("weight streaming", ("weight_read_s", "head_read_s"), 0.2),
+    _Constant("linear arithmetic", ("linear_s_per_token", "head_s_per_row"), 0.2),
+    _Constant("host time", ("host_s",), 1.0),
+    _Constant("elementwise kernels", ("elementwise_s_per_token",), 0.7),
+    _Constant("KV streaming", ("kv_read_s_per_token",), 0.2),
+    _Constant("attention per sequence", ("attention_constant_s", "attention_s_per_sequence"), 0.3),
+    _Constant("prefill attention", ("prefill_s_per_token", "prefill_s_per_pair"), 0.2),
+)
+
+
+@dataclass(frozen=True)
+class FittedConstant:
+    """One factor on the prior's times."""
+
+    name: str
+    """what the times are spent on."""
+    factor: float
+    """fitted time / prior time."""
+    known: float
+    """share of the prior's variance that the measurements removed; near 0 means that they say
+    nothing about this constant."""
+    at_limit: bool
+    """the factor is as far from 1 as is allowed. Fast ones are at the peak of the GPU, so the sweep
+    is of a faster GPU than the prior's peaks say."""
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """Result of a fit. Errors are mean absolute relative errors."""
+
+    rows: int
+    """measured points."""
+    constants: tuple[FittedConstant, ...]
+    """fitted factors."""
+    tpot_error: float
+    """mean TPOT error of the final fit on the rows it was fitted to."""
+    ttft_error: float | None
+    """mean TTFT error there."""
+    held_out_tpot_error: float
+    """mean TPOT error on each third of the rows by a fit to the others."""
+    held_out_ttft_error: float | None
+    """mean TTFT error there."""
+    prior_tpot_error: float
+    """of the prior."""
+    worst_row: tuple[int, float]
+    """row (from 1) with the largest held-out TPOT error, and that error with its sign."""
+    table: TableFile
+    """the filled table."""
+
+
+def fit(
+    path: Path | str,
+    gpu_name: str,
+    model_name: str,
+    out: Path | str,
+    *,
+    bandwidth_gb_per_s: float | None = None,
+    bf16_tflops: float | None = None,
+    memory_gib: float | None = None,
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    token_budget: int = EngineSettings.token_budget,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> FitReport:
+    """Fits the sweep in ``path`` and writes the table that it gives to ``out``.
+
+    Args:
+      path: measured sweep, see ``jaxserve.sim.table.sweep``.
+      gpu_name: GPU whose constants are the prior.
+      model_name: model that was measured.
+      out: path of the table, ending in .parquet.
+      bandwidth_gb_per_s, bf16_tflops, memory_gib: of the measured GPU where it is not ``gpu_name``;
+        10**9 bytes/s, 10**12 FLOP/s and GiB.
+      tensor_parallel: GPUs that shared every layer.
+      tier: quantisation tier that was measured.
+      token_budget: tokens that one iteration of the measured engine could process.
+      output_tokens: output length of the table's closed-loop columns.
+
+    Raises:
+      InputError: anything unknown, unreadable or out of range; nothing is written then.
+    """
+    checks.ending("out", out, ".parquet")
+    checks.whole("tier", tier, 0, len(Tier) - 1)
+    gpu = rescale(load_gpu(gpu_name), bandwidth_gb_per_s, bf16_tflops, memory_gib)
+    model = load_model(model_name)
+    sweep = read_sweep(path, tensor_parallel)
+    report = fit_sweep(
+        sweep,
+        gpu,
+        model,
+        source=f"fitted to {Path(path).name}, {len(sweep)} rows, prior {gpu_name}",
+        tensor_parallel=tensor_parallel,
+        tier=tier,
+        token_budget=token_budget,
+        output_tokens=output_tokens,
+    )
+    write_table_file(out, report.table)
+    return report
+
+
+def fit_sweep(
+    sweep: Sweep,
+    gpu: Gpu,
+    model: LlmModel,
+    *,
+    source: str,
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    token_budget: int = EngineSettings.token_budget,
+    output_tokens: int = OUTPUT_TOKENS,
+) -> FitReport:
+    """Fits a sweep; ``gpu`` is the prior. See ``fit``.
+
+    Raises:
+      InputError: the model does not fit into memory, or a number is out of range.
+    """
+    prior = CostModel.of(gpu, model, tensor_parallel)
+    kv_tokens = kv_capacity_tokens(gpu, model, tier, 1.0, False, tensor_parallel)
+
+    def predict(cost: CostModel, points: Sweep) -> ClosedLoop:
+        return closed_loop(
+            cost,
+            points.concurrency,
+            points.prompt_tokens,
+            points.output_tokens,
+            tier=tier,
+            kv_tokens=kv_tokens,
+            token_budget=token_budget,
+        )
+
+    lowest = _lowest_factors(gpu, tier)
+    solution = _solve(prior, lowest, sweep, predict)
+    cost = _scaled(prior, solution.x)
+    held_out_s = np.empty((2, len(sweep)))
+    for fold in range(FOLDS):
+        out = np.arange(len(sweep)) % FOLDS == fold
+        rest = _solve(prior, lowest, sweep.select(~out), predict)
+        loop = predict(_scaled(prior, rest.x), sweep.select(out))
+        held_out_s[:, out] = loop.tpot_s, loop.ttft_p50_s
+    held_out = held_out_s[0] / sweep.tpot_s - 1
+    worst = int(np.abs(held_out).argmax())
+    fitted = predict(cost, sweep)
+    metadata = TableMetadata(
+        model=model.name,
+        hardware=gpu.name,
+        engine="as measured",
+        source=source,
+        fit_error=_mean_error(held_out_s[0], sweep.tpot_s),
+        tensor_parallel=tensor_parallel,
+        token_budget=token_budget,
+        acceptance=ACCEPTANCE,
+        cost_model=cost,
+    )
+    return FitReport(
+        rows=len(sweep),
+        constants=_fitted_constants(solution),
+        tpot_error=_mean_error(fitted.tpot_s, sweep.tpot_s),
+        ttft_error=None if sweep.ttft_s is None else _mean_error(fitted.ttft_p50_s, sweep.ttft_s),
+        held_out_tpot_error=_mean_error(held_out_s[0], sweep.tpot_s),
+        held_out_ttft_error=None
+        if sweep.ttft_s is None
+        else _mean_error(held_out_s[1], sweep.ttft_s),
+        prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
+        worst_row=(worst + 1, float(held_out[worst])),
+        table=fill_grid(metadata, gpu, model, output_tokens),
+    )
+
+
+def rescale(
+    gpu: Gpu,
+    bandwidth_gb_per_s: float | None = None,
+    bf16_tflops: float | None = None,
+    memory_gib: float | None = None,
+) -> Gpu:
+    """``gpu`` with other peaks: its efficiencies are kept and its absolute times scale with them.
+
+    Raises:
+      InputError: a number is not positive.
+    """
+    given = {
+        "bandwidth_gb_per_s": (bandwidth_gb_per_s, gpu.bandwidth_bytes_per_s / 1e9),
+        "bf16_tflops": (bf16_tflops, gpu.linear[0].flops_per_s / 1e12),
+        "memory_gib": (memory_gib, gpu.memory_bytes / GIB),
+    }
+    bandwidth, flops, memory = (
+        1.0 if value is None else checks.positive(name, value) / own
+        for name, (value, own) in given.items()
+    )
+    fp16, int8, int4 = (
+        dataclasses.replace(fit, flops_per_s=fit.flops_per_s * flops) for fit in gpu.linear
+    )
+    return dataclasses.replace(
+        gpu,
+        memory_bytes=gpu.memory_bytes * memory,
+        bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s * bandwidth,
+        linear=(fp16, int8, int4),
+        attention=dataclasses.replace(
+            gpu.attention, prefill_per_token_s=gpu.attention.prefill_per_token_s / bandwidth
+        ),
+        elementwise_s_per_token=gpu.elementwise_s_per_token / bandwidth,
+    )
+
+
+def _lowest_factors(gpu: Gpu, tier: int) -> NDArray[np.float64]:
+    """Smallest allowed log factors: no kernel may exceed the peak of the GPU."""
+    linear, attention = gpu.linear[tier], gpu.attention
+    efficiency = {
+        "weight streaming": linear.bandwidth_efficiency,
+        "linear arithmetic": linear.flops_efficiency,
+        "KV streaming": attention.bandwidth_efficiency,
+        "prefill attention": attention.prefill_flops_efficiency,
+    }
+    return np.log([efficiency.get(constant.name, 1 / _MAX_FACTOR) for constant in _CONSTANTS])
+
+
+def _solve(
+    prior: CostModel,
+    lowest: NDArray[np.float64],
+    sweep: Sweep,
+    predict: Callable[[CostModel, Sweep], ClosedLoop],
+) -> OptimizeResult:
+    """Log factors with the least squared residuals, in units of their standard deviations."""
+    sigma = np.array([constant.sigma for constant in _CONSTANTS])
+
+    def residuals(log_factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        loop = predict(_scaled(prior, log_factors), sweep)
+        parts = [np.log(loop.tpot_s / sweep.tpot_s) / _TPOT_SIGMA, log_factors / sigma]
+        if sweep.ttft_s is not None:
+            parts.append(np.log(loop.ttft_p50_s / sweep.ttft_s) / _TTFT_SIGMA)
+        return np.concatenate(parts)
+
+    bounds = (np.minimum(lowest, -1e-6), math.log(_MAX_FACTOR))
+    return least_squares(residuals, np.zeros(len(sigma)), bounds=bounds, loss="soft_l1")
+
+
+def _scaled(prior: CostModel, log_factors: NDArray[np.float64]) -> CostModel:
+    """``prior`` with the times of every constant multiplied."""
+    changes = {}
+    for constant, log_factor in zip(_CONSTANTS, log_factors, strict=True):
+        factor = math.exp(log_factor)
+        for name in constant.fields:
+            value = getattr(prior, name)
+            scaled = (
+                tuple(factor * x for x in value) if isinstance(value, tuple) else factor * value
+            )
+            changes[name] = scaled
+    return dataclasses.replace(prior, **changes)
+
+
+def _fitted_constants(solution: OptimizeResult) -> tuple[FittedConstant, ...]:
+    """Factors, and how much narrower than the prior each has become (Laplace approximation)."""
+    covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+    return tuple(
+        FittedConstant(
+            name=constant.name,
+            factor=math.exp(log_factor),
+            known=float(np.clip(1 - variance / constant.sigma**2, 0.0, 1.0)),
+            at_limit=bool(bound),
+        )
+        for constant, log_factor, variance, bound in zip(
+            _CONSTANTS, solution.x, np.diag(covariance), solution.active_mask, strict=True
+        )
+    )
+
+
+def _mean_error(predicted_s: NDArray[np.float64], measured_s: NDArray[np.float64]) -> float:
+    """Mean absolute relative error."""
+    return float(np.abs(predicted_s / measured_s - 1).mean())

@@ -1,0 +1,1 @@
+"""Traffic: requests drawn from classes and regimes, or taken from recorded traces."""

@@ -1,0 +1,90 @@
+"""How much and how often one client may send."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from datetime import timedelta
+
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from throttled import RateLimiterType, Throttled, rate_limiter, store
+
+from server.doors.answers import problem
+from server.settings import Rate
+
+_OPEN = frozenset({"/health"})
+_CLIENTS = 100_000
+"""Addresses that are remembered."""
+
+
+class LimitRate:
+    """ASGI middleware: a number of requests and messages per client address and time.
+
+    Requests beyond it are refused; messages of an open WebSocket wait.
+    """
+
+    def __init__(self, app: ASGIApp, rate: Rate) -> None:
+        """Args: what is protected, and how."""
+        self._app = app
+        self._rate = rate
+        # The algorithm that reads the monotonic clock: a changed wall clock locks nobody out.
+        self._limiter = Throttled(
+            using=RateLimiterType.GCRA.value,
+            quota=rate_limiter.per_duration(
+                timedelta(seconds=rate.period_s), rate.count, rate.count
+            ),
+            store=store.MemoryStore(options={"MAX_SIZE": _CLIENTS}),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 429 beyond the rate; messages of an open WebSocket are read later instead."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in _OPEN:
+            await self._app(scope, receive, send)
+            return
+        client = (scope.get("client") or ("unknown", 0))[0]
+        if scope["type"] == "websocket":
+
+            async def paced() -> Message:
+                message = await receive()
+                while message["type"] == "websocket.receive" and (wait_s := self._wait_s(client)):
+                    await asyncio.sleep(wait_s)
+                return message
+
+            await self._app(scope, paced, send)
+        elif wait_s := self._wait_s(client):
+            per = f"{self._rate.count} per {self._rate.period_s:g} s"
+            answer = problem(429, f"too many requests from {client}; allowed are {per}")
+            answer.headers["Retry-After"] = str(math.ceil(wait_s))
+            await answer(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _wait_s(self, client: str) -> float:
+        """0 if the client may call now, and that is counted; else seconds until it may."""
+        found = self._limiter.limit(client)
+        return max(found.state.retry_after, 1e-3) if found.limited else 0.0
+
+
+class LimitBody:
+    """ASGI middleware: the library's limit of request bodies, with an answer like all others."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        """Args: what is protected, and the largest body."""
+        self._app = RequestBodyLimitMiddleware(app, max_body_size=max_bytes)
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 413 to a larger body, whether or not its length was announced."""
+        refused = False
+
+        async def answer(message: Message) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start" and message["status"] == 413:
+                refused = True
+                text = f"the request body is too large; at most {self._max_bytes} bytes are read"
+                await problem(413, text)(scope, receive, send)
+            elif not refused:
+                await send(message)
+
+        await self._app(scope, receive, answer)

@@ -1,0 +1,171 @@
+"""Messages in OpenEnv's protocols, checked before OpenEnv reads them.
+
+By itself OpenEnv answers a wrong action with "Invalid message" and a list, a wrong JSON-RPC call
+with a paragraph, and closes the connection on a message that is no JSON object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxserve.errors import InputError
+from server.doors.answers import Answer
+from server.wire.schemas import Body, ServeAction
+from server.wire.sentences import checked, read_object
+
+_PARSE_ERROR = -32700
+_INVALID_REQUEST = -32600
+_INVALID_PARAMS = -32602
+
+
+class CheckMessages:
+    """ASGI middleware for the WebSockets ``/ws`` and ``/mcp``: answers what is wrong itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Args: what is protected."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands on messages that are right."""
+        wrong = _WRONG.get(scope["path"]) if scope["type"] == "websocket" else None
+        if wrong is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def checked_message() -> Message:
+            while True:
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    return message
+                answer = wrong(message.get("text"))
+                if answer is None:
+                    return message
+                await send({"type": "websocket.send", "text": orjson.dumps(answer).decode()})
+
+        await self._app(scope, checked_message, send)
+
+
+def mcp_route(openenv: Callable[[Request], Any]) -> APIRouter:
+    """``POST /mcp`` with the same checks.
+
+    Args:
+      openenv: OpenEnv's own handler of that route.
+    """
+    router = APIRouter(default_response_class=Answer)
+
+    @router.post("/mcp", summary="Call a tool, by JSON-RPC", tags=["MCP"])
+    async def mcp(request: Request) -> Response:
+        answer = _wrong_call(await request.body())
+        return Answer(await openenv(request) if answer is None else answer)
+
+    return router
+
+
+class _Params(BaseModel):
+    """What all methods have in common."""
+
+    name: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    session_id: str = ""
+
+
+class _Call(Body):
+    """JSON-RPC."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: _Params = _Params()
+    id: int | str | None = None
+
+
+class _Reset(Body):
+    type: Literal["reset"]
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Step(Body):
+    type: Literal["step"]
+    data: ServeAction
+
+
+class _Bare(Body):
+    type: Literal["state", "close"]
+
+
+class _Mcp(Body):
+    type: Literal["mcp"]
+    data: dict[str, Any]
+
+
+_KINDS: dict[str, type[Body]] = {
+    "reset": _Reset,
+    "step": _Step,
+    "state": _Bare,
+    "close": _Bare,
+    "mcp": _Mcp,
+}
+
+
+def _wrong_message(text: str | None) -> dict[str, Any] | None:
+    """The answer to a message of ``/ws`` that is wrong; None if it is right."""
+    try:
+        message = read_object(text)
+    except InputError as error:
+        return _error(error, "INVALID_JSON")
+    kind = message.get("type")
+    model = _KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        allowed = ", ".join(_KINDS)
+        return _error(f"type is {kind!r:.60}; it must be one of {allowed}", "UNKNOWN_TYPE")
+    try:
+        checked(model, message)
+    except InputError as error:
+        return _error(error, "VALIDATION_ERROR")
+    if kind != "mcp":
+        return None
+    answer = _refusal(message["data"])
+    return None if answer is None else {"type": "mcp", "data": answer}
+
+
+def _error(text: object, code: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": str(text), "code": code}}
+
+
+def _wrong_call(text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to a JSON-RPC call that is wrong; None if it is right."""
+    try:
+        call = read_object(text)
+    except InputError as error:
+        return _rpc_error(error, _PARSE_ERROR, None)
+    return _refusal(call)
+
+
+def _refusal(call: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        checked(_Call, call)
+    except InputError as error:
+        code = _INVALID_PARAMS if str(error).startswith("params") else _INVALID_REQUEST
+        given = call.get("id")
+        return _rpc_error(error, code, given if isinstance(given, int | str) else None)
+    return None
+
+
+def _rpc_error(error: object, code: int, call_id: int | str | None) -> dict[str, Any]:
+    return {
+        "jsonrpc": "2.0",
+        "id": call_id,
+        "error": {"code": code, "message": str(error), "data": None},
+    }
+
+
+_WRONG: dict[str, Callable[[str | None], dict[str, Any] | None]] = {
+    "/ws": _wrong_message,
+    "/mcp": _wrong_call,
+}

@@ -1,0 +1,111 @@
+"""HTTP routes that say what play is worth: the grader, and baselines to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Query
+from fastapi.responses import Response
+
+from jaxserve.errors import InputError
+from server.doors.answers import Answer
+from server.doors.routes_episodes import Named
+from server.players.baseline_scores import Baselines
+from server.service import DEFAULT_SPLIT, Service
+from server.sessions.episodes import Episode, built_in_task, parse_episode
+from server.wire.schemas import GradeBody, ServeAction
+from server.wire.sentences import checked
+
+
+def grading_routes(service: Service) -> APIRouter:
+    """The grader always replays; figures that a client states are compared and never used."""
+    router = APIRouter(tags=["Grading"], default_response_class=Answer)
+    baselines = Baselines(service.agents)
+
+    @router.post("/grader", summary="The score of a session, of actions or of an episode's log")
+    async def grader(
+        named: Named, body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)]
+    ) -> Response:
+        if body.actions is None and body.episode_log is None:
+            view, grade = await service.grade_session(body.session_id or named)
+            episode = view.episode
+            _check_same(body, episode)
+        else:
+            episode = parse_episode(*_stated(body))
+            if episode.overrides:
+                raise InputError(
+                    f"config has {', '.join(sorted(episode.overrides))}; only reward weights may "
+                    "accompany what is to be graded"
+                )
+            if body.task_version not in (None, episode.task_version):
+                raise InputError(
+                    f"task_version is {body.task_version}; {episode.task} is at version "
+                    f"{episode.task_version}"
+                )
+            if body.actions is not None:
+                grade = await service.grade_actions(episode, [a.knobs() for a in body.actions])
+            else:
+                grade = await service.grade_log(episode, _plain_log(body.episode_log or []))
+        return Answer(
+            dataclasses.asdict(grade)
+            | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
+        )
+
+    @router.get("/baseline", summary="Scores of an agent on every task")
+    async def baseline(
+        agent: Annotated[str, Query(max_length=64)] = "heuristic",
+        seed: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        use_openai: bool = False,
+    ) -> Response:
+        if use_openai:
+            return Answer(await baselines.language_model(seed))
+        return Answer(await baselines.deterministic(agent, seed))
+
+    return router
+
+
+def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
+    task = body.named_task()
+    if body.session_id is not None:
+        raise InputError("session_id is given beside actions or an episode_log; leave one out")
+    if body.actions is not None and body.episode_log is not None:
+        raise InputError("actions and an episode_log are both given; leave one out")
+    if task is None or body.seed is None:
+        missing = "task_id" if task is None else "seed"
+        raise InputError(f"{missing} is missing; it says which episode was played")
+    return task, body.seed, body.split or DEFAULT_SPLIT, body.config
+
+
+def _check_same(body: GradeBody, episode: Episode) -> None:
+    """What is said of a session's episode must be so."""
+    task = body.named_task()
+    stated = {
+        "task_id": None if task is None else built_in_task(task).name,
+        "seed": body.seed,
+        "split": body.split,
+    }
+    played = {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
+    for name, value in stated.items():
+        if value not in (None, played[name]):
+            raise InputError(
+                f"{name} is {value!r:.80}, but the session's is {played[name]!r}; an episode that "
+                "was played elsewhere needs actions or an episode_log"
+            )
+
+
+def _plain_log(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The log with actions under the knobs' own names, those left out at their default."""
+    plain = []
+    for number, entry in enumerate(log):
+        action = entry.get("action")
+        if isinstance(action, Mapping):
+            try:
+                entry = entry | {
+                    "action": checked(ServeAction, dict(action)).model_dump(exclude={"metadata"})
+                }
+            except InputError as error:
+                raise InputError(f"episode_log[{number}]: action: {error}") from None
+        plain.append(entry)
+    return plain

@@ -1,0 +1,67 @@
+"""HTTP routes about the server itself: tasks, schemas, what runs, and where the page is."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+from fastapi import APIRouter
+from fastapi.responses import RedirectResponse, Response
+
+import jaxserve
+from jaxserve.agents.panel import agent_names
+from jaxserve.tasks.reward import REWARD_CONFIG
+from jaxserve.tasks.spec import task_names
+from server.doors.answers import Answer
+from server.service import Service
+from server.sessions.compiling import Compilation
+from server.wire.catalogue import describe_tasks, reward_weights
+from server.wire.schemas import ServeAction, ServeObservation, ServeState
+
+
+def information_routes(service: Service, compilation: Compilation) -> APIRouter:
+    """Nothing here changes a session."""
+    router = APIRouter(tags=["Environment Info"], default_response_class=Answer)
+    started = time.monotonic()
+
+    @router.get("/tasks", summary="The tasks, their knobs and the schema of an action")
+    async def tasks() -> Response:
+        return Answer({"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()})
+
+    @router.get("/info", summary="Schemas and reward weights")
+    async def info() -> Response:
+        return Answer(
+            {
+                "name": "jaxserve",
+                "version": jaxserve.__version__,
+                "action_schema": ServeAction.model_json_schema(),
+                "observation_schema": ServeObservation.model_json_schema(),
+                "state_schema": ServeState.model_json_schema(),
+                "reward_weights": {task: reward_weights(task) for task in task_names()},
+                "reward_config": REWARD_CONFIG,
+                "agents": list(agent_names()),
+            }
+        )
+
+    @router.get("/runtime", summary="What runs here")
+    async def runtime() -> Response:
+        return Answer(
+            {
+                "version": jaxserve.__version__,
+                "jax": jax.__version__,
+                "backend": jax.default_backend(),
+                "compiling": compilation.under_way,
+                "uptime_s": round(time.monotonic() - started, 3),
+                "live_sessions": service.live_sessions,
+                "durable_sessions": service.durable,
+                "default_session": service.settings.token is None,
+                "max_connections": service.settings.max_connections,
+            }
+        )
+
+    @router.get("/demo", include_in_schema=False)
+    @router.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return RedirectResponse("/web")
+
+    return router

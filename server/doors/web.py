@@ -1,0 +1,40 @@
+"""The page: static files without a build step, alone or as a tab of OpenEnv's web interface."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import RedirectResponse, Response
+from fastapi.staticfiles import StaticFiles
+
+from server.wire.openenv_api import WEB_INTERFACE
+
+_FILES = Path(__file__).resolve().parents[1] / "static"
+_PAGE = "/dashboard/"
+
+
+def add_page(app: FastAPI) -> None:
+    """Serves the page at ``/dashboard/``, and at ``/web`` unless OpenEnv's interface is there."""
+    app.mount(_PAGE.rstrip("/"), StaticFiles(directory=_FILES, html=True), name="dashboard")
+    if WEB_INTERFACE:
+        return
+
+    @app.get("/web", include_in_schema=False)
+    @app.get("/web/", include_in_schema=False)
+    async def web() -> Response:
+        return RedirectResponse(_PAGE)
+
+
+def page_tab(*arguments: Any, **options: Any) -> Any:
+    """The page as a tab of OpenEnv's interface, which calls this with what it knows."""
+    del arguments, options
+    import gradio
+
+    with gradio.Blocks(title="jaxserve") as blocks:
+        gradio.HTML(
+            f'<iframe src="{_PAGE}" title="jaxserve" '
+            'style="width:100%;height:1500px;border:0"></iframe>'
+        )
+    return blocks

@@ -1,0 +1,1 @@
+"""Who plays a session other than a client: agents, language models, baselines."""

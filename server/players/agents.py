@@ -1,0 +1,105 @@
+"""Agents that drive a session window by window, by the names of ``jaxserve evaluate --agent``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve import checks
+from jaxserve.agents.panel import agent_names, build_agent, load_setup
+from jaxserve.agents.policy import Policy
+from jaxserve.env import ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.seeds import policy_key
+from jaxserve.spaces import KNOBS
+from jaxserve.types import ServeAction, ServeObservation
+from server.sessions.engine import Knobs, Window
+from server.sessions.session import Session
+
+Driver = Callable[[Session], Knobs]
+"""Chooses a session's next action."""
+
+
+@dataclass(frozen=True)
+class AgentMemory:
+    """What an agent remembers of the session it drives."""
+
+    agent: str
+    steps: int
+    """windows of the episode when it last acted; it starts afresh when others acted since."""
+    number: int
+    """the log's number of that episode."""
+    content: Any
+
+
+class Agents:
+    """Loaded agents; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        """None is loaded yet."""
+        self._lock = threading.Lock()
+        self._drivers: dict[tuple[str, str], Driver] = {}
+
+    def load(self, agent: str, task: str) -> Driver:
+        """The agent, compiled for the task.
+
+        Raises:
+          InputError: no such agent, or one that has nothing to act by on this task.
+        """
+        check_agent(agent)
+        with self._lock:
+            if (agent, task) not in self._drivers:
+                self._drivers[agent, task] = _driver(agent, task)
+            return self._drivers[agent, task]
+
+
+def check_agent(agent: str) -> None:
+    """Raises InputError unless there is such an agent."""
+    checks.one_of("agent", agent, agent_names())
+
+
+def _driver(agent: str, task: str) -> Driver:
+    setup = load_setup(task)
+    if agent == "best_static" and setup.anchors is None:
+        raise InputError(f"there is no best static setting for {task}; {setup.note}")
+    policy: Any = build_agent(agent, setup)
+    policy = dataclasses.replace(policy, name="")
+    act = functools.partial(_act, policy)
+
+    def drive(session: Session) -> Knobs:
+        env, memory = session.simulator.env, session.agent
+        fresh = (
+            not isinstance(memory, AgentMemory)
+            or memory.agent != agent
+            or (memory.number, memory.steps) != (session.number, session.steps)
+        )
+        content = policy.init(env) if fresh else memory.content
+        key = policy_key(session.episode.key(), session.steps)
+        action, content = act(env, content, seen(session.window), key)
+        session.agent = AgentMemory(agent, session.steps + 1, session.number, content)
+        return tuple(float(np.asarray(getattr(action, knob))) for knob in KNOBS)
+
+    return drive
+
+
+def seen(window: Window) -> ServeObservation:
+    """A window's observation as agents inside jaxserve take it."""
+    return ServeObservation(
+        **{name: jnp.asarray(value, jnp.float32) for name, value in window.observation.items()}
+    )
+
+
+@jax.jit
+def _act(
+    policy: Policy, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+) -> tuple[ServeAction, Any]:
+    action, memory = policy.act(env, memory, observation, key)
+    return env.effective_action(action), memory

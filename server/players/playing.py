@@ -1,0 +1,199 @@
+"""Episodes played from outside the server's routes: in this process, or over HTTP."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from jaxserve.client import ConnectionLost, ServeClient, ServerError
+from jaxserve.client.observation import Step
+from jaxserve.errors import InputError
+from jaxserve.grading import grade_actions
+from jaxserve.spaces import KNOBS
+from server.players.agents import Agents
+from server.sessions import engine
+from server.sessions.engine import Knobs
+from server.sessions.episodes import parse_episode
+from server.sessions.session import begin_session
+from server.wire.catalogue import describe_task
+
+if TYPE_CHECKING:
+    from server.players.language_agent import (
+        LanguageAgent,  # it imports openai, which takes a second
+    )
+
+Answer = TypeVar("Answer")
+
+_HTTP_TIMEOUT_S = 120.0
+_DRIVEN = 50
+"""Windows that one request lets an agent play."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One window of an episode."""
+
+    number: int
+    """1 for the first."""
+    knobs: Knobs
+    observation: dict[str, Any]
+    reward: float
+    done: bool
+
+
+class Game(Protocol):
+    """One episode under way."""
+
+    @property
+    def observation(self) -> dict[str, Any]: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def step(self, knobs: Knobs) -> Turn: ...
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """The rest of the episode, played by an agent of jaxserve."""
+        ...
+
+    def grade(self) -> dict[str, Any]: ...
+
+
+class InProcess:
+    """An episode without a server."""
+
+    def __init__(self, task: str, seed: int, split: str, agents: Agents | None = None) -> None:
+        """Raises InputError: no such task, seed or split."""
+        self._agents = agents or Agents()
+        self._episode = parse_episode(task, seed, split, None)
+        self._session = begin_session("", 0, "", self._episode)
+        self._actions: list[Knobs] = []
+
+    @property
+    def observation(self) -> dict[str, Any]:
+        """The last window's."""
+        return self._session.window.observation
+
+    @property
+    def done(self) -> bool:
+        """Whether the last window has been played."""
+        return self._session.over
+
+    def step(self, knobs: Knobs) -> Turn:
+        """One window."""
+        session = self._session
+        state, outcome = engine.advance(session.simulator, session.state, knobs)
+        session.append(state, engine.read_windows(outcome), 0, knobs)
+        self._actions.append(knobs)
+        window = session.window
+        return Turn(session.steps, knobs, window.observation, window.reward, window.done)
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """See ``Game``."""
+        driver = self._agents.load(agent, self._episode.task)
+        while not self.done:
+            yield self.step(driver(self._session))
+
+    def grade(self) -> dict[str, Any]:
+        """As ``POST /grader``."""
+        episode = self._episode
+        actions = engine.stack_knobs(self._actions)
+        return dataclasses.asdict(grade_actions(episode.task, episode.seed, actions, episode.split))
+
+
+class OverHttp:
+    """An episode on a server."""
+
+    def __init__(self, url: str, task: str, seed: int, split: str, token: str | None) -> None:
+        """Begins it.
+
+        Raises:
+          InputError: the server cannot be reached or refuses.
+        """
+        self._url = url
+        self._client = ServeClient(url, token=token, timeout_s=_HTTP_TIMEOUT_S, patience_s=0.0)
+        self._done = False
+        self._observation: dict[str, Any] = self._ask(
+            lambda: self._client.reset(task_id=task, seed=seed, split=split)
+        )
+
+    @property
+    def observation(self) -> dict[str, Any]:
+        """The last window's."""
+        return self._observation
+
+    @property
+    def done(self) -> bool:
+        """Whether the last window has been played."""
+        return self._done
+
+    def step(self, knobs: Knobs) -> Turn:
+        """One window."""
+        action = dict(zip(KNOBS, knobs, strict=True))
+        return self._turn(self._ask(lambda: self._client.step(action)))
+
+    def drive(self, agent: str) -> Iterator[Turn]:
+        """See ``Game``."""
+        while not self.done:
+            yield from map(self._turn, self._ask(lambda: self._client.drive(agent, _DRIVEN)))
+
+    def grade(self) -> dict[str, Any]:
+        """The server's grade; the connection ends."""
+        grade = self._ask(self._client.grade)
+        self._client.close()
+        return grade
+
+    def _turn(self, answer: Step) -> Turn:
+        self._observation, self._done = answer.observation, answer.done
+        info = answer.info
+        knobs = tuple(float(info["action"][knob]) for knob in KNOBS)
+        return Turn(info["step"], knobs, self._observation, answer.reward, self._done)
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer:
+        try:
+            return call()
+        except ConnectionLost as error:
+            problem = f"the server at {self._url} does not answer: {error}"
+        except ServerError as error:
+            problem = f"the server at {self._url} refused: {error}"
+        self._client.close()
+        raise InputError(problem)
+
+
+def play_model(
+    game: Game, agent: LanguageAgent, task: str, shown: Callable[[Turn], None] | None = None
+) -> dict[str, Any]:
+    """One episode in the hands of a language model, and what it is worth.
+
+    Args:
+      shown: called with every window.
+    """
+    about = describe_task(task)
+    knobs: Knobs = tuple(float(about["default_action"][knob]) for knob in KNOBS)
+    windows = [game.observation | {"reward": 0.0}]
+    begun = len(agent.trace)
+    while not game.done:
+        if (len(windows) - 1) % agent.settings.decide_every == 0:
+            knobs = agent.decide(about, windows, knobs)
+        turn = game.step(knobs)
+        windows.append(turn.observation | {"reward": turn.reward})
+        if shown is not None:
+            shown(turn)
+    exchanges = agent.trace[begun:]
+    for exchange in exchanges:
+        exchange["task"] = task
+    return game.grade() | {
+        "exchanges": len(exchanges),
+        "failed_exchanges": sum(exchange["error"] is not None for exchange in exchanges),
+        "tokens": sum(exchange.get("tokens", 0) for exchange in exchanges),
+        "note": agent.exhausted,
+    }
+
+
+def play_agent(game: Game, agent: str) -> dict[str, Any]:
+    """One episode in the hands of an agent of jaxserve, and what it is worth."""
+    for _ in game.drive(agent):
+        pass
+    return game.grade()

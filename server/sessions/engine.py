@@ -1,0 +1,308 @@
+"""The compiled programs: start an episode, advance one session, advance many at once.
+
+Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
+that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the
+last bit, but not with the sessions that happen to be advanced together: there is one program for
+them, since XLA rounds differently for different sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.env import EnvState, ServeEnv
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
+from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep
+from server.sessions.episodes import CACHED_ENVIRONMENTS, Episode, environment
+from server.sessions.packing import Packed, Packing
+
+PART_NAMES = tuple(RewardParts.__dataclass_fields__)
+BATCH_SIZE = 64
+"""Sessions that the program of ``advance_many`` advances; smaller groups are padded."""
+
+Knobs = tuple[float, ...]
+"""One action: a number for each of ``jaxserve.KNOBS``, in their order."""
+
+
+class Window(NamedTuple):
+    """What one window, or a reset, showed: plain Python numbers."""
+
+    observation: dict[str, Any]
+    """fields of ServeObservation; ``priority_distribution`` is a list of three."""
+    reward: float
+    done: bool
+    parts: dict[str, float]
+    """the terms of the reward, by name."""
+    completed: float
+    """requests that were completed in the window."""
+    good: float
+    """those of them that met all their objectives."""
+    failed: float
+    """requests that ended in the window without meeting their objectives."""
+
+
+class Windows(NamedTuple):
+    """Windows of B sessions: each field of Window as a list [B]."""
+
+    observation: dict[str, list[Any]]
+    reward: list[float]
+    done: list[bool]
+    parts: dict[str, list[float]]
+    completed: list[float]
+    good: list[float]
+    failed: list[float]
+
+    def of(self, index: int) -> Window:
+        """One session's."""
+        return Window(*[_entry(column, index) for column in self])
+
+
+def concatenated(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
+    """All entries of windows; ``order``, a permutation, says which comes at each place."""
+    in_order = all(place == index for place, index in enumerate(order))
+    chosen = None if in_order else order
+    return Windows(*[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)])
+
+
+@flax.struct.dataclass
+class _Shown:
+    """What leaves a program: the part of a TimeStep that a Window is made of, all float32."""
+
+    observation: ServeObservation
+    parts: RewardParts
+    reward: jax.Array
+    done: jax.Array
+    completed: jax.Array
+    """[F] by traffic class, as the two below."""
+    good: jax.Array
+    turned_away: jax.Array
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How everything that enters or leaves a program is packed: one program for each layout."""
+
+    env: Packing[ServeEnv]
+    state: Packing[EnvState]
+    shown: Packing[_Shown]
+
+
+@dataclass(frozen=True, eq=False)
+class Simulator:
+    """An environment as the programs take it."""
+
+    env: ServeEnv
+    layout: _Layout
+    vectors: Packed
+    """of ``env``."""
+
+
+class Lane(NamedTuple):
+    """The state of one session inside a batch that was advanced together."""
+
+    batch: Packed
+    """vectors [B, n]."""
+    index: int
+
+
+State = Packed | Lane
+"""An EnvState: vectors [n], or a place in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call of a program showed; ``read_windows`` waits for it."""
+
+    layout: _Layout
+    vectors: Packed
+    count: int | None
+    """sessions, which the vectors' leading axis may have more than; None: it has none."""
+
+
+def simulator(episode: Episode) -> Simulator:
+    """The episode's environment; episodes of one task and config share it."""
+    return _simulator(episode.task, episode.config)
+
+
+def start(episode: Episode) -> tuple[State, Windows]:
+    """The state and the idle observation an episode begins with; Windows of one entry."""
+    chosen = simulator(episode)
+    state, shown = _reset(chosen.layout, chosen.vectors, jax.random.key_data(episode.key()))
+    return state, read_windows(Outcome(chosen.layout, shown, None))
+
+
+def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
+    """One window of one session.
+
+    Args:
+      knobs: checked, see ``jaxserve.spaces``.
+    """
+    action = np.asarray(knobs, np.float32)
+    state, shown = _step(simulator.layout, simulator.vectors, _alone(state), action)
+    return state, Outcome(simulator.layout, shown, None)
+
+
+def advance_many(
+    simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
+) -> tuple[list[Lane], Outcome]:
+    """One window of each of up to ``BATCH_SIZE`` sessions of one environment.
+
+    Returns:
+      their states, and what they showed.
+    """
+    count = len(states)
+    actions = np.asarray([*knobs, *[knobs[-1]] * (BATCH_SIZE - count)], np.float32)
+    batch, shown = _step_many(simulator.layout, simulator.vectors, _batched(states), actions)
+    lanes = [Lane(batch, index) for index in range(count)]
+    return lanes, Outcome(simulator.layout, shown, count)
+
+
+def read_windows(outcome: Outcome) -> Windows:
+    """One entry for each session; waits for the call."""
+    vectors = [np.asarray(vector) for vector in outcome.vectors]
+    if outcome.count is None:
+        rows = [vector[None] for vector in vectors]
+    else:
+        rows = [vector[: outcome.count] for vector in vectors]
+    shown = outcome.layout.shown.unpack(tuple(rows))
+
+    def total(classes: Any) -> list[float]:
+        return classes.sum(axis=-1, dtype=np.float64).tolist()
+
+    return Windows(
+        observation={
+            name: getattr(shown.observation, name).tolist() for name in OBSERVATION_BOUNDS
+        },
+        reward=shown.reward.tolist(),
+        done=(shown.done != 0.0).tolist(),
+        parts={name: getattr(shown.parts, name).tolist() for name in PART_NAMES},
+        completed=total(shown.completed),
+        good=total(shown.good),
+        failed=total(shown.completed - shown.good + shown.turned_away),
+    )
+
+
+def knobs_of(action: Mapping[str, float]) -> Knobs:
+    """A checked action as the engine and the log have it."""
+    return tuple(float(action[knob]) for knob in KNOBS)
+
+
+def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
+    """A ServeAction of arrays [len(knobs)]."""
+    return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
+
+
+def _entry(column: Any, index: int) -> Any:
+    if isinstance(column, dict):
+        return {name: values[index] for name, values in column.items()}
+    return column[index]
+
+
+def _concatenated(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
+    if isinstance(columns[0], dict):
+        return {
+            name: _concatenated([column[name] for column in columns], order) for name in columns[0]
+        }
+    joined = list(itertools.chain.from_iterable(columns))
+    return joined if order is None else [joined[index] for index in order]
+
+
+def _action(values: Any) -> ServeAction:
+    """From an array [..., 6] in the order of the knobs."""
+    typed: dict[str, Any] = {
+        knob: values[..., place].astype(ACTION_BOUNDS[knob].dtype)
+        for place, knob in enumerate(KNOBS)
+    }
+    return ServeAction(**typed)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _pack(packing: Packing, tree: Any) -> Packed:
+    return packing.pack(tree)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _reset(layout: _Layout, env: Packed, key_data: jax.Array) -> tuple[Packed, Packed]:
+    return _packed(layout, layout.env.unpack(env).reset(jax.random.wrap_key_data(key_data)))
+
+
+def _advanced(
+    layout: _Layout, env: Packed, state: Packed, action: jax.Array
+) -> tuple[Packed, Packed]:
+    step = layout.env.unpack(env).step
+    return _packed(layout, step(layout.state.unpack(state), _action(action)))
+
+
+_step = jax.jit(_advanced, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step_many(
+    layout: _Layout, env: Packed, states: Packed, actions: jax.Array
+) -> tuple[Packed, Packed]:
+    return jax.vmap(functools.partial(_advanced, layout, env))(states, actions)
+
+
+def _packed(layout: _Layout, outcome: tuple[EnvState, TimeStep]) -> tuple[Packed, Packed]:
+    state, timestep = outcome
+    return layout.state.pack(state), layout.shown.pack(_shown(timestep))
+
+
+def _shown(timestep: TimeStep) -> _Shown:
+    metrics = timestep.metrics
+    return _Shown(
+        observation=timestep.observation,
+        parts=timestep.parts,
+        reward=timestep.reward,
+        done=(timestep.truncated | timestep.terminated).astype(jnp.float32),
+        completed=metrics.completed,
+        good=metrics.good,
+        turned_away=metrics.rejected + metrics.lost,
+    )
+
+
+@functools.lru_cache(maxsize=CACHED_ENVIRONMENTS)
+def _simulator(task: str, config: str) -> Simulator:
+    env = environment(task, config)
+    packing = Packing.of(env)
+    return Simulator(env, _layout(packing), _pack(packing, env))
+
+
+@functools.cache
+def _layout(env: Packing[ServeEnv]) -> _Layout:
+    def begun(vectors: Packed) -> tuple[EnvState, _Shown]:
+        state, timestep = env.unpack(vectors).reset(jax.random.key(0))
+        return state, _shown(timestep)
+
+    state, shown = jax.eval_shape(begun, env.shapes)
+    return _Layout(env, Packing.of(state), Packing.of(shown))
+
+
+def _alone(state: State) -> Packed:
+    if isinstance(state, Lane):
+        return tuple(np.asarray(vector)[state.index] for vector in state.batch)
+    return state
+
+
+def _batched(states: Sequence[State]) -> Packed:
+    """Vectors [BATCH_SIZE, n]; what was advanced together stays together without a copy."""
+    first = states[0]
+    if isinstance(first, Lane):
+        in_place = all(
+            isinstance(state, Lane) and state.batch is first.batch and state.index == index
+            for index, state in enumerate(states)
+        )
+        if in_place:
+            return first.batch
+    rows = [_alone(state) for state in states]
+    rows += [rows[-1]] * (BATCH_SIZE - len(rows))
+    return tuple(np.stack(column) for column in zip(*rows, strict=True))

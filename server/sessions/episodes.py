@@ -1,0 +1,150 @@
+"""What an episode is: everything that, with its actions, decides how it goes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxserve import checks
+from jaxserve.checks import JsonObject
+from jaxserve.env import ServeEnv
+from jaxserve.registry import make
+from jaxserve.seeds import SPLITS, episode_key
+from jaxserve.tasks.reward import REWARD_CONFIG, reweight
+from jaxserve.tasks.spec import TaskSpec, load_task, task_names
+
+CACHED_ENVIRONMENTS = 64
+"""Pairs of task and config that are kept ready."""
+SEEDS_LISTED = 32
+"""Seeds of each task that a split lists; any other seed can be asked for by number."""
+MAX_SERVED_HORIZON = 2000
+"""Windows of an episode, so that no session takes more than a second to rebuild."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """Build it with ``parse_episode``, which checks everything."""
+
+    task: str
+    task_version: int
+    seed: int
+    split: str
+    config: str
+    """JSON of the reward weights and workload overrides, ``{}`` for the task as it is."""
+
+    def to_json(self) -> str:
+        """One line; ``from_json`` reads it."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Episode:
+        """What ``to_json`` wrote."""
+        return cls(**json.loads(text))
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The reward weights that were changed."""
+        return split_config(json.loads(self.config))[0]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The parts of the task that were changed."""
+        return split_config(json.loads(self.config))[1]
+
+    def key(self) -> jax.Array:
+        """The episode's only source of randomness."""
+        return episode_key(self.seed, self.split)
+
+
+def parse_episode(
+    task: str | int, seed: int, split: str, config: Mapping[str, Any] | None
+) -> Episode:
+    """An episode from what a client sent.
+
+    Args:
+      task: name or alias of a built-in task; files are not read for clients.
+      config: reward weights (``jaxserve.tasks.reward.REWARD_CONFIG``) and overrides of the task
+        (``jaxserve.tasks.overrides``) side by side.
+
+    Raises:
+      InputError: anything unknown or out of range.
+    """
+    spec = built_in_task(task)
+    episode_key(seed, split)
+    weights, overrides = split_config(JsonObject({} if config is None else config, "config"))
+    for name, value in (weights | overrides).items():
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            checks.refuse(f"config: {name}", value, "plain JSON, without NaN and Infinity")
+    text = json.dumps(weights | overrides, sort_keys=True)
+    horizon = int(environment(spec.name, text).horizon)
+    checks.whole("config: horizon", horizon, 1, MAX_SERVED_HORIZON)
+    return Episode(spec.name, spec.version, seed, split, text)
+
+
+def built_in_task(task: str | int) -> TaskSpec:
+    """The specification of a built-in task.
+
+    Raises:
+      InputError: no such task.
+    """
+    spec = _by_name().get(str(task))
+    if spec is None or isinstance(task, bool):
+        allowed = f"one of {', '.join(task_names())} or the number of one"
+        checks.refuse("task_id", task, allowed)
+    return spec
+
+
+def task_number(name: str) -> int:
+    """The number by which a task can be asked for: its alias, else its place in the list."""
+    return built_in_task(name).alias or task_names().index(name) + 1
+
+
+def listed_episode(split: str, index: int) -> tuple[str, int]:
+    """Task and seed of entry ``index`` of a split's list.
+
+    Raises:
+      InputError: unknown split, or no such entry.
+    """
+    check_split(split)
+    checks.whole("index", index, 0, listed_count() - 1)
+    names = task_names()
+    return names[index % len(names)], index // len(names)
+
+
+def check_split(split: str) -> None:
+    """Raises InputError unless there is such a split."""
+    checks.one_of("split", split, SPLITS)
+
+
+def listed_count() -> int:
+    """Entries of every split's list."""
+    return len(task_names()) * SEEDS_LISTED
+
+
+def split_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Reward weights and overrides of a config."""
+    weights = {name: value for name, value in config.items() if name in REWARD_CONFIG}
+    return weights, {name: value for name, value in config.items() if name not in REWARD_CONFIG}
+
+
+@functools.cache
+def _by_name() -> dict[str, TaskSpec]:
+    specs = [load_task(name) for name in task_names()]
+    numbered = {str(spec.alias or place): spec for place, spec in enumerate(specs, 1)}
+    return {spec.name: spec for spec in specs} | numbered
+
+
+@functools.lru_cache(maxsize=CACHED_ENVIRONMENTS)
+def environment(task: str, config: str) -> ServeEnv:
+    """The environment of an Episode's ``task`` and ``config``."""
+    weights, overrides = split_config(json.loads(config))
+    env = make(built_in_task(task), overrides=overrides)
+    return dataclasses.replace(env, reward=reweight(env.reward, weights))

@@ -1,0 +1,369 @@
+"""The session log: one SQLite file that only grows, except for expired sessions.
+
+WAL mode and ``synchronous=NORMAL``: what was committed survives a killed process; after a power cut
+the file is consistent and may lack its last moments. Several processes may share a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from filelock import FileLock
+
+from jaxserve.spaces import KNOBS
+from server.problems import StorageFailure
+from server.sessions.engine import Knobs
+from server.settings import IN_MEMORY
+
+_LOG = logging.getLogger("jaxserve.server")
+_SCHEMA_VERSION = 2
+_BUSY_S = 10.0
+_ASKED_AT_ONCE = 256
+_KNOWN = 100_000
+"""Heads that are remembered."""
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS sessions (
+  id TEXT PRIMARY KEY,
+  episode INTEGER NOT NULL,  -- its current one; 0 once the session has expired
+  steps INTEGER NOT NULL,    -- windows of that episode
+  touched REAL NOT NULL,     -- when it was last written to, on the log's own clock
+  last INTEGER NOT NULL      -- its newest row of steps, of whichever episode; 0: none
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS episodes (
+  id INTEGER PRIMARY KEY,
+  session TEXT NOT NULL,
+  name TEXT NOT NULL,        -- the client's episode_id
+  spec TEXT NOT NULL         -- Episode.to_json()
+);
+CREATE INDEX IF NOT EXISTS episodes_of_session ON episodes (session);
+-- Only ever added to at its end, so that windows of many sessions are few pages to write: an index
+-- by session would have one for each. A session's rows are found from its last one backwards.
+CREATE TABLE IF NOT EXISTS steps (
+  id INTEGER PRIMARY KEY,
+  previous INTEGER NOT NULL, -- the session's row before this one; 0: none
+  episode INTEGER NOT NULL,
+  number INTEGER NOT NULL,
+  batched INTEGER NOT NULL,  -- 1: computed by advance_many
+  reward REAL NOT NULL,
+  {", ".join(f"{knob} REAL NOT NULL" for knob in KNOBS)}
+);
+CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+# From the session's newest row back to window ``first`` of the asked episode.
+_EPISODE_STEPS = f"""
+WITH RECURSIVE
+  asked(session, episode, first) AS (VALUES (?, ?, ?)),
+  chain(id, previous, episode, number) AS (
+    SELECT steps.id, previous, steps.episode, number
+      FROM asked JOIN sessions ON sessions.id = session JOIN steps ON steps.id = last
+    UNION ALL
+    SELECT steps.id, steps.previous, steps.episode, steps.number
+      FROM chain JOIN asked JOIN steps ON steps.id = chain.previous
+      WHERE NOT (chain.episode = asked.episode AND chain.number <= first)
+  )
+SELECT batched, reward, {", ".join(KNOBS)}
+  FROM chain JOIN asked ON chain.episode = asked.episode AND chain.number >= first
+  JOIN steps ON steps.id = chain.id
+  ORDER BY chain.number
+"""
+_DELETE_CHAINS = """
+DELETE FROM steps WHERE id IN (
+  WITH RECURSIVE chain(id) AS (
+    SELECT last FROM sessions WHERE id IN ({old})
+    UNION ALL
+    SELECT previous FROM chain JOIN steps ON steps.id = chain.id
+  )
+  SELECT id FROM chain
+)
+"""
+
+
+class Head(NamedTuple):
+    """Where a session stands."""
+
+    episode: int
+    steps: int
+    touched: float
+    last: int
+    """its newest row of the steps table"""
+
+
+class LoggedStep(NamedTuple):
+    """One window as it was acknowledged."""
+
+    batched: bool
+    reward: float
+    knobs: Knobs
+
+
+class NewEpisode(NamedTuple):
+    """A record: a session begins an episode, and is created if it does not exist."""
+
+    session: str
+    episode: int
+    name: str
+    spec: str
+
+
+class NewStep(NamedTuple):
+    """A record: window ``number`` of a session's current episode."""
+
+    session: str
+    episode: int
+    number: int
+    step: LoggedStep
+
+
+class NewDefault(NamedTuple):
+    """A record: the session that requests without one mean from now on."""
+
+    session: str
+
+
+Record = NewEpisode | NewStep | NewDefault
+
+
+class MovedSession(Exception):
+    """Another process has moved a session since it was read; nothing was written."""
+
+
+class Store:
+    """The log, for use by one thread."""
+
+    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
+        """Use ``open_store``."""
+        self.path = path
+        self._connection = connection
+        # The log's clock goes on from its last entry or note. It is neither moved by changes of the
+        # wall clock, nor does it count the time in which no server ran.
+        (latest,) = connection.execute(
+            "SELECT max(touched) FROM (SELECT touched FROM sessions"
+            " UNION ALL SELECT CAST(value AS REAL) FROM notes WHERE key = 'clock')"
+        ).fetchone()
+        self._clock_offset = (latest or 0.0) - time.monotonic()
+        # Heads this process has written or read, true until another process writes.
+        self._known: dict[str, Head] = {}
+        self._known_at = self._others_version()
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the log ends with the process."""
+        return self.path == IN_MEMORY
+
+    def now(self) -> float:
+        """Seconds on the log's own clock."""
+        return self._clock_offset + time.monotonic()
+
+    def heads(self, sessions: Sequence[str]) -> dict[str, Head]:
+        """Where sessions stand; those that do not exist are left out."""
+        with _readable():
+            version = self._others_version()
+            if version != self._known_at or len(self._known) > _KNOWN:
+                self._known.clear()
+                self._known_at = version
+            known = self._known
+            unknown = [session for session in sessions if session not in known]
+            for first in range(0, len(unknown), _ASKED_AT_ONCE):
+                asked = unknown[first : first + _ASKED_AT_ONCE]
+                marks = ", ".join("?" * len(asked))
+                rows = self._connection.execute(
+                    f"SELECT id, episode, steps, touched, last FROM sessions WHERE id IN ({marks})",
+                    asked,
+                )
+                known.update((session, Head(*rest)) for session, *rest in rows)
+        return {session: known[session] for session in sessions if session in known}
+
+    def default_session(self) -> str | None:
+        """The session that requests without one mean."""
+        with _readable():
+            row = self._connection.execute(
+                "SELECT value FROM notes WHERE key = 'default_session'"
+            ).fetchone()
+        return None if row is None else row[0]
+
+    def episode(self, episode: int) -> tuple[str, str]:
+        """The client's name of an episode, and its specification."""
+        with _readable():
+            row = self._connection.execute(
+                "SELECT name, spec FROM episodes WHERE id = ?", (episode,)
+            ).fetchone()
+        if row is None:
+            raise StorageFailure(f"the session log has lost episode {episode}")
+        return row
+
+    def steps(self, session: str, episode: int, first: int = 0) -> list[LoggedStep]:
+        """The windows of a session's episode from number ``first`` on."""
+        with _readable():
+            rows = self._connection.execute(_EPISODE_STEPS, (session, episode, first)).fetchall()
+        return [LoggedStep(bool(row[0]), row[1], tuple(row[2:])) for row in rows]
+
+    def commit(self, records: Sequence[Record]) -> None:
+        """Writes all records or none.
+
+        Raises:
+          MovedSession: a session is not where its record says.
+          StorageFailure: the file cannot be written.
+        """
+        if not records:
+            return
+        now = self.now()
+        try:
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                heads = self._write(records, now)
+        except sqlite3.Error as error:
+            raise StorageFailure(
+                f"the session log cannot be written ({error}); nothing was changed"
+            ) from None
+        self._known.update(heads)
+
+    def _write(self, records: Sequence[Record], now: float) -> dict[str, Head]:
+        """Within a transaction; returns where the sessions then stand."""
+        heads = self.heads([*{record.session: None for record in records}])
+        (newest,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
+        episodes, steps = [], []
+        for record in records:
+            session = record.session
+            head = heads.get(session)
+            if isinstance(record, NewStep):
+                if head is None or head[:2] != (record.episode, record.number):
+                    raise MovedSession(f"window {record.number} of session {session!r}")
+                newest += 1
+                batched, reward, knobs = record.step
+                steps.append(
+                    (newest, head.last, record.episode, record.number, batched, reward, *knobs)
+                )
+                heads[session] = Head(record.episode, record.number + 1, now, newest)
+            elif isinstance(record, NewEpisode):
+                episodes.append((record.episode, session, record.name, record.spec))
+                heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
+            else:
+                self._connection.execute(
+                    "INSERT OR REPLACE INTO notes VALUES ('default_session', ?)", (session,)
+                )
+        self._connection.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
+        self._connection.executemany(
+            f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})", steps
+        )
+        self._connection.executemany(
+            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
+            [(session, *head) for session, head in heads.items()],
+        )
+        return heads
+
+    def expire(self, idle_s: float) -> int:
+        """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were.
+
+        Notes the clock as well, by which processes that are started later set theirs.
+        """
+        now = self.now()
+        before = now - idle_s
+        old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
+        with self._connection:
+            self._connection.execute("BEGIN IMMEDIATE")
+            self._known.clear()
+            self._connection.execute("INSERT OR REPLACE INTO notes VALUES ('clock', ?)", (now,))
+            self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
+            self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
+            return self._connection.execute(
+                f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
+                (before,),
+            ).rowcount
+
+    def _others_version(self) -> int:
+        """Changes when another connection has written to the file."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return version
+
+    def close(self) -> None:
+        """Folds the write-ahead log into the file."""
+        self._connection.close()
+
+
+def open_store(path: str) -> Store:
+    """Opens or creates a log.
+
+    A file that is no session log, is damaged or has another schema version is set aside under
+    another name and a new one begun. Where nothing can be written the log is kept in memory. The
+    server's log says so.
+    """
+    if path == IN_MEMORY:
+        return Store(path, _connect(path))
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # Two processes must not set aside what the other has just begun.
+        with FileLock(f"{path}.lock"):
+            return Store(path, _opened(path))
+    except sqlite3.Error as error:
+        reason = str(error)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    _LOG.warning(
+        "session log %s cannot be written (%s): sessions are in memory and end with the server",
+        path,
+        reason,
+    )
+    return Store(IN_MEMORY, _connect(IN_MEMORY))
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    try:
+        return _connect(path)
+    except sqlite3.OperationalError:
+        # Busy or not writable, not damaged.
+        raise
+    except sqlite3.DatabaseError as error:
+        _set_aside(Path(path), str(error))
+        return _connect(path)
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+    )
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version not in (0, _SCHEMA_VERSION):
+            raise sqlite3.DatabaseError(f"it has schema version {version}, not {_SCHEMA_VERSION}")
+        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state)
+        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _set_aside(file: Path, reason: str) -> None:
+    number = 1
+    while (kept := file.with_name(f"{file.name}.damaged-{number}")).exists():
+        number += 1
+    os.replace(file, kept)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{file}{suffix}", f"{kept}{suffix}")
+    _LOG.warning(
+        "session log %s cannot be used (%s): it is kept as %s and a new one begins",
+        file,
+        reason,
+        kept,
+    )
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise StorageFailure(f"the session log cannot be read ({error})") from None

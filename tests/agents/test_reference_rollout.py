@@ -1,0 +1,72 @@
+"""Episodes in the reference simulator: what they report is what happened there."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxserve
+from jaxserve.agents.open_loop import RandomPolicy
+from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_rollout, table_timer
+from jaxserve.agents.rollout import rollout
+from jaxserve.env import ServeEnv
+from jaxserve.seeds import episode_keys
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.spaces import KNOBS, make_action
+from jaxserve.types import WindowMetrics
+
+KEYS = episode_keys(16, "validation")
+KEY = KEYS[0]
+
+
+@functools.cache
+def environment(task: str) -> tuple[ServeEnv, CostModel]:
+    """A task, and the iteration times behind its table."""
+    return jaxserve.make(task), table_timer(task)
+
+
+def test_the_random_agent_plays_as_in_a_rollout() -> None:
+    """The same draws on the same episode, so that scores of both simulators can be compared."""
+    env, timer = environment("static_workload")
+    expected = rollout(env, RandomPolicy(), KEYS).actions
+    found = reference_rollout(env, RandomPolicy(), KEY, timer, windows=6).actions
+    for knob in KNOBS:
+        np.testing.assert_allclose(getattr(found, knob), getattr(expected, knob)[0, :6], rtol=1e-6)
+    assert len(np.unique(found.batch_cap)) > 1
+
+
+def played(env: ServeEnv, timer: CostModel, windows: int, **knobs: float) -> WindowMetrics:
+    """The windows [T, ...] of an episode under constant knobs."""
+    episode = ReferenceEpisode(env, KEY, timer, windows)
+    rows = [episode.step(make_action(**knobs)) for _ in range(windows)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *rows)
+
+
+def test_tier_and_split_are_those_in_force() -> None:
+    """Not those asked for: a switch takes its time."""
+    env, timer = environment("bursty_workload")
+    deployment = dataclasses.replace(
+        env.deployment, restart_s=jnp.float32(3.0), rerole_s=jnp.float32(2.0)
+    )
+    env = dataclasses.replace(env, deployment=deployment)
+    split = played(env, timer, 6, batch_cap=64, prefill_decode_split=1)
+    assert split.prefill_gpus.tolist() == [0, 0, 1, 1, 1, 1]
+    tier = played(env, timer, 8, batch_cap=64, quantization_tier=1)
+    assert tier.tier.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+
+
+def test_only_a_restart_is_out_of_memory() -> None:
+    """A request that outgrows the KV pool is lost, but nothing restarts."""
+    env, timer = environment("static_workload")
+    pool = jnp.full_like(env.deployment.kv_pool_tokens, 600.0)
+    small = dataclasses.replace(env.deployment, kv_pool_tokens=pool)
+    outgrown = played(dataclasses.replace(env, deployment=small), timer, 12, batch_cap=64)
+    assert outgrown.lost.sum() > 0.0
+    assert not outgrown.oom.any() and (outgrown.capacity == 1.0).all()
+    device = dataclasses.replace(env.deployment, device_gib=jnp.float32(30.0))
+    crashed = played(dataclasses.replace(env, deployment=device), timer, 3, batch_cap=64)
+    assert crashed.oom.max() == 1.0 and crashed.capacity.min() < 1.0

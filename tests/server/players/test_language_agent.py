@@ -1,0 +1,348 @@
+"""A language model as an operator, against an OpenAI-compatible server on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.spaces import DEFAULT_ACTION, OBSERVATION_BOUNDS
+from server.local import LocalServer, free_port
+from server.players import baseline_inference
+from server.players.language_agent import LanguageAgent, ModelSettings
+from server.sessions.engine import knobs_of
+from server.wire.catalogue import describe_task
+
+_ROOT = Path(__file__).resolve().parents[3]
+KEY = "sk-secret-of-the-test"
+GOOD = json.dumps({"reason": "calm", **DEFAULT_ACTION, "batch_cap": 96})
+LAST = knobs_of(DEFAULT_ACTION)
+Answer = str | int | Callable[[dict[str, Any]], Any]
+
+
+class Model:
+    """Answers in turn: a text is streamed, a number is an HTTP status; the last one repeats."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = [GOOD]
+        self.asked: list[dict[str, Any]] = []
+        self.pause_s = 0.0
+        self.counts_tokens = True
+        self.calls_tools = False
+        self.broken: bytes | None = None
+        """sent after the first chunk, in place of the rest; nothing cuts the connection."""
+        model = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                model.asked.append(body | {"key": self.headers["Authorization"]})
+                answer = model.answers.pop(0) if len(model.answers) > 1 else model.answers[0]
+                if callable(answer):
+                    answer = answer(body)
+                if isinstance(answer, int):
+                    content = json.dumps({"error": {"message": f"no: {KEY}"}}).encode()
+                    self.send_response(answer)
+                    self.send_header("Content-Length", str(len(content)))
+                    self.end_headers()
+                    self.wfile.write(content)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                if model.broken == b"":
+                    # More is announced than comes.
+                    self.send_header("Content-Length", "100000")
+                self.end_headers()
+                with contextlib.suppress(ConnectionError):
+                    self.stream(answer)
+
+            def stream(self, answer: Any) -> None:
+                for chunk in model.chunks(answer):
+                    self.wfile.write(b"data: " + chunk + b"\n\n")
+                    if model.broken is not None:
+                        self.wfile.write(b"data: " + model.broken + b"\n\n")
+                        return
+                    self.wfile.flush()
+                    time.sleep(model.pause_s)
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def chunks(self, text: str) -> Iterator[bytes]:
+        base = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "stub"}
+        for first in range(0, len(text), 40):
+            piece = text[first : first + 40]
+            call = {"index": 0, "function": {"arguments": piece}}
+            said = {"tool_calls": [call]} if self.calls_tools else {"content": piece}
+            delta = {"index": 0, "delta": said}
+            yield json.dumps(base | {"choices": [delta | {"finish_reason": None}]}).encode()
+        if self.counts_tokens:
+            usage = {"prompt_tokens": 80, "completion_tokens": 20, "total_tokens": 100}
+            yield json.dumps(base | {"choices": [], "usage": usage}).encode()
+        yield b"[DONE]"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    stub = Model()
+    yield stub
+    stub.close()
+
+
+def agent(model: Model, **chosen: Any) -> LanguageAgent:
+    settings = {"model": "stub", "api_key": KEY, "base_url": model.url, "retries": 2}
+    return LanguageAgent(ModelSettings(**settings | chosen))
+
+
+def decide(player: LanguageAgent) -> tuple[float, ...]:
+    task = describe_task("adversarial_multitenant")
+    window = dict.fromkeys(OBSERVATION_BOUNDS, 1.0) | {"reward": 0.5}
+    return player.decide(task, [window], LAST)
+
+
+def test_an_answer_sets_the_knobs(model: Model) -> None:
+    """Streamed JSON by a schema; the exchange is written down with its tokens."""
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert player.tokens == 100
+    (exchange,) = player.trace
+    assert (exchange["answer"], exchange["error"], exchange["tokens"]) == (GOOD, None, 100)
+    asked = model.asked[0]
+    assert asked["key"] == f"Bearer {KEY}"
+    assert asked["response_format"]["json_schema"]["strict"] is True
+    system, situation = (message["content"] for message in asked["messages"])
+    assert "batch_cap" in system
+    assert json.loads(situation)["knobs_now"]["batch_cap"] == 32.0
+
+
+@pytest.mark.parametrize(
+    "wrong", ["I would raise the batch cap.", '{"batch_cap": 9999}', "[]", "{}", '{"boost": 1}']
+)
+def test_a_wrong_answer_is_repaired_once(model: Model, wrong: str) -> None:
+    """The model is told what is wrong; what is wrong twice changes nothing."""
+    model.answers = [wrong, GOOD]
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert [exchange["attempt"] for exchange in player.trace] == ["first", "repair"]
+    assert player.trace[0]["error"]
+    assert "corrected JSON" in model.asked[1]["messages"][-1]["content"]
+    model.answers = [wrong]
+    assert decide(player) == LAST
+    assert len(model.asked) == 4
+
+
+def test_text_around_the_json_and_missing_knobs_do_no_harm(model: Model) -> None:
+    """Models without schemas answer in fences; knobs that are not named stay."""
+    model.answers = ['```json\n{"speculation_depth": 4}\n```']
+    knobs = decide(agent(model))
+    assert knobs == knobs_of(DEFAULT_ACTION | {"speculation_depth": 4})
+
+
+def test_a_busy_server_is_asked_again(model: Model) -> None:
+    """429 and 500 are retried; what stays broken holds the knobs and is written down."""
+    model.answers = [429, 500, GOOD]
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert len(model.asked) == 3
+    model.answers = [500]
+    assert decide(player) == LAST
+    assert player.trace[-1]["error"] == "status 500 of InternalServerError"
+
+
+def test_a_refused_key_is_not_told(model: Model) -> None:
+    """The error names the status, not what the server wrote."""
+    model.answers = [401]
+    player = agent(model)
+    assert decide(player) == LAST
+    assert KEY not in json.dumps(player.trace)
+    assert KEY not in repr(player.settings)
+
+
+def test_servers_without_schemas_are_asked_by_tool_or_without(model: Model) -> None:
+    """Once; afterwards it is known."""
+    model.answers = [lambda body: 400 if "response_format" in body else GOOD]
+    player = agent(model)
+    assert [decide(player)[0] for _ in range(2)] == [96.0, 96.0]
+    forms = ("response_format", "tools")
+    assert [[form in body for form in forms] for body in model.asked] == [
+        [True, False],
+        [False, True],
+        [False, True],
+    ]
+    model.asked.clear()
+    model.answers = [lambda body: 422 if "response_format" in body or "tools" in body else GOOD]
+    player = agent(model)
+    assert [decide(player)[0] for _ in range(2)] == [96.0, 96.0]
+    assert [any(form in body for form in forms) for body in model.asked] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    model.answers = [400]
+    assert decide(player) == LAST
+
+
+def test_a_tool_call_sets_the_knobs(model: Model) -> None:
+    """Its arguments are streamed in pieces, and repaired like any answer."""
+    model.calls_tools = True
+    model.answers = [400, '{"batch_cap": 9999}', GOOD]
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert [exchange["attempt"] for exchange in player.trace] == ["first", "first", "repair"]
+    assert model.asked[-1]["tool_choice"]["function"]["name"] == "set_knobs"
+
+
+@pytest.mark.parametrize("broken", [b"{oops", b"[1]", b'"text"', b'{"choices": [{}]}', b""])
+def test_a_broken_stream_holds_the_knobs(model: Model, broken: bytes) -> None:
+    """Whatever comes in place of a chunk, or a connection that ends in the middle of one."""
+    model.broken = broken
+    player = agent(model, retries=0)
+    assert decide(player) == LAST
+    assert player.trace[-1]["error"]
+    model.broken = None
+    assert decide(player)[0] == 96.0
+
+
+def test_budgets_end_the_asking(model: Model) -> None:
+    """By tokens, counted or estimated, and by time, also in the middle of an answer."""
+    player = agent(model, max_tokens=150)
+    assert [decide(player)[0] for _ in range(4)] == [96.0, 96.0, 32.0, 32.0]
+    assert len(model.asked) == 2
+    assert "150 tokens" in (player.exhausted or "")
+    model.counts_tokens = False
+    player = agent(model)
+    decide(player)
+    assert player.tokens > 100
+    model.pause_s = 0.2
+    model.answers = [GOOD.replace("calm", "calm " * 300)]
+    player = agent(model, max_seconds=0.5)
+    started = time.monotonic()
+    assert decide(player) == LAST
+    assert time.monotonic() - started < 5.0
+    assert "0.5 s" in (player.exhausted or "")
+
+
+def test_silence_is_a_time_out(model: Model) -> None:
+    """The knobs are held."""
+    model.pause_s = 3.0
+    player = agent(model, request_timeout_s=0.3, retries=0)
+    assert decide(player) == LAST
+    assert player.trace[-1]["error"] == "APITimeoutError"
+
+
+def test_without_a_key_it_says_what_to_set() -> None:
+    """One sentence; and the variables that count when there is one."""
+    with pytest.raises(InputError, match="OPENAI_API_KEY"):
+        ModelSettings.from_environment({})
+    hub = ModelSettings.from_environment({"HF_TOKEN": "x", "MODEL_NAME": "m"})
+    assert (hub.model, hub.base_url) == ("m", "https://router.huggingface.co/v1")
+    own = {"OPENAI_API_KEY": "x", "API_BASE_URL": "http://here/v1"}
+    assert ModelSettings.from_environment(own, model="n").base_url == "http://here/v1"
+
+
+def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    hidden = ("OPENAI_API_KEY", "HF_TOKEN")
+    environment = {name: text for name, text in os.environ.items() if name not in hidden}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=_ROOT,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_command_plays_with_a_model(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores, tokens and every exchange in one file, without the key."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("API_BASE_URL", model.url)
+    output = tmp_path / "scores.json"
+    options = ["--mode", "openai", "--model", "stub", "--output", str(output)]
+    assert baseline_inference.main([*options, "--task", "static_workload"]) == 0
+    report = json.loads(output.read_text())
+    assert report["baseline"]["static_workload"]["exchanges"] == 20
+    assert (report["tokens"], len(report["trace"])) == (2000, 20)
+    assert report["trace"][0]["task"] == "static_workload"
+    assert KEY not in output.read_text()
+
+
+def test_the_command_plays_the_same_over_http(server: LocalServer, tmp_path: Path) -> None:
+    """In this process and on a server."""
+    files = [tmp_path / "here.json", tmp_path / "there.json"]
+    common = ["--agent", "default", "--task", "bursty_workload", "--output"]
+    assert baseline_inference.main([*common, str(files[0])]) == 0
+    options = ["--runtime", "http", "--base-url", server.url]
+    assert baseline_inference.main([*common, str(files[1]), *options]) == 0
+    here, there = (json.loads(file.read_text())["baseline"] for file in files)
+    here, there = here["bursty_workload"], there["bursty_workload"]
+    assert here["score"] == there["score"]
+
+
+def test_a_server_that_is_not_there_is_a_note(tmp_path: Path) -> None:
+    """Instead of a score, at once."""
+    report = tmp_path / "scores.json"
+    url = f"http://127.0.0.1:{free_port()}"
+    options = ["--runtime", "http", "--base-url", url, "--output", str(report)]
+    assert baseline_inference.main(["--task", "bursty_workload", *options]) == 0
+    result = json.loads(report.read_text())["baseline"]["bursty_workload"]
+    assert result["score"] is None
+    assert result["note"].startswith(f"the server at {url} does not answer")
+
+
+def test_the_command_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and a sentence."""
+    for name in ("OPENAI_API_KEY", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    for arguments, named in (
+        (["--mode", "openai"], "no key for a language model"),
+        (["--agent", "wizard"], "agent is 'wizard'"),
+        (["--output", str(tmp_path / "no" / "x.json")], "--output"),
+    ):
+        assert baseline_inference.main(arguments) == 2
+        assert named in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_inference_prints_a_line_a_step(model: Model) -> None:
+    """[START], [STEP], [END] for each task, scores strictly inside (0, 1)."""
+    done = run("inference.py", OPENAI_API_KEY=KEY, API_BASE_URL=model.url, MODEL_NAME="stub")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "[START] task=static_workload env=jaxserve model=stub"
+    assert len(lines) == 3 * 202
+    assert lines[1].startswith("[STEP] step=1 action=batch_cap=96,kv_budget_fraction=1,")
+    assert lines[1].endswith("done=false error=null")
+    ends = [line for line in lines if line.startswith("[END]")]
+    for line in ends:
+        fields = dict(part.split("=", 1) for part in line.split()[1:])
+        assert 0.0 < float(fields["score"]) < 1.0
+        assert (fields["success"], fields["steps"]) == ("true", "200")
+        assert len(fields["rewards"].split(",")) == 200
+    assert KEY not in done.stdout + done.stderr
+    without = run("inference.py")
+    assert (without.returncode, "OPENAI_API_KEY" in without.stderr) == (2, True)

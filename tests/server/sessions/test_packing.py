@@ -1,0 +1,71 @@
+"""Packing: nothing of a tree is lost or moved, alone or in a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from server.sessions.packing import Packing
+
+
+def tree(seed: int) -> dict[str, Any]:
+    """All types that states have, with axes and without."""
+    dice = np.random.default_rng(seed)
+    return {
+        "real": jnp.asarray(dice.normal(size=(2, 3)), jnp.float32),
+        "alone": jnp.float32(dice.normal()),
+        "whole": jnp.asarray(dice.integers(-9, 9, 4), jnp.int32),
+        "switch": jnp.asarray(dice.random(3) < 0.5),
+        "key": jax.random.key(seed),
+        "none": None,
+    }
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether structure, types, shapes and all bits agree."""
+
+    def plain(leaf: Any) -> Any:
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
+
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    pairs = zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
+    return all(
+        one.dtype == other.dtype
+        and one.shape == other.shape
+        and np.array_equal(plain(one), plain(other))
+        for one, other in pairs
+    )
+
+
+def test_what_is_packed_comes_back() -> None:
+    """One vector for each type; keys are stored as their bits."""
+    packing = Packing.of(tree(0))
+    vectors = jax.jit(packing.pack)(tree(3))
+    assert [(v.shape, v.dtype) for v in vectors] == [(s.shape, s.dtype) for s in packing.shapes]
+    assert len({vector.dtype for vector in vectors}) == len(vectors) == 4
+    assert same(jax.jit(packing.unpack)(vectors), tree(3))
+    assert not same(packing.unpack(vectors), tree(4))
+
+
+def test_a_batch_is_packed_row_by_row() -> None:
+    """Vectors with a leading axis are those of each tree, and give its leaves that axis."""
+    packing = Packing.of(tree(0))
+    trees = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(tree, range(5)))
+    vectors = jax.vmap(packing.pack)(trees)
+    for row in range(5):
+        alone = packing.pack(tree(row))
+        for batch, vector in zip(vectors, alone, strict=True):
+            assert np.array_equal(np.asarray(batch)[row], np.asarray(vector))
+    assert same(packing.unpack(vectors), trees)
+
+
+def test_equal_structures_share_a_packing() -> None:
+    """It is a static argument of compiled programs: a new one would be compiled anew."""
+    assert Packing.of(tree(0)) == Packing.of(tree(1))
+    assert hash(Packing.of(tree(0))) == hash(Packing.of(tree(1)))
+    assert Packing.of(tree(0)) != Packing.of({**tree(0), "alone": jnp.zeros(2)})
+    assert Packing.of(jax.eval_shape(lambda: tree(0))) == Packing.of(tree(0))

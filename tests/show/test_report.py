@@ -1,0 +1,171 @@
+"""Tables are readable: every agent, every number, nothing cut off."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxserve.agents.open_loop import StaticPolicy
+from jaxserve.agents.panel import load_setup
+from jaxserve.evaluation.episode_statistics import STATISTICS, EpisodeStatistics
+from jaxserve.evaluation.held_out import Evaluation, Evaluations
+from jaxserve.learning.training import TrainingResult
+from jaxserve.show.report import (
+    evaluation_markdown,
+    evaluation_table,
+    fit_report_table,
+    task_table,
+    training_table,
+)
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.table.fit import FitReport, FittedConstant
+from jaxserve.spaces import DEFAULT_ACTION, make_action
+from jaxserve.tasks.anchors import Anchors
+from jaxserve.tasks.spec import load_task, task_names
+
+ANCHORS = Anchors(
+    task="static_workload",
+    task_version=1,
+    task_digest="0",
+    random=0.0,
+    best_static=1.0,
+    oracle=2.0,
+    best_static_action=DEFAULT_ACTION,
+    provenance={},
+)
+
+
+def printed(table: Table, width: int) -> str:
+    """What the terminal shows."""
+    output = io.StringIO()
+    Console(file=output, width=width).print(table)
+    return output.getvalue()
+
+
+def compared(score: bool = False, **columns: float) -> Evaluations:
+    """Two episodes of one agent, 0.5 and 1.5 times the value given (1 by default)."""
+    spread = np.array([0.5, 1.5])
+    statistics = EpisodeStatistics(**{name: spread * columns.get(name, 1.0) for name in STATISTICS})
+    setup = dataclasses.replace(load_setup("static_workload"), note=None, anchors=None)
+    evaluation = Evaluation("static_workload", "default", statistics, ANCHORS if score else None)
+    return Evaluations(setup, "test", 2, (), (evaluation,))
+
+
+def test_units() -> None:
+    """Shares are percent, latencies ms or s by their size, prices per million tokens."""
+    found = compared(
+        objective=0.8,
+        slo_attainment=0.6,
+        ttft_p50_s=0.08,
+        ttft_p99_s=20.0,
+        usd_per_1k_good_tokens=0.0004,
+    )
+    text = printed(evaluation_table(found).rich(), 110)
+    for cell in ("0.80", "60.0", "80.0 ms", "20.0 s", "0.40", "static_workload, 2 test episodes"):
+        assert cell in text
+    assert "0.40..1.20" in text
+    assert "…" not in text
+    assert "score" not in text
+
+
+def test_scores() -> None:
+    """With anchors the score comes first."""
+    text = printed(evaluation_table(compared(score=True)).rich(), 110)
+    assert "score" in text and "0.50" in text and "0.25..0.75" in text
+
+
+def test_gain() -> None:
+    """Beside the reward, with the setting that it is above, in 120 characters."""
+    found = compared(score=True, objective=0.8, slo_attainment=0.6)
+    (one,) = found.agents
+    (other,) = compared(score=True, slo_attainment=0.6).agents
+    static = dataclasses.replace(other, agent="best_static")
+    policy = StaticPolicy(make_action(batch_cap=96), "best_static")
+    both = dataclasses.replace(found, agents=(one, static), policies=(policy,))
+    text = printed(evaluation_table(both).rich(), 120)
+    assert "gain" in text and "-0.20" in text and "-0.30..-0.10" in text
+    assert "best_static is batch_cap 96, kv_budget_fraction 1, by a quick search" in text
+    assert "gain" not in printed(evaluation_table(found).rich(), 120)
+
+
+def test_markdown() -> None:
+    """Every task has its title, its table with intervals in one line, and its note."""
+    table = evaluation_table(compared(score=True))
+    text = evaluation_markdown([table, table])
+    assert text.count("## static_workload, 2 test episodes\n\n| agent | score |") == 2
+    assert "| 0.50 (0.25 to 0.75) |" in text
+    assert text.count("95 % interval") == 2
+
+
+def test_missing_values() -> None:
+    """A statistic that no episode has is a dash."""
+    text = printed(evaluation_table(compared(ttft_p50_s=np.nan, ttft_p99_s=np.nan)).rich(), 110)
+    assert text.count(" - ") == 2
+
+
+def test_note_is_printed() -> None:
+    """Why there are no scores is said below the table."""
+    found = compared()
+    noted = dataclasses.replace(found.setup, note="no scores, because of this")
+    text = printed(evaluation_table(dataclasses.replace(found, setup=noted)).rich(), 110)
+    assert "no scores, because of this" in text
+
+
+def test_tasks_fit_the_terminal() -> None:
+    """Every task, with its knobs, at 80 characters."""
+    text = printed(task_table([load_task(name) for name in task_names()]), 80)
+    assert "…" not in text
+    for name in task_names():
+        assert name in text
+        for knob in load_task(name).knobs:
+            assert knob in text
+
+
+def test_tables_do_not_wait_for_the_trainer() -> None:
+    """Printing one imports neither optimisers nor checkpoints nor statistics."""
+    code = "import jaxserve.show.report, sys; print(*sys.modules)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"orbax.checkpoint", "optax", "scipy.stats"} & set(loaded)
+
+
+def test_training() -> None:
+    """A run shows each seed's reward, on how many episodes, and its score where there is one."""
+    setup = load_setup("static_workload")
+    assert setup.anchors is not None
+    static = setup.anchors.best_static
+    result = TrainingResult(Path(), (3, 4), (static, 0.25), 17, 0, compile_s=1.0, train_s=1.0)
+    text = " ".join(printed(training_table(result, setup), 80).split())
+    assert "17 validation episodes" in text and "0.2500" in text and "0.500" in text
+    alone = printed(training_table(result, dataclasses.replace(setup, anchors=None)), 80)
+    assert "0.2500" in alone and "score" not in alone
+
+
+def test_fit() -> None:
+    """A fit shows each factor, what is known of it, and the errors."""
+    report = FitReport(
+        rows=30,
+        constants=(
+            FittedConstant("weight streaming", 1.234, 0.97, False),
+            FittedConstant("host time", 0.5, 0.1, True),
+        ),
+        tpot_error=0.0123,
+        ttft_error=None,
+        held_out_tpot_error=0.021,
+        held_out_ttft_error=None,
+        prior_tpot_error=0.2,
+        worst_row=(7, -0.055),
+        table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
+    )
+    text = " ".join(printed(fit_report_table(report), 80).split())
+    for part in ("fit to 30 rows", "1.23", "97 %", "(at its limit)", "1.2 %", "not measured"):
+        assert part in text
+    assert "worst is row 7, TPOT -5.5 %" in text

@@ -1,0 +1,267 @@
+"""Control windows: nobody is lost, switches and crashes have their price, knobs do their work."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxserve
+from jaxserve.env import ServeEnv
+from jaxserve.fields import Bound
+from jaxserve.seeds import episode_key
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
+from jaxserve.tasks.spec import task_names
+from jaxserve.types import ServeAction, TimeStep, WindowMetrics
+
+WINDOWS = 120  # one length, so that one program serves all tests
+
+
+@functools.cache
+def environment(task: str, load: float = 1.0) -> ServeEnv:
+    """An environment whose knobs all act, with ``load`` times the task's requests."""
+    env = jaxserve.make(task)
+    workload, regimes = env.workload, env.workload.regimes
+    changes = {"regimes": dataclasses.replace(regimes, rate_rps=load * regimes.rate_rps)}
+    if workload.replay_counts is not None:
+        changes["replay_counts"] = load * workload.replay_counts
+    return dataclasses.replace(
+        env,
+        workload=dataclasses.replace(workload, **changes),
+        knob_active=jnp.ones(len(KNOBS), bool),
+    )
+
+
+def deployed(env: ServeEnv, **fields: float) -> ServeEnv:
+    """The same task on another deployment."""
+    changed = {name: jnp.float32(value) for name, value in fields.items()}
+    return dataclasses.replace(env, deployment=dataclasses.replace(env.deployment, **changed))
+
+
+def interchangeable(env: ServeEnv) -> ServeEnv:
+    """The same task with two equal classes in each priority group."""
+    kinds = (env.workload.classes, env.slo)
+    classes, slo = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[2], leaf.shape), kinds)
+    classes = dataclasses.replace(classes, priority=jnp.int32([0, 1, 2, 0, 1, 2]))
+    return dataclasses.replace(
+        env, workload=dataclasses.replace(env.workload, classes=classes), slo=slo
+    )
+
+
+def random_actions(seed: int, held: int) -> ServeAction:
+    """Actions [WINDOWS] over the whole ranges, each held for some windows."""
+    rng = np.random.default_rng(seed)
+
+    def draw(bound: Bound) -> np.ndarray:
+        values = rng.uniform(bound.low, bound.high + bound.integer, WINDOWS)
+        return np.repeat(values, held)[:WINDOWS].astype(bound.dtype)
+
+    return ServeAction(**{knob: draw(bound) for knob, bound in ACTION_BOUNDS.items()})
+
+
+def constant(**knobs: float) -> ServeAction:
+    """One action, held for all windows."""
+    action = jaxserve.make_action(**knobs)
+    return jax.tree.map(lambda value: np.full(WINDOWS, value), action)
+
+
+@jax.jit
+def play(env: ServeEnv, key: jax.Array, actions: ServeAction) -> TimeStep:
+    """TimeSteps [T, ...] of an episode."""
+    return jax.lax.scan(env.step, env.reset(key)[0], actions)[1]
+
+
+def windows(env: ServeEnv, actions: ServeAction, seed: int = 0) -> WindowMetrics:
+    """What happened in each window, float64[T, ...]."""
+    metrics = play(env, episode_key(seed), actions).metrics
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), metrics)
+
+
+def assert_conserved(metrics: WindowMetrics) -> None:
+    """Arrivals = completed + rejected + lost + change of those inside, to float precision."""
+    inside = metrics.waiting + metrics.running
+    before = np.concatenate([np.zeros_like(inside[:1]), inside[:-1]])
+    out = metrics.completed + metrics.rejected + metrics.lost
+    missing = np.abs(before + metrics.arrivals - out - inside)
+    size = 1.0 + before.sum(axis=1) + metrics.arrivals.sum(axis=1)
+    assert (missing.max(axis=1) / size).max() <= 1e-6
+
+
+@pytest.mark.parametrize("held", [1, 5])
+@pytest.mark.parametrize("task", task_names())
+def test_requests_are_conserved_in_every_window(task: str, held: int) -> None:
+    """With every knob moving at random and switches on the way; and all figures agree."""
+    metrics = windows(environment(task), random_actions(held, held), seed=held)
+    assert_conserved(metrics)
+    assert len(np.unique(metrics.tier)) > 1 and metrics.capacity.min() < 1.0
+    assert (metrics.good <= metrics.completed + 1e-5).all()
+    assert (metrics.first_tokens.cumsum(0) <= metrics.arrivals.cumsum(0) + 0.1).all()
+    assert (metrics.ttft_met <= metrics.first_tokens + 1e-4).all()
+    first_tokens = metrics.first_tokens.sum(axis=1, keepdims=True)
+    later = np.concatenate([first_tokens, metrics.ttft_exceeded], axis=1)
+    assert (np.diff(later, axis=1) <= 1e-3 * (1.0 + first_tokens)).all()
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_requests_are_conserved_under_overload(task: str) -> None:
+    """What twenty times the load does not get through is rejected, and shown within the bounds."""
+    env, actions = environment(task, load=20.0), random_actions(3, held=5)
+    metrics = windows(env, actions)
+    assert_conserved(metrics)
+    assert metrics.rejected.sum() > 0.3 * metrics.arrivals.sum()
+    for name, entry in vars(play(env, episode_key(0), actions).observation).items():
+        bound = OBSERVATION_BOUNDS[name]
+        assert ((np.asarray(entry) >= bound.low) & (np.asarray(entry) <= bound.high)).all(), name
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_requests_are_conserved_through_memory_crashes(task: str) -> None:
+    """What ran when memory ran out is lost and counted, and the rest goes on."""
+    metrics = windows(deployed(environment(task), device_gib=30.0), random_actions(4, held=3))
+    assert_conserved(metrics)
+    crashed = metrics.oom > 0.0
+    assert crashed.any() and not crashed.all()
+    assert metrics.lost[crashed].sum() > 0.0 and not metrics.lost[~crashed].any()
+    assert not metrics.running[crashed].any()
+
+
+def test_a_memory_crash_takes_all_gpus_away() -> None:
+    """Large verify batches run out of memory; the restart takes as long as the deployment says."""
+    env = deployed(environment("static_workload", load=20.0), oom_restart_s=3.5, device_gib=37.0)
+    metrics = windows(env, constant(batch_cap=512, speculation_depth=8))
+    crashes = np.flatnonzero(metrics.oom)
+    assert len(crashes) > 3 and metrics.memory_gib[crashes].min() > 37.0
+    for crash in crashes[crashes < WINDOWS - 4]:
+        np.testing.assert_allclose(metrics.capacity[crash + 1 : crash + 5], [0, 0, 0, 0.5])
+        assert not metrics.completed[crash + 1 : crash + 4].any()
+
+
+GPUS = {"static_workload": 1, "bursty_workload": 2, "adversarial_multitenant": 4}
+
+
+@settings(max_examples=20)
+@given(st.sampled_from(sorted(GPUS)), st.integers(1, 2), st.floats(0.3, 7.0))
+def test_a_new_tier_costs_every_gpu_its_restart(task: str, tier: int, restart_s: float) -> None:
+    """One GPU after the other is away; half-way through the new tier is in force and stays."""
+    env = deployed(environment(task), restart_s=restart_s)
+    metrics = windows(env, constant(batch_cap=64, quantization_tier=tier))
+    span = restart_s * GPUS[task]
+    last = int(np.ceil(span - 1e-4))
+    assert (metrics.capacity[:last] < 1.0).all() and (metrics.capacity[last:] == 1.0).all()
+    # At most one GPU is away at a time, and each is away for its restart.
+    assert metrics.capacity.min() >= 1.0 - 1.0 / GPUS[task] - 1e-6
+    assert (1.0 - metrics.capacity).sum() == pytest.approx(restart_s, rel=1e-4)
+    in_force = int(np.argmax(metrics.tier == tier))
+    assert 0.5 * span - 1e-4 <= in_force <= 0.5 * span + 1.0 + 1e-4
+    assert (metrics.tier[:in_force] == 0).all() and (metrics.tier[in_force:] == tier).all()
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 7), st.floats(0.3, 5.0))
+def test_a_new_split_costs_the_gpus_that_change(split: int, rerole_s: float) -> None:
+    """Re-roling takes its time for each GPU that changes; one GPU always decodes."""
+    env = deployed(environment("adversarial_multitenant"), rerole_s=rerole_s)
+    metrics = windows(env, constant(batch_cap=64, prefill_decode_split=split))
+    changed = min(split, 3)
+    assert (1.0 - metrics.capacity).sum() == pytest.approx(rerole_s * changed / 4.0, rel=1e-4)
+    assert metrics.prefill_gpus[-1] == changed
+
+
+def test_a_switch_that_takes_no_time() -> None:
+    """Where nothing has to restart, tier and split are in force at once and cost nothing."""
+    env = deployed(environment("adversarial_multitenant"), restart_s=0.0, rerole_s=0.0)
+    metrics = windows(env, constant(batch_cap=64, quantization_tier=1, prefill_decode_split=2))
+    assert (metrics.tier == 1).all() and (metrics.prefill_gpus == 2).all()
+    assert (metrics.capacity == 1.0).all()
+
+
+def test_a_long_change_of_roles_is_not_a_reload() -> None:
+    """One GPU that changes its role loses its own share of what runs, however long it takes."""
+    env = deployed(environment("adversarial_multitenant"), restart_s=5.0, rerole_s=40.0)
+    split = (np.arange(WINDOWS) >= 40).astype(np.int32)
+    actions = constant(batch_cap=256)
+    metrics = windows(env, dataclasses.replace(actions, prefill_decode_split=split))
+    before = metrics.running[39].sum()
+    assert metrics.preemptions[40] == pytest.approx(0.25 * before, rel=0.3)
+    assert metrics.preemptions.sum() == pytest.approx(metrics.preemptions[40], rel=0.01)
+
+
+def test_a_switch_that_runs_is_finished_first() -> None:
+    """Whoever asks for another tier in every window gets no more switches than fit."""
+    env = deployed(environment("bursty_workload"), restart_s=5.0)
+    tiers = np.arange(WINDOWS, dtype=np.int32) % 3
+    metrics = windows(env, dataclasses.replace(constant(batch_cap=64), quantization_tier=tiers))
+    changes = np.flatnonzero(np.diff(metrics.tier))
+    assert len(changes) > 3 and np.diff(changes).min() >= 10  # two GPUs of five seconds
+
+
+QUEUEING = pytest.mark.parametrize(
+    ("task", "load", "knobs"),
+    [
+        ("bursty_workload", 1.0, {"batch_cap": 14}),
+        ("static_workload", 1.3, {"batch_cap": 36}),
+        ("static_workload", 2.0, {"batch_cap": 64, "kv_budget_fraction": 0.1}),
+        ("adversarial_multitenant", 1.0, {"batch_cap": 14}),
+    ],
+)
+"""Lines for slots and for KV that have been served at the end."""
+
+
+@QUEUEING
+def test_priority_moves_waits(task: str, load: float, knobs: dict[str, float]) -> None:
+    """Among equal requests, what the first group gains the last one loses."""
+    env = interchangeable(environment(task, load))
+    in_turn, routed = (windows(env, constant(priority_routing=p, **knobs), 2) for p in (0, 1))
+    # Little's law: those who wait, summed over time, are the waits summed over requests.
+    assert in_turn.waiting.sum() > 100.0
+    assert routed.waiting.sum() == pytest.approx(in_turn.waiting.sum(), rel=0.05)
+    assert routed.completed.sum() == pytest.approx(in_turn.completed.sum(), rel=0.01)
+    first, last = [0, 3], [2, 5]
+    assert routed.waiting[:, first].sum() < 0.3 * in_turn.waiting[:, first].sum()
+    assert routed.waiting[:, last].sum() > 1.5 * in_turn.waiting[:, last].sum()
+    assert routed.ttft_met[:, first].sum() > in_turn.ttft_met[:, first].sum()
+
+
+def mean_ttft_s(metrics: WindowMetrics) -> float:
+    """Mean over an episode's first tokens: the integral of those that are still to come."""
+    later = np.concatenate([metrics.first_tokens.sum()[None], metrics.ttft_exceeded.sum(axis=0)])
+    return np.trapezoid(later, np.concatenate([[0.0], TTFT_EDGES_S])) / later[0]
+
+
+@QUEUEING
+def test_waits_are_those_of_littles_law(task: str, load: float, knobs: dict[str, float]) -> None:
+    """Mean TTFT beyond that of an ample deployment is the time in line that queue lengths give."""
+    env = interchangeable(environment(task, load))
+    scarce, ample = (windows(env, constant(**k), 2) for k in (knobs, {"batch_cap": 256}))
+    in_line_s = scarce.waiting.sum() / scarce.first_tokens.sum()
+    assert in_line_s > 0.1
+    assert mean_ttft_s(scarce) - mean_ttft_s(ample) == pytest.approx(in_line_s, rel=0.12)
+
+
+@pytest.mark.parametrize("task", [*GPUS, "trace_replay"])
+def test_memory_that_nobody_needs_changes_nothing(task: str) -> None:
+    """Above twice the KV in use the budget is only reserved; far below it requests wait for it."""
+    env = environment(task)
+    found = {}
+    for fraction in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1):
+        steps = play(env, episode_key(0), constant(batch_cap=64, kv_budget_fraction=fraction))
+        found[fraction] = jax.tree.map(np.float64, steps)
+    whole = found[1.0]
+    for fraction, steps in found.items():
+        held_up = (steps.metrics.waiting - whole.metrics.waiting).sum()
+        held_up += (steps.metrics.preemptions - whole.metrics.preemptions).sum()
+        peak = whole.metrics.kv_occupancy.max() / fraction
+        if peak < 0.5:
+            np.testing.assert_allclose(steps.reward, whole.reward, atol=1e-5)
+            np.testing.assert_allclose(held_up, 0.0, atol=1e-2)
+        if peak > 1.2:
+            assert held_up > 10.0
+    reserved = [steps.metrics.memory_gib.max() for steps in found.values()]
+    assert (np.diff(reserved) < 0.0).all()

@@ -1,0 +1,298 @@
+"""Trace files: every format is read exactly, and every defect is named with file, line, column."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.errors import InputError
+from jaxserve.sim.traffic import traces
+from jaxserve.sim.traffic.traces import Trace, load_trace
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+FIRST = "2000-01-01 00:00:01.0000000"
+LATER = "2000-01-01 00:00:02.5000001"
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Writes a file and returns its path."""
+
+    def write_file(content: str | bytes, name: str = "trace") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write_file
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "requests", "skipped"),
+    [
+        ("azure_small.csv", "azure", 40, 0),
+        ("mooncake_small.jsonl", "mooncake", 40, 0),
+        ("burstgpt_small.csv", "burstgpt", 34, 6),
+    ],
+)
+def test_each_format_is_read_and_recognised(
+    name: str, format: str, requests: int, skipped: int
+) -> None:
+    """A sample of each format loads alike with its format named and without."""
+    trace = load_trace(DATA / name, format)
+    assert (len(trace), trace.skipped) == (requests, skipped)
+    assert trace.arrival_s[0] == 0.0 and trace.duration_s > 1.0
+    assert trace.arrival_s.dtype == np.float64 and trace.prompt_tokens.dtype == np.int32
+    assert trace.output_tokens.dtype == np.int32
+    found = load_trace(DATA / name)
+    np.testing.assert_array_equal(found.arrival_s, trace.arrival_s)
+    np.testing.assert_array_equal(found.prompt_tokens, trace.prompt_tokens)
+
+
+def test_azure_values(write) -> None:
+    """Seven fractional digits, carriage returns and tokens come through exactly."""
+    text = AZURE + f"{FIRST},374,44\n{LATER},396,109\n"
+    trace = load_trace(write(text.replace("\n", "\r\n")))
+    np.testing.assert_allclose(trace.arrival_s, [0.0, 1.5000001], rtol=0, atol=1e-12)
+    assert trace.prompt_tokens.tolist() == [374, 396]
+    assert trace.output_tokens.tolist() == [44, 109]
+
+
+@pytest.mark.parametrize("offset", ["+00:00", "Z", "-07:00"])
+def test_azure_times_with_an_offset(write, offset: str) -> None:
+    """The 2024 files' times with a UTC offset, whole seconds among them, are read too."""
+    text = f"{AZURE}2024-05-12 00:00:00{offset},374,44\n2024-05-12T00:00:01.250000{offset},396,109"
+    np.testing.assert_allclose(load_trace(write(text)).arrival_s, [0.0, 1.25])
+
+
+def test_times_cross_midnight_and_leap_day(write) -> None:
+    """Times are calendar times, not clock readings."""
+    text = AZURE + "2024-02-28 23:59:59.5,1,1\n2024-02-29 00:00:00.5,1,1\n2024-03-01 00:00:00.5,1,1"
+    np.testing.assert_allclose(load_trace(write(text)).arrival_s, [0.0, 1.0, 86401.0])
+
+
+def test_mooncake_values(write) -> None:
+    """Milliseconds become seconds; other keys and fractions of a millisecond do not disturb."""
+    text = (
+        '{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}\n'
+        '{"output_length": 26.0, "timestamp": 30535.5, "input_length": 6472}\n'
+    )
+    trace = load_trace(write(text))
+    np.testing.assert_allclose(trace.arrival_s, [0.0, 3.0535])
+    assert trace.prompt_tokens.tolist() == [6955, 6472]
+    assert trace.output_tokens.tolist() == [52, 26]
+
+
+def test_burstgpt_values(write) -> None:
+    """Failed requests (zero tokens) are left out and counted; columns may stand in any order."""
+    text = (
+        "Model,Session ID,Response tokens,Request tokens,Timestamp\n"
+        'ChatGPT,,18,472,5\nGPT-4,"a, b",0,586,6.5\nChatGPT,7,0,0,6.5\nChatGPT,7,230,1087,45\n'
+    )
+    trace = load_trace(write(text))
+    assert trace.arrival_s.tolist() == [0.0, 40.0] and trace.skipped == 2
+    assert trace.prompt_tokens.tolist() == [472, 1087]
+    assert trace.output_tokens.tolist() == [18, 230]
+
+
+def test_byte_order_mark_spaces_and_final_blank_lines_are_harmless(write) -> None:
+    """What spreadsheets add to a file does not make it unreadable."""
+    text = "\ufeff" + AZURE.replace(",", ", ") + f"{FIRST}, 374 ,44.0\n\n\n"
+    assert load_trace(write(text)).prompt_tokens.tolist() == [374]
+
+
+@given(st.floats(1e-3, 1e3))
+def test_time_scale_compresses_time(scale: float) -> None:
+    """A time scale of 2 doubles the rate and changes no length."""
+    trace = load_trace(DATA / "azure_small.csv")
+    scaled = load_trace(DATA / "azure_small.csv", time_scale=scale)
+    np.testing.assert_allclose(scaled.arrival_s * scale, trace.arrival_s, rtol=1e-12)
+    np.testing.assert_array_equal(scaled.prompt_tokens, trace.prompt_tokens)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, math.nan, math.inf])
+def test_bad_time_scale(scale: float) -> None:
+    """A time scale that is not a finite number above 0 is refused."""
+    with pytest.raises(InputError, match=r"time_scale is .*; it must be a finite number above 0"):
+        load_trace(DATA / "azure_small.csv", time_scale=scale)
+
+
+def test_unknown_format() -> None:
+    """An unknown format's error lists the known ones."""
+    with pytest.raises(
+        InputError, match="format is 'csv'; it must be one of azure, mooncake, burstgpt"
+    ):
+        load_trace(DATA / "azure_small.csv", format="csv")
+
+
+BAD_CSV = [
+    ("", "is empty"),
+    (" \n\n", "is empty"),
+    (AZURE, "has a header but no rows"),
+    ("time,tokens\n1,2\n", "line 1: neither a JSON object nor a header with known columns"),
+    ("TIMESTAMP,ContextTokens\n", "line 1: column 'GeneratedTokens' is missing; the azure"),
+    ("Timestamp,Request tokens\n", "line 1: column 'Response tokens' is missing; the burstgpt"),
+    (AZURE.strip() + ",TIMESTAMP\n", "line 1: column 'TIMESTAMP' appears twice"),
+    (AZURE + f"{FIRST},374\n", "line 2: 2 cells, but the header has 3"),
+    (AZURE + f"{FIRST},374,44\n{LATER},1,2,3\n", "line 3: 4 cells, but the header has 3"),
+    (AZURE + f"{FIRST},374,44\n\n{LATER},1,2\n", "line 3, column TIMESTAMP is ''; it must be a t"),
+    (AZURE + f"{FIRST},,44\n", "line 2, column ContextTokens is ''; it must be a whole number"),
+    (
+        AZURE + f"{FIRST},374,44\n{LATER},nan,4\n",
+        "line 3, column ContextTokens is 'nan'; it must be",
+    ),
+    (AZURE + f"{FIRST},-5,44\n", "line 2, column ContextTokens is '-5'; it must be a whole number"),
+    (AZURE + f"{FIRST},374,44.5\n", "line 2, column GeneratedTokens is '44.5'; it must be a whole"),
+    (AZURE + f"{FIRST},374,1e3\n", "line 2, column GeneratedTokens is '1e3'; it must be a whole"),
+    (
+        AZURE + f"{FIRST},374,20000000\n",
+        "line 2, column GeneratedTokens is '20000000'; .* 10000000",
+    ),
+    (AZURE + f"{FIRST},9{'9' * 30},1\n", "line 2, column ContextTokens is '9999"),
+    (AZURE + f"{FIRST},0,44\n", "line 2, column ContextTokens is 0; it must be at least 1 t"),
+    (AZURE + f"{FIRST},3,0\n", "line 2, column GeneratedTokens is 0; it must be at least 1"),
+    (
+        AZURE + "yesterday,374,44\n",
+        "line 2, column TIMESTAMP is 'yesterday'; it must be a time like",
+    ),
+    (AZURE + "2023-13-16 18:17:03,3,4\n", "line 2, column TIMESTAMP is '2023-13-16 18:17:03'"),
+    (AZURE + f"{FIRST},3,4\n2000-02-30 00:00:00,3,4\n", "line 3, column TIMESTAMP is '2000-02-30"),
+    (
+        AZURE + f"{FIRST}+00:00,3,4\n{LATER},3,4\n",
+        "line 3, column TIMESTAMP is '2000-01-01 00:00:02.5000001'; .* like the first row",
+    ),
+    (AZURE + f"{LATER},3,4\n{FIRST},3,4\n", "line 3, column TIMESTAMP: earlier than the line"),
+    (AZURE + f"{FIRST},3,4\n{FIRST},3,5\n{FIRST},3,4\n", "line 4: the same row as one before it"),
+    (BURSTGPT + "-5,G,3,4,7,L\n", "line 2, column Timestamp is '-5'; it must be a finite number"),
+    (BURSTGPT + "inf,G,3,4,7,L\n", "line 2, column Timestamp is 'inf'; it must be a finite number"),
+    (
+        BURSTGPT + "1e999,G,3,4,7,L\n",
+        "line 2, column Timestamp is '1e999'; it must be a finite number",
+    ),
+    (BURSTGPT + "5,G,3,4,7,L\n4,G,3,4,7,L\n", "line 3, column Timestamp: earlier than the line"),
+    (BURSTGPT + "5,G,0,0,0,L\n", "holds no request with tokens, only failed ones"),
+    (BURSTGPT + "5,G,3,4,7,L\n5,G,3,4,7,L\n", "line 3: the same row as one before it"),
+    (AZURE + f'"{FIRST},3,4\n{LATER},3,4\n', "line 2: 1 cells, but the header has 3"),
+    (b"\x89PNG\r\n\x1a\n\xff\xd8", "line 1: not UTF-8 text"),
+    (AZURE.encode() + b"\xe9,3,4\n", "line 2: not UTF-8 text"),
+    (AZURE + f"{FIRST},3\0,4\n", "line 2: a zero byte, so this is not a text file"),
+]
+
+ROW = '{"timestamp": 0, "input_length": 3, "output_length": 4}\n'
+BAD_JSONL = [
+    (ROW + "{\n", "line 2, column 2: not JSON: Expecting property name"),
+    (ROW + "\n" + ROW, "line 2, column 1: not JSON: Expecting value"),
+    (ROW + "[1, 2]\n", r"line 2 is \[1, 2\]; it must be a JSON object"),
+    ('{"timestamp": 0, "input_length": 3}\n', "line 1: output_length is missing"),
+    (ROW.replace("3", "-3"), "line 1: input_length is -3; it must be a whole number"),
+    (ROW.replace("3", "2.5"), "line 1: input_length is 2.5; it must be a whole number"),
+    (ROW.replace("3", "NaN"), "line 1: input_length is nan; it must be a whole number"),
+    (ROW.replace("3", "null"), "line 1: input_length is None; it must be a whole number"),
+    (ROW.replace("3", "true"), "line 1: input_length is True; it must be a whole number"),
+    (ROW.replace("3", '"3"'), "line 1: input_length is '3'; it must be a whole number"),
+    (ROW.replace("3", "0"), "line 1, column input_length is 0; it must be at least 1 token"),
+    (ROW.replace("3", "9" * 5000), "line 1: a number too long or nesting too deep"),
+    ('{"timestamp": ' + "[" * 99_999, "line 1: a number too long or nesting too deep"),
+    (ROW.replace(": 0", ": -1"), "line 1: timestamp is -1; it must be a number"),
+    (ROW.replace(": 0", ": Infinity"), "line 1: timestamp is inf; it must be a number"),
+    (ROW.replace(": 0", ": 9") + ROW, "line 2, column timestamp: earlier than the line before"),
+    (ROW + ROW, "line 2: the same row as one before it"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD_CSV + BAD_JSONL)
+def test_defects_are_named(write, content: str | bytes, message: str) -> None:
+    """Every defect gives one sentence with the file, and the line and column where there are."""
+    path = write(content)
+    with pytest.raises(InputError, match=message) as caught:
+        load_trace(path)
+    assert str(caught.value).startswith(str(path)) and "\n" not in str(caught.value)
+
+
+def test_defect_far_down_is_found_on_its_line(write) -> None:
+    """Line numbers stay right behind many good rows."""
+    rows = [f"{i},GPT-4,{3 + i},4,7,API log" for i in range(50_000)]
+    rows[43_210] = rows[43_210].replace("GPT-4,43213", "GPT-4,none")
+    with pytest.raises(InputError, match="line 43212, column Request tokens is 'none'"):
+        load_trace(write(BURSTGPT + "\n".join(rows)))
+
+
+def test_equal_rows_of_a_coarse_clock_are_requests(write) -> None:
+    """Whole seconds and batched milliseconds can repeat a row; both requests are kept."""
+    rows = "5,G,3,4,7,L\n5,G,3,4,7,L\n6,G,3,4,7,L\n"
+    assert len(load_trace(write(BURSTGPT + rows))) == 3
+    assert len(load_trace(write(ROW + ROW + ROW.replace("3", "5")))) == 3
+
+
+def test_equal_times_with_other_tokens_are_requests(write) -> None:
+    """Requests at the same time are fine in every format."""
+    assert len(load_trace(write(AZURE + f"{FIRST},3,4\n{FIRST},3,5\n{FIRST},4,4\n"))) == 3
+
+
+def test_format_named_against_the_content(write) -> None:
+    """Naming a format the file does not have is an error about the first line."""
+    with pytest.raises(InputError, match="line 1, column 1: not JSON"):
+        load_trace(write(AZURE + f"{FIRST},3,4\n"), format="mooncake")
+    with pytest.raises(InputError, match="line 1: column 'TIMESTAMP' is missing"):
+        load_trace(write(ROW), format="azure")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    """A missing file and a folder give one sentence, not a traceback."""
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        load_trace(tmp_path / "absent.csv")
+    with pytest.raises(InputError, match="cannot be read: Is a directory"):
+        load_trace(tmp_path)
+
+
+def test_huge_files_are_refused_before_reading(write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Size in bytes and number of rows are limited."""
+    path = write(AZURE + f"{FIRST},3,4\n{LATER},3,4\n")
+    monkeypatch.setattr(traces, "MAX_TRACE_ROWS", 1)
+    with pytest.raises(InputError, match="has 2 rows; at most 1 are read"):
+        load_trace(path)
+    monkeypatch.setattr(traces, "MAX_TRACE_BYTES", 50)
+    with pytest.raises(InputError, match=r"has 104 bytes; at most 50 are read, so cut it first"):
+        load_trace(path)
+
+
+def test_traces_are_checked_when_built_by_hand() -> None:
+    """A trace begins at 0 and has no times out of order, uneven columns or empty requests."""
+    ones = np.ones(2, np.int32)
+    with pytest.raises(InputError, match="must not decrease"):
+        Trace(np.array([1.0, 0.0]), ones, ones)
+    with pytest.raises(InputError, match=r"arrival_s\[0\] is 5.0; it must be 0"):
+        Trace(np.array([5.0, 6.0]), ones, ones)
+    with pytest.raises(InputError, match="all columns of one length"):
+        Trace(np.array([0.0, 1.0]), ones[:1], ones)
+    with pytest.raises(InputError, match="at least one request"):
+        Trace(np.zeros(0), ones[:0], ones[:0])
+    with pytest.raises(InputError, match="at least 1"):
+        Trace(np.array([0.0, 1.0]), 0 * ones, ones)
+
+
+def test_repeated_blocks_are_counted(write) -> None:
+    """Of hash ids the share of prompt tokens in blocks that came before is told."""
+    rows = [
+        {"timestamp": 0, "input_length": 1000, "output_length": 4, "hash_ids": [7, 8]},
+        {"timestamp": 1, "input_length": 700, "output_length": 4, "hash_ids": [7, 9]},
+        {"timestamp": 2, "input_length": 600, "output_length": 4, "hash_ids": [7, 8, 9]},
+    ]
+    trace = load_trace(write("".join(json.dumps(row) + "\n" for row in rows)))
+    assert trace.repeated_share == pytest.approx((512 + 512 + 88) / 2300)
+    assert trace.note is not None and trace.note.startswith("48% of the trace's prompt tokens")
+
+
+@pytest.mark.parametrize("blocks", [None, [], 7, "7", {}])
+def test_blocks_without_names_are_not_counted(write, blocks: Any) -> None:
+    """Where a file has no hash ids nothing is said of them."""
+    row = {"timestamp": 0, "input_length": 1000, "output_length": 4, "hash_ids": blocks}
+    trace = load_trace(write(json.dumps(row)))
+    assert trace.repeated_share is None and trace.note is None
+    assert load_trace(DATA / "azure_small.csv").note is None

@@ -1,0 +1,93 @@
+"""Checks: what is good passes through, what is not gets one sentence of one form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve import checks
+from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+CHECKS: list[Callable[[Any], Any]] = [
+    lambda value: checks.number("x", value, -1, 1),
+    lambda value: checks.positive("x", value),
+    lambda value: checks.whole("x", value, 0),
+    lambda value: checks.one_of("x", value, ("a", "b")),
+    lambda value: JsonObject({"y": value}, "x").text("y"),
+    lambda value: JsonObject({"y": value}, "x").entries("y"),
+    lambda value: JsonObject({"y": value}, "x").numbers("y", 2),
+    lambda value: JsonObject({"y": value}, "x").rising_pair("y", 0, 1),
+    lambda value: JsonObject({"y": value}, "x").inside("y", ("z",)),
+]
+
+
+@given(anything, st.sampled_from(CHECKS))
+def test_good_passes_unchanged_and_bad_gets_a_sentence(value: Any, check: Any) -> None:
+    """A check returns what it was given, or says in one short line: X is V; it must be this."""
+    try:
+        result = check(value)
+    except InputError as error:
+        text = str(error)
+        assert text.startswith("x") and " is " in text
+        assert "; it must be " in text or " is unknown; allowed are " in text
+        assert len(text.splitlines()) == 1 and len(text) < 1000
+    else:
+        if isinstance(result, float | tuple):
+            value = float(value) if isinstance(result, float) else tuple(map(float, value))
+        assert result == value
+
+
+@pytest.mark.parametrize(
+    ("check", "sentence"),
+    [
+        (lambda: checks.number("x", 2, 0, 1), "x is 2; it must be a number from 0 to 1"),
+        (lambda: checks.number("x", True, 0, 1), "x is True; it must be a number from 0 to 1"),
+        (lambda: checks.number("x", math.nan), "x is nan; it must be a finite number"),
+        (lambda: checks.number("x", math.inf, 0), "x is inf; it must be a finite number from 0 on"),
+        (lambda: checks.number("x", np.float32(-1), 0.5, 1e-6 + 1), "from 0.5 to 1.000001"),
+        (lambda: checks.positive("x", 0), "x is 0; it must be a finite number above 0"),
+        (lambda: checks.whole("x", 1.0, 0, 9), "x is 1.0; it must be a whole number from 0 to 9"),
+        (lambda: checks.whole("x", -1, 0), "x is -1; it must be a whole number from 0 on"),
+        (lambda: checks.whole("x", 2, 1, 1), "x is 2; it must be 1"),
+        (lambda: checks.whole("x", 10**999, 1, 2**31), "it must be a whole number from 1 to"),
+        (lambda: checks.one_of("x", "c", ("a", "b")), "x is 'c'; it must be one of a, b"),
+        (lambda: checks.ending("x", "a.csv", ".png"), "x is 'a.csv'; it must be a path that ends"),
+        (lambda: JsonObject([1], "x"), "x is [1]; it must be a JSON object"),
+        (lambda: JsonObject({"b": 1}, "x", ("a", "c")), "field 'b' is unknown; allowed are a, c"),
+        (lambda: JsonObject({}, "x").whole("y", 0, 9), "x: y is missing; it must be a whole"),
+        (lambda: JsonObject({}, "x").inside("y").text("z"), "x: y is missing; it must be a JSON"),
+        (lambda: JsonObject({"y": {}}, "x").inside("y").text("z"), "x: y: z is missing; it must"),
+        (lambda: JsonObject({"y": [1]}, "x").numbers("y", 3), "x: y is [1]; it must be 3 numbers"),
+        (lambda: JsonObject({"y": [2, 1]}, "x").rising_pair("y", 0, 5), "numbers from 0 to 5"),
+    ],
+)  # fmt: skip
+def test_sentences(check: Callable[[], Any], sentence: str) -> None:
+    """Each check says name, value and what is allowed."""
+    with pytest.raises(InputError) as caught:
+        check()
+    assert sentence in str(caught.value)
+
+
+def test_a_default_stands_in_for_a_missing_field_only() -> None:
+    """What a file leaves out is the default; what it says wrongly is refused."""
+    fields = JsonObject({"a": None}, "x")
+    assert fields.number("b", 0, 1, 0.5) == 0.5
+    with pytest.raises(InputError, match="x: a is None"):
+        fields.number("a", 0, 1, 0.5)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    """NumPy's scalars pass, and come out as Python's own."""
+    assert type(checks.whole("x", np.int64(3), 0)) is int
+    assert type(checks.number("x", np.float32(0.5))) is float
