@@ -1,0 +1,65 @@
+"""All parts of the gateway put together, as one ASGI application with two doors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from jaxserve.gateway.admission import build_pools
+from jaxserve.gateway.calls import Calls
+from jaxserve.gateway.clients import ClientDoor
+from jaxserve.gateway.control import ControlDoor, gauges
+from jaxserve.gateway.engines import EngineSpec
+from jaxserve.gateway.ledger import Ledger
+from jaxserve.gateway.metrics import Metrics
+from jaxserve.gateway.objectives import Classes
+from jaxserve.gateway.proxy import Proxy
+from jaxserve.gateway.records import Records
+from jaxserve.gateway.settings import GatewaySettings, Tokens
+from jaxserve.gateway.windows import Windows
+
+
+class Gateway:
+    """The application. Requests that come in at the control port meet the other door."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        tokens: Tokens,
+        specs: Sequence[EngineSpec],
+        control_port: int,
+    ) -> None:
+        """Args: as read from command line and environment, and the port that was taken.
+
+        Raises:
+          InputError: objectives are not understood, or the file of records cannot be written.
+        """
+        classes = Classes(settings.slo)
+        self.calls = Calls()
+        self.pools = build_pools(specs, settings.queue, settings.look_ahead)
+        records = Records(settings.records_kept, settings.records)
+        metrics = Metrics(lambda: gauges(self.pools, self.calls, self.ledger))
+        self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
+        self._proxy = Proxy(settings, self.pools, self.ledger, self.calls)
+        self._clients = ClientDoor(settings, tokens.client, self.calls, self._proxy)
+        self._control = ControlDoor(tokens.control, self.pools, self.calls, self.ledger)
+        self._control_port = control_port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves what uvicorn hands over: HTTP requests, and its own start and end."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+        elif scope["server"][1] == self._control_port:
+            await self._control(scope, receive, send)
+        else:
+            await self._clients(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self._proxy.begin()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._proxy.close()
+        self.ledger.records.close()
+        await send({"type": "lifespan.shutdown.complete"})

@@ -1,0 +1,164 @@
+"""The door for controllers: metrics, aggregates of windows, records and the state of engines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.admission import Pool
+from jaxserve.gateway.auth import shows
+from jaxserve.gateway.calls import Calls
+from jaxserve.gateway.ledger import Ledger
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_LONGEST_WINDOW_S = 86_400.0
+
+
+class ControlDoor:
+    """ASGI application on a port of its own."""
+
+    def __init__(
+        self, token: str | None, pools: Mapping[str, Pool], calls: Calls, ledger: Ledger
+    ) -> None:
+        """Args: what controllers must show, the engines, what is in flight, and the books."""
+        self._token = token
+        self._pools = pools
+        self._calls = calls
+        self._ledger = ledger
+        self._router = Router(
+            [
+                Route("/metrics", self._metrics),
+                Route("/control/window", self._window),
+                Route("/control/records", self._records),
+                Route("/control/state", self._state),
+            ]
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        try:
+            if not shows(scope["headers"], self._token):
+                raise HTTPException(401, "control asks for a token: Authorization: Bearer TOKEN")
+            # The router then raises what it would answer itself.
+            await self._router({**scope, "app": self}, receive, send)
+        except (HTTPException, InputError) as error:
+            status = error.status_code if isinstance(error, HTTPException) else 400
+            text = error.detail if isinstance(error, HTTPException) else str(error)
+            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+            await _json({"error": text}, status, headers)(scope, receive, send)
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self._ledger.metrics.text(), media_type=_METRICS_TYPE)
+
+    async def _window(self, request: Request) -> Response:
+        """``?seconds=10``, or ``?since=`` with the ``until_s`` of the last answer: windows that
+        follow each other lose and repeat nothing."""
+        until_s = time.monotonic()
+        if "since" in request.query_params:
+            since_s = _number(request, "since", 0.0, until_s)
+        else:
+            since_s = until_s - _number(request, "seconds", 0.001, _LONGEST_WINDOW_S, 10.0)
+        books = self._ledger
+        window = books.windows.window(books.records, since_s, until_s)
+        return _json({"gateway": books.id, **window, **self._now()})
+
+    async def _records(self, request: Request) -> Response:
+        """``?last=100``: requests that ended, the last one last."""
+        ring = self._ledger.records.ring
+        count = int(_number(request, "last", 1.0, 1e6, 100.0))
+        return _json({"records": list(ring)[-count:]})
+
+    async def _state(self, request: Request) -> Response:
+        return _json({"gateway": self._ledger.id, **self._now()})
+
+    def _now(self) -> dict[str, Any]:
+        """What is so at this moment."""
+        return {
+            "now_s": time.monotonic(),
+            "in_gateway": len(self._calls),
+            "stopping": self._calls.stopping,
+            "pools": {pool.name: _pool_state(pool) for pool in self._pools.values()},
+        }
+
+
+def gauges(
+    pools: Mapping[str, Pool], calls: Calls, ledger: Ledger
+) -> Iterable[tuple[str, str, str, Mapping[str, float]]]:
+    """What metrics show of this moment."""
+    replicas = [replica for pool in pools.values() for replica in pool.replicas]
+    yield (
+        "running",
+        "Requests at an engine.",
+        "engine",
+        {one.spec.name: one.in_flight for one in replicas},
+    )
+    yield (
+        "engine_up",
+        "1 unless the last connection to an engine could not be made.",
+        "engine",
+        {one.spec.name: float(one.up) for one in replicas},
+    )
+    yield (
+        "waiting",
+        "Requests in the queue of a pool.",
+        "pool",
+        {name: pool.waiting for name, pool in pools.items()},
+    )
+    yield (
+        "in_gateway",
+        "Requests in the gateway, those being read included.",
+        "gateway",
+        {ledger.id: len(calls)},
+    )
+    yield (
+        "records_lost",
+        "Records that the file did not take.",
+        "gateway",
+        {ledger.id: ledger.records.lost},
+    )
+
+
+def _pool_state(pool: Pool) -> dict[str, Any]:
+    return {
+        "waiting": pool.waiting,
+        "running": sum(one.in_flight for one in pool.replicas),
+        "engines": [
+            {
+                "name": one.spec.name,
+                "kind": one.spec.kind,
+                "tier": one.spec.tier,
+                "depth": one.spec.depth,
+                "cap": one.spec.cap,
+                "running": one.in_flight,
+                "up": one.up,
+            }
+            for one in pool.replicas
+        ],
+    }
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+def _number(
+    request: Request, name: str, low: float, high: float, default: float | None = None
+) -> float:
+    text = request.query_params.get(name)
+    try:
+        value = default if text is None and default is not None else float(text or "")
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high:
+        raise InputError(f"{name} is {text!r}; it must be a number from {low:g} to {high:g}")
+    return value

@@ -1,0 +1,207 @@
+"""What differs between the interfaces that engines offer: errors, tokens in events, usage.
+
+Pure functions of parsed JSON. An event is one ``data:`` of a stream, an answer a whole body; a
+stranger to the dialect is neither a token nor an error, and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import orjson
+
+from jaxserve.gateway.problems import Problem
+
+
+class Usage(NamedTuple):
+    """Tokens that an engine says it counted; None where it does not say."""
+
+    prompt: int | None = None
+    output: int | None = None
+
+    def updated(self, later: Usage) -> Usage:
+        """With what a later event says."""
+        return Usage(
+            self.prompt if later.prompt is None else later.prompt,
+            self.output if later.output is None else later.output,
+        )
+
+
+NO_USAGE = Usage()
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One interface."""
+
+    name: str
+    error: Callable[[Problem], Mapping[str, Any]]
+    """body of an error."""
+    error_event: Callable[[Problem, int], bytes]
+    """the same inside a stream, after a number of events."""
+    has_token: Callable[[Mapping[str, Any]], bool]
+    """whether an event brings output."""
+    is_error: Callable[[Mapping[str, Any]], bool]
+    """whether an event says that the engine failed."""
+    usage: Callable[[Mapping[str, Any]], Usage]
+    """of an event or a whole answer."""
+    asks_for_usage: bool = False
+    """whether a stream tells its usage only when ``stream_options`` ask for it."""
+
+
+_OPENAI_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_TYPES = {
+    **_OPENAI_TYPES,
+    403: "permission_error",
+    413: "request_too_large",
+    504: "timeout_error",
+}
+
+
+def _client_or(server: str, types: Mapping[int, str], status: int) -> str:
+    return types.get(status, "invalid_request_error" if status < 500 else server)
+
+
+def _openai_error(problem: Problem) -> Mapping[str, Any]:
+    kind = _client_or("server_error", _OPENAI_TYPES, problem.status)
+    return {"error": {"message": str(problem), "type": kind, "param": None, "code": problem.reason}}
+
+
+def _anthropic_error(problem: Problem) -> Mapping[str, Any]:
+    kind = _client_or("api_error", _ANTHROPIC_TYPES, problem.status)
+    return {"type": "error", "error": {"type": kind, "message": str(problem)}}
+
+
+def _openai_event(problem: Problem, events: int) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(_openai_error(problem))
+
+
+def _anthropic_event(problem: Problem, events: int) -> bytes:
+    return b"event: error\ndata: %b\n\n" % orjson.dumps(_anthropic_error(problem))
+
+
+def _responses_event(problem: Problem, events: int) -> bytes:
+    body = {
+        "type": "error",
+        "code": problem.reason,
+        "message": str(problem),
+        "param": None,
+        "sequence_number": events,
+    }
+    return b"event: error\ndata: %b\n\n" % orjson.dumps(body)
+
+
+def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    choices = event.get("choices")
+    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+
+
+_DELTA_OUTPUT = (
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "tool_calls",
+    "function_call",
+    "refusal",
+)
+
+
+def _chat_token(event: Mapping[str, Any]) -> bool:
+    for choice in _choices(event):
+        delta = choice.get("delta")
+        if choice.get("token_ids") or (
+            isinstance(delta, dict) and any(delta.get(name) for name in _DELTA_OUTPUT)
+        ):
+            return True
+    return False
+
+
+def _completions_token(event: Mapping[str, Any]) -> bool:
+    return any(choice.get("text") or choice.get("token_ids") for choice in _choices(event))
+
+
+def _messages_token(event: Mapping[str, Any]) -> bool:
+    return event.get("type") == "content_block_delta"
+
+
+def _responses_token(event: Mapping[str, Any]) -> bool:
+    kind = event.get("type")
+    return isinstance(kind, str) and kind.endswith(".delta")
+
+
+def _count(usage: Mapping[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+    return None
+
+
+def _usage_at(event: Mapping[str, Any], inside: str | None = None) -> Usage:
+    """Usage at the top of an event, or inside one of its objects."""
+    usage = event.get("usage")
+    if usage is None and inside is not None:
+        holder = event.get(inside)
+        usage = holder.get("usage") if isinstance(holder, dict) else None
+    if not isinstance(usage, dict):
+        return NO_USAGE
+    return Usage(
+        _count(usage, "prompt_tokens", "input_tokens"),
+        _count(usage, "completion_tokens", "output_tokens"),
+    )
+
+
+CHAT = Dialect(
+    name="chat",
+    error=_openai_error,
+    error_event=_openai_event,
+    has_token=_chat_token,
+    is_error=lambda event: event.get("error") is not None,
+    usage=_usage_at,
+    asks_for_usage=True,
+)
+COMPLETIONS = Dialect(
+    name="completions",
+    error=_openai_error,
+    error_event=_openai_event,
+    has_token=_completions_token,
+    is_error=lambda event: event.get("error") is not None,
+    usage=_usage_at,
+    asks_for_usage=True,
+)
+MESSAGES = Dialect(
+    name="messages",
+    error=_anthropic_error,
+    error_event=_anthropic_event,
+    has_token=_messages_token,
+    is_error=lambda event: event.get("type") == "error",
+    usage=lambda event: _usage_at(event, "message"),
+)
+RESPONSES = Dialect(
+    name="responses",
+    error=_openai_error,
+    error_event=_responses_event,
+    has_token=_responses_token,
+    is_error=lambda event: event.get("type") in ("error", "response.failed"),
+    usage=lambda event: _usage_at(event, "response"),
+)
+
+INFERENCE: Mapping[str, Dialect] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+}
+"""Dialects by path."""
+
+
+def dialect_of(path: str) -> Dialect:
+    """In whose form an error on a path is."""
+    return MESSAGES if path.startswith("/v1/messages") else INFERENCE.get(path, CHAT)

@@ -1,0 +1,172 @@
+"""Engines and pools, from the command line: what each is, where it is and what it can do.
+
+``vllm=http://10.0.0.5:8000,tier=1,depth=4,cap=32,key=VLLM_KEY``. Engines of the same tier and
+speculation depth are replicas of one pool. A request names a pool at most, never an address.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.settings import secret
+
+KINDS = ("vllm", "sglang")
+_NUMBERS = {"tier": (0, 2), "depth": (0, 64), "cap": (1, 100_000), "priority": (0, 1)}
+_OPTIONS = (*_NUMBERS, "key", "pool")
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """One engine, as the operator described it."""
+
+    kind: str
+    """``vllm`` or ``sglang``."""
+    url: str
+    """address without a slash at the end."""
+    name: str
+    """``vllm-0``: kind and place on the command line; what clients, records and metrics see."""
+    pool: str
+    """whose replica it is."""
+    tier: int | None = None
+    """quantisation tier it was started with: 0 = FP16, 1 = INT8, 2 = INT4."""
+    depth: int | None = None
+    """speculation depth it was started with."""
+    cap: int | None = None
+    """requests that may run in it, held by the gateway; None where the engine caps by itself."""
+    takes_priority: bool = False
+    """whether the gateway tells it a request's priority (vLLM with ``--scheduling-policy
+    priority``)."""
+    key: str | None = field(default=None, repr=False)
+    """bearer key that it asks for."""
+
+
+def parse_engines(
+    texts: Sequence[str], variables: Mapping[str, str] = os.environ
+) -> tuple[EngineSpec, ...]:
+    """All ``--engine`` arguments.
+
+    Args:
+      variables: where keys are looked up by name.
+
+    Raises:
+      InputError: an argument is not understood, or one address is given twice.
+    """
+    if not texts:
+        raise InputError("--engine is missing; name at least one: vllm=http://127.0.0.1:8000")
+    specs = tuple(_parse(text, place, variables) for place, text in enumerate(texts))
+    urls = [spec.url for spec in specs]
+    for url in urls:
+        if urls.count(url) > 1:
+            raise InputError(f"--engine {url} is given twice; each address is one replica")
+    return specs
+
+
+def pool_names(specs: Sequence[EngineSpec]) -> tuple[str, ...]:
+    """Names of the pools, in the order of their first replicas; the first one is the default."""
+    return tuple(dict.fromkeys(spec.pool for spec in specs))
+
+
+def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
+    head, *rest = text.split(",")
+    kind, equals, url = head.partition("=")
+    if kind not in KINDS or not equals:
+        shown = _without_password(head)
+        raise InputError(
+            f"--engine {shown!r} is not understood; it must be like vllm=http://127.0.0.1:8000 or "
+            "sglang=http://127.0.0.1:30000"
+        )
+    options = _options(rest, f"--engine {kind}-{place}")
+    tier, depth, cap = (_whole(options, name, place) for name in ("tier", "depth", "cap"))
+    takes_priority = bool(_whole(options, "priority", place))
+    if takes_priority and kind != "vllm":
+        raise InputError(
+            f"--engine {kind}-{place}: priority is for vllm; SGLang takes the field priority of "
+            "the request itself"
+        )
+    return EngineSpec(
+        kind=kind,
+        url=_checked_url(url),
+        name=f"{kind}-{place}",
+        pool=_pool(options.get("pool"), tier, depth),
+        tier=tier,
+        depth=depth,
+        cap=cap,
+        takes_priority=takes_priority,
+        key=_key(options.get("key"), variables),
+    )
+
+
+def _options(parts: Sequence[str], where: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for part in parts:
+        name, _, value = part.partition("=")
+        if name not in _OPTIONS or not value or name in found:
+            raise InputError(
+                f"{where}: option {part!r} is not understood; allowed are {', '.join(_OPTIONS)}, "
+                "each once and with a value"
+            )
+        found[name] = value
+    return found
+
+
+def _whole(options: Mapping[str, str], name: str, place: int) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    low, high = _NUMBERS[name]
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise InputError(
+            f"--engine {place}: {name} is {text!r}; it must be a whole number from {low} to {high}"
+        )
+    return int(text)
+
+
+def _checked_url(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        parts, usable = None, False
+    if parts is None or not usable or parts.query or parts.fragment:
+        raise InputError(
+            f"--engine has {_without_password(text)!r}; the address must be like "
+            "http://127.0.0.1:8000"
+        )
+    if parts.username is not None or parts.password is not None:
+        raise InputError(
+            f"--engine has {_without_password(text)!r} with a name or password in it; put the key "
+            "into a variable and name it: key=VARIABLE"
+        )
+    return text.rstrip("/")
+
+
+def _pool(given: str | None, tier: int | None, depth: int | None) -> str:
+    if given is not None:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", given):
+            raise InputError(
+                f"--engine has pool={given!r}; a pool's name has letters, digits, dots and dashes"
+            )
+        return given
+    described = {"tier": tier, "depth": depth}
+    parts = [f"{word}{value}" for word, value in described.items() if value is not None]
+    return "-".join(parts) or "default"
+
+
+def _key(name: str | None, variables: Mapping[str, str]) -> str | None:
+    if name is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise InputError("--engine has a key that is no name of a variable; keys are not arguments")
+    found = secret(variables, name)
+    if found is None:
+        raise InputError(f"--engine has key={name}, but the variable {name} is empty or not set")
+    return found
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@]*@", "//...@", text)

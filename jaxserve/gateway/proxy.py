@@ -1,0 +1,198 @@
+"""One request from its arrival to its last byte: read, admitted, sent, passed on, booked.
+
+Whatever goes wrong on the way, the client gets one clear error in its dialect, the engine's
+connection is closed and its place is free again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import aiohttp
+from starlette.types import Receive, Scope, Send
+
+from jaxserve.gateway import calls as waits
+from jaxserve.gateway import headers as names
+from jaxserve.gateway.admission import Pool, Replica
+from jaxserve.gateway.answers import Answer
+from jaxserve.gateway.calls import Call, Calls
+from jaxserve.gateway.dialects import INFERENCE
+from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
+from jaxserve.gateway.ledger import Ledger
+from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
+from jaxserve.gateway.relay import Relay
+from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
+
+_LOG = logging.getLogger("jaxserve.gateway")
+_LOOK_S = 10.0
+"""Time that an engine has to say what it serves, or whether it is well."""
+
+
+class Proxy:
+    """Everything that requests go through."""
+
+    def __init__(
+        self, settings: GatewaySettings, pools: Mapping[str, Pool], ledger: Ledger, calls: Calls
+    ) -> None:
+        """Args: the limits, the engines, the books and what is in flight."""
+        self._settings = settings
+        self._pools = pools
+        self._ledger = ledger
+        self._calls = calls
+        self._upstream: Upstream | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Opens the client side and starts the clock."""
+        self._upstream = Upstream(self._settings.connect_s)
+        self._watch = asyncio.create_task(self._calls.watch())
+
+    async def close(self) -> None:
+        """Closes all connections to engines."""
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._upstream is not None:
+            await self._upstream.close()
+
+    async def infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request for output."""
+        dialect = INFERENCE[path]
+        record = self._ledger.new_record(dialect.name)
+        record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
+        answer = Answer(scope, send, dialect, record)
+        call = Call(record, self._settings.total_s)
+        relay = Relay(self._settings, self._ledger, dialect, call, answer)
+        self._calls.add(call)
+        problem: Problem | None = None
+        try:
+            incoming = await self._read(call, scope, receive, path)
+            await self._serve(relay, incoming, path, scope, receive)
+        except asyncio.CancelledError:
+            problem = call.ended_by or stopping()
+            _forget_cancellation()
+        except Problem as found:
+            problem = found
+        except Exception:
+            _LOG.exception("a request failed inside the gateway")
+            problem = Problem(500, "gateway_error", "the gateway failed")
+        finally:
+            self._calls.remove(call)
+        if problem is not None:
+            record.outcome, record.reason = outcome_of(problem.reason), problem.reason
+            await answer.fail(problem)
+        self._ledger.ended(record)
+
+    async def look(self, path: str, query: bytes) -> tuple[int, names.RawHeaders, bytes]:
+        """What the first engine that can be reached says of itself: status, headers, body.
+
+        Raises:
+          Problem: none can be, or it did not answer.
+        """
+        assert self._upstream is not None
+        replicas = [one for pool in self._pools.values() for one in pool.in_order()]
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                for replica in replicas:
+                    spec = replica.spec
+                    headers = names.to_engine((), spec.key, None)
+                    try:
+                        response = await self._upstream.open(
+                            spec, "GET", path, query, headers, None
+                        )
+                    except NotBegun:
+                        replica.unreachable()
+                        continue
+                    replica.reached()
+                    try:
+                        arriving = chunks(response, spec.name)
+                        body = await join(arriving, spec.name, self._settings.max_answer_bytes)
+                    finally:
+                        response.close()
+                    return response.status, names.to_client(response.raw_headers), body
+        except TimeoutError:
+            raise waits.first_byte_wait(_LOOK_S) from None
+        raise _unreachable("any")
+
+    async def _read(self, call: Call, scope: Scope, receive: Receive, path: str) -> Incoming:
+        record, settings, headers = call.record, self._settings, scope["headers"]
+        try:
+            call.expect(waits.body_wait, settings.body_s)
+            body = await read_body(receive, headers, settings.max_body_bytes)
+            record.bytes_in = len(body)
+            incoming = understand(body, headers, INFERENCE[path])
+            record.priority, record.streamed = incoming.priority, incoming.streamed
+            record.parallel = incoming.parallel
+            record.pool = asked_pool(headers, self._pools) or next(iter(self._pools))
+        finally:
+            self._ledger.arrived(record)
+        return incoming
+
+    async def _serve(
+        self, relay: Relay, incoming: Incoming, path: str, scope: Scope, receive: Receive
+    ) -> None:
+        pool = self._pools[relay.call.record.pool]
+        watcher = asyncio.create_task(_end_when_client_leaves(receive, relay.call))
+        try:
+            replica, response = await self._open(relay.call, pool, path, incoming, scope)
+            try:
+                incoming.body = b""  # may be megabytes, and an answer may take minutes
+                await relay.run(response, replica.spec.name, drops_usage=incoming.drops_usage)
+            finally:
+                response.close()
+                pool.leave(replica)
+        finally:
+            watcher.cancel()
+
+    async def _open(
+        self, call: Call, pool: Pool, path: str, incoming: Incoming, scope: Scope
+    ) -> tuple[Replica, aiohttp.ClientResponse]:
+        """A place and the beginning of an answer; goes on where an engine cannot have begun."""
+        assert self._upstream is not None
+        record, settings = call.record, self._settings
+        number = pool.number()
+        while True:
+            call.expect(waits.queue_wait, settings.queue_s)
+            replica = await pool.enter(incoming.priority, number, again=record.attempts > 0)
+            self._ledger.admitted(record)
+            spec = replica.spec
+            record.attempts += 1
+            record.engine = spec.name
+            priority = incoming.priority if spec.takes_priority else None
+            headers = names.to_engine(scope["headers"], spec.key, priority)
+            call.expect(waits.first_byte_wait, settings.first_byte_s)
+            try:
+                response = await self._upstream.open(
+                    spec, "POST", path, scope["query_string"], headers, incoming.body
+                )
+            except NotBegun as reason:
+                replica.unreachable()
+                pool.leave(replica)
+                _LOG.warning("engine %s cannot be reached: %s", spec.name, reason)
+                if record.attempts >= len(pool.replicas):
+                    raise _unreachable(spec.name) from None
+            except BaseException:
+                pool.leave(replica)
+                raise
+            else:
+                replica.reached()
+                return replica, response
+
+
+async def _end_when_client_leaves(receive: Receive, call: Call) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.end(client_left())
+
+
+def _forget_cancellation() -> None:
+    """The task was cancelled by the gateway itself, and goes on to say why."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+def _unreachable(engine: str) -> Problem:
+    return Problem(503, "engine_unreachable", f"engine {engine} cannot be reached", 2)

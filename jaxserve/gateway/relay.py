@@ -1,0 +1,112 @@
+"""An engine's answer on its way to the client: in events as they come, or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+from jaxserve.gateway import calls as waits
+from jaxserve.gateway.answers import Answer
+from jaxserve.gateway.calls import Call
+from jaxserve.gateway.dialects import NO_USAGE, Dialect, Usage
+from jaxserve.gateway.events import EventStream
+from jaxserve.gateway.headers import to_client
+from jaxserve.gateway.ledger import Ledger, TokenClock
+from jaxserve.gateway.problems import Problem, outcome_of
+from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.upstream import chunks, join
+
+
+@dataclass(frozen=True)
+class Relay:
+    """One request's way back."""
+
+    settings: GatewaySettings
+    ledger: Ledger
+    dialect: Dialect
+    call: Call
+    answer: Answer
+
+    async def run(
+        self, response: aiohttp.ClientResponse, engine: str, *, drops_usage: bool
+    ) -> None:
+        """Passes on what the engine answers, and notes how it ended.
+
+        Args:
+          engine: its name.
+          drops_usage: whether the client is spared the event that only brings usage.
+
+        Raises:
+          Problem: the engine's answer is none, or broke off.
+        """
+        if response.status == 401:
+            # Otherwise the client would take its own token for wrong.
+            raise Problem(502, "engine_refused_key", f"engine {engine} refused the gateway's key")
+        if not (200 <= response.status < 300 or 400 <= response.status < 600):
+            raise Problem(
+                502, "engine_garbage", f"engine {engine} answered with status {response.status}"
+            )
+        if response.status == 200 and response.content_type == "text/event-stream":
+            await self._events(response, engine, drops_usage)
+        else:
+            await self._whole(response, engine)
+
+    async def _events(
+        self, response: aiohttp.ClientResponse, engine: str, drops_usage: bool
+    ) -> None:
+        call, answer, record, settings = self.call, self.answer, self.call.record, self.settings
+        record.streamed = True
+        stream = EventStream(self.dialect, drops_usage, settings.max_answer_bytes)
+        clock = TokenClock(self.ledger, record)
+        headers = to_client(response.raw_headers)
+        try:
+            async for chunk in self._chunks(response, engine):
+                data, tokens = stream.feed(chunk)
+                if tokens:
+                    clock.tick(tokens)
+                if data:
+                    call.expect(waits.write_wait, settings.write_s)
+                    # Not before there is something to say: until then an error has its own status.
+                    if not answer.started:
+                        await answer.start(200, headers)
+                    answer.events = stream.events
+                    await answer.write(data)
+        finally:
+            record.prompt_tokens, record.output_tokens = stream.usage
+        call.expect(waits.write_wait, settings.write_s)
+        if not answer.started:
+            await answer.start(200, headers)
+        await answer.write(stream.end(), more=False)
+        record.reason = "engine_error" if stream.failed else ""
+        record.outcome = outcome_of(record.reason)
+
+    async def _whole(self, response: aiohttp.ClientResponse, engine: str) -> None:
+        call, answer, record, settings = self.call, self.answer, self.call.record, self.settings
+        body = await join(self._chunks(response, engine), engine, settings.max_answer_bytes)
+        status = response.status
+        if status < 400:
+            record.prompt_tokens, record.output_tokens = _usage(self.dialect, body)
+        else:
+            record.reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
+        call.expect(waits.write_wait, settings.write_s)
+        await answer.whole(status, to_client(response.raw_headers), body)
+        record.outcome = outcome_of(record.reason)
+
+    async def _chunks(self, response: aiohttp.ClientResponse, engine: str) -> AsyncIterator[bytes]:
+        async for chunk in chunks(response, engine):
+            if self.call.record.first_byte_s is None:
+                self.call.record.first_byte_s = time.monotonic()
+            yield chunk
+            self.call.expect(waits.idle_wait, self.settings.idle_s)
+
+
+def _usage(dialect: Dialect, body: bytes) -> Usage:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return NO_USAGE
+    return dialect.usage(found) if isinstance(found, dict) else NO_USAGE

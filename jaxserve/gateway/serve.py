@@ -1,0 +1,129 @@
+"""The gateway as a process: sockets, uvicorn, and an end without broken streams."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from types import FrameType
+
+import uvicorn
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.app import Gateway
+from jaxserve.gateway.engines import parse_engines
+from jaxserve.gateway.protocol import limited_protocol
+from jaxserve.gateway.settings import GatewaySettings, Tokens, check_exposure
+
+_BACKLOG = 2048
+_AFTER_DRAIN_S = 10.0
+"""After the last request was told to end, until the process ends in any case."""
+_FILES_BESIDE = 256
+"""Open files that are no connections."""
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn that tells the gateway when it stops, and whose end by a signal is a success."""
+
+    def __init__(self, gateway: Gateway, settings: GatewaySettings) -> None:
+        """Args: what is served, and its limits."""
+        self._gateway = gateway
+        self._drain_s = settings.drain_s
+        super().__init__(
+            uvicorn.Config(
+                gateway,
+                http=limited_protocol(settings),
+                ws="none",
+                lifespan="on",
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_keep_alive=max(1, round(settings.head_s)),
+                timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets running requests end, or ends them when their time is up."""
+        self._gateway.calls.stop(self._drain_s)
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C ends at once."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def open_gateway(
+    settings: GatewaySettings, tokens: Tokens
+) -> tuple[GatewayServer, list[socket.socket]]:
+    """A gateway that is ready to run, with its sockets: for clients, and for control.
+
+    Raises:
+      InputError: settings that cannot be, or a port that is taken.
+    """
+    settings.check()
+    specs = parse_engines(settings.engine)
+    warning = check_exposure(settings, tokens)
+    _raise_file_limit(settings)
+    with ExitStack() as taken:
+        clients = taken.enter_context(_listen(settings.host, settings.port, "--port"))
+        control = taken.enter_context(
+            _listen(settings.control_host, settings.control_port, "--control-port")
+        )
+        gateway = Gateway(settings, tokens, specs, control.getsockname()[1])
+        taken.pop_all()
+    if warning is not None:
+        print(f"jaxserve: {warning}", file=sys.stderr)
+    return GatewayServer(gateway, settings), [clients, control]
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serves until it is told to stop.
+
+    Raises:
+      InputError: settings that cannot be, or a port that is taken.
+    """
+    logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
+    server, (clients, control) = open_gateway(settings, Tokens.from_environment())
+    print(
+        f"jaxserve: gateway at {_address(clients)}, metrics and control at {_address(control)}",
+        file=sys.stderr,
+        flush=True,
+    )
+    # What is imported stays: looking through it for garbage would stop all streams for a while.
+    gc.freeze()
+    server.run(sockets=[clients, control])
+
+
+def _listen(host: str, port: int, option: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise InputError(
+            f"{option} is {port}, which cannot be used at {host}: {error.strerror}"
+        ) from None
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _raise_file_limit(settings: GatewaySettings) -> None:
+    """Every request has two connections; many systems begin with 1,024 open files."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = settings.max_connections + settings.max_requests + _FILES_BESIDE
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -1,0 +1,172 @@
+"""Settings of a gateway, checked once; tokens come from the environment, never from arguments."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+
+TOKEN_VARIABLE = "JAXSERVE_GATEWAY_TOKEN"
+CONTROL_TOKEN_VARIABLE = "JAXSERVE_GATEWAY_CONTROL_TOKEN"
+
+_RANGES: Mapping[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "control_port": (0, 65535),
+    "look_ahead": (0, 64),
+    "queue": (0, 1_000_000),
+    "max_requests": (1, 1_000_000),
+    "max_connections": (1, 1_000_000),
+    "max_head_bytes": (1024, 2**20),
+    "max_body_bytes": (1024, 2**30),
+    "max_answer_bytes": (1024, 2**30),
+    "head_s": (0.1, 3600.0),
+    "body_s": (0.1, 3600.0),
+    "queue_s": (0.1, 86_400.0),
+    "connect_s": (0.1, 600.0),
+    "first_byte_s": (0.1, 86_400.0),
+    "idle_s": (0.1, 86_400.0),
+    "write_s": (0.1, 86_400.0),
+    "total_s": (0.1, 86_400.0),
+    "drain_s": (0.0, 3600.0),
+    "records_kept": (1, 1_000_000),
+    "window_kept_s": (1.0, 86_400.0),
+}
+"""What each number may be."""
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    """What an operator may choose on the command line."""
+
+    engine: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND=URL[,OPTION=VALUE]")
+    ]
+    """An engine, vllm=http://127.0.0.1:8000 or sglang=http://127.0.0.1:30000; may be repeated."""
+    host: str = "127.0.0.1"
+    """Address that clients reach."""
+    port: int = 9000
+    """Port that clients reach; 0 takes a free one."""
+    control_host: str = "127.0.0.1"
+    """Address of metrics and control; beyond this machine it needs a control token."""
+    control_port: int = 9001
+    """Port of metrics and control; 0 takes a free one."""
+    slo: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CLASS:ttft=S,tpot=S")
+    ] = ()
+    """A class of requests and its objectives, such as chat:ttft=0.5,tpot=0.05; may be repeated."""
+    look_ahead: int = 2
+    """Requests beyond an engine's cap that wait inside it, so that a freed place is filled."""
+    queue: int = 1000
+    """Requests that may wait in front of a pool; the next one is answered 429."""
+    max_requests: int = 4096
+    """Requests in the gateway at a time, waiting ones included; the next one is answered 429."""
+    max_connections: int = 8192
+    """Connections of clients at a time."""
+    max_head_bytes: int = 65_536
+    """Largest request line with headers."""
+    max_body_bytes: int = 32 * 2**20
+    """Largest request body."""
+    max_answer_bytes: int = 64 * 2**20
+    """Largest answer of an engine that is not streamed, and largest event of one that is."""
+    head_s: float = 20.0
+    """Time for a request's headers, and for a connection to send its next request, s."""
+    body_s: float = 60.0
+    """Time for a request's body, s."""
+    queue_s: float = 120.0
+    """Longest wait in the gateway's queue, s."""
+    connect_s: float = 5.0
+    """Time to connect to an engine, s."""
+    first_byte_s: float = 600.0
+    """Time until an engine's first byte of an answer, s; all of it where nothing is streamed."""
+    idle_s: float = 120.0
+    """Longest pause inside an answer, s."""
+    write_s: float = 60.0
+    """Longest time for which a client may not read, s."""
+    total_s: float = 3600.0
+    """Longest time of a request, s."""
+    drain_s: float = 30.0
+    """Time that running requests have to end when the gateway is told to stop, s."""
+    records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File to which a line of JSON is added for every request that has ended."""
+    records_kept: int = 20_000
+    """Requests that have ended and are kept in memory."""
+    window_kept_s: float = 600.0
+    """Time for which single measurements are kept in memory, s."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of range or two ports are one."""
+        for name, (low, high) in _RANGES.items():
+            checks.number(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
+        if self.port == self.control_port != 0:
+            raise InputError(
+                f"--control-port is {self.control_port}, as --port is; clients and control need "
+                "ports of their own"
+            )
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What clients and controllers must show; None asks for nothing."""
+
+    client: str | None = field(default=None, repr=False)
+    """of every route for clients but ``/health``."""
+    control: str | None = field(default=None, repr=False)
+    """of metrics and control."""
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Tokens:
+        """Reads ``JAXSERVE_GATEWAY_TOKEN`` and ``JAXSERVE_GATEWAY_CONTROL_TOKEN``.
+
+        Raises:
+          InputError: one has other than printable ASCII characters.
+        """
+        return cls(
+            client=secret(variables, TOKEN_VARIABLE),
+            control=secret(variables, CONTROL_TOKEN_VARIABLE),
+        )
+
+
+def secret(variables: Mapping[str, str], name: str) -> str | None:
+    """A token or key from a variable, None where it is empty or not set.
+
+    Raises:
+      InputError: it has other than printable ASCII characters; the value is not shown.
+    """
+    text = variables.get(name)
+    if not text:
+        return None
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise InputError(f"{name} has other than printable ASCII characters without spaces")
+    return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_exposure(settings: GatewaySettings, tokens: Tokens) -> str | None:
+    """A warning to print, or None.
+
+    Raises:
+      InputError: metrics and control could be reached from elsewhere without a token.
+    """
+    if not is_loopback(settings.control_host) and tokens.control is None:
+        raise InputError(
+            f"--control-host is {settings.control_host}, which other machines reach; set "
+            f"{CONTROL_TOKEN_VARIABLE}, or leave it at 127.0.0.1"
+        )
+    if not is_loopback(settings.host) and tokens.client is None:
+        return f"anyone who reaches {settings.host} may use the engines; set {TOKEN_VARIABLE}"
+    return None

@@ -1,0 +1,41 @@
+"""Tables of the gateway's options and of its records, from their docstrings and defaults."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import MISSING, fields
+
+from docs_pages.markdown import code, table
+from jaxserve.gateway.records import RequestRecord
+from jaxserve.gateway.settings import GatewaySettings
+
+
+def option_table() -> str:
+    """One option a row, with its default."""
+    docs = field_docs(GatewaySettings)
+    rows = []
+    for field in fields(GatewaySettings):
+        default = "" if field.default in (MISSING, None, ()) else code(str(field.default))
+        option = code("--" + field.name.replace("_", "-"))
+        rows.append([option, default, docs[field.name].replace("``", "`")])
+    return table(["option", "default", "what it is"], rows)
+
+
+def record_table() -> str:
+    """One field of a record a row."""
+    docs = field_docs(RequestRecord)
+    rows = [[code(name), text.replace("``", "`")] for name, text in docs.items()]
+    return table(["field", "what it is"], rows)
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The string below each field of a class."""
+    (definition,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(definition, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, below in zip(definition.body, definition.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            assert isinstance(field.target, ast.Name) and isinstance(below.value, ast.Constant)
+            found[field.target.id] = str(below.value.value)
+    return found

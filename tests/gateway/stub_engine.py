@@ -1,0 +1,327 @@
+"""An engine that does what a request's field ``stub`` says, for tests of the gateway.
+
+It is a real HTTP server in a thread, with the routes and the streams of vLLM. ``stub`` may have:
+
+- ``tokens``: how many to answer with (3).
+- ``gated``: True makes every token wait for ``Seen.allow``; "head" the answer's headers as well.
+- ``status``: of an error in place of an answer.
+- ``cut``: the connection breaks after so many tokens.
+- ``usage``: False tells none in a stream although it was asked for.
+- ``error``: True fails inside the stream, as vLLM does.
+- ``pad``: bytes that each token is longer.
+- ``headers``: more headers of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+PATIENCE_S = 120.0
+"""No machine is so busy that this is not enough."""
+PROMPT_TOKENS = 7
+
+
+def wait_until(true: Callable[[], object], what: str = "it") -> None:
+    """Returns when something has become true."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.005)
+
+
+@dataclass
+class Seen:
+    """A request as the engine saw it."""
+
+    path: str
+    query: str
+    headers: dict[str, str]
+    body: bytes
+    loop: asyncio.AbstractEventLoop
+    outcome: str = "running"
+    """``done``, or ``left`` when the client was gone first."""
+    gate: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.body)
+
+    def allow(self, tokens: int = 1_000_000) -> None:
+        """Lets a gated answer go on."""
+
+        def release() -> None:
+            for _ in range(min(tokens, 10_000)):
+                self.gate.release()
+
+        self.loop.call_soon_threadsafe(release)
+
+
+class StubEngine:
+    """``with StubEngine() as engine: ... engine.url, engine.seen``."""
+
+    def __init__(self, port: int = 0) -> None:
+        """Args: port to listen on; 0 takes a free one."""
+        self.seen: list[Seen] = []
+        """in the order in which they arrived."""
+        self.running = 0
+        self.most_running = 0
+        self._socket = socket.create_server(("127.0.0.1", port), backlog=2048)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        routes = [
+            Route("/v1/chat/completions", self._answer, methods=["POST"]),
+            Route("/v1/completions", self._answer, methods=["POST"]),
+            Route("/v1/messages", self._answer, methods=["POST"]),
+            Route("/v1/responses", self._answer, methods=["POST"]),
+            Route("/v1/models", self._models),
+            Route("/health", lambda request: Response()),
+        ]
+        config = uvicorn.Config(
+            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
+        )
+
+    def __enter__(self) -> StubEngine:
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for seen in self.seen:
+            seen.allow()
+        self._server.force_exit = self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+
+    def wait_for(self, count: int) -> None:
+        """Returns when so many requests have arrived."""
+        wait_until(lambda: len(self.seen) >= count, f"request {count}")
+
+    async def _models(self, request: Request) -> Response:
+        key = request.headers.get("authorization", "none")
+        return JSONResponse({"object": "list", "data": [{"id": "stub"}], "asked_with": key})
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return Response()
+        seen = Seen(
+            request.url.path,
+            request.url.query,
+            dict(request.headers),
+            body,
+            asyncio.get_running_loop(),
+        )
+        self.seen.append(seen)
+        asked = seen.json
+        stub = asked.get("stub", {})
+        if "status" in stub:
+            seen.outcome = "done"
+            headers = stub.get("headers")
+            return JSONResponse({"error": {"message": "as asked"}}, stub["status"], headers)
+        waits = stub.get("gated") == "head" or (stub.get("gated") and not asked.get("stream"))
+        if waits and not await self._goes_on(request, seen):
+            return Response()
+        headers = stub.get("headers")
+        if asked.get("stream"):
+            parts = self._counted(seen, stream_of(seen.path, asked, seen))
+            return StreamingResponse(parts, media_type="text/event-stream", headers=headers)
+        seen.outcome = "done"
+        return JSONResponse(whole_of(seen.path, asked), headers=headers)
+
+    async def _goes_on(self, request: Request, seen: Seen) -> bool:
+        """Waits to be allowed; False when the client is gone."""
+        self._begin()
+        going = asyncio.ensure_future(seen.gate.acquire())
+        while not going.done() and not await request.is_disconnected():
+            await asyncio.wait([going], timeout=0.02)
+        self.running -= 1
+        if going.done():
+            return True
+        seen.outcome = "left"
+        going.cancel()
+        return False
+
+    async def _counted(self, seen: Seen, parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        self._begin()
+        try:
+            async for part in parts:
+                yield part
+            seen.outcome = "done"
+        finally:
+            self.running -= 1
+            if seen.outcome == "running":
+                seen.outcome = "left"
+
+    def _begin(self) -> None:
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+
+
+def event(data: dict[str, Any], name: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return head + b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
+
+
+def usage_of(tokens: int) -> dict[str, int]:
+    """As chat and completions tell it."""
+    return {
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": tokens,
+        "total_tokens": PROMPT_TOKENS + tokens,
+    }
+
+
+def whole_of(path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """An answer that is not streamed."""
+    tokens = asked.get("stub", {}).get("tokens", 3)
+    text = "".join(f"t{place} " for place in range(tokens))
+    if path in ("/v1/messages", "/v1/responses"):
+        usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": tokens}
+        return {"content": [{"type": "text", "text": text}], "usage": usage}
+    choice = {"index": 0, "message": {"role": "assistant", "content": text}, "text": text}
+    return {"choices": [choice], "usage": usage_of(tokens)}
+
+
+async def stream_of(path: str, asked: dict[str, Any], seen: Seen | None) -> AsyncIterator[bytes]:
+    """A streamed answer, event by event."""
+    stub = asked.get("stub", {})
+    tokens = stub.get("tokens", 3)
+    first, token, last = _EVENTS[path]
+    for part in first():
+        yield part
+    for place in range(tokens):
+        if stub.get("gated") is True and seen is not None:
+            await seen.gate.acquire()
+        if place == stub.get("cut"):
+            raise RuntimeError("the connection breaks, as asked")
+        yield token(f"t{place} " + "x" * stub.get("pad", 0))
+    if stub.get("error"):
+        yield event({"error": {"message": "the engine failed", "code": 500}})
+    include = (asked.get("stream_options") or {}).get("include_usage")
+    for part in last(tokens, bool(include) and stub.get("usage", True)):
+        yield part
+
+
+def _chat_token(text: str) -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "delta": {"content": text}}]})
+
+
+def _chat_last(tokens: int, usage: bool) -> list[bytes]:
+    finish = event({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    counted = [event({"id": "c", "choices": [], "usage": usage_of(tokens)})] if usage else []
+    return [finish, *counted, b"data: [DONE]\n\n"]
+
+
+def _chat_first() -> list[bytes]:
+    return [event({"id": "c", "choices": [{"delta": {"role": "assistant", "content": ""}}]})]
+
+
+def _completions_token(text: str) -> bytes:
+    return event({"id": "c", "choices": [{"index": 0, "text": text}]})
+
+
+def _messages_first() -> list[bytes]:
+    usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": 0}
+    return [event({"type": "message_start", "message": {"usage": usage}}, "message_start")]
+
+
+def _messages_token(text: str) -> bytes:
+    delta = {"type": "text_delta", "text": text}
+    return event({"type": "content_block_delta", "index": 0, "delta": delta}, "content_block_delta")
+
+
+def _messages_last(tokens: int, usage: bool) -> list[bytes]:
+    end = {"type": "message_delta", "delta": {}, "usage": {"output_tokens": tokens}}
+    return [event(end, "message_delta"), event({"type": "message_stop"}, "message_stop")]
+
+
+def _responses_token(text: str) -> bytes:
+    return event(
+        {"type": "response.output_text.delta", "delta": text}, "response.output_text.delta"
+    )
+
+
+def _responses_last(tokens: int, usage: bool) -> list[bytes]:
+    counts = {"input_tokens": PROMPT_TOKENS, "output_tokens": tokens}
+    end = {"type": "response.completed", "response": {"usage": counts}}
+    return [event(end, "response.completed")]
+
+
+_EVENTS: dict[str, tuple[Any, Any, Any]] = {
+    "/v1/chat/completions": (_chat_first, _chat_token, _chat_last),
+    "/v1/completions": (list, _completions_token, _chat_last),
+    "/v1/messages": (_messages_first, _messages_token, _messages_last),
+    "/v1/responses": (
+        lambda: [event({"type": "response.created", "response": {}}, "response.created")],
+        _responses_token,
+        _responses_last,
+    ),
+}
+
+
+class RawServer:
+    """Says some bytes to whoever connects and sends a request, whatever it was."""
+
+    def __init__(self, says: bytes = b"", *, stays: bool = False) -> None:
+        """Args: what is said, and whether the connection then stays open."""
+        self._says = says
+        self._stays = stays
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self.requests = 0
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            received = b""
+            while b"\r\n\r\n" not in received:
+                part = connection.recv(65536)
+                if not part:
+                    return
+                received += part
+            self.requests += 1
+            connection.sendall(self._says)
+            if self._stays:
+                self._open.append(connection)
+                return
+            connection.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        if not self._stays:
+            connection.close()
+
+    def __enter__(self) -> RawServer:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+        for connection in self._open:
+            connection.close()

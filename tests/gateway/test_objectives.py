@@ -1,0 +1,52 @@
+"""Classes of requests and what is good in each."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.objectives import Classes, Objective
+
+
+def test_classes() -> None:
+    """An unknown name is ``other``: clients make no classes. Whoever names none is ``default``."""
+    classes = Classes(("chat:ttft=0.5,tpot=0.05", "bulk:tpot=0.2", "default:ttft=2"))
+    assert classes.names == ("default", "chat", "bulk", "other")
+    assert classes.objectives["chat"] == Objective(0.5, 0.05)
+    assert classes.objectives["bulk"] == Objective(math.inf, 0.2)
+    assert classes.objectives["default"] == Objective(2.0)
+    assert [classes.name(asked) for asked in (None, "chat", "x" * 999)] == [
+        "default",
+        "chat",
+        "other",
+    ]
+
+
+def test_good() -> None:
+    """Both limits count, and one token has no TPOT."""
+    objective = Objective(0.5, 0.05)
+    assert objective.met(0.5, 0.05) and objective.met(0.1, None)
+    assert not objective.met(0.51, 0.01) and not objective.met(0.1, 0.06)
+    assert Objective().met(1e9, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (("chat",), "it must be like chat:ttft=0.5,tpot=0.05"),
+        (("chat:",), "is not understood"),
+        (("a b:ttft=1",), "is not understood"),
+        (("chat:itl=1",), "is not understood"),
+        (("chat:ttft=x",), "ttft is x; it must be above 0"),
+        (("chat:ttft=nan",), "ttft is nan; it must be above 0"),
+        (("chat:tpot=0",), "tpot is 0; it must be above 0"),
+        (("a:ttft=1", "a:ttft=2"), "--slo a is given twice"),
+    ],
+)
+def test_refusals(texts: tuple[str, ...], message: str) -> None:
+    """One sentence each."""
+    with pytest.raises(InputError, match=r"^--slo") as refused:
+        Classes(texts)
+    assert message in str(refused.value)

@@ -1,0 +1,202 @@
+"""The gateway as a process: how it starts, how it ends, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from jaxserve import cli
+from tests.gateway.conftest import Start
+from tests.gateway.running import Leaver
+from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+
+
+@contextmanager
+def process(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """``jaxserve gateway`` on free ports; the process, and its two addresses."""
+    command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--port", "0"]
+    running = subprocess.Popen(
+        [*command, "--control-port", "0", *arguments],
+        env=os.environ | variables,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert running.stderr is not None
+        said = running.stderr.readline()
+        words = said.split()
+        assert "gateway at" in said, said
+        yield running, words[3].rstrip(","), words[-1]
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_a_stream_outlives_the_signal(engine: StubEngine, tmp_path: Path) -> None:
+    """Told to stop, the gateway takes nothing new, lets what runs end, writes its records and ends
+    with success."""
+    records = tmp_path / "records.jsonl"
+    arguments = ("--engine", f"vllm={engine.url}", "--records", str(records))
+    with process(*arguments) as (running, url, control):
+        body = {"stream": True, "stub": {"tokens": 3, "gated": True}}
+        url += "/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=PATIENCE_S) as answer:
+            lines = answer.iter_lines()
+            assert "assistant" in next(lines)
+            running.send_signal(signal.SIGTERM)
+            port = httpx.URL(url).port
+            wait_until(lambda: not _accepts(port), "the end of listening")
+            engine.seen[0].allow()
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert running.wait(PATIENCE_S) == 0
+        assert control != url
+    (record,) = [json.loads(line) for line in records.read_text().splitlines()]
+    assert (record["outcome"], record["token_events"]) == ("completed", 3)
+
+
+def _accepts(port: int | None) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_the_end_of_patience(engine: StubEngine, start: Start) -> None:
+    """What runs longer than the drain gets its error, in a stream, before it and in the queue."""
+    gateway = start([engine], ",cap=2", look_ahead=0, drain_s=0.2)
+    bodies = [
+        {"stream": True, "stub": {"gated": True}},
+        {"stub": {"gated": "head"}},
+        {"stub": {"gated": True}},
+    ]
+    answers: dict[int, httpx.Response] = {}
+
+    def post(place: int) -> None:
+        answers[place] = httpx.post(
+            f"{gateway.url}/v1/chat/completions", json=bodies[place], timeout=PATIENCE_S
+        )
+
+    threads = [threading.Thread(target=post, args=(place,)) for place in range(3)]
+    for place, thread in enumerate(threads):
+        thread.start()
+        if place < 2:
+            engine.wait_for(place + 1)
+    gateway.wait_for_queue(1)
+    gateway.stop()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert answers[0].status_code == 200 and "gateway_stopping" in answers[0].text
+    for place in (1, 2):
+        assert answers[place].status_code == 503
+        assert answers[place].json()["error"]["code"] == "gateway_stopping"
+    assert len(engine.seen) == 2
+    records = gateway.app.ledger.records.ring
+    assert {(one.outcome, one.reason) for one in records} == {("failed", "gateway_stopping")}
+
+
+def test_half_a_body_is_no_answer(engine: StubEngine, start: Start) -> None:
+    """A whole answer that is being sent when time is up breaks off: nothing is put into it."""
+    gateway = start([engine], drain_s=0.0)
+    client = Leaver(gateway.port, {"stub": {"tokens": 1_500_000}})
+    wait_until(lambda: any(one.flow.write_paused for one in gateway.connections()))
+    gateway.stop()
+    said = b""
+    try:
+        while part := client.socket.recv(2**20):
+            said += part
+    except ConnectionResetError:
+        pass
+    client.leave()
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert b"gateway_stopping" not in said
+    assert len(body) < int(head.lower().partition(b"content-length: ")[2].split()[0])
+
+
+def test_new_requests_while_it_stops(engine: StubEngine, start: Start) -> None:
+    """One that still comes in over an open connection is turned away."""
+    gateway = start([engine], drain_s=60.0)
+    assert gateway.http.get("/health").status_code == 200
+    gateway.app.calls.stop(60.0)
+    answer = gateway.post()
+    assert answer.status_code == 503 and answer.json()["error"]["code"] == "gateway_stopping"
+    assert gateway.http.get("/health").status_code == 503
+    assert not engine.seen
+
+
+def test_a_client_that_stays_does_not_hold_up_the_end(engine: StubEngine, start: Start) -> None:
+    """Idle connections are closed when the gateway stops."""
+    gateway = start([engine])
+    client = Leaver(gateway.port, {})
+    assert b" 200 " in client.socket.recv(65536)
+    gateway.stop()
+    assert client.socket.recv(65536) == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--engine is missing; name at least one"),
+        (("--engine", "vllm=nowhere"), "the address must be like http://127.0.0.1:8000"),
+        (("--engine", "vllm=http://a", "--port", "99999"), "--port is 99999; it must be"),
+        (("--engine", "vllm=http://a", "--slo", "x"), "it must be like chat:ttft=0.5"),
+        (("--engine", "vllm=http://a", "--records", "/proc/x/y"), "--records is /proc/x/y"),
+        (("--engine", "vllm=http://a", "--control-host", "0.0.0.0"), "CONTROL_TOKEN"),
+        (("--engine", "vllm=http://a", "--host", "256.1.1.1"), "cannot be used at 256.1.1.1"),
+    ],
+)
+def test_bad_arguments(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence and exit code 2, as of every command."""
+    assert cli.main(["gateway", *arguments]) == 2
+    output = capsys.readouterr()
+    assert message in output.err and output.err.count("\n") == 1
+    assert output.err.startswith("jaxserve: ") and "Traceback" not in output.err
+
+
+def test_a_port_that_is_taken(engine: StubEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Is named, with its option."""
+    for option in ("--port", "--control-port"):
+        arguments = ["gateway", "--engine", f"vllm={engine.url}", option, str(engine.port)]
+        assert cli.main(arguments) == 2
+        assert f"{option} is {engine.port}, which cannot be used" in capsys.readouterr().err
+
+
+def test_a_missing_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command that installs it is named."""
+    for name in [name for name in sys.modules if name.startswith("jaxserve.gateway")]:
+        if name not in ("jaxserve.gateway", "jaxserve.gateway.settings"):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    assert cli.main(["gateway", "--engine", "vllm=http://a"]) == 2
+    assert "pip install 'jaxserve[gateway]'" in capsys.readouterr().err
+
+
+def test_the_gateway_needs_no_simulator() -> None:
+    """Its modules import errors and checks of the package, and nothing else of it."""
+    code = (
+        "import sys, types, pathlib\n"
+        "bare = types.ModuleType('jaxserve'); bare.__path__ = [sys.argv[1]]\n"
+        "sys.modules['jaxserve'] = bare\n"
+        "import jaxserve.gateway.serve\n"
+        "print(*sorted(n for n in sys.modules if n.startswith('jaxserve.')"
+        " and not n.startswith('jaxserve.gateway')), 'jax' in sys.modules)"
+    )
+    package = Path(cli.__file__).resolve().parents[1]
+    command = [sys.executable, "-c", code, str(package)]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["jaxserve.checks", "jaxserve.errors", "False"]
