@@ -1,0 +1,120 @@
+"""What a caller may ask for, checked as far as that goes without an engine."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+KNOBS = (
+    "batch_cap",
+    "token_budget",
+    "kv_budget_fraction",
+    "speculation_depth",
+    "priority_routing",
+    "quantization_tier",
+    "prefill_decode_split",
+)
+MAX_LEASE_S = 3600.0
+
+
+class CommandError(ValueError):
+    """A command that is refused, with the reason in one sentence."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """Knobs to turn, and for how long."""
+
+    lease_s: float
+    """seconds after which the static values come back, unless a further command comes."""
+    knobs: dict[str, float]
+    """new values by knob; the others stay as they are, so none at all renews the lease."""
+
+
+def parse_command(text: bytes) -> Command:
+    """A command from the JSON object ``{"lease_s": seconds, "knobs": {knob: value}}``.
+
+    Raises:
+      CommandError: no such object, an unknown or repeated field, a lease that is not from above 0
+        to ``MAX_LEASE_S`` seconds, or a value that is no finite number, or not whole where it
+        must be.
+    """
+    body = _object(text)
+    unknown = sorted(set(body) - {"lease_s", "knobs"})
+    if unknown:
+        raise CommandError(f"field {unknown[0]!r} is unknown; the fields are lease_s and knobs")
+    if "lease_s" not in body:
+        raise CommandError("lease_s is missing; it says for how many seconds the knobs hold")
+    lease_s = body["lease_s"]
+    if not _is_number(lease_s) or not 0 < lease_s <= MAX_LEASE_S:
+        raise CommandError(
+            f"lease_s is {lease_s!r:.60}; it must be a number of seconds above 0, "
+            f"{MAX_LEASE_S:g} at most"
+        )
+    return Command(float(lease_s), check_knobs(body.get("knobs", {})))
+
+
+def parse_knobs(text: bytes) -> dict[str, float]:
+    """Values by knob from a JSON object.
+
+    Raises:
+      CommandError: as ``parse_command``.
+    """
+    return check_knobs(_object(text))
+
+
+def check_knobs(values: Any) -> dict[str, float]:
+    """``values`` if it maps known knobs to numbers of their kind; ranges are the engine's to check.
+
+    Raises:
+      CommandError: as ``parse_command``.
+    """
+    if not isinstance(values, dict):
+        raise CommandError(
+            f"knobs is {values!r:.60}; it must be an object of values by knob, out of "
+            f"{', '.join(KNOBS)}"
+        )
+    return {knob: _number(knob, value) for knob, value in values.items()}
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    try:
+        body = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except CommandError:
+        raise
+    except (ValueError, RecursionError):  # also bytes that are no UTF-8
+        raise CommandError("the command is not JSON") from None
+    if not isinstance(body, dict):
+        raise CommandError(f"the command is {body!r:.60}; it must be a JSON object")
+    return body
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise CommandError("a field of the command is given twice")
+    return values
+
+
+def _no_constant(name: str) -> float:
+    raise CommandError(f"the command has the value {name}; numbers must be finite")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _number(knob: str, value: Any) -> float:
+    if knob not in KNOBS:
+        raise CommandError(f"knob {knob!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
+    if knob == "priority_routing" and isinstance(value, bool):
+        return int(value)
+    if not _is_number(value):
+        raise CommandError(f"{knob} is {value!r:.60}; it must be a number")
+    if knob == "kv_budget_fraction":
+        return float(value)
+    if value != int(value):
+        raise CommandError(f"{knob} is {value!r:.60}; it must be a whole number")
+    return int(value)

@@ -1,0 +1,225 @@
+"""How long an engine step takes on a device that is described by a JSON file.
+
+The time is a sum of seconds for each unit of the step's load, and of rooflines: p-norms of two or
+more such sums, of which the greatest counts most (alone, where ``p`` is left out). For example
+
+    {"seconds": {"step": 0.02, "token": 2e-4, "context_token": 1e-6, "pair": 1e-9},
+     "rooflines": [{"p": 2.0, "sides": [{"step": 0.01}, {"token": 1e-5}]}],
+     "time_dilation": 3.0, "hidden_s": 0.005}
+
+``hidden_s`` is the time that vLLM may take for itself between two steps without the device becoming
+idle, as it composes a step beside a GPU while the one before it is computed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LOAD = (
+    "step",  # 1
+    "token",  # all tokens of the step
+    "row",  # tokens whose logits are needed
+    "decoding",  # 1 where any sequence decodes
+    "sequence",  # decoding sequences
+    "context_token",  # KV tokens that they read
+    "prefilling",  # 1 where any prompt is computed
+    "prompt_token",  # prompt tokens
+    "pair",  # pairs of query and key among them and their prefixes
+    "drafting",  # 1 where tokens are drafted
+    "draft",  # tokens drafted for each sequence
+    "drafting_token",  # token, where any are drafted
+    "drafting_context_token",  # context_token, where any are drafted
+)
+
+
+@dataclass(frozen=True)
+class StepLoad:
+    """What one engine step computes."""
+
+    decode_seqs: int
+    """decoding sequences."""
+    decode_tokens: int
+    """their tokens, drafts to verify included."""
+    kv_tokens: int
+    """KV tokens that they read, the ones of this step's first token included."""
+    chunks: int
+    """prompts, or pieces of them."""
+    prompt_tokens: int
+    """their tokens."""
+    pairs: float
+    """pairs of query and key in their attention: the sum of n (prefix + n / 2)."""
+    depth: int
+    """tokens that are drafted for each sequence."""
+
+    def units(self) -> dict[str, float]:
+        """Amount of every kind of ``LOAD``."""
+        tokens = self.decode_tokens + self.prompt_tokens
+        drafting = int(self.depth > 0)
+        return {
+            "step": 1,
+            "token": tokens,
+            "row": self.decode_tokens + self.chunks,
+            "decoding": int(self.decode_seqs > 0),
+            "sequence": self.decode_seqs,
+            "context_token": self.kv_tokens,
+            "prefilling": int(self.chunks > 0),
+            "prompt_token": self.prompt_tokens,
+            "pair": self.pairs,
+            "drafting": drafting,
+            "draft": self.depth,
+            "drafting_token": drafting * tokens,
+            "drafting_context_token": drafting * self.kv_tokens,
+        }
+
+
+def step_load(output: Any) -> StepLoad:
+    """Load of the step that a vLLM ``SchedulerOutput`` describes.
+
+    A request that was running before decodes when it gets one token beside its drafts; the last
+    token of a prompt, alone in its piece, costs the same.
+    """
+    computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    fresh = set(computed)
+    cached = output.scheduled_cached_reqs
+    computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    drafts = output.scheduled_spec_decode_tokens
+    decode_seqs = decode_tokens = kv_tokens = chunks = prompt_tokens = 0
+    pairs = 0.0
+    for request, tokens in output.num_scheduled_tokens.items():
+        before = computed[request]
+        if request not in fresh and tokens - len(drafts.get(request, ())) == 1:
+            decode_seqs += 1
+            decode_tokens += tokens
+            kv_tokens += before + 1
+        else:
+            chunks += 1
+            prompt_tokens += tokens
+            pairs += tokens * (before + 0.5 * tokens)
+    return StepLoad(
+        decode_seqs=decode_seqs,
+        decode_tokens=decode_tokens,
+        kv_tokens=kv_tokens,
+        chunks=chunks,
+        prompt_tokens=prompt_tokens,
+        pairs=pairs,
+        depth=output.num_spec_tokens_to_schedule,
+    )
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """p-norm of sums of seconds; p is infinite where the greatest sum counts alone."""
+
+    p: float
+    sides: tuple[dict[str, float], ...]
+
+    def seconds(self, units: Mapping[str, float]) -> float:
+        """Seconds of a load."""
+        sides = [_sum(side, units) for side in self.sides]
+        greatest = max(sides)
+        if greatest == 0 or math.isinf(self.p):
+            return greatest
+        return greatest * sum((side / greatest) ** self.p for side in sides) ** (1 / self.p)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Step times of one device."""
+
+    linear: dict[str, float]
+    rooflines: tuple[Roofline, ...]
+    time_dilation: float
+    hidden_s: float
+
+    def seconds(self, load: StepLoad) -> float:
+        """Seconds of a step, times the dilation."""
+        units = load.units()
+        total = _sum(self.linear, units) + sum(line.seconds(units) for line in self.rooflines)
+        return self.time_dilation * total
+
+
+class Device:
+    """Computes one step after the other, each in its own time."""
+
+    def __init__(self, step_time: StepTime, clock: Callable[[], float]) -> None:
+        self._step_time = step_time
+        self._clock = clock
+        self._free_at = 0.0
+
+    def submit(self, load: StepLoad) -> float:
+        """The clock's time at which a step that is submitted now is done."""
+        now = self._clock()
+        begin = now if now > self._free_at + self._step_time.hidden_s else self._free_at
+        self._free_at = begin + self._step_time.seconds(load)
+        return self._free_at
+
+
+def read_step_time(path: Path) -> StepTime:
+    """Step times from a JSON file.
+
+    Raises:
+      ValueError: the file cannot be read, a field is unknown, or a number is not finite, negative,
+        or, as exponent or dilation, too small.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the step times in {path} cannot be read: {error}") from None
+    data = _fields(
+        data, {"seconds", "rooflines", "time_dilation", "hidden_s"}, "the file of step times"
+    )
+    rooflines = data.get("rooflines", [])
+    if not isinstance(rooflines, list):
+        raise ValueError(f"rooflines is {rooflines!r:.60}; it must be a list")
+    dilation = _number(data.get("time_dilation", 1.0), "time_dilation")
+    if dilation == 0:
+        raise ValueError("time_dilation is 0; it must be above 0")
+    linear = _rates(data.get("seconds", {}), "seconds")
+    lines = tuple(_roofline(line) for line in rooflines)
+    if not linear and not lines:
+        raise ValueError("the file of step times has neither seconds nor rooflines")
+    hidden_s = _number(data.get("hidden_s", 0.0), "hidden_s")
+    return StepTime(linear, lines, dilation, hidden_s)
+
+
+def _roofline(data: Any) -> Roofline:
+    data = _fields(data, {"p", "sides"}, "a roofline")
+    p = _number(data["p"], "p of a roofline") if "p" in data else math.inf
+    if p < 1:
+        raise ValueError(f"p of a roofline is {p:g}; it must be 1 or more")
+    sides = data.get("sides")
+    if not isinstance(sides, list) or not sides:
+        raise ValueError(f"sides of a roofline is {sides!r:.60}; it must be a list of sums")
+    return Roofline(p, tuple(_rates(side, "a side of a roofline") for side in sides))
+
+
+def _rates(data: Any, name: str) -> dict[str, float]:
+    data = _fields(data, set(LOAD), name)
+    return {unit: _number(value, f"{unit} of {name}") for unit, value in data.items()}
+
+
+def _fields(data: Any, allowed: set[str], name: str) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError(f"{name} is {data!r:.60}; it must be an object")
+    unknown = sorted(set(data) - allowed)
+    if unknown:
+        raise ValueError(
+            f"field {unknown[0]!r} of {name} is unknown; allowed are {', '.join(sorted(allowed))}"
+        )
+    return data
+
+
+def _number(value: Any, name: str) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ValueError(f"{name} is {value!r:.60}; it must be a finite number from 0")
+    return float(value)
+
+
+def _sum(rates: Mapping[str, float], units: Mapping[str, float]) -> float:
+    return sum(rate * units[unit] for unit, rate in rates.items())

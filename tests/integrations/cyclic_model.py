@@ -1,0 +1,55 @@
+"""Writes a tiny random Llama whose greedy output runs in cycles of 8: n-gram drafts are right.
+
+usage, in vLLM's environment: python cyclic_model.py FOLDER
+"""
+
+import sys
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+VOCABULARY, WIDTH, CYCLE = 512, 128, 8
+folder = sys.argv[1]
+
+tokenizer = Tokenizer(models.BPE())
+tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+tokenizer.decoder = decoders.ByteLevel()
+trainer = trainers.BpeTrainer(
+    vocab_size=VOCABULARY,
+    special_tokens=["<|bos|>", "<|eos|>"],
+    initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+)
+tokenizer.train_from_iterator(["queue latency token batch cache"] * 50, trainer)
+PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|eos|>"
+).save_pretrained(folder)
+
+torch.manual_seed(0)
+model = LlamaForCausalLM(
+    LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+    )
+)
+with torch.no_grad():
+    # Nothing is added to a token's embedding, and the head has it point at the next of its cycle.
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    embeddings = torch.nn.functional.normalize(torch.randn(VOCABULARY, WIDTH), dim=1)
+    model.model.embed_tokens.weight.copy_(embeddings)
+    for token in range(VOCABULARY):
+        following = token // CYCLE * CYCLE + (token + 1) % CYCLE
+        model.lm_head.weight[following] = embeddings[token] * 3 / WIDTH**0.5
+model.generation_config.eos_token_id = None
+model.to(torch.bfloat16).save_pretrained(folder)

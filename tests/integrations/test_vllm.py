@@ -1,0 +1,349 @@
+"""Knobs of a real vLLM, turned while it serves: a tiny model on an emulated device."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integrations.vllm_environment import ROOT, vllm_python
+
+pytestmark = pytest.mark.slow
+
+TOKEN = "a token of this test only"
+BATCH_CAP, TOKEN_BUDGET, DEPTH, BLOCKS = 32, 512, 4, 128
+PROMPT, OUTPUT = 48, 48
+STREAMS = 50
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    return vllm_python()
+
+
+@pytest.fixture(scope="module")
+def url(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server that speculates, so that vLLM has every knob."""
+    folder = tmp_path_factory.mktemp("vllm")
+    script = Path(__file__).with_name("cyclic_model.py")
+    subprocess.run([python, script, folder / "model"], check=True, capture_output=True)
+    times = folder / "times.json"
+    times.write_text(json.dumps({"seconds": {"step": 0.03, "token": 5e-5}}))
+    speculation = {
+        "method": "ngram",
+        "num_speculative_tokens": DEPTH,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 2,
+        "num_speculative_tokens_per_batch_size": [[1, BATCH_CAP, DEPTH]],
+    }
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [python.with_name("vllm"), "serve", folder / "model", "--served-model-name", "tiny"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--max-model-len", "256", "--max-num-seqs", str(BATCH_CAP)]
+    command += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
+    command += ["--block-size", "32", "--num-gpu-blocks-override", str(BLOCKS)]
+    command += ["--no-enable-prefix-caching"]
+    command += ["--scheduling-policy", "priority"]
+    command += ["--speculative-config", json.dumps(speculation)]
+    command += ["--scheduler-cls", "jaxserve_vllm.scheduler.ControlledScheduler"]
+    command += ["--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"]
+    settings = {
+        "VLLM_PLUGINS": "jaxserve",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "JAXSERVE_CONTROL_TOKEN": TOKEN,
+        "JAXSERVE_EMULATE": str(times),
+    }
+    log = folder / "server.log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            command,
+            env=os.environ | settings,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, log.read_text()[-5000:]
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        # A server that is told to end may leave engines behind.
+        for end in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(server.pid, end)
+                server.wait(15)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@dataclass
+class Stream:
+    """What came of a request."""
+
+    priority: int
+    status: int = 0
+    tokens: int = 0
+    first_s: float = 0.0
+    ended: bool = False
+
+
+@dataclass
+class Engine:
+    """The one engine behind a server."""
+
+    client: httpx.AsyncClient
+    streams: list[Stream] = field(default_factory=list)
+
+    async def ask(self, method: str, path: str, **kwargs: Any) -> dict[str, Any]:
+        answer = await self.client.request(method, f"/jaxserve/{path}", **kwargs)
+        assert answer.status_code == 200, answer.text
+        [engine] = answer.json()["engines"]
+        return engine
+
+    async def put(self, lease_s: float = 600.0, **knobs: float) -> dict[str, Any]:
+        """Turns knobs, and sees that they are acknowledged."""
+        state = await self.ask("PUT", "control", json={"lease_s": lease_s, "knobs": knobs})
+        assert state["mode"] == "leased"
+        for name, value in knobs.items():
+            assert state["knobs"][name]["now"] == pytest.approx(value, abs=1 / BLOCKS)
+        return state
+
+    async def next_steps(self, count: int = 25) -> list[dict[str, float]]:
+        """The next ``count`` steps or more, but for two that may be under way."""
+        latest = (await self.ask("GET", "control"))["steps"] + 2
+        trace: dict[str, Any] = {"rows": []}
+        while len(trace["rows"]) < count:
+            await asyncio.sleep(0.1)
+            trace = await self.ask("GET", f"steps?after={latest}")
+        return [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+
+    async def stream(self, output: int = OUTPUT, priority: int = 0) -> Stream:
+        """One request, read to its end."""
+        stream = Stream(priority)
+        self.streams.append(stream)
+        body = {
+            "model": "tiny",
+            "prompt": [8 + i % 8 for i in range(PROMPT)],
+            "max_tokens": output,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "priority": priority,
+        }
+        async with self.client.stream("POST", "/v1/completions", json=body) as answer:
+            stream.status = answer.status_code
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    stream.ended = True
+                elif line.startswith("data: "):
+                    stream.first_s = stream.first_s or time.monotonic()
+                    usage = json.loads(line.removeprefix("data: ")).get("usage")
+                    stream.tokens = usage["completion_tokens"] if usage else 0
+        return stream
+
+
+@asynccontextmanager
+async def engine_at(url: str) -> AsyncIterator[Engine]:
+    """The engine, left as it was started."""
+    # vLLM closes idle connections after 5 s.
+    limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    async with httpx.AsyncClient(
+        base_url=url, headers=headers, limits=limits, timeout=None
+    ) as client:
+        engine = Engine(client)
+        yield engine
+        state = await engine.ask("DELETE", "control")
+        assert state["mode"] == "static"
+        lost = [s for s in engine.streams if (s.status, s.ended) != (200, True)]
+        assert not lost
+
+
+async def turn_every_knob(engine: Engine) -> list[str]:
+    """Turns knobs of an engine under load; sentences about what the engine did then."""
+    did = []
+    await engine.put(speculation_depth=0)  # so that requests are long enough to fill the batch
+    for cap in (4, 16, 2, BATCH_CAP):
+        state = await engine.put(batch_cap=cap)
+        while state["running"] > cap:  # those above the cap run to their end
+            await asyncio.sleep(0.05)
+            state = await engine.ask("GET", "control")
+        steps = await engine.next_steps()
+        most = max(step["running"] for step in steps)
+        assert most == cap or BATCH_CAP / 2 < most < cap == BATCH_CAP
+        did.append(f"batch_cap {cap}: at most {most} running in {len(steps)} steps")
+    for budget in (16, 128, TOKEN_BUDGET):
+        await engine.put(token_budget=budget)
+        steps = await engine.next_steps()
+        most = max(step["decode_tokens"] + step["prompt_tokens"] for step in steps)
+        assert most == budget or budget > most > 16
+        did.append(f"token_budget {budget}: at most {most} tokens in {len(steps)} steps")
+    for fraction in (0.5, 0.1, 1.0):
+        before = await engine.put(kv_budget_fraction=fraction)
+        state = before
+        while state["kv_blocks_used"] > state["kv_blocks_budget"]:
+            await asyncio.sleep(0.1)
+            state = await engine.ask("GET", "control")
+        used = []
+        while len(used) < 20:
+            await asyncio.sleep(0.1)
+            state = await engine.ask("GET", "control")
+            used.append(state["kv_blocks_used"])
+        budget = state["kv_blocks_budget"]
+        assert budget == round(fraction * (BLOCKS - 1))
+        assert 0 < max(used) <= budget
+        preempted = state["preemptions"] - before["preemptions"]
+        did.append(
+            f"kv_budget_fraction {fraction}: at most {max(used)} of {budget} blocks, "
+            f"{preempted} preemptions"
+        )
+    for depth in (0, 2, 1, DEPTH):
+        await engine.put(speculation_depth=depth)
+        steps = [step for step in await engine.next_steps() if step["decode_seqs"]]
+        drafted = [step["decode_tokens"] / step["decode_seqs"] - 1 for step in steps]
+        assert {step["depth"] for step in steps} == {depth}
+        assert max(drafted) <= depth
+        assert depth == 0 or max(drafted) > depth / 2
+        did.append(f"speculation_depth {depth}: {sum(drafted) / len(drafted):.2f} drafted")
+    for routing in (0, 1):
+        state = await engine.put(priority_routing=routing)
+        did.append(f"priority_routing {routing}: with {state['waiting']} waiting")
+        await engine.next_steps()
+    return did
+
+
+def test_every_knob_is_turned_while_50_requests_stream(url: str) -> None:
+    """Each value is acknowledged and obeyed; no stream breaks, and no token is lost."""
+
+    async def go() -> None:
+        async with engine_at(url) as engine:
+            going = True
+
+            async def client() -> None:
+                while going:
+                    stream = await engine.stream()
+                    assert stream.tokens == OUTPUT
+
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(STREAMS):
+                    clients.create_task(client())
+                did = await turn_every_knob(engine)
+                going = False
+            assert len(engine.streams) > STREAMS
+            print(*did, f"{len(engine.streams)} streams complete", sep="\n")
+
+    asyncio.run(go())
+
+
+def test_priority_routing_orders_those_who_wait(url: str) -> None:
+    """Switched when they have come in by turns, the urgent are served first."""
+
+    async def go() -> bool:
+        async with engine_at(url) as engine:
+            await engine.put(batch_cap=1, priority_routing=0, speculation_depth=0)
+            async with asyncio.TaskGroup() as clients:
+                clients.create_task(engine.stream(200))  # runs while the others come
+                while not (engine.streams and engine.streams[0].first_s):
+                    await asyncio.sleep(0.01)
+                for i in range(STREAMS - 1):
+                    clients.create_task(engine.stream(4, priority=i % 2))
+                state = await engine.ask("GET", "control")
+                while state["waiting"] < STREAMS - 1 and not engine.streams[0].ended:
+                    await asyncio.sleep(0.05)
+                    state = await engine.ask("GET", "control")
+                waited = state["waiting"] == STREAMS - 1
+                await engine.put(priority_routing=1)
+            ordered = sorted(engine.streams[1:], key=lambda stream: stream.first_s)
+            priorities = [stream.priority for stream in ordered]
+            print("priorities in the order of first tokens:", *priorities)
+            assert not waited or priorities == sorted(priorities)
+            return waited
+
+    if not asyncio.run(go()):
+        pytest.skip("the machine was too busy to bring all into the line while the first one ran")
+
+
+def test_a_lease_expires_by_itself(url: str) -> None:
+    """The engine says so, and runs as it was started."""
+
+    async def go() -> None:
+        async with engine_at(url) as engine:
+            state = await engine.put(lease_s=2.0, batch_cap=1, kv_budget_fraction=0.25)
+            assert 0 < state["lease_left_s"] <= 2
+            async with asyncio.TaskGroup() as clients:
+                for _ in range(STREAMS):
+                    clients.create_task(engine.stream(180))
+                most = 0
+                while state["mode"] == "leased":
+                    most = state["running"]
+                    await asyncio.sleep(0.1)
+                    state = await engine.ask("GET", "control")
+                await engine.next_steps(1)
+                running = (await engine.ask("GET", "control"))["running"]
+            print(f"running before and after the end of the lease: {most}, {running}")
+            assert most <= 1 < running
+            assert state["lease_left_s"] == 0
+            knobs = {name: knob for name, knob in state["knobs"].items() if knob["offered"]}
+            assert {name: knob["now"] for name, knob in knobs.items()} == {
+                "batch_cap": BATCH_CAP,
+                "token_budget": TOKEN_BUDGET,
+                "kv_budget_fraction": 1.0,
+                "speculation_depth": DEPTH,
+                "priority_routing": 1,
+            }
+            assert {stream.tokens for stream in engine.streams} == {180}
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ({"batch_cap": 33}, "batch_cap is 33; this engine allows 1 to 32"),
+        ({"quantization_tier": 1}, "quantization_tier cannot be turned: vLLM holds one set"),
+        ({"cap": 1}, "knob 'cap' is unknown"),
+    ],
+)
+def test_what_cannot_be_is_refused(url: str, body: dict[str, Any], sentence: str) -> None:
+    """In one sentence; and nothing at all without the token."""
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    command = {"lease_s": 5, "knobs": body}
+    answer = httpx.put(f"{url}/jaxserve/control", json=command, headers=headers)
+    assert (answer.status_code, answer.json()["error"][: len(sentence)]) == (400, sentence)
+    assert httpx.put(f"{url}/jaxserve/control", json=command).status_code == 401
+    assert httpx.get(f"{url}/jaxserve/steps").status_code == 401
+
+
+def test_vllms_own_scheduler(python: Path) -> None:
+    """The plug-in's tests with vLLM's scheduler in a process, without a server."""
+    command = [python, "-m", "pytest", "-p", "no:cacheprovider", "tests/test_scheduler.py"]
+    done = subprocess.run(
+        command, cwd=ROOT / "integrations" / "vllm", capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
