@@ -62,6 +62,7 @@ class Replica:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    priority: int
     since_s: float
     place: asyncio.Future[Replica]
 
@@ -74,6 +75,10 @@ class Pool:
     replicas: Sequence[Replica]
     capacity: int
     """requests that may wait."""
+    default: bool = False
+    """whether requests that name no pool come here."""
+    by_priority: bool = True
+    """whether lower priorities are served first; else it is in order of arrival alone."""
     _heap: list[tuple[int, int]] = field(default_factory=list)
     """(priority, number); those of requests that have left stay until they come up."""
     _waiting: dict[int, _Waiter] = field(default_factory=dict)
@@ -109,9 +114,10 @@ class Pool:
                 f"{len(self._waiting)} requests wait already; try again later",
                 self.retry_after_s(),
             )
-        waiter = _Waiter(time.monotonic(), asyncio.get_running_loop().create_future())
+        place = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(priority, time.monotonic(), place)
         self._waiting[number] = waiter
-        heapq.heappush(self._heap, (priority, number))
+        heapq.heappush(self._heap, (priority if self.by_priority else 0, number))
         self._fill()
         try:
             return await waiter.place
@@ -124,6 +130,19 @@ class Pool:
     def leave(self, replica: Replica) -> None:
         """A request has ended; the next one gets its place."""
         replica.in_flight -= 1
+        self._fill()
+
+    def serve_by_priority(self, by_priority: bool) -> None:
+        """Changes the order of those who wait, and of who comes."""
+        self.by_priority = by_priority
+        self._heap = [
+            (waiter.priority if by_priority else 0, number)
+            for number, waiter in self._waiting.items()
+        ]
+        heapq.heapify(self._heap)
+
+    def places_changed(self) -> None:
+        """To be called when a replica has got more places."""
         self._fill()
 
     def retry_after_s(self) -> int:
@@ -167,7 +186,7 @@ class Pool:
 
 
 def build_pools(specs: Sequence[EngineSpec], capacity: int, look_ahead: int) -> Mapping[str, Pool]:
-    """Pools by name, the default one first."""
+    """Pools by name; the first one is the default."""
     return {
         name: Pool(
             name,
@@ -177,6 +196,7 @@ def build_pools(specs: Sequence[EngineSpec], capacity: int, look_ahead: int) -> 
                 if spec.pool == name
             ],
             capacity,
+            default=place == 0,
         )
-        for name in pool_names(specs)
+        for place, name in enumerate(pool_names(specs))
     }

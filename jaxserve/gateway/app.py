@@ -17,6 +17,7 @@ from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.records import Records
 from jaxserve.gateway.settings import GatewaySettings, Tokens
+from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.windows import Windows
 
 
@@ -43,7 +44,15 @@ class Gateway:
         self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
         self._proxy = Proxy(settings, self.pools, self.ledger, self.calls)
         self._clients = ClientDoor(settings, tokens.client, self.calls, self._proxy)
-        self._control = ControlDoor(tokens.control, self.pools, self.calls, self.ledger)
+        self._steering = Steering(self.pools, lambda: self._proxy.engine_knobs, settings.look_ahead)
+        self._control = ControlDoor(
+            tokens.control,
+            self.pools,
+            self.calls,
+            self.ledger,
+            self._steering,
+            lambda: self._proxy.readings,
+        )
         self._control_port = control_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,6 +69,7 @@ class Gateway:
         await self._proxy.begin()
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        await self._steering.close()
         await self._proxy.close()
         self.ledger.records.close()
         await send({"type": "lifespan.shutdown.complete"})

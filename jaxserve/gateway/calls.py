@@ -109,6 +109,18 @@ class Calls:
         """How many there are."""
         return len(self._calls)
 
+    def by_class(self) -> dict[str, dict[str, int]]:
+        """Requests in flight that have not had their first token (``waiting``), and that have
+        (``running``), by class. Of those that are not streamed the first token is not seen: they
+        run from when an engine has them."""
+        found: dict[str, dict[str, int]] = {}
+        for call in self._calls:
+            record = call.record
+            begun = record.first_token_s if record.streamed else record.admitted_s
+            counts = found.setdefault(record.class_name, {"waiting": 0, "running": 0})
+            counts["waiting" if begun is None else "running"] += 1
+        return found
+
     def add(self, call: Call) -> None:
         """One begins."""
         self._calls.add(call)

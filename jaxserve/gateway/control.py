@@ -1,10 +1,10 @@
-"""The door for controllers: metrics, aggregates of windows, records and the state of engines."""
+"""The door for controllers: metrics, aggregates of windows, records, engines and their knobs."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
@@ -14,24 +14,39 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.calls import Calls
+from jaxserve.gateway.engine_knobs import EngineRefused
 from jaxserve.gateway.ledger import Ledger
+from jaxserve.gateway.scrape import Readings
+from jaxserve.gateway.steering import KNOBS, MAX_LEASE_S, Steering
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_WINDOW_S = 86_400.0
+_MOST_SLICES = 1024
+_LONGEST_COMMAND = 16_384
 
 
 class ControlDoor:
     """ASGI application on a port of its own."""
 
     def __init__(
-        self, token: str | None, pools: Mapping[str, Pool], calls: Calls, ledger: Ledger
+        self,
+        token: str | None,
+        pools: Mapping[str, Pool],
+        calls: Calls,
+        ledger: Ledger,
+        steering: Steering,
+        readings: Callable[[], Readings | None],
     ) -> None:
-        """Args: what controllers must show, the engines, what is in flight, and the books."""
+        """Args: what controllers must show, the engines, what is in flight, the books, the knobs,
+        and what engines say of themselves."""
         self._token = token
+        self._steering = steering
+        self._readings = readings
         self._pools = pools
         self._calls = calls
         self._ledger = ledger
@@ -41,6 +56,9 @@ class ControlDoor:
                 Route("/control/window", self._window),
                 Route("/control/records", self._records),
                 Route("/control/state", self._state),
+                Route("/control/engines", self._engines),
+                Route("/control/knobs", self._knobs, methods=["GET", "PUT", "DELETE"]),
+                Route("/control/hold", self._hold, methods=["PUT"]),
             ]
         )
 
@@ -51,8 +69,9 @@ class ControlDoor:
                 raise HTTPException(401, "control asks for a token: Authorization: Bearer TOKEN")
             # The router then raises what it would answer itself.
             await self._router({**scope, "app": self}, receive, send)
-        except (HTTPException, InputError) as error:
-            status = error.status_code if isinstance(error, HTTPException) else 400
+        except (HTTPException, InputError, EngineRefused) as error:
+            refused = 502 if isinstance(error, EngineRefused) else 400
+            status = error.status_code if isinstance(error, HTTPException) else refused
             text = error.detail if isinstance(error, HTTPException) else str(error)
             headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
             await _json({"error": text}, status, headers)(scope, receive, send)
@@ -62,14 +81,15 @@ class ControlDoor:
 
     async def _window(self, request: Request) -> Response:
         """``?seconds=10``, or ``?since=`` with the ``until_s`` of the last answer: windows that
-        follow each other lose and repeat nothing."""
+        follow each other lose and repeat nothing. ``&slices=8`` adds single measurements."""
         until_s = time.monotonic()
         if "since" in request.query_params:
             since_s = _number(request, "since", 0.0, until_s)
         else:
             since_s = until_s - _number(request, "seconds", 0.001, _LONGEST_WINDOW_S, 10.0)
         books = self._ledger
-        window = books.windows.window(books.records, since_s, until_s)
+        slices = int(_number(request, "slices", 0.0, _MOST_SLICES, 0.0))
+        window = books.windows.window(books.records, since_s, until_s, slices)
         return _json({"gateway": books.id, **window, **self._now()})
 
     async def _records(self, request: Request) -> Response:
@@ -81,11 +101,37 @@ class ControlDoor:
     async def _state(self, request: Request) -> Response:
         return _json({"gateway": self._ledger.id, **self._now()})
 
+    async def _engines(self, request: Request) -> Response:
+        """What every engine says of itself on its ``/metrics``."""
+        readings = self._readings()
+        return _json(
+            {"now_s": time.monotonic(), "engines": await readings.read() if readings else {}}
+        )
+
+    async def _knobs(self, request: Request) -> Response:
+        """GET what is in force, PUT values under a lease, DELETE the lease."""
+        if request.method == "GET":
+            return _json(await self._steering.state())
+        if request.method == "DELETE":
+            return _json(await self._steering.release())
+        command = JsonObject(await _body(request), "the command", ("lease_s", "knobs"))
+        lease_s = command.number("lease_s", 0.1, MAX_LEASE_S)
+        knobs = command.inside("knobs", KNOBS)
+        return _json(
+            await self._steering.put({name: knobs.number(name) for name in knobs}, lease_s)
+        )
+
+    async def _hold(self, request: Request) -> Response:
+        """``{"held": true}`` switches control off, false on again."""
+        asked = JsonObject(await _body(request), "the command", ("held",))
+        return _json(await self._steering.hold(asked.flag("held")))
+
     def _now(self) -> dict[str, Any]:
         """What is so at this moment."""
         return {
             "now_s": time.monotonic(),
             "in_gateway": len(self._calls),
+            "in_flight": self._calls.by_class(),
             "stopping": self._calls.stopping,
             "pools": {pool.name: _pool_state(pool) for pool in self._pools.values()},
         }
@@ -149,6 +195,18 @@ def _pool_state(pool: Pool) -> dict[str, Any]:
 
 def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     return Response(orjson.dumps(content), status, headers, "application/json")
+
+
+async def _body(request: Request) -> Any:
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _LONGEST_COMMAND:
+            raise HTTPException(413, f"the command has more than {_LONGEST_COMMAND} bytes")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise InputError("the command is not JSON") from None
 
 
 def _number(

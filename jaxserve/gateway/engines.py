@@ -17,7 +17,7 @@ from jaxserve.gateway.settings import secret
 
 KINDS = ("vllm", "sglang")
 _NUMBERS = {"tier": (0, 2), "depth": (0, 64), "cap": (1, 100_000), "priority": (0, 1)}
-_OPTIONS = (*_NUMBERS, "key", "pool")
+_OPTIONS = (*_NUMBERS, "key", "control", "pool")
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class EngineSpec:
     priority``)."""
     key: str | None = field(default=None, repr=False)
     """bearer key that it asks for."""
+    control_key: str | None = field(default=None, repr=False)
+    """the one that its knobs ask for; ``key`` where None."""
 
 
 def parse_engines(
@@ -97,7 +99,8 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
         depth=depth,
         cap=cap,
         takes_priority=takes_priority,
-        key=_key(options.get("key"), variables),
+        key=_key("key", options, variables),
+        control_key=_key("control", options, variables),
     )
 
 
@@ -157,14 +160,19 @@ def _pool(given: str | None, tier: int | None, depth: int | None) -> str:
     return "-".join(parts) or "default"
 
 
-def _key(name: str | None, variables: Mapping[str, str]) -> str | None:
+def _key(option: str, options: Mapping[str, str], variables: Mapping[str, str]) -> str | None:
+    name = options.get(option)
     if name is None:
         return None
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise InputError("--engine has a key that is no name of a variable; keys are not arguments")
+        raise InputError(
+            f"--engine has a {option} that is no name of a variable; keys are not arguments"
+        )
     found = secret(variables, name)
     if found is None:
-        raise InputError(f"--engine has key={name}, but the variable {name} is empty or not set")
+        raise InputError(
+            f"--engine has {option}={name}, but the variable {name} is empty or not set"
+        )
     return found
 
 

@@ -19,10 +19,12 @@ from jaxserve.gateway.admission import Pool, Replica
 from jaxserve.gateway.answers import Answer
 from jaxserve.gateway.calls import Call, Calls
 from jaxserve.gateway.dialects import INFERENCE
+from jaxserve.gateway.engine_knobs import EngineKnobs, engine_knobs
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
 from jaxserve.gateway.relay import Relay
+from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
 
@@ -43,11 +45,21 @@ class Proxy:
         self._ledger = ledger
         self._calls = calls
         self._upstream: Upstream | None = None
+        self.engine_knobs: tuple[EngineKnobs, ...] = ()
+        """those of every engine, once it has begun."""
+        self.readings: Readings | None = None
+        """what engines say of themselves, likewise."""
         self._watch: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Opens the client side and starts the clock."""
         self._upstream = Upstream(self._settings.connect_s)
+        self.engine_knobs = tuple(
+            engine_knobs(replica.spec, self._upstream)
+            for pool in self._pools.values()
+            for replica in pool.replicas
+        )
+        self.readings = Readings(self._pools, self._upstream)
         self._watch = asyncio.create_task(self._calls.watch())
 
     async def close(self) -> None:
@@ -84,6 +96,9 @@ class Proxy:
             record.outcome, record.reason = outcome_of(problem.reason), problem.reason
             await answer.fail(problem)
         self._ledger.ended(record)
+
+    def _default_pool(self) -> str:
+        return next(name for name, pool in self._pools.items() if pool.default)
 
     async def look(self, path: str, query: bytes) -> tuple[int, names.RawHeaders, bytes]:
         """What the first engine that can be reached says of itself: status, headers, body.
@@ -125,7 +140,7 @@ class Proxy:
             incoming = understand(body, headers, INFERENCE[path])
             record.priority, record.streamed = incoming.priority, incoming.streamed
             record.parallel = incoming.parallel
-            record.pool = asked_pool(headers, self._pools) or next(iter(self._pools))
+            record.pool = asked_pool(headers, self._pools) or self._default_pool()
         finally:
             self._ledger.arrived(record)
         return incoming

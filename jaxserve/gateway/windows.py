@@ -49,6 +49,17 @@ class Series:
         stop = bisect_right(self._times, until_s, lo=start)
         return np.array(self._values[start:stop]), np.array(self._classes[start:stop], dtype=int)
 
+    def counts(self, since_s: float, until_s: float, slices: int, class_index: int) -> list[int]:
+        """Measurements of a class in equal parts of ``(since_s, until_s]``."""
+        start = bisect_right(self._times, since_s)
+        stop = bisect_right(self._times, until_s, lo=start)
+        mine = np.array(self._classes[start:stop], dtype=int) == class_index
+        times = np.array(self._times[start:stop])[mine]
+        edges = np.linspace(since_s, until_s, slices + 1)
+        # As the window itself, a part holds its end and not its start.
+        place = np.searchsorted(edges, times, side="left") - 1
+        return np.bincount(np.clip(place, 0, slices - 1), minlength=slices).tolist()
+
     def _forget(self, until_s: float) -> None:
         gone = max(bisect_right(self._times, until_s), len(self._times) - self._most)
         # Whatever is kept may be as much again before it is looked at the next time, which makes
@@ -78,10 +89,16 @@ class Windows:
         """Place of a class."""
         return self._index[name]
 
-    def window(self, records: Records, since_s: float, until_s: float) -> dict[str, Any]:
+    def window(
+        self, records: Records, since_s: float, until_s: float, slices: int = 0
+    ) -> dict[str, Any]:
         """Aggregates of ``(since_s, until_s]``, monotonic clock, in all and by class.
 
         ``complete`` says whether everything of that time is still in memory.
+
+        Args:
+          slices: with some, each class also has its ``arrivals_by_slice``, in equal parts of the
+            window, and every ``ttft_s`` of it.
         """
         ended, ended_known = records.ended_between(since_s, until_s)
         columns = {
@@ -104,6 +121,11 @@ class Windows:
             mine = {key: (v[c == place], c[c == place]) for key, (v, c) in columns.items()}
             of_class = [record for record in ended if record.class_name == name]
             result["classes"][name] = _aggregates(mine, of_class, seconds)
+            if slices:
+                result["classes"][name] |= {
+                    "arrivals_by_slice": self.arrivals.counts(since_s, until_s, slices, place),
+                    "ttft_s": mine["ttft"][0].tolist(),
+                }
         return result
 
 

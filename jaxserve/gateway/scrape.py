@@ -1,0 +1,139 @@
+"""What engines say of themselves on ``/metrics``, in one vocabulary for all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.admission import Pool, Replica
+from jaxserve.gateway.engine_knobs import EngineRefused, ask_text
+from jaxserve.gateway.upstream import Upstream
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """One reading, None where an engine does not show it. Counters are since its start."""
+
+    running: float | None = None
+    """sequences in the batch."""
+    waiting: float | None = None
+    """sequences that wait for admission."""
+    kv_use: float | None = None
+    """share of the KV blocks in use."""
+    preemptions: float | None = None
+    """counter, sequences."""
+    drafted: float | None = None
+    """counter, draft tokens proposed."""
+    accepted: float | None = None
+    """counter, draft tokens accepted."""
+    prompt_tokens: float | None = None
+    """counter, tokens prefilled."""
+    output_tokens: float | None = None
+    """counter, tokens generated."""
+    kv_tokens: float | None = None
+    """size of the KV pool, tokens."""
+    started_unix_s: float | None = None
+    """when the process began, s since 1970."""
+
+
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "running": "vllm:num_requests_running",
+        "waiting": "vllm:num_requests_waiting",
+        "kv_use": "vllm:kv_cache_usage_perc",
+        "preemptions": "vllm:num_preemptions_total",
+        "drafted": "vllm:spec_decode_num_draft_tokens_total",
+        "accepted": "vllm:spec_decode_num_accepted_tokens_total",
+        "prompt_tokens": "vllm:prompt_tokens_total",
+        "output_tokens": "vllm:generation_tokens_total",
+        "started_unix_s": "process_start_time_seconds",
+    },
+    "sglang": {
+        "running": "sglang:num_running_reqs",
+        "waiting": "sglang:num_queue_reqs",
+        "kv_use": "sglang:token_usage",
+        "preemptions": "sglang:num_retracted_requests_total",
+        "prompt_tokens": "sglang:prompt_tokens_total",
+        "output_tokens": "sglang:generation_tokens_total",
+        "kv_tokens": "sglang:max_total_num_tokens",
+        "started_unix_s": "process_start_time_seconds",
+    },
+}
+"""Names in vLLM 0.28 to 0.33 and SGLang 0.5.23."""
+
+_ONE_OF_ALL = ("kv_use", "started_unix_s")
+"""What is averaged over the data-parallel engines behind an address; the rest is added up."""
+
+
+def parse_metrics(kind: str, text: str) -> EngineMetrics:
+    """Reads an engine's Prometheus text.
+
+    Args:
+      kind: ``vllm`` or ``sglang``.
+
+    Raises:
+      InputError: it is no such text, or a value that is looked for is no finite number from 0 on.
+    """
+    names = _NAMES[kind]
+    wanted = {name: field for field, name in names.items()}
+    found: dict[str, list[float]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in wanted:
+                    found.setdefault(wanted[sample.name], []).append(float(sample.value))
+                elif kind == "vllm" and sample.name == "vllm:cache_config_info":
+                    found.setdefault("kv_tokens", []).append(_pool_tokens(sample.labels))
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise InputError(f"the engine's metrics are not Prometheus text: {error!s:.80}") from None
+    for field, values in found.items():
+        if not all(math.isfinite(value) and value >= 0.0 for value in values):
+            raise InputError(f"the engine's metrics have {field} {values[0]:g}")
+    if "running" not in found:
+        raise InputError(f"the engine's metrics have no {names['running']}")
+    return EngineMetrics(
+        **{
+            field.name: _together(field.name, found[field.name])
+            for field in fields(EngineMetrics)
+            if field.name in found
+        }
+    )
+
+
+class Readings:
+    """Reads the metrics of all engines."""
+
+    def __init__(self, pools: Mapping[str, Pool], upstream: Upstream) -> None:
+        """Args: the engines, and the connections."""
+        self._replicas = [replica for pool in pools.values() for replica in pool.replicas]
+        self._upstream = upstream
+
+    async def read(self) -> dict[str, dict[str, Any]]:
+        """A reading of each engine by name, or the ``error`` why there is none; JSON-able."""
+        found = await asyncio.gather(*map(self._read, self._replicas))
+        names = [replica.spec.name for replica in self._replicas]
+        return dict(zip(names, found, strict=True))
+
+    async def _read(self, replica: Replica) -> dict[str, Any]:
+        spec = replica.spec
+        try:
+            status, text = await ask_text(self._upstream, spec, "GET", "/metrics")
+            if status != 200:
+                return {"error": f"engine {spec.name} answers /metrics with status {status}"}
+            return asdict(parse_metrics(spec.kind, text.decode("utf-8", "replace")))
+        except (EngineRefused, InputError) as error:
+            return {"error": f"engine {spec.name}: {error}"}
+
+
+def _together(field: str, values: list[float]) -> float:
+    return sum(values) / len(values) if field in _ONE_OF_ALL else sum(values)
+
+
+def _pool_tokens(labels: Mapping[str, str]) -> float:
+    return float(labels["num_gpu_blocks"]) * float(labels["block_size"])
