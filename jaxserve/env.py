@@ -73,6 +73,10 @@ class ServeEnv:
     """bool[6], knobs the agent may turn, in the order of ``jaxserve.spaces.KNOBS``."""
     locked: ServeAction
     """values of the knobs that are not active."""
+    lowest: ServeAction
+    """least values of the knobs; lower ones are raised to them."""
+    highest: ServeAction
+    """greatest values, likewise."""
     horizon: jax.Array
     """int32, windows per episode."""
     randomisation: jax.Array
@@ -165,16 +169,15 @@ class ServeEnv:
         )
 
     def effective_action(self, action: ServeAction) -> ServeAction:
-        """The knobs that act: clipped, inactive ones at their locked value."""
+        """The knobs that act: clipped to the task's limits, inactive ones at their locked value."""
         action = clip_action(action)
-        return ServeAction(
-            **{
-                knob: jnp.where(
-                    self.knob_active[i], getattr(action, knob), getattr(self.locked, knob)
-                )
-                for i, knob in enumerate(KNOBS)
-            }
-        )
+
+        def acts(index: int, knob: str) -> jax.Array:
+            low, high = getattr(self.lowest, knob), getattr(self.highest, knob)
+            turned = jnp.clip(getattr(action, knob), low, high)
+            return jnp.where(self.knob_active[index], turned, getattr(self.locked, knob))
+
+        return ServeAction(**{knob: acts(i, knob) for i, knob in enumerate(KNOBS)})
 
     def observe(self, observation: ServeObservation) -> jax.Array:
         """Normalised features for networks, float32[len(FEATURE_NAMES)], roughly in -1..2."""

@@ -21,7 +21,7 @@ from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.lookup import latency_table
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Workload
-from jaxserve.spaces import KNOBS, make_action
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.reward import RewardModel
@@ -118,6 +118,8 @@ def make(
         ),
         knob_active=jnp.asarray([knob in spec.knobs for knob in KNOBS]),
         locked=make_action(**spec.locked),
+        lowest=make_action(**_limits(spec, 0)),
+        highest=make_action(**_limits(spec, 1)),
         horizon=jnp.int32(spec.horizon),
         randomisation=jnp.float32(spec.randomisation),
         window_s=spec.window_s,
@@ -150,6 +152,14 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
                 "ticks, and either all or none must replay traces of one length"
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *envs)
+
+
+def _limits(spec: TaskSpec, end: int) -> dict[str, float]:
+    """The least (0) or greatest (1) value of every knob."""
+    return {
+        knob: bound.number(spec.limits.get(knob, (bound.low, bound.high))[end])
+        for knob, bound in ACTION_BOUNDS.items()
+    }
 
 
 def _with_limit_of(spec: TaskSpec, gpu: Gpu) -> TaskSpec:

@@ -14,6 +14,7 @@ import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
 from jaxserve.cli.gateway import run_gateway
+from jaxserve.cli.live import make_live_task, operate_gateway, show_live_log, throw_switch
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError
@@ -30,6 +31,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "headroom": print_headroom,
     "fidelity": check_fidelity,
     "gateway": run_gateway,
+    "live-task": make_live_task,
+    "operate": operate_gateway,
+    "switch": throw_switch,
+    "live-log": show_live_log,
 }
 """Every command by its name."""
 

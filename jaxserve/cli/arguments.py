@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -44,6 +45,26 @@ def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> M
             raise
         raise InputError(
             f"{what} needs matplotlib, which the plot extra installs: pip install 'jaxserve[plot]'"
+        ) from None
+
+
+@contextmanager
+def needing_extra(extra: str, what: str) -> Iterator[None]:
+    """Around imports of what an extra installs.
+
+    Args:
+      what: needs it.
+
+    Raises:
+      InputError: it is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "jaxserve":
+            raise
+        raise InputError(
+            f"{what} needs {error.name}, which an extra installs: pip install 'jaxserve[{extra}]'"
         ) from None
 
 

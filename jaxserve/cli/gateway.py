@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.errors import InputError
+from jaxserve.cli.arguments import needing_extra
 from jaxserve.gateway.settings import GatewaySettings
 
 
@@ -14,13 +14,6 @@ def run_gateway(settings: GatewaySettings) -> None:
     Args:
         settings: Which engines, and how much of everything.
     """
-    try:
+    with needing_extra("gateway", "the gateway"):
         from jaxserve.gateway.serve import run
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "jaxserve":
-            raise
-        raise InputError(
-            f"the gateway needs {error.name}, which an extra installs: "
-            "pip install 'jaxserve[gateway]'"
-        ) from None
     run(settings)

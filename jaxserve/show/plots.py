@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,15 +107,27 @@ def evaluation_picture(evaluated: Evaluations, path: Path) -> bytes:
     names = [evaluation.agent for evaluation in evaluated.agents]
     rank = {name: place for place, name in enumerate(_DRAWN_FIRST)}
     order = sorted(range(len(names)), key=lambda index: rank.get(names[index], len(rank)))
-    drawn = [
-        first_episode(names[index].replace("_", " "), example_rollout(evaluated, index))
+    drawn = {
+        names[index].replace("_", " "): example_rollout(evaluated, index)
         for index in sorted(order[:2])
-    ]
+    }
     setup = evaluated.setup
     title = f"{setup.spec.name}, {evaluated.split} seed 0"
     regimes = [regime.name for regime in setup.spec.regimes]
+    return rollout_picture(setup.env, drawn, title, regimes, path)
+
+
+def rollout_picture(
+    env: ServeEnv, rollouts: Mapping[str, Rollout], title: str, regimes: Sequence[str], path: Path
+) -> bytes:
+    """The content of a picture file: the first episode of each rollout, by what it is called.
+
+    Raises:
+      InputError: as ``picture_format``.
+    """
+    episodes = [first_episode(name, played) for name, played in rollouts.items()]
     buffer = io.BytesIO()
-    figure = draw_episodes(setup.env, drawn, title, regimes)
+    figure = draw_episodes(env, episodes, title, regimes)
     figure.savefig(buffer, format=picture_format(path), dpi=150)
     return buffer.getvalue()
 

@@ -118,6 +118,9 @@ class TaskSpec:
     trace: str | None = None
     """file name of a packaged trace, or a path, that replaces random traffic."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    """least and greatest value that a knob takes, where that is less than its range: what a real
+    engine was started with."""
     file: Path | None = None
     """where a task that is not built in was read from; its anchors lie beside it."""
     digest: str = ""
@@ -208,6 +211,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         randomisation=top.number("randomisation", 0, MAX_RANDOMISATION, TaskSpec.randomisation),
         trace=top.text("trace") if "trace" in top else None,
         locked=_locked(top.get("locked", {}), f"{where}: locked"),
+        limits=_limits(top.get("limits", {}), f"{where}: limits"),
         digest=_digest(top),
     )
 
@@ -307,6 +311,14 @@ def _locked(data: Any, where: str) -> dict[str, float]:
         check = item.whole if bound.integer else item.number
         locked[knob] = check(knob, bound.low, bound.high, DEFAULT_ACTION[knob])
     return locked
+
+
+def _limits(data: Any, where: str) -> dict[str, tuple[float, float]]:
+    item = JsonObject(data, where, KNOBS)
+    return {
+        knob: item.rising_pair(knob, ACTION_BOUNDS[knob].low, ACTION_BOUNDS[knob].high)
+        for knob in item
+    }
 
 
 _FAMILIES = {

@@ -1,0 +1,204 @@
+"""Commands about real deployments: a task for one, operating it, reading what happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from jaxserve.cli.arguments import (
+    Directory,
+    File,
+    Number,
+    Task,
+    check_outputs,
+    import_plots,
+    needing_extra,
+    text,
+)
+from jaxserve.errors import InputError
+
+Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
+
+
+def make_live_task(
+    task: Task,
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    gateway: Gateway = "http://127.0.0.1:9001",
+) -> None:
+    """Write a task for exactly what the engines behind a gateway offer.
+
+    Its traffic and objectives are another task's. Knobs that the deployment does not turn are
+    locked, the others limited to what the engines were started with, and the memory term is off.
+
+    Args:
+        task: Name of a task, or path of a task file, with the traffic and its objectives.
+        out: Task file to write, ending in .json.
+        gateway: Control address of the gateway.
+    """
+    import asyncio
+    import json
+
+    from jaxserve import checks
+    from jaxserve.datafiles import read_json
+    from jaxserve.show.outputs import write_output
+    from jaxserve.tasks.spec import load_task, parse_task, task_path
+
+    check_outputs({"--out": out})
+    checks.ending("--out", out, ".json")
+    base = load_task(task)
+    path = base.file or task_path(base.name)
+    with needing_extra("gateway", "live-task"):
+        from jaxserve.live.gateway_client import GatewayClient, GatewayError
+        from jaxserve.live.live_task import derive
+        from jaxserve.live.readings import parse_engines
+
+    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with GatewayClient(gateway, control_token()) as client:
+            try:
+                return await client.knobs(), await client.engines()
+            except GatewayError as error:
+                raise InputError(str(error)) from None
+
+    knobs, read = asyncio.run(ask())
+    engines = parse_engines(read, knobs)
+    content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines)
+    spec = parse_task(content, out.stem)
+    write_output(out, (json.dumps(content, indent=2) + "\n").encode(), "--out")
+    for name, offer in knobs["knobs"].items():
+        if name in spec.locked:
+            limits = spec.limits.get(name)
+            shown = "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
+            turned = "" if name in spec.knobs else f", locked at {spec.locked[name]:g}"
+            print(f"{name}: {offer['how']}{shown}{turned}")
+
+
+def operate_gateway(
+    task: Task,
+    log: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    gateway: Gateway = "http://127.0.0.1:9001",
+    agent: str = "ppo",
+    weights: Directory = None,
+    table: File = None,
+    mode: Literal["off", "shadow", "guarded", "free"] = "shadow",
+    windows: Number = None,
+) -> None:
+    """Operate the engines behind a gateway by a policy.
+
+    Shadow turns nothing: it says what it would do, and what the simulator expects of it. Whenever
+    anything is wrong the best static setting is in force, until it has been well for a while. The
+    control token is read from JAXSERVE_GATEWAY_CONTROL_TOKEN.
+
+    Args:
+        task: Task file that jaxserve live-task made for this deployment.
+        log: File to which a line is added for every control window.
+        gateway: Control address of the gateway.
+        agent: Policy: ppo, heuristic, best_static, default or random.
+        weights: Directory of a training run, for ppo.
+        table: Latency table of this deployment, see jaxserve calibrate.
+        mode: How much it may do.
+        windows: Control windows to operate for; without it, until it is stopped.
+    """
+    import asyncio
+
+    from jaxserve import checks
+    from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
+    from jaxserve.show.live import print_report
+    from jaxserve.show.terminal import progress_bars
+
+    if agent in PRIVILEGED_AGENTS:
+        raise InputError(
+            f"--agent is {agent}, which is shown the simulator's state; no gateway has it"
+        )
+    if windows is not None:
+        checks.whole("--windows", windows, 1)
+    with needing_extra("gateway", "operate"):
+        from jaxserve.live.episode_file import EpisodeWriter
+        from jaxserve.live.gateway_client import GatewayClient
+        from jaxserve.live.operate import Conduct, Controller
+        from jaxserve.live.supervisor import Mode
+    setup = load_setup(task, table=text(table), weights=weights)
+    with progress_bars() as progress:
+        policy = build_agent(agent, setup, progress)
+        static = best_static_policy(setup, progress).action
+    header = {"task": setup.spec.name, "inputs": dict(setup.inputs), "agent": agent, "mode": mode}
+
+    async def operate() -> None:
+        with EpisodeWriter(log, header) as writer:
+            async with GatewayClient(gateway, control_token(), setup.env.window_s / 4) as client:
+                conduct = Conduct(Mode(mode))
+                controller = Controller(setup, policy, static, client, writer, conduct)
+                await controller.run(windows, print_report)
+
+    asyncio.run(operate())
+
+
+def show_live_log(
+    log: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
+    task: Task,
+    table: File = None,
+    plot: File = None,
+) -> None:
+    """Replay and score the log of a live episode, and draw it like a simulated one.
+
+    Args:
+        log: File that jaxserve operate wrote.
+        task: Task that it was operated under.
+        table: Latency table of the deployment.
+        plot: Picture to write, ending in .png, .svg or .pdf.
+    """
+    from jaxserve.agents.panel import load_setup
+    from jaxserve.live.episode_file import read_episode
+    from jaxserve.show.live import live_table
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import result_console
+
+    check_outputs({"--plot": plot})
+    setup = load_setup(task, table=text(table))
+    episode = read_episode(log, setup.env)
+    result_console().print(live_table(setup, episode))
+    if plot is not None:
+        plots = import_plots()
+        names = [regime.name for regime in setup.spec.regimes]
+        title = f"{setup.spec.title}, measured"
+        agent = str(episode.header.get("agent", ""))
+        content = plots.rollout_picture(setup.env, {agent: episode.rollout}, title, names, plot)
+        write_output(plot, content, "--plot")
+
+
+def throw_switch(
+    position: Annotated[Literal["off", "on"], tyro.conf.Positional],
+    gateway: Gateway = "http://127.0.0.1:9001",
+) -> None:
+    """Switch all control behind a gateway off, or on again.
+
+    Off, every engine is back at its static values, and no controller turns anything.
+
+    Args:
+        position: What it shall be.
+        gateway: Control address of the gateway.
+    """
+    import asyncio
+
+    with needing_extra("gateway", "switch"):
+        from jaxserve.live.gateway_client import GatewayClient, GatewayError
+
+    async def throw() -> None:
+        async with GatewayClient(gateway, control_token()) as client:
+            try:
+                await client.hold(position == "off")
+            except GatewayError as error:
+                raise InputError(str(error)) from None
+
+    asyncio.run(throw())
+    print(f"control is {position}")
+
+
+def control_token() -> str | None:
+    """What the gateway's control door asks for, from the environment."""
+    import os
+
+    from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, secret
+
+    return secret(os.environ, CONTROL_TOKEN_VARIABLE)

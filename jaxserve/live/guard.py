@@ -1,0 +1,97 @@
+"""How far one window may go: pure functions on knobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS
+from jaxserve.types import ServeAction
+
+Values = dict[str, float]
+"""Knobs by name."""
+_COSTLY = ("quantization_tier", "prefill_decode_split")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Largest changes in one window of the mode guarded."""
+
+    octaves: float = 1.0
+    """of the batch cap: twice as many or half as many sequences."""
+    kv_step_down: float = 0.1
+    """of the KV budget: a larger step preempts in masses."""
+    depth_step: int = 2
+    """of the speculation depth."""
+    dwell_windows: int = 30
+    """between two changes of the tier or the split."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an engine allows of the knobs that can be turned, from ``/control/knobs``."""
+
+    ranges: Mapping[str, tuple[float, float]]
+    allowed: Mapping[str, tuple[float, ...]]
+    """the only values, of knobs that have no others."""
+
+    @classmethod
+    def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> Limits:
+        """Args: the field ``knobs`` of the answer, and those that a task turns."""
+        offered = {name: knobs[name] for name in turned if knobs[name].get("where")}
+        return cls(
+            {name: (float(k["least"]), float(k["most"])) for name, k in offered.items()},
+            {
+                name: tuple(map(float, k["allowed"]))
+                for name, k in offered.items()
+                if "allowed" in k
+            },
+        )
+
+    def nearest(self, values: Mapping[str, float]) -> Values:
+        """The nearest values that are allowed, of the knobs that can be turned."""
+        found: Values = {}
+        for name, (least, most) in self.ranges.items():
+            value = min(max(values[name], least), most)
+            if name in self.allowed:
+                value = min(self.allowed[name], key=lambda each: abs(each - value))
+            found[name] = ACTION_BOUNDS[name].number(value)
+        return found
+
+
+def as_values(action: ServeAction) -> Values:
+    """An action as numbers."""
+    return {name: float(getattr(action, name)) for name in KNOBS}
+
+
+def guarded(
+    guard: Guard, before: Mapping[str, float], wanted: Mapping[str, float], since_costly: int
+) -> Values:
+    """``wanted``, but no farther from ``before`` than one window may go.
+
+    Args:
+      before: what is in force.
+      since_costly: windows since the tier or the split was changed.
+    """
+    found = dict(wanted)
+    factor = 2.0**guard.octaves
+    cap = before["batch_cap"]
+    # At least one sequence, where the factor is less than that.
+    low, high = min(cap / factor, cap - 1.0), max(cap * factor, cap + 1.0)
+    found["batch_cap"] = float(round(min(max(wanted["batch_cap"], low, 1.0), high)))
+    least_kv = before["kv_budget_fraction"] - guard.kv_step_down
+    found["kv_budget_fraction"] = max(wanted["kv_budget_fraction"], least_kv)
+    depth = before["speculation_depth"]
+    found["speculation_depth"] = min(
+        max(wanted["speculation_depth"], depth - guard.depth_step), depth + guard.depth_step
+    )
+    if since_costly < guard.dwell_windows:
+        for name in _COSTLY:
+            found[name] = before[name]
+    return found
+
+
+def changed_costly(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Whether the tier or the split differ."""
+    return any(before[name] != after[name] for name in _COSTLY)

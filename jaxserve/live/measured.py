@@ -1,0 +1,295 @@
+"""A real control window in the simulator's terms: the same metrics, reward and observation.
+
+``MEASURED`` says of every entry of the observation where it comes from and how far off it may be;
+a page of the documentation is made from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.env import ServeEnv
+from jaxserve.live.readings import ClassWindow, EngineState, LiveWindow, counted
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.spaces import OBSERVATION_FIELDS
+from jaxserve.tasks.spec import TaskSpec
+from jaxserve.types import ServeAction, ServeObservation, WindowMetrics
+
+_EMPTY = ClassWindow((0,), 0, (), 0, 0, 0, 0, None, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an entry of the live observation comes from."""
+
+    kind: str
+    """measured (at the gateway), scraped (from engines), derived (from both), or configured."""
+    how: str
+    error: str
+    """how far off it can be."""
+
+
+_EXACT = "none but the way between client and gateway"
+MEASURED: Mapping[str, Source] = {
+    "queue_depth": Source(
+        "measured",
+        "requests in the gateway without a first token",
+        "those that are not streamed count as active once an engine has them",
+    ),
+    "active_requests": Source("measured", "requests in the gateway with a first token", "likewise"),
+    "kv_cache_occupancy": Source(
+        "scraped",
+        "mean over engines of the share of the KV blocks in use",
+        "of the moment it is read; blocks that only cache prefixes count as free in vLLM",
+    ),
+    "mean_prompt_length": Source(
+        "derived",
+        "arrivals by class with the task's mean prompt of each",
+        "as far as the task's lengths are those of the traffic: `jaxserve record` measures them",
+    ),
+    "p50_ttft_ms": Source("measured", "of every first token of the window", _EXACT),
+    "p99_ttft_ms": Source("measured", "of every first token of the window", _EXACT),
+    "p50_itl_ms": Source(
+        "measured",
+        "time between two events with output",
+        "several tokens in one event, as with speculation, count as one step, as in the simulator",
+    ),
+    "mean_itl_ms": Source("measured", "time between two events with output", "likewise"),
+    "throughput_tps": Source(
+        "scraped",
+        "rise of the engines' counter of generated tokens",
+        "where an engine does not show it: tokens of the requests that ended",
+    ),
+    "slo_compliance_rate": Source(
+        "measured",
+        "requests that ended inside the objectives of their class",
+        "requests that were not streamed or whose client left are left out",
+    ),
+    "gpu_memory_used_gb": Source(
+        "configured",
+        "weights, workspace and the KV pool of the calibrated deployment",
+        "a KV budget frees no memory of a running engine, so it does not change",
+    ),
+    "estimated_cost_per_1k": Source(
+        "derived",
+        "price of the GPUs and energy from tokens, over tokens of requests in their objectives",
+        "energy within the model's error; price as configured",
+    ),
+    "request_arrival_rate": Source("measured", "arrivals at the gateway", "none"),
+    "spec_acceptance_rate": Source(
+        "scraped",
+        "rise of accepted over rise of proposed draft tokens",
+        "0 where the engine shows no such counters",
+    ),
+    "eviction_events": Source(
+        "scraped", "rise of the engines' counter of preemptions", "0 where it is not shown"
+    ),
+    "step_index": Source("derived", "windows since the controller started", "none"),
+    "priority_distribution": Source(
+        "derived",
+        "arrivals by class with the task's priority of each",
+        "a priority that a request names for itself is not counted",
+    ),
+    "slo_violation_rate": Source("measured", "1 - slo_compliance_rate", "likewise"),
+    "cost_so_far": Source("derived", "sum over windows", "as estimated_cost_per_1k"),
+    "reconfiguring": Source(
+        "derived",
+        "share of the engines whose metrics could not be read",
+        "an engine that reloads but answers counts as serving",
+    ),
+}
+assert MEASURED.keys() == OBSERVATION_FIELDS.keys()
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Which classes of the gateway are which traffic classes of the task."""
+
+    names: tuple[str, ...]
+    """the task's streams."""
+    places: tuple[tuple[int, ...], ...]
+    """indices of each stream's traffic classes, which have equal shares of it."""
+
+    @classmethod
+    def of(cls, spec: TaskSpec) -> Streams:
+        """Those of a task."""
+        places, first = [], 0
+        for stream in spec.streams:
+            places.append(tuple(range(first, first + stream.bins)))
+            first += stream.bins
+        return cls(tuple(stream.name for stream in spec.streams), tuple(places))
+
+    def strangers(self, window: LiveWindow) -> tuple[str, ...]:
+        """Classes with traffic that no stream is named after; they count as the first stream."""
+        return tuple(
+            name
+            for name, counts in window.classes.items()
+            if name not in self.names and sum(counts.arrivals)
+        )
+
+    def gather(self, window: LiveWindow) -> list[tuple[tuple[int, ...], ClassWindow]]:
+        """The window of each stream with the places of its traffic classes."""
+        found = {name: _EMPTY for name in self.names}
+        for name, counts in window.classes.items():
+            owner = name if name in found else self.names[0]
+            found[owner] = _joined(found[owner], counts)
+        return list(zip(self.places, found.values(), strict=True))
+
+
+def arrivals_by_tick(env: ServeEnv, streams: Streams, window: LiveWindow) -> np.ndarray:
+    """float32[K, F]: arrivals by tick and traffic class; whole where a stream is one class."""
+    counts = np.zeros((env.ticks, len(np.asarray(env.slo.ttft_s))), np.float32)
+    for places, stream in streams.gather(window):
+        if len(stream.arrivals) == env.ticks:
+            counts[:, places] = np.asarray(stream.arrivals)[:, None] / len(places)
+    return counts
+
+
+def measure(
+    env: ServeEnv,
+    streams: Streams,
+    window: LiveWindow,
+    before: EngineState,
+    after: EngineState,
+    in_force: ServeAction,
+) -> WindowMetrics:
+    """The window's metrics, float32 leaves as the simulators give them.
+
+    Args:
+      before, after: what engines said at its start and end.
+      in_force: the knobs that acted.
+    """
+    slo_s = np.asarray(env.slo.ttft_s, np.float64)
+    values = {name: np.zeros(len(slo_s)) for name in _BY_CLASS}
+    times: list[float] = []
+    for places, stream in streams.gather(window):
+        shares = np.full(len(places), 1.0 / len(places))
+        place = list(places)
+        values["arrivals"][place] = sum(stream.arrivals) * shares
+        for name in ("completed", "good", "rejected", "waiting", "running", "first_tokens"):
+            values[name][place] = getattr(stream, name) * shares
+        values["lost"][place] = stream.failed * shares
+        values["ttft_met"][place] = sum(s <= slo_s[place[0]] for s in stream.ttft_s) * shares
+        values["tpot_s"][place] = stream.tpot_mean_s or 0.0
+        times += stream.ttft_s
+    deployment = env.deployment
+    tokens = counted(before, after, "output_tokens")
+    if tokens is None:
+        tokens = float(sum(stream.output_tokens for stream in window.classes.values()))
+    prompts = counted(before, after, "prompt_tokens") or 0.0
+    drafted = counted(before, after, "drafted") or 0.0
+    tier = int(in_force.quantization_tier)
+    drafting = int(int(in_force.speculation_depth) > 0)
+    energy_j = _energy_j(env, window, tokens + prompts, tier)
+    scalars = dict(
+        itl_s=window.itl_mean_s or 0.0,
+        p50_itl_s=window.itl_p50_s or 0.0,
+        tokens=tokens,
+        preemptions=counted(before, after, "preemptions") or 0.0,
+        memory_gib=deployment.weights_gib[tier]
+        + deployment.activation_base_gib
+        + deployment.kv_pool_gib[tier, drafting],
+        energy_j=energy_j,
+        cost_usd=deployment.num_gpus * window.seconds * deployment.usd_per_gpu_s
+        + energy_j * deployment.usd_per_joule,
+        kv_occupancy=min(after.kv_use or 0.0, 1.0),
+        acceptance=(counted(before, after, "accepted") or 0.0) / drafted if drafted else 0.0,
+        capacity=after.up / after.count,
+        oom=0.0,
+    )
+    exceeded = (np.asarray(times)[None, :] > TTFT_EDGES_S[:, None]).sum(axis=1)
+    return WindowMetrics(
+        **{name: jnp.asarray(value, jnp.float32) for name, value in values.items()},
+        **{name: jnp.asarray(value, jnp.float32) for name, value in scalars.items()},
+        ttft_exceeded=jnp.asarray(exceeded, jnp.float32),
+        regime=jnp.int32(0),
+        tier=jnp.int32(tier),
+        prefill_gpus=jnp.int32(0),
+    )
+
+
+def observe(
+    env: ServeEnv,
+    last: ServeObservation,
+    metrics: WindowMetrics,
+    window: LiveWindow | None,
+    step: int,
+) -> ServeObservation:
+    """The observation as in the simulator, with the exact quantiles of the TTFT.
+
+    Args:
+      window: where those are; without one, they come from ``metrics``.
+    """
+    seen = _observe(env, last, metrics, jnp.int32(step))
+    if window is None or window.ttft_p50_s is None or window.ttft_p99_s is None:
+        return seen
+    bound = OBSERVATION_FIELDS["p50_ttft_ms"].bound.high
+    return dataclasses.replace(
+        seen,
+        p50_ttft_ms=jnp.float32(min(1000.0 * window.ttft_p50_s, bound)),
+        p99_ttft_ms=jnp.float32(min(1000.0 * window.ttft_p99_s, bound)),
+    )
+
+
+@jax.jit
+def _observe(
+    env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
+) -> ServeObservation:
+    return env.next_observation(last, metrics, step)
+
+
+def _energy_j(env: ServeEnv, window: LiveWindow, tokens: float, tier: int) -> float:
+    """Idle power, tokens and one pass over the weights each step, at most the power limit."""
+    d = env.deployment
+    steps = window.seconds / window.itl_mean_s if window.itl_mean_s else 0.0
+    gpu_s = float(d.num_gpus) * window.seconds
+    work_j = tokens * float(d.joule_per_token[tier])
+    work_j += float(d.num_gpus) * steps * float(d.joule_per_weight_pass[tier])
+    return min(float(d.idle_w) * gpu_s + work_j, float(d.max_w) * gpu_s)
+
+
+_BY_CLASS = (
+    "arrivals",
+    "completed",
+    "good",
+    "rejected",
+    "lost",
+    "waiting",
+    "running",
+    "first_tokens",
+    "ttft_met",
+    "tpot_s",
+)
+
+
+def _joined(one: ClassWindow, other: ClassWindow) -> ClassWindow:
+    """Two classes as one."""
+    ticks = max(len(one.arrivals), len(other.arrivals))
+    done = one.completed + other.completed
+
+    def padded(counts: Sequence[int]) -> list[int]:
+        return [*counts, *[0] * (ticks - len(counts))]
+
+    tpot = [
+        (each.tpot_mean_s, each.completed)
+        for each in (one, other)
+        if each.tpot_mean_s is not None and each.completed
+    ]
+    sums = {
+        field.name: getattr(one, field.name) + getattr(other, field.name)
+        for field in dataclasses.fields(ClassWindow)
+        if field.name not in ("arrivals", "tpot_mean_s")
+    }
+    return ClassWindow(
+        arrivals=tuple(
+            a + b for a, b in zip(padded(one.arrivals), padded(other.arrivals), strict=True)
+        ),
+        tpot_mean_s=sum(s * n for s, n in tpot) / done if tpot else None,
+        **sums,
+    )

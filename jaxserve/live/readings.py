@@ -1,0 +1,175 @@
+"""What a gateway says of a control window, checked: never a number that is none goes further."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
+
+_COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
+_STATES = ("running", "waiting", "kv_use")
+
+
+@dataclass(frozen=True)
+class ClassWindow:
+    """One class of requests in a control window, measured at the gateway."""
+
+    arrivals: tuple[int, ...]
+    """requests, by equal parts of the window."""
+    first_tokens: int
+    ttft_s: tuple[float, ...]
+    """of every first token of the window, s."""
+    completed: int
+    good: int
+    """completed inside the gateway's objectives."""
+    rejected: int
+    failed: int
+    tpot_mean_s: float | None
+    waiting: int
+    """requests without a first token at the end of the window."""
+    running: int
+    """requests with one."""
+    prompt_tokens: int
+    """of those that ended."""
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What all engines together say of themselves."""
+
+    counters: Mapping[str, float | None]
+    """preemptions, drafted, accepted, prompt_tokens and output_tokens since their start, the sum;
+    None where one of them does not say."""
+    kv_use: float | None
+    """share of the KV blocks in use, mean over engines."""
+    kv_tokens: float | None
+    """KV pool of one engine, tokens."""
+    identity: tuple[str, ...]
+    """changes when an engine was restarted."""
+    up: int
+    count: int
+
+
+@dataclass(frozen=True)
+class LiveWindow:
+    """A control window of a real deployment."""
+
+    gateway: str
+    """which start of the gateway it is."""
+    since_s: float
+    until_s: float
+    complete: bool
+    """whether the gateway still has all of it."""
+    classes: Mapping[str, ClassWindow]
+    itl_mean_s: float | None
+    itl_p50_s: float | None
+    ttft_p50_s: float | None
+    ttft_p99_s: float | None
+    arrivals_by_priority: Mapping[int, int]
+
+    @property
+    def seconds(self) -> float:
+        """Length."""
+        return self.until_s - self.since_s
+
+
+def parse_window(data: Any) -> LiveWindow:
+    """The answer of ``/control/window?slices=``.
+
+    Raises:
+      InputError: a field is missing, or no number that it may be.
+    """
+    top = JsonObject(data, "the window")
+    in_flight = JsonObject(top.get("in_flight", {}), "in_flight")
+    classes = top.inside("classes")
+    priorities = top.inside("arrivals_by_priority")
+    return LiveWindow(
+        gateway=top.text("gateway"),
+        since_s=top.number("since_s", 0.0),
+        until_s=top.number("until_s", 0.0),
+        complete=top.flag("complete"),
+        classes={name: _class(classes.inside(name), in_flight.get(name)) for name in classes},
+        itl_mean_s=_optional(top, "itl_mean_s"),
+        itl_p50_s=_optional(top, "itl_p50_s"),
+        ttft_p50_s=_optional(top, "ttft_p50_s"),
+        ttft_p99_s=_optional(top, "ttft_p99_s"),
+        arrivals_by_priority={int(name): priorities.whole(name, 0) for name in priorities},
+    )
+
+
+def parse_engines(data: Any, knobs: Any) -> EngineState:
+    """The answers of ``/control/engines`` and ``/control/knobs``.
+
+    Raises:
+      InputError: a field is missing, or no number that it may be.
+    """
+    engines = JsonObject(data, "the engines")
+    controls = JsonObject(JsonObject(knobs, "the knobs").get("engines", {}), "the engines' control")
+    read = {name: engines.inside(name) for name in engines}
+    well = [engine for engine in read.values() if "error" not in engine]
+    if not well:
+        reasons = [str(engine.get("error")) for engine in read.values()]
+        raise InputError(
+            f"no engine shows its metrics: {reasons[0] if reasons else 'none is there'}"
+        )
+
+    def of_all(key: str) -> list[float]:
+        found = [_optional(engine, key) for engine in well]
+        return [value for value in found if value is not None]
+
+    def total(key: str) -> float | None:
+        values = of_all(key)
+        return sum(values) if len(values) == len(read) else None
+
+    kv_use, kv_tokens = of_all("kv_use"), of_all("kv_tokens")
+    return EngineState(
+        counters={name: total(name) for name in _COUNTERS},
+        kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
+        kv_tokens=min(kv_tokens) if kv_tokens else None,
+        identity=tuple(
+            f"{name}:{(controls.get(name) or {}).get('engine_id')}:{engine.get('started_unix_s')}"
+            for name, engine in sorted(read.items())
+            if "error" not in engine
+        ),
+        up=len(well),
+        count=len(read),
+    )
+
+
+def counted(before: EngineState, after: EngineState, name: str) -> float | None:
+    """What a counter has risen by; None where it is not shown, or fell (a restart)."""
+    first, second = before.counters[name], after.counters[name]
+    if first is None or second is None or second < first:
+        return None
+    return second - first
+
+
+def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
+    flight = JsonObject(in_flight or {"waiting": 0, "running": 0}, f"{data.where}: in flight")
+    times = data.get("ttft_s", [])
+    if not isinstance(times, list):
+        raise InputError(f"{data.where}: ttft_s is no list; ask for slices")
+    slices = data.entries("arrivals_by_slice")
+    arrivals = data.numbers("arrivals_by_slice", len(slices), 0.0)
+    return ClassWindow(
+        arrivals=tuple(int(count) for count in arrivals),
+        first_tokens=data.whole("first_tokens", 0),
+        ttft_s=data.numbers("ttft_s", len(times), 0.0),
+        completed=data.whole("completed", 0),
+        good=data.whole("good", 0),
+        rejected=data.whole("rejected", 0),
+        failed=data.whole("failed", 0),
+        tpot_mean_s=_optional(data, "tpot_mean_s"),
+        waiting=flight.whole("waiting", 0),
+        running=flight.whole("running", 0),
+        prompt_tokens=data.whole("prompt_tokens", 0),
+        output_tokens=data.whole("output_tokens", 0),
+    )
+
+
+def _optional(data: JsonObject, key: str) -> float | None:
+    return None if data.get(key) is None else data.number(key, 0.0)

@@ -1,0 +1,112 @@
+"""What the simulator expects of the traffic that really came: a twin for each way to operate.
+
+Every window the real arrivals, class by class and tick by tick, are played by simulated
+deployments: one under the knobs that were in force, one under those of the policy, one under the
+static ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxserve.env import ServeEnv
+from jaxserve.sim.fast.state import SimState, init_sim
+from jaxserve.sim.fast.window import advance_window
+from jaxserve.sim.traffic.workload import Arrivals
+from jaxserve.tasks.reward import compute_reward
+from jaxserve.types import ServeAction, WindowMetrics
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """What the simulator expects of one window under some knobs."""
+
+    good: float
+    """requests that meet their objectives."""
+    ttft_met: float
+    itl_s: float
+    reward: float
+
+
+class Twins:
+    """Simulated deployments, as many as there are ways to operate."""
+
+    def __init__(self, env: ServeEnv, count: int) -> None:
+        """Args: the task, and how many twins."""
+        self._env = env
+        classes = len(np.asarray(env.slo.ttft_s))
+        idle = init_sim(classes, jnp.float32(1.0))
+        self._count = count
+        self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), idle)
+        self._advance = jax.jit(jax.vmap(self._window, in_axes=(0, 0, None)))
+
+    def compile(self) -> None:
+        """Before the first window: compilation takes longer than a window."""
+        before = self._states
+        counts = np.zeros((self._env.ticks, len(np.asarray(self._env.slo.ttft_s))), np.float32)
+        self.advance([self._env.locked] * self._count, counts, 1.0)
+        self._states = before
+
+    def advance(
+        self, actions: Sequence[ServeAction], counts: np.ndarray, acceptance_scale: float
+    ) -> list[Expectation]:
+        """Plays a window.
+
+        Args:
+          actions: knobs of each twin.
+          counts: float32[K, F], arrivals by tick and class.
+          acceptance_scale: see ``Regimes``.
+        """
+        arrivals = Arrivals(
+            counts=jnp.asarray(counts, jnp.float32),
+            rate_rps=jnp.float32(counts.sum() / self._env.window_s),
+            regime=jnp.int32(0),
+            acceptance_scale=jnp.float32(acceptance_scale),
+        )
+        stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *actions)
+        self._states, (metrics, rewards) = self._advance(self._states, stacked, arrivals)
+        good, met = (
+            np.asarray(getattr(metrics, name)).sum(axis=1) for name in ("good", "ttft_met")
+        )
+        return [
+            Expectation(*map(float, values))
+            for values in zip(
+                good, met, np.asarray(metrics.itl_s), np.asarray(rewards), strict=True
+            )
+        ]
+
+    def _window(
+        self, state: SimState, action: ServeAction, arrivals: Arrivals
+    ) -> tuple[SimState, tuple[WindowMetrics, jax.Array]]:
+        env = self._env
+        state, metrics = advance_window(
+            state,
+            env.effective_action(action),
+            arrivals,
+            deployment=env.deployment,
+            classes=env.workload.classes,
+            table=env.table,
+            slo=env.slo,
+            window_s=env.window_s,
+        )
+        return state, (metrics, compute_reward(env.reward, metrics).total)
+
+
+def acceptance_scale(env: ServeEnv, counts: np.ndarray, depth: int, seen: float) -> float | None:
+    """How well drafts are accepted relative to the task's profiles; None where it is not seen.
+
+    Args:
+      counts: float32[K, F], arrivals.
+      seen: accepted / proposed draft tokens.
+    """
+    mix = counts.sum(axis=0)
+    if depth < 1 or seen <= 0.0 or mix.sum() <= 0.0:
+        return None
+    per_step = np.asarray(env.workload.classes.tokens_per_step)[:, depth]
+    profile = float((mix * (per_step - 1.0)).sum() / mix.sum()) / depth
+    return float(np.clip(seen / profile, 0.0, 3.0)) if profile > 0.0 else None

@@ -1,0 +1,53 @@
+"""What a controller of real engines says, window by window and of a whole log."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from jaxserve.show.text_table import plain_table
+
+if TYPE_CHECKING:
+    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.live.episode_file import LiveEpisode
+    from jaxserve.live.operate import Report
+
+
+def print_report(report: Report) -> None:
+    """One line for a window, at once."""
+    knobs = ", ".join(f"{name} {value:g}" for name, value in report.told.items())
+    steers = report.mode in ("guarded", "free")
+    why = "" if report.reason is None else f" [{report.reason}]"
+    print(
+        f"{report.window:6d} {report.mode}{why}: good {report.seen.good:.0f}, expected "
+        f"{report.in_force.good:.1f} (policy {report.policy.good:.1f}, static "
+        f"{report.static.good:.1f}); {'set' if steers else 'would set'} {knobs}",
+        flush=True,
+        file=sys.stdout,
+    )
+
+
+def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
+    """What was measured in a live episode, beside what the simulator expected of it."""
+    from jaxserve.evaluation.episode_statistics import episode_statistics
+
+    statistics = episode_statistics(setup.env, episode.rollout.timesteps)
+    table = plain_table()
+    table.title = f"{setup.spec.name}, measured, {len(episode.notes)} windows"
+    table.add_column("figure")
+    table.add_column("measured", justify="right")
+    for name, values in vars(statistics).items():
+        table.add_row(name, f"{values[0]:.4g}")
+    seconds = sum(float(note["seconds"]) for note in episode.notes)
+    for twin in ("in_force", "policy", "static"):
+        good = sum(float(note["expected"][twin]["good"]) for note in episode.notes)
+        table.add_row(f"goodput_rps expected, {twin}", f"{good / seconds:.4g}")
+    fallen = sum(note["reason"] is not None for note in episode.notes)
+    table.add_row("windows with a reason to fall back", f"{fallen}")
+    table.caption = (
+        "Measured on real engines: no score, whose anchors are of simulated episodes. Expected: the "
+        "simulator on the same arrivals, under the knobs in force, the policy's and the static ones"
+    )
+    return table
