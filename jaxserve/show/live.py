@@ -47,7 +47,7 @@ def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
     fallen = sum(note["reason"] is not None for note in episode.notes)
     table.add_row("windows with a reason to fall back", f"{fallen}")
     table.caption = (
-        "Measured on real engines: no score, whose anchors are of simulated episodes. Expected: the "
-        "simulator on the same arrivals, under the knobs in force, the policy's and the static ones"
+        "Measured on real engines: no score, since anchors are of simulated episodes. Expected: "
+        "the simulator on the same arrivals, under the knobs in force, the policy's, the static ones"
     )
     return table
