@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from jaxserve.runtime.xla_flags import compile_quickly
 from server.local import LocalServer
 
 StartServer = Callable[..., LocalServer]
@@ -37,6 +38,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("jaxserve")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Short tests spend more time in the compiler than in what it compiled; the slow ones run
+    programs as users do."""
+    if "not slow" in config.option.markexpr:
+        compile_quickly()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ _LIMIT_S = 900  # so that one that hangs fails
 
 def run(folder: Path, name: str, *arguments: str, **variables: str) -> str:
     """What an example prints when it is started in an empty folder."""
-    hidden = ("OPENAI_API_KEY", "HF_TOKEN", "XLA_FLAGS")
+    hidden = ("OPENAI_API_KEY", "HF_TOKEN")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],

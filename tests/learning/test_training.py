@@ -56,14 +56,23 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def resumed_is_whole(directory: Path, whole: Path) -> None:
-    """Resumes a run and compares its weights and metrics with the uninterrupted one's."""
+def resumed_is_whole(directory: Path, whole: Path, tolerance: float = 0.0) -> None:
+    """Resumes a run and compares its weights and metrics with the uninterrupted one's.
+
+    Args:
+      tolerance: for a run that began with another compiled program.
+    """
     assert not (directory / "weights.npz").exists() and len(rows(directory)) == 4
     train(SETUP, CONFIG, (0, 1), directory, resume=True)
-    assert rows(directory) == rows(whole)
+    for mine, others in zip(rows(directory), rows(whole), strict=True):
+        for name, value in mine.items():
+            close = pytest.approx(float(others[name]), rel=tolerance, abs=tolerance)
+            assert float(value) == close, name
     expected = weights(whole)
     for name, array in weights(directory).items():
-        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+        np.testing.assert_allclose(
+            array, expected[name], rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(
@@ -107,7 +116,7 @@ def test_divergence_keeps_the_last_good_state(
         message = "value_loss of seed 0 is nan in update 3: .* the last good state is update 2$"
         with pytest.raises(InputError, match=message):
             train(SETUP, CONFIG, (0, 1), tmp_path)
-    resumed_is_whole(tmp_path, whole)
+    resumed_is_whole(tmp_path, whole, tolerance=1e-3)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path, whole: Path) -> None:

@@ -19,6 +19,7 @@ _LOG_EDGE_RATIO = np.float32(np.log(10.0) / 6.0)
 _OCTAVE_OF_EDGES = np.float32(6.0 * np.log10(2.0))
 _LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit variance
 _TPOT_SPREAD_FLOOR = 0.06
+_FEW_REQUESTS = 0.1
 _NORMAL_OF_LOG_ODDS = 1.702  # Haley's constant: the logistic of 1.702 z is close to P(Z < z)
 
 
@@ -121,6 +122,8 @@ def median_itl(
     Iterations that only decode take about the same time. A share c of the iterations carries
     prefill as well, which adds a lognormal time. If c is below a half, the median is an iteration
     that only decodes; else it is the quantile (c - 1/2) / c of the others, whose odds are 2c - 1.
+    Which of the two it is depends on chance in a window of few iterations, so the result is their
+    mean: a median that jumped would differ from one compiled program to another.
 
     Args:
       itl_s: the mean, s.
@@ -131,8 +134,10 @@ def median_itl(
     mean_added_s = jnp.maximum(itl_s - decode_only_s, 0.0)
     requests = add_up(tally.admitted)
     carrying = carrying_share(tally.prefills, requests, prefill_gpus * tally.steps)
-    # No iteration carries more than a full chunk.
-    full_s = jnp.maximum(tally.prefills.full_s / jnp.maximum(requests, TINY), TINY)
+    # No iteration carries more than a full chunk. What is recomputed is not among the requests:
+    # where there are hardly any others, every iteration carries some of it.
+    few = _FEW_REQUESTS
+    full_s = (tally.prefills.full_s + few * mean_added_s) / (requests + few) + TINY
     carrying = jnp.where(split, 0.0, jnp.clip(carrying, mean_added_s / full_s, 1.0))
     added_s = mean_added_s / jnp.maximum(carrying, 0.5)
 
@@ -144,10 +149,13 @@ def median_itl(
     variance = carrying * (1.0 + square_s2 / jnp.maximum(each_s**2, 1e-12)) - 1.0
     variance = jnp.minimum(variance, full_s / jnp.maximum(added_s, TINY) - 1.0)
     variance = jnp.maximum(variance, 1e-3)
-    # The normal quantile within 0.01 of probability: log odds / 1.702.
-    odds = jnp.maximum(2.0 * carrying - 1.0, 0.0)
+    # The normal quantile within 0.01 of probability: log odds / 1.702. The share of n iterations
+    # that carry prefill has the standard deviation 1 / (2 sqrt(n)) where it matters.
+    deviation = jax.lax.rsqrt(steps + 1.0)
+    odds = jnp.clip(2.0 * carrying - 1.0, deviation, 1.0)
     place = odds ** (jnp.sqrt(jnp.log1p(variance)) / _NORMAL_OF_LOG_ODDS)
-    return decode_only_s + added_s * jax.lax.rsqrt(1.0 + variance) * place
+    most_carry = jax.nn.sigmoid(_NORMAL_OF_LOG_ODDS * (2.0 * carrying - 1.0) / deviation)
+    return decode_only_s + most_carry * added_s * jax.lax.rsqrt(1.0 + variance) * place
 
 
 def tpot_met_share(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
 
 HORIZON = 200
+close = functools.partial(pytest.approx, rel=1e-3, abs=1e-5)
 
 
 def random_actions(seed: int, count: int) -> list[dict[str, float]]:
@@ -43,7 +45,10 @@ def post(http: httpx.Client, path: str, **body: Any) -> Any:
 
 @pytest.mark.parametrize("task", task_names())
 def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task: str) -> None:
-    """Rewards and observations bit by bit, the grade, and the vmapped program within 1e-4."""
+    """Rewards and observations, the grade, and the vmapped program.
+
+    The server steps sessions in batches, which is another program: close, not equal bit by bit.
+    """
     actions = random_actions(3, HORIZON)
     env = jaxserve.make(task)
     step = jax.jit(ServeEnv.step)
@@ -55,11 +60,11 @@ def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task
     for action in actions[:horizon]:
         state, timestep = step(env, state, jaxserve.validate_action(action))
         answer = post(http, "/step", action=action, session_id=session_id)
-        assert answer["reward"] == float(timestep.reward)
+        assert answer["reward"] == close(float(timestep.reward))
         assert answer["done"] == bool(timestep.truncated)
         for name in OBSERVATION_BOUNDS:
             true = np.asarray(getattr(timestep.observation, name)).tolist()
-            assert answer["observation"][name] == true, name
+            assert answer["observation"][name] == close(true), name
         rewards.append(answer["reward"])
     assert answer["done"]
     knobs = {knob: np.array([action[knob] for action in actions]) for knob in KNOBS}
@@ -78,8 +83,8 @@ def test_an_episode_over_http_is_the_episode_in_process(http: httpx.Client, task
     except jaxserve.InputError as error:
         assert (graded.status_code, graded.json()["error"]) == (422, str(error))
     else:
-        assert graded.json()["score"] == mine.score
-        assert graded.json()["breakdown"] == mine.breakdown
+        assert graded.json()["score"] == close(mine.score)
+        assert graded.json()["breakdown"] == close(mine.breakdown)
         assert graded.json()["verified"] is True
     over = http.post("/step", json={"action": {}, "session_id": session_id})
     assert over.status_code == 409

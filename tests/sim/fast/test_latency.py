@@ -159,3 +159,36 @@ def test_median_itl_of_prompts_longer_than_an_iteration() -> None:
     mean_s = jnp.float32(STEP_S + 0.19)
     found = float(median_itl(tally, mean_s, jnp.float32(GPUS), jnp.bool_(False)))
     assert found == pytest.approx(STEP_S + 0.2, rel=0.08)
+
+
+@given(
+    share=st.floats(0.0, 2.0),
+    hardly=st.sampled_from([0.0, 1e-7, 1e-5, 1e-3, 0.1, 1.0]),
+    turn=st.sampled_from([-1e-6, 1e-6]),
+)
+def test_median_itl_is_not_turned_over_by_rounding(
+    share: float, hardly: float, turn: float
+) -> None:
+    """Two compiled programs differ in the last bits, and must agree in the median: also where half
+    of the iterations carry prefill, and where what they carry is recomputed."""
+    tally, _ = tallied(np.ones(1, int), np.full(1, 0.1), full_s=0.2)
+    steps = jnp.float32(50.0)
+    prefills = dataclasses.replace(
+        tally.prefills,
+        iterations=jnp.float32(hardly),
+        added_s=jnp.float32(0.1 * hardly),
+        full_s=jnp.float32(0.2 * hardly),
+    )
+
+    def median(scale: float, shift: float) -> float:
+        window = dataclasses.replace(
+            tally,
+            admitted=jnp.full(1, hardly * scale + shift),
+            steps=steps * scale,
+            decode_only_s=steps * STEP_S,
+            prefills=prefills,
+        )
+        mean_s = jnp.float32((STEP_S + 0.1 * share) / scale)
+        return float(median_itl(window, mean_s, jnp.float32(GPUS), jnp.bool_(False)))
+
+    assert median(1.0 + turn, abs(turn)) == pytest.approx(median(1.0, 0.0), rel=1e-3)
