@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
-from jaxserve.cli.gateway import run_gateway
+from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError
@@ -30,6 +30,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "headroom": print_headroom,
     "fidelity": check_fidelity,
     "gateway": run_gateway,
+    "mock-engine": run_mock_engine,
 }
 """Every command by its name."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -26,6 +27,27 @@ Name = Annotated[str | None, optional("NAME")]
 Number = Annotated[int | None, optional("INT")]
 Real = Annotated[float | None, optional("FLOAT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
+
+
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """For imports of what an extra installs.
+
+    Args:
+      extra: installs it.
+      what: needs it.
+
+    Raises:
+      InputError: a package of others is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "jaxserve":
+            raise
+        raise InputError(
+            f"{what} needs {error.name}, which an extra installs: pip install 'jaxserve[{extra}]'"
+        ) from None
 
 
 def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> ModuleType:
