@@ -61,6 +61,7 @@ class MockEngine:
         self._vocabulary = Vocabulary(machine.vocab)
         self._model = PseudoModel(self._vocabulary, settings.mean_output_tokens, settings.seed)
         self._reader = Reader(self._name, self._vocabulary, settings.max_model_len)
+        self._clock = clock
         self.loop = EngineLoop(machine, control, clock)
         endpoint = ControlEndpoint(control, self.loop, control_token(variables))
         self._app = Starlette(
@@ -89,12 +90,12 @@ class MockEngine:
 
     async def infer(self, chat: bool, request: Request, receive: Receive, send: Send) -> None:
         """Answers a chat or a completion."""
+        received_s = self._clock.now()  # what follows is part of the front end's delay
         body = await _json_body(request)
-        call = Call(
-            self._reader.read(body, chat, request.headers.get("x-vllm-priority")), self._model
-        )
+        priority = request.headers.get("x-vllm-priority")
+        call = Call(self._reader.read(body, chat, priority), self._model)
         answer = Answer(call, self._name, self._vocabulary)
-        self.loop.submit(call)
+        self.loop.submit(call, received_s)
         watch = asyncio.create_task(_watch(receive, call))
         try:
             if call.asked.stream:

@@ -59,20 +59,19 @@ class EngineLoop:
         self.failed = False
         """whether the loop has ended by a defect."""
 
-    def submit(self, call: Call) -> None:
-        """Takes a call that comes now.
+    def submit(self, call: Call, received_s: float) -> None:
+        """Takes a call that came at ``received_s``.
 
         Raises:
           Problem: the loop has ended by a defect.
         """
         if self.failed:
             raise engine_failed()
-        now_s = self._clock.now()
         delay_s = self._machine.front_end.draw(self._delays)
         for sequence in call.sequences:
             sequence.request = Request(
                 id=next(self._ids),
-                arrival_s=now_s + delay_s,
+                arrival_s=received_s + delay_s,
                 prompt_tokens=len(call.prompt_of(sequence.index)),
                 output_tokens=sequence.length,
                 priority=call.asked.priority,

@@ -32,13 +32,13 @@ _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "vllm:time_to_first_token_seconds": ("Time to first token.", _TTFT_EDGES_S),
     "vllm:inter_token_latency_seconds": ("Time between the steps of a request.", _TOKEN_EDGES_S),
     "vllm:request_time_per_output_token_seconds": (
-        "Time per output token of a request.",
+        "Time per output token.",
         _TOKEN_EDGES_S,
     ),
     "vllm:e2e_request_latency_seconds": ("From arrival to the last token.", _REQUEST_EDGES_S),
     "vllm:request_queue_time_seconds": ("Time in the queue.", _REQUEST_EDGES_S),
     "vllm:request_prefill_time_seconds": (
-        "From the first step to the first token.",
+        "From first step to first token.",
         _REQUEST_EDGES_S,
     ),
     "vllm:request_decode_time_seconds": ("From the first token to the last.", _REQUEST_EDGES_S),
@@ -48,7 +48,7 @@ _COUNTERS: Mapping[str, str] = {
     "vllm:num_preemptions": "Preemptions.",
     "vllm:prompt_tokens": "Prompt tokens of requests that were prefilled.",
     "vllm:generation_tokens": "Output tokens.",
-    "vllm:prefix_cache_queries": "Prompt tokens looked up in the prefix cache, of which there is none.",
+    "vllm:prefix_cache_queries": "Prompt tokens looked up in a prefix cache.",
     "vllm:prefix_cache_hits": "Prompt tokens found there.",
 }
 _DRAFT_COUNTERS: Mapping[str, str] = {
