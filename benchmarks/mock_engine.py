@@ -14,13 +14,14 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
 import numpy as np
 import orjson
+import psutil
 
 from benchmarks.page import publish
 from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
@@ -32,6 +33,7 @@ from server.local import free_port, own_process, wait_until_healthy
 
 _START_S = 0.5
 """Of the host, until the first request may be sent."""
+_WATCH_S = 0.005
 _WARM_UP = 5
 """Requests that are not counted."""
 
@@ -105,17 +107,33 @@ def simulated(settings: MockEngineSettings, load: Load) -> Latencies:
     return Latencies.of(log["ttft_s"], log["tpot_s"], load)
 
 
-def served(settings: MockEngineSettings, load: Load) -> Latencies:
-    """What a client of a mock engine in a process of its own measures."""
-    with mock_engine(settings) as url:
-        times = np.array(asyncio.run(_send_all(url, settings, load)))
-    ttft_s, tpot_s = settings.speed * times.T
-    return Latencies.of(ttft_s, tpot_s, load)
+@dataclass(frozen=True)
+class Served:
+    """What a client of a mock engine measures."""
+
+    latencies: Latencies
+    """of the requests."""
+    late_s: float
+    """how much later than asked the client itself woke on average, s of the host."""
+    cpu_us: float
+    """CPU time of the server for each token."""
+
+
+def served(settings: MockEngineSettings, load: Load) -> Served:
+    """Sends a load to a mock engine in a process of its own."""
+    with mock_engine(settings) as (url, pid):
+        server = psutil.Process(pid)
+        before_s = sum(server.cpu_times()[:2])
+        times, late_s = asyncio.run(_send_all(url, settings, load))
+        cpu_s = sum(server.cpu_times()[:2]) - before_s
+    ttft_s, tpot_s = settings.speed * np.array(times).T
+    tokens = sum(request.output_tokens for request in load.draw())
+    return Served(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
 
 
 @contextmanager
-def mock_engine(settings: MockEngineSettings) -> Iterator[str]:
-    """A mock engine in a process of its own; its address."""
+def mock_engine(settings: MockEngineSettings) -> Iterator[tuple[str, int]]:
+    """A mock engine in a process of its own; its address and process."""
     port = free_port()
     options = {**vars(settings), "port": port}
     command = [sys.executable, "-m", "jaxserve.cli", "mock-engine"]
@@ -125,12 +143,13 @@ def mock_engine(settings: MockEngineSettings) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with own_process(command) as process:
         wait_until_healthy(url, process)
-        yield url
+        yield url, process.pid
 
 
 async def _send_all(
     url: str, settings: MockEngineSettings, load: Load
-) -> Sequence[tuple[float, float]]:
+) -> tuple[Sequence[tuple[float, float]], float]:
+    """TTFT and TPOT of every request, and how late the client woke, s of the host."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as client:
@@ -141,7 +160,21 @@ async def _send_all(
             _send(client, start_s + request.arrival_s / settings.speed, request, load.seed)
             for request in load.draw()
         ]
-        return await asyncio.gather(*sends)
+        watch = asyncio.create_task(_watch())
+        times = await asyncio.gather(*sends)
+        watch.cancel()
+        return times, (await watch)
+
+
+async def _watch() -> float:
+    """Until it is cancelled; how much later than asked it woke on average, s."""
+    late_s = []
+    with suppress(asyncio.CancelledError):
+        while True:
+            asked_s = time.perf_counter() + _WATCH_S
+            await asyncio.sleep(_WATCH_S)
+            late_s.append(time.perf_counter() - asked_s)
+    return float(np.mean(late_s))
 
 
 async def _send(
@@ -198,19 +231,20 @@ def _page(chosen: argparse.Namespace) -> str:
         f"{chosen.model} on {chosen.hardware}; client and server share {os.cpu_count()} cores.",
         "",
         "| speed | requests/s | running | TTFT, simulated | served | off by | TPOT, simulated "
-        "| served | off by |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| served | off by | CPU a token | client late |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for speed in chosen.speeds:
         for rate_rps in chosen.rates:
             settings = MockEngineSettings(chosen.model, chosen.hardware, speed=speed)
             count = max(20, round(rate_rps * speed * chosen.seconds))
             load = Load(rate_rps, count)
-            expected, measured = simulated(settings, load), served(settings, load)
+            expected, run = simulated(settings, load), served(settings, load)
             cells = [f"{speed:g}", f"{rate_rps:g}", f"{expected.running:.0f}"]
             for name in ("ttft_s", "tpot_s"):
-                one, other = getattr(expected, name), getattr(measured, name)
+                one, other = getattr(expected, name), getattr(run.latencies, name)
                 cells += [f"{1e3 * one:.2f} ms", f"{1e3 * other:.2f} ms", f"{other / one - 1:+.1%}"]
+            cells += [f"{run.cpu_us:.0f} us", f"{1e3 * run.late_s:.1f} ms"]
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import socket
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -18,8 +19,12 @@ CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say something
 COMPLETION = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}
 
 
-def client(engine: Running) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key="none", timeout=PATIENCE_S)
+@pytest.fixture
+def client(engine: Running) -> Iterator[openai.OpenAI]:
+    """The official client."""
+    options: Any = {"base_url": f"{engine.url}/v1", "api_key": "none", "timeout": PATIENCE_S}
+    with openai.OpenAI(**options) as one:
+        yield one
 
 
 def post(engine: Running, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -35,14 +40,14 @@ def events(engine: Running, path: str, body: dict[str, Any]) -> list[dict[str, A
     return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
-def test_the_official_client_chats(engine: Running) -> None:
+def test_the_official_client_chats(client: openai.OpenAI) -> None:
     """Whole and streamed answers are the same, with log-probabilities and usage."""
     asked: Any = {**CHAT, "max_completion_tokens": 12, "logprobs": True, "top_logprobs": 3}
-    whole = client(engine).chat.completions.create(**asked)
+    whole = client.chat.completions.create(**asked)
     assert whole.usage is not None and whole.choices[0].logprobs is not None
     assert whole.usage.completion_tokens == len(whole.choices[0].logprobs.content or []) == 12
     assert whole.choices[0].finish_reason == "length"
-    stream = client(engine).chat.completions.create(
+    stream = client.chat.completions.create(
         **asked, stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
@@ -56,9 +61,9 @@ def test_the_official_client_chats(engine: Running) -> None:
     assert all(len(token.top_logprobs) == 3 and token.logprob < 0 for token in content)
 
 
-def test_the_official_client_completes(engine: Running) -> None:
+def test_the_official_client_completes(client: openai.OpenAI) -> None:
     """Several prompts with several outputs each, with log-probabilities."""
-    answer = client(engine).completions.create(
+    answer = client.completions.create(
         model="tiny", prompt=[[1, 2], [3, 4]], n=2, max_tokens=6, logprobs=2
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
@@ -157,14 +162,14 @@ def test_what_cannot_be_is_refused(
 
 def test_other_routes(engine: Running) -> None:
     """Those that vLLM has here, and one error for those that it has not."""
-    http = httpx.Client(base_url=engine.url, timeout=PATIENCE_S)
-    assert http.get("/health").status_code == 200
-    assert re.match(r"\d+\.\d+\.\d+", http.get("/version").json()["version"])
-    (card,) = http.get("/v1/models").json()["data"]
-    assert (card["id"], card["max_model_len"]) == ("tiny", 512)
-    assert http.post("/v1/responses", json={}).json()["error"]["code"] == 404
-    assert http.get("/v1/completions").status_code == 405
-    assert http.post("/v1/completions", content=b"{").status_code == 400
+    with httpx.Client(base_url=engine.url, timeout=PATIENCE_S) as http:
+        assert http.get("/health").status_code == 200
+        assert re.match(r"\d+\.\d+\.\d+", http.get("/version").json()["version"])
+        (card,) = http.get("/v1/models").json()["data"]
+        assert (card["id"], card["max_model_len"]) == ("tiny", 512)
+        assert http.post("/v1/responses", json={}).json()["error"]["code"] == 404
+        assert http.get("/v1/completions").status_code == 405
+        assert http.post("/v1/completions", content=b"{").status_code == 400
 
 
 def test_metrics_have_vllms_names(start: Any) -> None:
