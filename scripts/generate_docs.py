@@ -33,6 +33,8 @@ from docs_pages.server_api import server_api_page  # noqa: E402
 from docs_pages.tasks import task_list, task_pages, task_table  # noqa: E402
 
 from jaxserve.datafiles import write_atomic  # noqa: E402
+from jaxserve.gateway.settings import GatewaySettings  # noqa: E402
+from jaxserve.mock_engine.settings import MockEngineSettings  # noqa: E402
 
 DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"(<!-- generated (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -67,9 +69,10 @@ def generated_pages() -> dict[Path, str]:
         "actions": action_table(),
         "examples": example_table(ROOT / "examples"),
         "features": feature_list(),
-        "gateway_options": option_table(),
+        "gateway_options": option_table(GatewaySettings),
         "gateway_records": record_table(),
         "grids": grid_table(),
+        "mock_engine_options": option_table(MockEngineSettings),
         "observations": observation_table(),
         "pairs": pair_table(),
         "profiles": profile_list(),

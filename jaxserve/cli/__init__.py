@@ -13,8 +13,8 @@ from typing import Any
 import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
-from jaxserve.cli.gateway import run_gateway
 from jaxserve.cli.live import make_live_task, operate_gateway, show_live_log, throw_switch
+from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError
@@ -35,6 +35,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "operate": operate_gateway,
     "switch": throw_switch,
     "live-log": show_live_log,
+    "mock-engine": run_mock_engine,
 }
 """Every command by its name."""
 

@@ -29,6 +29,27 @@ Real = Annotated[float | None, optional("FLOAT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
+@contextmanager
+def needing(extra: str, what: str) -> Iterator[None]:
+    """For imports of what an extra installs.
+
+    Args:
+      extra: installs it.
+      what: needs it.
+
+    Raises:
+      InputError: a package of others is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "jaxserve":
+            raise
+        raise InputError(
+            f"{what} needs {error.name}, which an extra installs: pip install 'jaxserve[{extra}]'"
+        ) from None
+
+
 def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> ModuleType:
     """A module that draws.
 
@@ -45,26 +66,6 @@ def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> M
             raise
         raise InputError(
             f"{what} needs matplotlib, which the plot extra installs: pip install 'jaxserve[plot]'"
-        ) from None
-
-
-@contextmanager
-def needing_extra(extra: str, what: str) -> Iterator[None]:
-    """Around imports of what an extra installs.
-
-    Args:
-      what: needs it.
-
-    Raises:
-      InputError: it is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "jaxserve":
-            raise
-        raise InputError(
-            f"{what} needs {error.name}, which an extra installs: pip install 'jaxserve[{extra}]'"
         ) from None
 
 

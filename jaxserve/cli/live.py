@@ -14,7 +14,7 @@ from jaxserve.cli.arguments import (
     Task,
     check_outputs,
     import_plots,
-    needing_extra,
+    needing,
     text,
 )
 from jaxserve.errors import InputError
@@ -49,7 +49,7 @@ def make_live_task(
     checks.ending("--out", out, ".json")
     base = load_task(task)
     path = base.file or task_path(base.name)
-    with needing_extra("gateway", "live-task"):
+    with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
         from jaxserve.live.live_task import derive
         from jaxserve.live.readings import parse_engines
@@ -113,7 +113,7 @@ def operate_gateway(
         )
     if windows is not None:
         checks.whole("--windows", windows, 1)
-    with needing_extra("gateway", "operate"):
+    with needing("gateway", "operate"):
         from jaxserve.live.episode_file import EpisodeWriter
         from jaxserve.live.gateway_client import GatewayClient
         from jaxserve.live.operate import Conduct, Controller
@@ -181,7 +181,7 @@ def throw_switch(
     """
     import asyncio
 
-    with needing_extra("gateway", "switch"):
+    with needing("gateway", "switch"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
 
     async def throw() -> None:

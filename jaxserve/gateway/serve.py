@@ -12,13 +12,12 @@ from types import FrameType
 
 import uvicorn
 
-from jaxserve.errors import InputError
 from jaxserve.gateway.app import Gateway
 from jaxserve.gateway.engines import parse_engines
 from jaxserve.gateway.protocol import limited_protocol
 from jaxserve.gateway.settings import GatewaySettings, Tokens, check_exposure
+from jaxserve.runtime.listening import BACKLOG, address, listen
 
-_BACKLOG = 2048
 _AFTER_DRAIN_S = 10.0
 """After the last request was told to end, until the process ends in any case."""
 _FILES_BESIDE = 256
@@ -42,7 +41,7 @@ class GatewayServer(uvicorn.Server):
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=_BACKLOG,
+                backlog=BACKLOG,
                 timeout_keep_alive=max(1, round(settings.head_s)),
                 timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
             )
@@ -72,9 +71,9 @@ def open_gateway(
     warning = check_exposure(settings, tokens)
     _raise_file_limit(settings)
     with ExitStack() as taken:
-        clients = taken.enter_context(_listen(settings.host, settings.port, "--port"))
+        clients = taken.enter_context(listen(settings.host, settings.port, "--port"))
         control = taken.enter_context(
-            _listen(settings.control_host, settings.control_port, "--control-port")
+            listen(settings.control_host, settings.control_port, "--control-port")
         )
         gateway = Gateway(settings, tokens, specs, control.getsockname()[1])
         taken.pop_all()
@@ -92,28 +91,13 @@ def run(settings: GatewaySettings) -> None:
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
     server, (clients, control) = open_gateway(settings, Tokens.from_environment())
     print(
-        f"jaxserve: gateway at {_address(clients)}, metrics and control at {_address(control)}",
+        f"jaxserve: gateway at {address(clients)}, metrics and control at {address(control)}",
         file=sys.stderr,
         flush=True,
     )
     # What is imported stays: looking through it for garbage would stop all streams for a while.
     gc.freeze()
     server.run(sockets=[clients, control])
-
-
-def _listen(host: str, port: int, option: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise InputError(
-            f"{option} is {port}, which cannot be used at {host}: {error.strerror}"
-        ) from None
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _raise_file_limit(settings: GatewaySettings) -> None:

@@ -1,4 +1,4 @@
-"""Tables of the gateway's options and of its records, from their docstrings and defaults."""
+"""Tables of servers' options and of records, from their docstrings and defaults."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from dataclasses import MISSING, fields
 
 from docs_pages.markdown import code, table
 from jaxserve.gateway.records import RequestRecord
-from jaxserve.gateway.settings import GatewaySettings
 
 
-def option_table() -> str:
+def option_table(settings: type) -> str:
     """One option a row, with its default."""
-    docs = field_docs(GatewaySettings)
+    docs = field_docs(settings)
     rows = []
-    for field in fields(GatewaySettings):
+    for field in fields(settings):
         default = "" if field.default in (MISSING, None, ()) else code(str(field.default))
         option = code("--" + field.name.replace("_", "-"))
         rows.append([option, default, docs[field.name].replace("``", "`")])

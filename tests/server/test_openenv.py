@@ -169,7 +169,11 @@ def test_the_task_api_lists_what_reset_plays(http: httpx.Client) -> None:
     info = http.post("/reset", json={"split": "test", "index": 8}).json()["info"]
     assert (info["task_id"], info["seed"], info["split"]) == (one["task_id"], one["seed"], "test")
     for path, wrong, said in (
-        ("task", {"index": count}, f"index is {count}; it must be a whole number from 0 to "),
+        (
+            "task",
+            {"index": count},
+            f"index is {count}; it must be a whole number from 0 to {count - 1}",
+        ),
         ("task", {"index": -1}, "index is -1; it must be a whole number from 0 to"),
         ("task_range", {"start": -3}, "start is -3; it must be a whole number from 0 on"),
         ("num_tasks", {"split": "exam"}, "split is 'exam'; it must be one of train,"),

@@ -165,6 +165,23 @@ class Engine:
                 self._end_prefill(request, now)
         self._chunks = []
 
+    def record_generated(self) -> None:
+        """Writes the decoding sequences' progress into their requests; ``finish`` does not."""
+        for request, remaining in zip(self.decoding, self._remaining.tolist(), strict=False):
+            request.generated = request.output_tokens - remaining
+
+    def abort(self, request: Request) -> None:
+        """Drops ``request``, which waits or runs here, between two iterations: nobody wants it."""
+        if request in self.decoding:
+            row = self.decoding.index(request)
+            self.pool.release(int(self._blocks[row]))
+            self._drop_rows(np.array([row]))
+        elif request in self.prefilling:
+            self.prefilling.remove(request)
+            self.pool.release(request.blocks)
+        else:
+            self.waiting.remove(request)
+
     def transfer_blocks(self, request: Request) -> int:
         """Blocks that ``request``, prefilled elsewhere, needs for its first step here."""
         return self._blocks_for(request.prefill_target + self.knobs.speculation_depth)
@@ -195,7 +212,7 @@ class Engine:
 
         Requests in ``waiting`` stay there for the caller to collect.
         """
-        self._record_generated()
+        self.record_generated()
         running = self.decoding + [request for request, _ in self._incoming]
         running += self.prefilling + self.held
         for requests in (self.decoding, self._incoming, self.prefilling, self.held, self.handoffs):
@@ -390,8 +407,3 @@ class Engine:
         for array in (self._context, self._remaining, self._blocks, self._survival):
             array[: len(kept)] = array[kept]
         self.decoding = [self.decoding[row] for row in kept]
-
-    def _record_generated(self) -> None:
-        """Writes the decoding sequences' progress into their requests."""
-        for request, remaining in zip(self.decoding, self._remaining, strict=False):
-            request.generated = request.output_tokens - int(remaining)

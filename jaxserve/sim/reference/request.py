@@ -162,6 +162,12 @@ class WaitingQueue:
         self.prefill_tokens -= request.prefill_target
         return request
 
+    def remove(self, request: Request) -> None:
+        """Takes out ``request``, which must be here."""
+        self._heap = [entry for entry in self._heap if entry[3] is not request]
+        heapq.heapify(self._heap)
+        self.prefill_tokens -= request.prefill_target
+
     def drain(self) -> list[Request]:
         """Removes and returns every request, in order."""
         return [self.pop() for _ in range(len(self._heap))]

@@ -314,6 +314,46 @@ def test_lowering_kv_capacity_preempts_until_it_fits():
     assert engine.running + len(engine.waiting) == 8
 
 
+@settings(deadline=None, max_examples=60)
+@given(REQUESTS, st.integers(0, 3), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
+def test_an_aborted_request_leaves_nothing_behind(rows, depth, by_priority, caching, chance):
+    """Wherever it is: its blocks are free again, and all others are served to the end."""
+    requests = make(rows)
+    knobs = EngineKnobs(4, 416, depth, priority_routing=by_priority)
+    config = SchedulerSettings(token_budget=64, prefix_caching=caching)
+    engine = Engine(LinearTimer(), knobs, config, np.random.default_rng(0))
+    for request in requests:
+        engine.waiting.push(request)
+    now, aborted = 0.0, set()
+    while (end_s := engine.start(now)) is not None:
+        engine.finish(end_s)
+        now = end_s
+        here = [*engine.decoding, *engine.prefilling, *engine.waiting]
+        if here and chance.random() < 0.3:
+            gone = chance.choice(here)
+            engine.abort(gone)
+            aborted.add(gone.id)
+    completed = {request.id for request in engine.counters.completed}
+    assert completed | aborted == {request.id for request in requests}
+    assert not completed & aborted
+    assert engine.pool.used == engine.load_tokens == engine.running == len(engine.waiting) == 0
+
+
+def test_progress_is_recorded_when_asked_for():
+    """Every sequence's tokens so far, speculated ones included."""
+    engine = Engine(
+        LinearTimer(), EngineKnobs(8, 1600, 2), SchedulerSettings(), np.random.default_rng(0)
+    )
+    for request in burst(3, prompt=10, output=50, acceptance=ACCEPTANCE):
+        engine.waiting.push(request)
+    now = 0.0
+    for _ in range(6):
+        now = engine.start(now)
+        engine.finish(now)
+    engine.record_generated()
+    assert sum(request.generated for request in engine.decoding) == engine.counters.tokens > 18
+
+
 @pytest.mark.parametrize("depth", [1, 3, 8])
 def test_speculation_advances_by_the_mean_of_the_acceptance_table(depth):
     """Tokens per verify step average to the table's entry for the depth."""

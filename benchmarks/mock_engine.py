@@ -1,0 +1,254 @@
+"""``python -m benchmarks.mock_engine``: the mock engine's latencies against the simulator's.
+
+A client in this process sends requests as ``vllm bench serve`` does: Poisson arrivals, random
+prompts as token ids, streams that are timed event by event, and some requests before to warm up.
+The reference simulator plays the same requests with the same knobs. Client and mock engine share
+the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import orjson
+import psutil
+
+from benchmarks.page import publish
+from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
+from jaxserve.mock_engine.settings import MockEngineSettings
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from server.local import free_port, own_process, wait_until_healthy
+
+_START_S = 0.5
+"""Of the host, until the first request may be sent."""
+_WATCH_S = 0.005
+_WARM_UP = 5
+"""Requests that are not counted."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one run; times are the GPU's."""
+
+    rate_rps: float
+    """mean arrivals per second."""
+    requests: int
+    """how many."""
+    prompt_tokens: tuple[int, int] = (200, 1000)
+    """least and most."""
+    output_tokens: tuple[int, int] = (100, 300)
+    """least and most."""
+    seed: int = 0
+    """of all that is drawn."""
+
+    def draw(self) -> list[Request]:
+        """The requests in order of arrival."""
+        rng = np.random.default_rng(self.seed)
+        arrivals_s = np.cumsum(rng.exponential(1 / self.rate_rps, self.requests))
+        prompts = rng.integers(*self.prompt_tokens, self.requests, endpoint=True)
+        outputs = rng.integers(*self.output_tokens, self.requests, endpoint=True)
+        rows = zip(arrivals_s.tolist(), prompts.tolist(), outputs.tolist(), strict=True)
+        return [Request(number, *row) for number, row in enumerate(rows)]
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Means over the requests of a run, s of the GPU's time."""
+
+    ttft_s: float
+    """to the first token."""
+    tpot_s: float
+    """per output token after the first."""
+    running: float
+    """mean number of requests at a time."""
+
+    @classmethod
+    def of(cls, ttft_s: np.ndarray, tpot_s: np.ndarray, load: Load) -> Latencies:
+        """From the requests' own, by Little's law for their number at a time."""
+        lengths = np.array([request.output_tokens for request in load.draw()])
+        in_system_s = ttft_s + tpot_s * (lengths - 1)
+        return cls(ttft_s.mean(), tpot_s.mean(), load.rate_rps * in_system_s.mean())
+
+
+def simulated(settings: MockEngineSettings, load: Load) -> Latencies:
+    """What the reference simulator says."""
+    machine = build_machine(settings)
+    deployment = ReferenceSettings(
+        queue_capacity=load.requests,
+        front_end=machine.front_end,
+        scheduler=SchedulerSettings(token_budget=settings.token_budget),
+    )
+    knobs = Knobs(
+        batch_cap=settings.batch_cap,
+        kv_capacity_tokens=machine.kv_blocks * BLOCK_TOKENS,
+        speculation_depth=settings.speculation_depth,
+        tier=settings.tier,
+        priority_routing=settings.scheduling_policy == "priority",
+    )
+    requests = [replace(request, acceptance=machine.acceptance) for request in load.draw()]
+    simulator = ReferenceSimulator(deployment, machine.cost, knobs, requests, settings.seed)
+    end_s = requests[-1].arrival_s
+    while np.isnan(simulator.log()["finish_s"]).any() or not len(simulator.log()):
+        end_s += 10.0
+        simulator.advance(end_s, knobs)
+    log = simulator.log()
+    return Latencies.of(log["ttft_s"], log["tpot_s"], load)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a client of a mock engine measures."""
+
+    latencies: Latencies
+    """of the requests."""
+    late_s: float
+    """how much later than asked the client itself woke on average, s of the host."""
+    cpu_us: float
+    """CPU time of the server for each token."""
+
+
+def served(settings: MockEngineSettings, load: Load) -> Served:
+    """Sends a load to a mock engine in a process of its own."""
+    with mock_engine(settings) as (url, pid):
+        server = psutil.Process(pid)
+        before_s = sum(server.cpu_times()[:2])
+        times, late_s = asyncio.run(_send_all(url, settings, load))
+        cpu_s = sum(server.cpu_times()[:2]) - before_s
+    ttft_s, tpot_s = settings.speed * np.array(times).T
+    tokens = sum(request.output_tokens for request in load.draw())
+    return Served(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
+
+
+@contextmanager
+def mock_engine(settings: MockEngineSettings) -> Iterator[tuple[str, int]]:
+    """A mock engine in a process of its own; its address and process."""
+    port = free_port()
+    options = {**vars(settings), "port": port}
+    command = [sys.executable, "-m", "jaxserve.cli", "mock-engine"]
+    for name, value in options.items():
+        if value is not None:
+            command += [f"--{name.replace('_', '-')}", str(value)]
+    url = f"http://127.0.0.1:{port}"
+    with own_process(command) as process:
+        wait_until_healthy(url, process)
+        yield url, process.pid
+
+
+async def _send_all(
+    url: str, settings: MockEngineSettings, load: Load
+) -> tuple[Sequence[tuple[float, float]], float]:
+    """TTFT and TPOT of every request, and how late the client woke, s of the host."""
+    connector = aiohttp.TCPConnector(limit=0)
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as client:
+        first = load.draw()[:_WARM_UP]
+        await asyncio.gather(*(_send(client, 0.0, request, load.seed) for request in first))
+        start_s = time.perf_counter() + _START_S
+        sends = [
+            _send(client, start_s + request.arrival_s / settings.speed, request, load.seed)
+            for request in load.draw()
+        ]
+        watch = asyncio.create_task(_watch())
+        times = await asyncio.gather(*sends)
+        watch.cancel()
+        return times, (await watch)
+
+
+async def _watch() -> float:
+    """Until it is cancelled; how much later than asked it woke on average, s."""
+    late_s = []
+    with suppress(asyncio.CancelledError):
+        while True:
+            asked_s = time.perf_counter() + _WATCH_S
+            await asyncio.sleep(_WATCH_S)
+            late_s.append(time.perf_counter() - asked_s)
+    return float(np.mean(late_s))
+
+
+async def _send(
+    client: aiohttp.ClientSession, at_s: float, request: Request, seed: int
+) -> tuple[float, float]:
+    """TTFT and TPOT of one request, s of the host, from when it is sent."""
+    rng = np.random.default_rng([seed, request.id])
+    asked = {
+        "prompt": rng.integers(100_000, size=request.prompt_tokens).tolist(),
+        "max_tokens": request.output_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    body = orjson.dumps(asked)
+    await asyncio.sleep(at_s - time.perf_counter())
+    sent_s = time.perf_counter()
+    first_s = last_s = 0.0
+    async with client.post("/v1/completions", data=body) as answer:
+        assert answer.status == 200
+        async for line in answer.content:
+            if line.startswith(b"data: {") and b'"choices":[{' in line:
+                last_s = time.perf_counter()
+                first_s = first_s or last_s
+            elif b'"usage"' in line:
+                counted = orjson.loads(line.removeprefix(b"data: "))["usage"]
+                assert counted["completion_tokens"] == request.output_tokens
+    return first_s - sent_s, (last_s - first_s) / (request.output_tokens - 1)
+
+
+def main() -> int:
+    """Runs every speed with every rate and prints one page; exit code 2 after bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.mock_engine",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--hardware", default="h100-sxm-80gb")
+    parser.add_argument(
+        "--speeds", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0, 4.0], metavar="SPEED"
+    )
+    parser.add_argument("--rates", type=float, nargs="+", default=[2.0, 10.0, 30.0], metavar="RPS")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of the host, for each run (default 20)"
+    )
+    chosen = parser.parse_args()
+    return publish(lambda: _page(chosen), chosen.markdown)
+
+
+def _page(chosen: argparse.Namespace) -> str:
+    lines = [
+        f"{chosen.model} on {chosen.hardware}; client and server share {os.cpu_count()} cores.",
+        "",
+        "| speed | requests/s | running | TTFT, simulated | served | off by | TPOT, simulated "
+        "| served | off by | CPU a token | client late |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for speed in chosen.speeds:
+        for rate_rps in chosen.rates:
+            settings = MockEngineSettings(chosen.model, chosen.hardware, speed=speed)
+            count = max(20, round(rate_rps * speed * chosen.seconds))
+            load = Load(rate_rps, count)
+            expected, run = simulated(settings, load), served(settings, load)
+            cells = [f"{speed:g}", f"{rate_rps:g}", f"{expected.running:.0f}"]
+            for name in ("ttft_s", "tpot_s"):
+                one, other = getattr(expected, name), getattr(run.latencies, name)
+                cells += [f"{1e3 * one:.2f} ms", f"{1e3 * other:.2f} ms", f"{other / one - 1:+.1%}"]
+            cells += [f"{run.cpu_us:.0f} us", f"{1e3 * run.late_s:.1f} ms"]
+            lines.append(f"| {' | '.join(cells)} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""The mock engine's routes, which are vLLM's, as one ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
+from jaxserve.mock_engine import VERSION
+from jaxserve.mock_engine.access import control_token
+from jaxserve.mock_engine.answers import Answer, event
+from jaxserve.mock_engine.asked import Reader
+from jaxserve.mock_engine.calls import Call
+from jaxserve.mock_engine.clock import Clock
+from jaxserve.mock_engine.command import read_static
+from jaxserve.mock_engine.control import Control
+from jaxserve.mock_engine.endpoint import ControlEndpoint
+from jaxserve.mock_engine.loop import EngineLoop
+from jaxserve.mock_engine.machine import Machine
+from jaxserve.mock_engine.outputs import PseudoModel
+from jaxserve.mock_engine.problems import Problem, bad_request, plain
+from jaxserve.mock_engine.tokens import Vocabulary
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+class MockEngine:
+    """The application."""
+
+    def __init__(
+        self, machine: Machine, clock: Clock, variables: Mapping[str, str] = os.environ
+    ) -> None:
+        """Args: what is served, in whose time, and the environment, as of a vLLM with the plug-in.
+
+        Raises:
+          InputError: ``JAXSERVE_STATIC`` or ``JAXSERVE_CONTROL_TOKEN`` cannot be.
+        """
+        settings = machine.settings
+        try:
+            static = read_static(variables.get("JAXSERVE_STATIC", "{}"))
+            control = Control(machine, static)
+        except InputError as error:
+            raise InputError(f"JAXSERVE_STATIC: {error}") from None
+        self._name = settings.served_name
+        self._max_model_len = settings.max_model_len
+        self._created = int(time.time())
+        self._vocabulary = Vocabulary(machine.vocab)
+        self._model = PseudoModel(self._vocabulary, settings.mean_output_tokens, settings.seed)
+        self._reader = Reader(self._name, self._vocabulary, settings.max_model_len)
+        self._clock = clock
+        self.loop = EngineLoop(machine, control, clock)
+        endpoint = ControlEndpoint(control, self.loop, control_token(variables))
+        self._app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", _Inference(self, chat=True), methods=["POST"]),
+                Route("/v1/completions", _Inference(self, chat=False), methods=["POST"]),
+                Route("/v1/models", self._models),
+                Route("/health", self._health),
+                Route("/version", self._version),
+                Route("/metrics", self._metrics),
+                Route("/tokenize", self._tokenize, methods=["POST"]),
+                Route("/detokenize", self._detokenize, methods=["POST"]),
+                *endpoint.routes(),
+            ],
+            exception_handlers={
+                Problem: _problem,
+                InputError: _input_error,
+                HTTPException: _http_error,
+            },
+            lifespan=self._live,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves what uvicorn hands over."""
+        await self._app(scope, receive, send)
+
+    async def infer(self, chat: bool, request: Request, receive: Receive, send: Send) -> None:
+        """Answers a chat or a completion."""
+        received_s = self._clock.now()  # what follows is part of the front end's delay
+        body = await _json_body(request)
+        priority = request.headers.get("x-vllm-priority")
+        call = Call(self._reader.read(body, chat, priority), self._model)
+        answer = Answer(call, self._name, self._vocabulary)
+        self.loop.submit(call, received_s)
+        watch = asyncio.create_task(_watch(receive, call))
+        try:
+            if call.asked.stream:
+                await _stream(call, answer, send)
+            else:
+                await call.news()
+                if call.finished:
+                    await _json(answer.whole())(request.scope, receive, send)
+        finally:
+            watch.cancel()
+            if not call.finished:
+                self.loop.abandon(call)
+
+    @asynccontextmanager
+    async def _live(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.loop.run())
+        yield
+        task.cancel()
+
+    async def _models(self, request: Request) -> Response:
+        card = {
+            "id": self._name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": self._name,
+            "parent": None,
+            "max_model_len": self._max_model_len,
+            "permission": [],
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _health(self, request: Request) -> Response:
+        return Response(status_code=503 if self.loop.failed else 200)
+
+    async def _version(self, request: Request) -> Response:
+        return _json({"version": VERSION})
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(self.loop.metrics.text(), media_type=_METRICS_TYPE)
+
+    async def _tokenize(self, request: Request) -> Response:
+        fields = await self._read_fields(request)
+        if "messages" in fields:
+            tokens = self._reader.chat_prompt(fields)
+        else:
+            tokens = self._vocabulary.prompt(fields.text("prompt"))
+        texts = None
+        if fields.get("return_token_strs"):
+            texts = [self._vocabulary.text(token) for token in tokens]
+        counted = {"count": len(tokens), "max_model_len": self._max_model_len}
+        return _json({**counted, "tokens": tokens, "token_strs": texts})
+
+    async def _detokenize(self, request: Request) -> Response:
+        fields = await self._read_fields(request)
+        return _json({"prompt": self._vocabulary.texts(self._reader.ids(fields.get("tokens")))})
+
+    async def _read_fields(self, request: Request) -> JsonObject:
+        fields = JsonObject(await _json_body(request), "request")
+        self._reader.check_model(fields)
+        return fields
+
+
+class _Inference:
+    """A route whose answer may be a stream."""
+
+    def __init__(self, engine: MockEngine, chat: bool) -> None:
+        self._engine = engine
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        with suppress(ClientDisconnect):  # before its request was complete
+            await self._engine.infer(self._chat, request, receive, send)
+
+
+async def _stream(call: Call, answer: Answer, send: Send) -> None:
+    """Sends events as they come; several iterations' together where the client or host is late."""
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+    try:
+        finished = False
+        while not finished:
+            news = await call.news()
+            if call.left:
+                return
+            finished = call.finished
+            part = answer.events(news)
+            if finished:
+                part += answer.end()
+            await send({"type": "http.response.body", "body": part, "more_body": not finished})
+    except Problem as problem:
+        await send({"type": "http.response.body", "body": event(problem.body())})
+
+
+async def _watch(receive: Receive, call: Call) -> None:
+    """Ends a call whose client leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    call.leave()
+
+
+async def _json_body(request: Request) -> Any:
+    try:
+        return orjson.loads(await request.body())
+    except orjson.JSONDecodeError:
+        raise bad_request("the request body is not JSON") from None
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _problem(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return _json(error.body(), error.status)
+
+
+def _input_error(request: Request, error: Exception) -> Response:
+    return _problem(request, bad_request(str(error)))
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _problem(request, plain(error.status_code))

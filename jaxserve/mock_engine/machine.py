@@ -1,0 +1,79 @@
+"""The GPU that is not there: what a step costs, how much KV it holds, what a draft brings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxserve.errors import InputError
+from jaxserve.mock_engine.settings import MockEngineSettings
+from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.deployment import DeploymentSettings
+from jaxserve.sim.machine.hardware import EngineSettings, load_gpu, load_model
+from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+from jaxserve.sim.reference.settings import SchedulerSettings, ShiftedExponentialFrontEnd
+
+BLOCK_TOKENS = SchedulerSettings.block_tokens
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the settings come to."""
+
+    settings: MockEngineSettings
+    """as checked."""
+    cost: CostModel
+    """seconds of a step."""
+    vocab: int
+    """tokens of the vocabulary."""
+    kv_blocks: int
+    """KV blocks of ``BLOCK_TOKENS`` tokens."""
+    longest_blocks: int
+    """blocks that a sequence of the greatest length takes, its drafts included."""
+    acceptance: np.ndarray
+    """float[9], mean tokens of a step at depth 0 to 8."""
+    front_end: ShiftedExponentialFrontEnd
+    """delay before a request reaches the engine."""
+
+
+def build_machine(settings: MockEngineSettings) -> Machine:
+    """Resolves model, GPU and settings.
+
+    Raises:
+      InputError: a name is unknown, the model does not fit, or the KV blocks do not hold a sequence
+        of the greatest length.
+    """
+    settings.check()
+    gpu, model = load_gpu(settings.hardware), load_model(settings.model)
+    cost = CostModel.of(gpu, model, settings.tensor_parallel)
+    blocks = settings.kv_blocks
+    if blocks is None:
+        engine = replace(
+            EngineSettings(),
+            token_budget=settings.token_budget,
+            max_sequences=settings.batch_cap,
+            memory_utilization=settings.memory_utilization,
+        )
+        speculating, tensor_parallel = settings.speculation_depth > 0, settings.tensor_parallel
+        pool = kv_pool_bytes(gpu, model, settings.tier, speculating, tensor_parallel, engine)
+        tokens = pool / kv_bytes_per_token(model, speculating, tensor_parallel)
+        blocks = int(tokens // BLOCK_TOKENS)
+    longest = math.ceil((settings.max_model_len + settings.speculation_depth) / BLOCK_TOKENS)
+    if blocks < longest:
+        raise InputError(
+            f"--max-model-len is {settings.max_model_len}; the {blocks} KV blocks hold "
+            f"{max(0, blocks * BLOCK_TOKENS - settings.speculation_depth)} tokens of one sequence"
+        )
+    usual = DeploymentSettings()
+    return Machine(
+        settings=settings,
+        cost=cost,
+        vocab=model.vocab,
+        kv_blocks=blocks,
+        longest_blocks=longest,
+        acceptance=tokens_per_step(settings.acceptance),
+        front_end=ShiftedExponentialFrontEnd(usual.frontend_s, usual.frontend_tail_s),
+    )

@@ -1,0 +1,158 @@
+"""Prometheus metrics under vLLM's names, with vLLM's edges."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from jaxserve.mock_engine.machine import BLOCK_TOKENS, Machine
+
+_TTFT_EDGES_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_TOKEN_EDGES_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+_REQUEST_EDGES_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0),
+    *(240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+_HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
+    "vllm:time_to_first_token_seconds": ("Time to first token.", _TTFT_EDGES_S),
+    "vllm:inter_token_latency_seconds": ("Time between the steps of a request.", _TOKEN_EDGES_S),
+    "vllm:request_time_per_output_token_seconds": (
+        "Time per output token.",
+        _TOKEN_EDGES_S,
+    ),
+    "vllm:e2e_request_latency_seconds": ("From arrival to the last token.", _REQUEST_EDGES_S),
+    "vllm:request_queue_time_seconds": ("Time in the queue.", _REQUEST_EDGES_S),
+    "vllm:request_prefill_time_seconds": (
+        "From first step to first token.",
+        _REQUEST_EDGES_S,
+    ),
+    "vllm:request_decode_time_seconds": ("From the first token to the last.", _REQUEST_EDGES_S),
+    "jaxserve:host_late_seconds": ("How late the host hands over a step.", _TTFT_EDGES_S),
+}
+_COUNTERS: Mapping[str, str] = {
+    "vllm:num_preemptions": "Preemptions.",
+    "vllm:prompt_tokens": "Prompt tokens of requests that were prefilled.",
+    "vllm:generation_tokens": "Output tokens.",
+    "vllm:prefix_cache_queries": "Prompt tokens looked up in a prefix cache.",
+    "vllm:prefix_cache_hits": "Prompt tokens found there.",
+}
+_DRAFT_COUNTERS: Mapping[str, str] = {
+    "vllm:spec_decode_num_drafts": "Steps of a sequence with drafts.",
+    "vllm:spec_decode_num_draft_tokens": "Tokens drafted.",
+    "vllm:spec_decode_num_accepted_tokens": "Tokens drafted and accepted.",
+}
+_FINISHED = ("stop", "length", "abort")
+
+Gauges = Callable[[], Mapping[str, float]]
+"""Of this moment: running, waiting and kv_usage."""
+
+
+class _Histogram:
+    """Counts of observations; unlike prometheus_client's it takes many at a time."""
+
+    def __init__(self, edges: tuple[float, ...]) -> None:
+        self._edges = edges
+        self._counts = [0] * (len(edges) + 1)
+        self._sum = 0.0
+
+    def add(self, value: float, count: int = 1) -> None:
+        self._counts[bisect_left(self._edges, value)] += count
+        self._sum += value * count
+
+    def buckets(self) -> tuple[list[tuple[str, float]], float]:
+        total, found = 0, []
+        for edge, count in zip((*map(str, self._edges), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append((edge, float(total)))
+        return found, self._sum
+
+
+class Metrics(Collector):
+    """Counters and histograms, filled as steps end. Times are the GPU's."""
+
+    def __init__(self, machine: Machine, gauges: Gauges) -> None:
+        """Args: what is served, and what is read when metrics are."""
+        settings = machine.settings
+        self._gauges = gauges
+        self._labels = {"model_name": settings.served_name, "engine": "0"}
+        self._histograms = {name: _Histogram(edges) for name, (_, edges) in _HISTOGRAMS.items()}
+        self._texts = {**_COUNTERS, **(_DRAFT_COUNTERS if settings.speculation_depth else {})}
+        self._counts = dict.fromkeys(self._texts, 0.0)
+        self._finished: dict[str, int] = dict.fromkeys(_FINISHED, 0)
+        self._config = {
+            "block_size": str(BLOCK_TOKENS),
+            "num_gpu_blocks": str(machine.kv_blocks),
+            "gpu_memory_utilization": str(settings.memory_utilization),
+            "enable_prefix_caching": "False",
+            "engine": "0",
+        }
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def observe(self, name: str, seconds: float, count: int = 1) -> None:
+        """Adds to a histogram, by its name."""
+        self._histograms[name].add(seconds, count)
+
+    def count(self, name: str, amount: float) -> None:
+        """Adds to a counter, by its name."""
+        self._counts[name] += amount
+
+    def finished(self, reason: str) -> None:
+        """A request has ended by ``stop``, ``length`` or ``abort``."""
+        self._finished[reason] += 1
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """What there is now."""
+        now, labels = self._gauges(), list(self._labels)
+        values = list(self._labels.values())
+        for name, text, key in (
+            ("vllm:num_requests_running", "Requests that run.", "running"),
+            ("vllm:num_requests_waiting", "Requests that wait.", "waiting"),
+            ("vllm:kv_cache_usage_perc", "Share of the KV budget in use, 0 to 1.", "kv_usage"),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=labels)
+            gauge.add_metric(values, now[key])
+            yield gauge
+        name, text = "vllm:num_requests_waiting_by_reason", "Requests that wait, by reason."
+        reasons = GaugeMetricFamily(name, text, labels=[*labels, "reason"])
+        for reason, number in (("capacity", now["waiting"]), ("deferred", 0.0)):
+            reasons.add_metric([*values, reason], number)
+        yield reasons
+        config = GaugeMetricFamily(
+            "vllm:cache_config_info", "The KV cache.", labels=list(self._config)
+        )
+        config.add_metric(list(self._config.values()), 1.0)
+        yield config
+        for name, text in self._texts.items():
+            counter = CounterMetricFamily(name, text, labels=labels)
+            counter.add_metric(values, self._counts[name])
+            yield counter
+        ended = CounterMetricFamily(
+            "vllm:request_success", "Requests that ended.", labels=[*labels, "finished_reason"]
+        )
+        for reason, number in self._finished.items():
+            ended.add_metric([*values, reason], number)
+        yield ended
+        for name, (text, _) in _HISTOGRAMS.items():
+            histogram = HistogramMetricFamily(name, text, labels=labels)
+            histogram.add_metric(values, *self._histograms[name].buckets())
+            yield histogram

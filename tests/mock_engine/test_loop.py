@@ -1,0 +1,163 @@
+"""The loop in virtual time, against the reference simulator."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.mock_engine import Latencies, Load, simulated
+from jaxserve.mock_engine.command import Command
+from jaxserve.mock_engine.machine import BLOCK_TOKENS
+from jaxserve.sim.reference.request import Request
+from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from tests.mock_engine.virtual import Played, machine
+
+TRAFFIC = st.lists(
+    st.tuples(st.floats(0, 0.5), st.integers(1, 300), st.integers(1, 150), st.integers(0, 2)),
+    min_size=1,
+    max_size=12,
+)
+
+
+def requests_of(rows) -> list[Request]:
+    return [Request(n, *row[:3], priority=row[3]) for n, row in enumerate(sorted(rows))]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    TRAFFIC,
+    st.sampled_from([40, 80, 200]),
+    st.integers(0, 3),
+    st.sampled_from(["fcfs", "priority"]),
+)
+def test_the_schedule_is_the_reference_simulators(rows, kv_blocks, depth, policy):
+    """Every request has its first and last token at the very times of the simulator, with
+    preemptions, drafts and priorities."""
+    engine = machine(kv_blocks=kv_blocks, speculation_depth=depth, scheduling_policy=policy)
+    played = Played(engine, requests_of(rows)).requests
+    again = [
+        Request(
+            r.id,
+            r.arrival_s,
+            r.prompt_tokens,
+            r.output_tokens,
+            priority=r.priority,
+            acceptance=r.acceptance,
+        )
+        for r in played
+    ]
+    knobs = Knobs(8, kv_blocks * BLOCK_TOKENS, depth, priority_routing=policy == "priority")
+    deployment = ReferenceSettings(scheduler=SchedulerSettings(token_budget=128))
+    ReferenceSimulator(deployment, engine.cost, knobs, again).advance(1000.0, knobs)
+    for mine, other in zip(played, again, strict=True):
+        assert mine.first_token_s == other.first_token_s
+        assert mine.finish_s == other.finish_s
+        assert mine.preemptions == other.preemptions
+
+
+@pytest.mark.parametrize("rate_rps", [2.0, 20.0])
+def test_latencies_are_the_reference_simulators(rate_rps):
+    """Where the front end delays a request does not matter: before the engine here, after its
+    first token there."""
+    load = Load(rate_rps, 200)
+    engine = machine(max_model_len=2048, kv_blocks=20_000, batch_cap=256, token_budget=2048)
+    played = Played(engine, load.draw()).requests
+    ttft_s = np.array([request.ttft_s for request in played])
+    tpot_s = np.array([request.tpot_s for request in played])
+    measured, expected = Latencies.of(ttft_s, tpot_s, load), simulated(engine.settings, load)
+    assert measured.ttft_s == pytest.approx(expected.ttft_s, rel=0.05)
+    assert measured.tpot_s == pytest.approx(expected.tpot_s, rel=0.05)
+
+
+def test_every_token_is_handed_over_once():
+    """In order, without a gap, also when several come in one step."""
+    engine = machine(speculation_depth=3)
+    played = Played(engine, [Request(n, 0.01 * n, 50, 40) for n in range(10)])
+    for call in played.calls:
+        assert call.finished
+        upto = 0
+        for span in call._news:
+            assert span.start == upto < span.stop
+            upto = span.stop
+        assert upto == 40
+    assert any(span.stop - span.start > 1 for call in played.calls for span in call._news)
+
+
+@settings(deadline=None, max_examples=40)
+@given(TRAFFIC, st.integers(0, 11), st.floats(0, 0.6))
+def test_a_client_that_leaves_frees_its_place(rows, who, when_s):
+    """Waiting, in the front end, running or done: all others are served, and no block is lost."""
+    requests = requests_of(rows)
+    gone = who % len(requests)
+    played = Played(
+        machine(),
+        requests,
+        [
+            (
+                requests[gone].arrival_s + when_s,
+                lambda played: played.loop.abandon(played.calls[gone]),
+            )
+        ],
+    )
+    for number, call in enumerate(played.calls):
+        assert call.finished or number == gone
+    state = played.loop.state()
+    assert (state["running"], state["waiting"], state["kv_blocks_used"]) == (0, 0, 0)
+    text = played.loop.metrics.text().decode()
+    aborted = not played.calls[gone].finished
+    assert f'finished_reason="abort",model_name="llama-3.1-8b"}} {float(aborted)}' in text
+
+
+def test_knobs_act_from_the_next_step():
+    """And no longer when the lease is over."""
+    crowd = [Request(n, 0.0, 100, 100) for n in range(24)]
+    turned_s, lease_s = 0.3, 0.4
+    command = Command(lease_s, {"batch_cap": 2, "token_budget": 40, "speculation_depth": 1})
+    engine = machine(speculation_depth=2, kv_blocks=400)
+    played = Played(engine, crowd, [(turned_s, lambda played: played.control.put(command))])
+    trace = played.loop.trace.after(0)
+    steps = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+    assert {step["depth"] for step in steps} == {1, 2}
+    first, last = (
+        [n for n, step in enumerate(steps) if step["depth"] == 1][end] for end in (0, -1)
+    )
+    assert [step["depth"] for step in steps[first : last + 1]] == [1] * (last + 1 - first)
+    assert sum(step["seconds"] for step in steps[first : last + 1]) == pytest.approx(
+        lease_s, abs=0.03
+    )
+    assert max(step["running"] for step in steps[:first]) == 8
+    under = steps[first : last + 1]
+    assert max(step["prompt_tokens"] for step in under) <= 40
+    assert (
+        min(step["running"] for step in under) <= 2 < max(s["running"] for s in steps[last + 1 :])
+    )
+
+
+def test_a_smaller_kv_budget_preempts():
+    """Down to what one sequence may need, and all are served in the end."""
+    crowd = [Request(n, 0.0, 200, 100) for n in range(8)]
+    least = machine().longest_blocks / 200
+    command = Command(10.0, {"kv_budget_fraction": least})
+    played = Played(machine(), crowd, [(0.2, lambda played: played.control.put(command))])
+    assert all(call.finished for call in played.calls)
+    state = played.loop.state()
+    assert state["preemptions"] > 0
+    assert state["kv_blocks_budget"] == 32
+
+
+def test_priority_routing_is_turned():
+    """The urgent overtake who waits, once the knob says so."""
+    crowd = [Request(n, 0.001 * n, 100, 50, priority=n % 2) for n in range(30)]
+    engine = machine(batch_cap=1, scheduling_policy="priority")
+    off = Command(100.0, {"priority_routing": 0})
+    by_arrival = Played(engine, crowd, [(0.0, lambda played: played.control.put(off))])
+    order = sorted(by_arrival.requests, key=lambda request: request.first_token_s)
+    assert [r.arrival_s for r in order] == sorted(r.arrival_s for r in order)
+    by_priority = sorted(Played(engine, crowd).requests, key=lambda r: r.first_token_s)
+    # The first one was served before the others had come.
+    assert [request.priority for request in by_priority[1:]] == sorted(
+        request.priority for request in by_priority[1:]
+    )
