@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
+from jaxserve.cli.calibrate import calibrate_engine, record_trace
 from jaxserve.cli.gateway import run_gateway
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
@@ -30,6 +31,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "headroom": print_headroom,
     "fidelity": check_fidelity,
     "gateway": run_gateway,
+    "calibrate": calibrate_engine,
+    "record": record_trace,
 }
 """Every command by its name."""
 

@@ -76,11 +76,15 @@ class Calibration:
           InputError: a field is missing or out of range.
         """
         pool = fields.get("kv_pool_tokens", checks.MISSING)
-        depths = fields.entries("depths")
+        if pool is not None:
+            pool = fields.whole("kv_pool_tokens", 1, MAX_KV_POOL_TOKENS)
+        name, depths = fields.name("depths"), fields.entries("depths")
         return cls(
             tier=fields.whole("tier", 0, len(Tier) - 1),
-            depths=tuple(checks.whole(fields.name("depths"), each, 0, MAX_DEPTH) for each in depths),
-            kv_pool_tokens=None if pool is None else fields.whole("kv_pool_tokens", 1, MAX_KV_POOL_TOKENS),
+            depths=tuple(checks.whole(name, each, 0, MAX_DEPTH) for each in depths),
+            kv_pool_tokens=None
+            if pool is None
+            else fields.whole("kv_pool_tokens", 1, MAX_KV_POOL_TOKENS),
             frontend_s=fields.number("frontend_s", 0),
         )
 

@@ -1,0 +1,1 @@
+"""Real engines: what they offer, observing and operating them."""
