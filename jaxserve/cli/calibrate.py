@@ -47,7 +47,12 @@ def calibrate_engine(
     from jaxserve.sim.table.file import write_table_file
 
     try:
-        from jaxserve.live.calibration.calibrate import Deployed, calibrate, report_table
+        from jaxserve.live.calibration.calibrate import (
+            Deployed,
+            calibrate,
+            report_sentences,
+            report_table,
+        )
         from jaxserve.live.calibration.client import Target
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "jaxserve":
@@ -73,6 +78,8 @@ def calibrate_engine(
         report = calibrate(target, plan, deployed, progress)
     write_table_file(out, report.table)
     console.print(report_table(report).rich())
+    for sentence in report_sentences(report):
+        console.print(sentence, soft_wrap=True)
     pool, frontend_s = report.calibration.kv_pool_tokens, report.calibration.frontend_s
     console.print(
         f"KV pool: {f'{pool:,} tokens, as the engine says' if pool else 'that of the GPU named'}; "

@@ -60,7 +60,7 @@ def record(path: Path) -> Recording:
                 try:
                     data = json.loads(line)
                 except (ValueError, RecursionError):
-                    dropped["line is not whole"] += 1
+                    dropped["unfinished line"] += 1
                     continue
                 fields = JsonObject(data, where, _FIELDS)
                 if fields.text("id") in seen:

@@ -137,25 +137,29 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
 
 
 def report_table(report: CalibrationReport) -> TextTable:
-    """The terms and how far off they are."""
-    found, measured = report.fit, report.measured
-    unit = "steps that differ" if report.from_steps else "points of a load test"
-    caption = [
-        f"fitted to {found.points} {unit}, {found.error:.1%} off; {found.held_out} of them held "
-        f"out: {found.held_out_error:.1%} off, the largest tenth {found.largest_error:.1%}, "
-        f"the worst {found.worst_error:+.1%}",
-        f"TPOT in a load test of {measured.requests} requests: {report.tpot_error:.1%} off"
-        if report.from_steps
-        else f"{measured.requests} requests; the engine does not tell its steps",
-        _filled(report.calibration),
-    ]
+    """What was found to take time."""
+    found = report.fit
     rows = [(f"each {name}", _microseconds(factor)) for name, factor in found.factors.items()]
     if found.knee_tokens is not None:
-        rows.append(("tokens that come free (the knee)", f"{found.knee_tokens:.0f} tokens"))
+        rows.append(("free tokens (the knee)", f"{found.knee_tokens:.0f}"))
     rows.append(("front end, of TTFT", _microseconds(report.calibration.frontend_s)))
-    return TextTable(
-        "seconds of an iteration", ("spent on", "time"), tuple(rows), "\n".join(caption)
-    )
+    return TextTable("an iteration of the engine", ("spent on", "microseconds"), tuple(rows))
+
+
+def report_sentences(report: CalibrationReport) -> list[str]:
+    """How far off it is, and what was not measured."""
+    found, measured = report.fit, report.measured
+    unit = "kinds of steps" if report.from_steps else "points of the load test"
+    return [
+        f"fitted to {found.points} {unit}, {found.error:.1%} off; {found.held_out} of them held "
+        f"out: {found.held_out_error:.1%} off, the tenth with the largest loads "
+        f"{found.largest_error:.1%}, the worst {found.worst_error:+.1%}",
+        f"TPOT in the load test of {measured.requests} requests, which the fit was not shown: "
+        f"{report.tpot_error:.1%} off"
+        if report.from_steps
+        else f"{measured.requests} requests were counted; the engine does not tell its steps",
+        _filled(report.calibration),
+    ]
 
 
 def _filled(calibration: Calibration) -> str:
@@ -196,4 +200,4 @@ def _refuse_beyond(error: float, where: str) -> None:
 
 
 def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:,.4g} us"
+    return f"{1e6 * seconds:.4g}"

@@ -5,8 +5,9 @@
 with tokens of the iteration, decoding sequences, KV tokens that these read, and pairs of query and
 key in the attention of prompts. All factors are 0 or more, and k, below which tokens come free as
 they do on a GPU that waits for its memory, may be absent. Nothing is assumed of the hardware: the
-factors are found by non-negative least squares on relative errors, and k by trying. Every term is
-one of ``CostModel``, so that whatever knows that one knows these times.
+factors are those with the least absolute relative errors, which a few pauses of the host hardly
+move, and k is found by trying. Every term is one of ``CostModel``, so that whatever knows that one
+knows these times.
 
 What is held out is chosen by the loads alone: the tenth with the largest, which the fit must reach
 by extrapolation, and every fourth of the others.
@@ -45,6 +46,10 @@ FEWEST_POINTS = 12
 """Fewer measurements than this cannot tell the terms apart and be checked as well."""
 
 _POWER = 2.0
+_KNEE_PAYS = 0.95  # of the error without a knee; noise alone would always choose one
+_ROUNDING = 1e-6
+_REWEIGHTINGS = 12
+_SMALL_ERROR = 0.01
 _KNEES = tuple(float(knee) for knee in 2 ** np.arange(3, 11.5, 0.5))
 _LARGEST_SHARE = 10
 _HELD_OUT_STRIDE = 4
@@ -211,17 +216,32 @@ def predict_tpot_s(cost: CostModel, sweep: Sweep, kv_tokens: float, token_budget
 
 
 def _solve(measured: Measurements, rows: NDArray[np.bool_]) -> tuple[float | None, Array]:
-    """The knee and the factors with the least squared relative errors on some rows."""
-    best: tuple[float, float | None, Array] | None = None
-    for knee in (None, *_KNEES):
-        relative = measured.columns(knee)[rows] / measured.seconds[rows, None]
-        scale = np.linalg.norm(relative, axis=0)
+    """The knee and the factors with the least absolute relative errors on some rows."""
+
+    def with_knee(knee: float | None) -> tuple[float, float | None, Array]:
+        found, error = _least_absolute(measured.columns(knee)[rows] / measured.seconds[rows, None])
+        return error, knee, found
+
+    plain = with_knee(None)
+    bent = min(map(with_knee, _KNEES), key=lambda each: each[0])
+    needed = _KNEE_PAYS * plain[0] - _ROUNDING
+    return bent[1:] if bent[0] < needed else plain[1:]
+
+
+def _least_absolute(relative: Array) -> tuple[Array, float]:
+    """Factors of 0 or more for which the columns of ``relative`` add up to nearly 1 in every row,
+    and the mean absolute error: least squares in which a row counts less the further off it is."""
+    weights = np.ones(len(relative))
+    found, errors = np.zeros(relative.shape[1]), weights
+    for _ in range(_REWEIGHTINGS):
+        root = np.sqrt(weights)
+        weighted = relative * root[:, None]
+        scale = np.linalg.norm(weighted, axis=0)
         scale[scale == 0] = 1.0
-        found, residual = nnls(relative / scale, np.ones(int(rows.sum())))
-        if best is None or residual < best[0]:
-            best = residual, knee, found / scale
-    assert best is not None
-    return best[1:]
+        found = nnls(weighted / scale, root)[0] / scale
+        errors = np.abs(relative @ found - 1)
+        weights = 1 / np.maximum(errors, _SMALL_ERROR)
+    return found, float(errors.mean())
 
 
 def _errors(measured: Measurements, solution: tuple[float | None, Array]) -> Array:

@@ -25,8 +25,9 @@ COLUMNS = (
 """What is used of the plug-in's columns."""
 
 _EVERY_S = 2.0  # the plug-in keeps 8192 steps
-_WIDTH = 1.2
+_WIDTH = 1.4
 """Steps are alike where all loads are within about this factor."""
+_FEWEST_ALIKE = 3
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,15 @@ class Steps:
         return self.decode_tokens + self.prompt_tokens
 
     def typical(self) -> Steps:
-        """Of steps that are alike the one with the median time: a pause of the host is in few of
-        them, and steps that are frequent count no more than others."""
+        """Of steps that are alike the one with the median time, where there are several: a pause of
+        the host is in few of them, and frequent ones count no more than others."""
         loads = (self.decode_seqs, self.tokens, self.kv_tokens, self.pairs)
         rounded = [np.round(np.log1p(load) / np.log(_WIDTH)) for load in loads]
         _, group = np.unique(np.stack([*rounded, self.depth], axis=1), axis=0, return_inverse=True)
         order = np.lexsort((self.seconds, group.ravel()))
         counts = np.bincount(group.ravel())
-        chosen = order[np.cumsum(counts) - counts + (counts - 1) // 2]
+        median = order[np.cumsum(counts) - counts + (counts - 1) // 2]
+        chosen = median[counts >= _FEWEST_ALIKE]
         return Steps(*(getattr(self, name)[chosen] for name in COLUMNS))
 
 

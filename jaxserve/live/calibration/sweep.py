@@ -70,8 +70,9 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
     try:
         for done, point in enumerate(points):
             progress("measuring", done, len(points))
-            share_s = (ends_s - time.monotonic()) / (len(points) - done)
-            answers = await _measure_point(engine, prompts, point, share_s)
+            left_s = max(ends_s - time.monotonic(), 0.0)
+            share_s = left_s / (len(points) - done)
+            answers = await _measure_point(engine, prompts, point, share_s, left_s)
             requests += len(answers)
             rows.append(_row(point[0], answers))
             for task in reading:
@@ -92,39 +93,46 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
 
 
 async def _measure_point(
-    engine: EngineClient, prompts: Prompts, point: tuple[int, int, int], share_s: float
+    engine: EngineClient,
+    prompts: Prompts,
+    point: tuple[int, int, int],
+    share_s: float,
+    left_s: float,
 ) -> list[Answer]:
-    """The answers that are counted at a point, within a time."""
+    """The answers that are counted at a point, in its share of the time that is left; a slow engine
+    may take more of it to complete the first."""
     in_flight, prompt, output = point
     wanted = max(_FEWEST_COUNTED, _COUNTED_PER_SLOT * in_flight)
     lengths = random.Random(f"{_SEED} {point}")
     answers: list[Answer] = []
-    enough = asyncio.Event()
+    one, enough = asyncio.Event(), asyncio.Event()
 
     async def slot(place: int) -> None:
-        first = max(2, round(output * (place + 1) / in_flight))
+        first = max(2, round(output * (place + 1) / (in_flight + 1)))
         await engine.complete(prompts.make(prompt), first)
         while True:
             length = lengths.randint(output // 2, longest_output(output))
             answers.append(await engine.complete(prompts.make(prompt), length))
+            one.set()
             if len(answers) >= wanted:
                 enough.set()
 
     slots = [asyncio.create_task(slot(place)) for place in range(in_flight)]
-    waiting = asyncio.create_task(enough.wait())
+    waiting = [asyncio.create_task(event.wait()) for event in (enough, one)]
     try:
-        # A slot only ends by an error.
-        ended, _ = await asyncio.wait(
-            [*slots, waiting], timeout=max(share_s, 0.0), return_when=asyncio.FIRST_COMPLETED
-        )
-        for task in ended:
-            task.result()
+        for event, limit_s in zip(waiting, (share_s, left_s - share_s), strict=True):
+            # A slot only ends by an error.
+            ended, _ = await asyncio.wait(
+                [*slots, event], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in ended:
+                task.result()
     finally:
-        await cancel([*slots, waiting])
+        await cancel([*slots, *waiting])
     counted = [answer for answer in answers if answer.output_tokens > 1]
     if not counted:
         raise InputError(
-            f"the engine completed no request in {share_s:.1f} s with {in_flight} in flight, "
+            f"the engine completed no request in {left_s:.1f} s with {in_flight} in flight, "
             f"prompts of {prompt} and outputs of about {output} tokens; more --minutes or a "
             "smaller grid is needed"
         )
