@@ -14,6 +14,7 @@ ELSEWHERE = {
     "adapters.md": "tests/adapters/test_adapters_page.py",
     "deployment.md": "tests/server/test_documents.py",
     "gateway.md": "tests/gateway/test_page.py",
+    "live.md": "tests/live/test_page.py",
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""
