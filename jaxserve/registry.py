@@ -45,7 +45,7 @@ def make(
         memory limit is the same share of its memory, so that it binds alike.
       table: path of a latency table, e.g. one that ``jaxserve table fit`` wrote; default is the
         built-in table of the task's model on ``hardware``. Where neither task nor overrides say
-        how many tokens an iteration may process, the table does.
+        how many tokens an iteration may process or the KV pool holds, the table does.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
         replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``.
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
@@ -65,8 +65,12 @@ def make(
     table = _table_of(spec, gpu) if table is None else _path("table", table)
     file = _read_table(table, spec, gpu)
     budget = spec.deployment.token_budget or file.metadata.token_budget
+    measured = file.metadata.calibration
+    pool = spec.deployment.kv_pool_tokens or (measured and measured.kv_pool_tokens)
     deployment = build_deployment(
-        gpu, model, dataclasses.replace(spec.deployment, token_budget=budget)
+        gpu,
+        model,
+        dataclasses.replace(spec.deployment, token_budget=budget, kv_pool_tokens=pool),
     )
     replay: dict[str, Any] = {}
     if trace is not None:

@@ -13,6 +13,7 @@ from typing import Any
 import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
+from jaxserve.cli.calibrate import calibrate_engine, record_trace
 from jaxserve.cli.live import make_live_task, operate_gateway, show_live_log, throw_switch
 from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
@@ -36,6 +37,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "switch": throw_switch,
     "live-log": show_live_log,
     "mock-engine": run_mock_engine,
+    "calibrate": calibrate_engine,
+    "record": record_trace,
 }
 """Every command by its name."""
 

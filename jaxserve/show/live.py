@@ -48,6 +48,6 @@ def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
     table.add_row("windows with a reason to fall back", f"{fallen}")
     table.caption = (
         "Measured on real engines: no score, since anchors are of simulated episodes. Expected: "
-        "the simulator on the same arrivals, under the knobs in force, the policy's, the static ones"
+        "the simulator on the same arrivals, under knobs in force, the policy's, and static ones"
     )
     return table

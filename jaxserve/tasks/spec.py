@@ -15,7 +15,7 @@ from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.acceptance import profile_names
-from jaxserve.sim.machine.deployment import MAX_GPUS, DeploymentSettings
+from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
 from jaxserve.sim.traffic import lengths
 from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
@@ -251,6 +251,7 @@ _DEPLOYMENT_RANGES = {
     "queue_capacity": (1, 4096),
     "memory_utilization": (0.1, 1.0),
     "token_budget": (64, 131_072),
+    "kv_pool_tokens": (1, MAX_KV_POOL_TOKENS),
     "restart_s": (0.0, 600.0),
     "rerole_s": (0.0, 600.0),
     "oom_restart_s": (0.0, 600.0),

@@ -105,6 +105,8 @@ def _deployment(spec: TaskSpec) -> str:
     settings = dataclasses.asdict(spec.deployment)
     file = read_table_file(f"{spec.model}__{spec.hardware}")
     settings["token_budget"] = settings["token_budget"] or file.metadata.token_budget
+    if settings["kv_pool_tokens"] is None:
+        del settings["kv_pool_tokens"]
     rows = [
         ["model", spec.model],
         ["GPU", spec.hardware],

@@ -15,6 +15,7 @@ ELSEWHERE = {
     "deployment.md": "tests/server/test_documents.py",
     "gateway.md": "tests/gateway/test_page.py",
     "mock_engine.md": "tests/mock_engine/test_page.py",
+    "live.md": "tests/live/test_page.py",
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""

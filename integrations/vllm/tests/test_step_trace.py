@@ -46,6 +46,20 @@ def test_a_step_and_its_time() -> None:
     assert [row["step"] for row in rows(trace, after=1)] == [2, 3]
 
 
+def test_what_vllm_does_between_two_steps_is_part_of_the_second() -> None:
+    """Unless there was no request between them."""
+    now = 10.0
+    trace = StepTrace(lambda: now)
+    for unfinished in (True, False, True):
+        step = decode(5)
+        trace.composed(step, running=1, waiting=0)
+        now += 1.0
+        trace.computed(step)
+        trace.left(unfinished)
+        now += 0.25
+    assert [row["seconds"] for row in rows(trace)] == [1.0, 1.25, 1.0]
+
+
 def test_steps_without_work_are_left_out() -> None:
     """Such as those that only free what has finished."""
     trace = StepTrace()

@@ -21,6 +21,7 @@ from jaxserve.sim.machine.memory import (
 from jaxserve.types import Tier
 
 MAX_GPUS = 8
+MAX_KV_POOL_TOKENS = 1_000_000_000
 
 
 @flax.struct.dataclass
@@ -91,6 +92,9 @@ class DeploymentSettings:
     memory_utilization: float = EngineSettings.memory_utilization
     token_budget: int | None = None
     """tokens one iteration may process; None for those of the latency table."""
+    kv_pool_tokens: int | None = None
+    """KV tokens that one GPU has room for, whatever the tier; None for those of the engine that the
+    latency table was calibrated on, or else what weights and activations leave."""
     restart_s: float = 4.0
     rerole_s: float = 3.0
     oom_restart_s: float = 8.0
@@ -131,6 +135,14 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         ]
         for tier in Tier
     ]
+    if settings.kv_pool_tokens is not None:
+        told = settings.kv_pool_tokens
+        # A pool larger than what is left would be an engine that is out of memory all the time.
+        pool = [
+            [min(left, told * left / held) for left, held in zip(*columns, strict=True)]
+            for columns in zip(pool, tokens, strict=True)
+        ]
+        tokens = [[told, told] for _ in Tier]
     flop = [iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier]
     weight_bytes = [model.body_parameters * fit.weight_bytes for fit in gpu.linear]
     return Deployment(

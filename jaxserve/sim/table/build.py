@@ -126,12 +126,16 @@ def _tier_columns(
             for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, PROMPT_LENGTHS)
         )
     )
+    measured = metadata.calibration
     by_depth = tokens_per_step(metadata.acceptance)[list(SPEC_LENGTHS)][:, None]
-    capacity = np.where(
-        depth > 0,
-        kv_capacity_tokens(gpu, model, tier, kv, True, tp),
-        kv_capacity_tokens(gpu, model, tier, kv, False, tp),
-    )
+    if measured is not None and measured.kv_pool_tokens is not None:
+        capacity = kv * measured.kv_pool_tokens
+    else:
+        capacity = np.where(
+            depth > 0,
+            kv_capacity_tokens(gpu, model, tier, kv, True, tp),
+            kv_capacity_tokens(gpu, model, tier, kv, False, tp),
+        )
     loop = closed_loop(
         cost,
         batch,

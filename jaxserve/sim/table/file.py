@@ -36,8 +36,11 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.acceptance import MAX_DEPTH
 from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
 from jaxserve.sim.table.grid import AXES, GRID_ROWS, GRID_SHAPE, axis_columns
+from jaxserve.types import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")
@@ -49,6 +52,41 @@ TOKEN_BUDGETS = (64, 65_536)
 _MAX_ROWS = 10 * GRID_ROWS
 _METADATA_KEY = b"jaxserve"
 _TOLERANCE = 1e-5  # relative; beyond float32 rounding
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on a running engine; a live task locks what was not."""
+
+    tier: int
+    """the quantisation tier that was measured; the table has the same times in the others."""
+    depths: tuple[int, ...]
+    """speculation depths that were measured. At others a token to verify costs what any token
+    does, and drafting costs nothing."""
+    kv_pool_tokens: int | None
+    """KV tokens that the engine has room for; None where it does not say."""
+    frontend_s: float
+    """median TTFT of a request that has the engine for itself, less its prefill."""
+
+    @classmethod
+    def from_dict(cls, fields: checks.JsonObject) -> "Calibration":
+        """From the fields of a JSON object.
+
+        Raises:
+          InputError: a field is missing or out of range.
+        """
+        pool = fields.get("kv_pool_tokens", checks.MISSING)
+        if pool is not None:
+            pool = fields.whole("kv_pool_tokens", 1, MAX_KV_POOL_TOKENS)
+        name, depths = fields.name("depths"), fields.entries("depths")
+        return cls(
+            tier=fields.whole("tier", 0, len(Tier) - 1),
+            depths=tuple(checks.whole(name, each, 0, MAX_DEPTH) for each in depths),
+            kv_pool_tokens=None
+            if pool is None
+            else fields.whole("kv_pool_tokens", 1, MAX_KV_POOL_TOKENS),
+            frontend_s=fields.number("frontend_s", 0),
+        )
 
 
 @dataclass(frozen=True)
@@ -74,10 +112,15 @@ class TableMetadata:
     """draft-acceptance profile of the closed-loop columns."""
     cost_model: CostModel
     """the constants that the times were computed with."""
+    calibration: Calibration | None = None
+    """None where no running engine was measured."""
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
-        return json.dumps(dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()})
+        data = dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()}
+        if self.calibration is None:
+            del data["calibration"]
+        return json.dumps(data)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> "TableMetadata":
@@ -94,12 +137,17 @@ class TableMetadata:
         fields = checks.JsonObject(data, "the metadata", names)
         words = ("model", "hardware", "engine", "source", "acceptance")
         error = fields.get("fit_error", checks.MISSING)
+        calibrated = "calibration" in fields
+        known = [field.name for field in dataclasses.fields(Calibration)]
         return cls(
             **{name: fields.text(name) for name in words},
             tensor_parallel=fields.whole("tensor_parallel", 1),
             token_budget=fields.whole("token_budget", *TOKEN_BUDGETS),
             fit_error=None if error is None else fields.number("fit_error", 0),
             cost_model=CostModel.from_dict(fields.inside("cost_model")),
+            calibration=Calibration.from_dict(fields.inside("calibration", known))
+            if calibrated
+            else None,
         )
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
@@ -31,6 +32,17 @@ def test_memory_of_an_iteration_is_that_of_the_memory_model(depth: int, tier: in
         assert (used_gib > float(BUILT.device_gib)) == (depth == 8)
     capacity = kv_capacity_tokens(GPU, MODEL, tier, 1.0, depth > 0)
     assert float(BUILT.kv_pool_tokens[tier, drafting]) == pytest.approx(capacity, rel=1e-6)
+
+
+@pytest.mark.parametrize("told", [1_000, 10_000_000])
+def test_a_pool_that_the_engine_tells(told: int) -> None:
+    """Holds that many tokens in every tier, and takes no memory that is not there."""
+    built = build_deployment(GPU, MODEL, DeploymentSettings(kv_pool_tokens=told))
+    assert (np.asarray(built.kv_pool_tokens) == told).all()
+    assert (built.kv_pool_gib <= BUILT.kv_pool_gib * 1.000001).all()
+    share = told / BUILT.kv_pool_tokens
+    expected = BUILT.kv_pool_gib * share.clip(max=1.0)
+    assert np.asarray(built.kv_pool_gib) == pytest.approx(np.asarray(expected), rel=1e-5)
 
 
 def test_a_group_is_paid_for_as_a_whole() -> None:

@@ -14,6 +14,8 @@ from jaxserve.errors import InputError
 from jaxserve.sim.table import file as file_module
 from jaxserve.sim.table.file import (
     COLUMNS,
+    Calibration,
+    TableFile,
     TableMetadata,
     read_table_file,
     table_names,
@@ -51,6 +53,21 @@ def with_metadata(**changes: object) -> pa.Table:
     """The packaged table with metadata fields replaced."""
     data = json.loads(FILE.metadata.to_json()) | changes
     return RAW.replace_schema_metadata({"jaxserve": json.dumps(data)})
+
+
+CALIBRATION = {"tier": 1, "depths": [0, 4], "kv_pool_tokens": None, "frontend_s": 0.25}
+
+
+def test_what_was_measured_is_kept(tmp_path: Path) -> None:
+    """And a table that nobody calibrated says nothing of it, as its digest is of the text."""
+    assert "calibration" not in FILE.metadata.to_json()
+    metadata = TableMetadata.from_json(
+        json.dumps(json.loads(FILE.metadata.to_json()) | {"calibration": CALIBRATION})
+    )
+    assert metadata.calibration == Calibration(1, (0, 4), None, 0.25)
+    path = tmp_path / "copy.parquet"
+    write_table_file(path, TableFile(metadata, FILE.columns))
+    assert read_table_file(path).metadata == metadata
 
 
 def test_round_trip(tmp_path: Path) -> None:
@@ -179,6 +196,14 @@ MALFORMED: dict[str, tuple[Callable[[], pa.Table], str]] = {
     "fit error not a number": (
         lambda: with_metadata(fit_error=float("nan")),
         r"the metadata: fit_error is nan; it must be a finite number from 0",
+    ),
+    "calibration incomplete": (
+        lambda: with_metadata(calibration={"tier": 0}),
+        r"the metadata: calibration: kv_pool_tokens is missing",
+    ),
+    "calibration out of range": (
+        lambda: with_metadata(calibration=CALIBRATION | {"depths": [99]}),
+        r"calibration: depths is 99; it must be a whole number from 0 to 8",
     ),
     "cost model damaged": (
         lambda: with_metadata(cost_model={"host_s": 1.0}),

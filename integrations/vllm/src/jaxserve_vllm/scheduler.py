@@ -72,7 +72,9 @@ class ControlledScheduler(AsyncScheduler):
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Takes in the results of a step."""
         self._trace.computed(scheduler_output)
-        return super().update_from_output(scheduler_output, *args, **kwargs)
+        results = super().update_from_output(scheduler_output, *args, **kwargs)
+        self._trace.left(unfinished=any(self.get_request_counts()))
+        return results
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM's, which counts free blocks to see whether any is in use."""

@@ -23,8 +23,9 @@ COLUMNS = (
 class StepTrace:
     """Rows of ``COLUMNS`` for the latest ``KEPT_STEPS`` steps.
 
-    With asynchronous scheduling a step is composed while the one before it is computed, so its
-    time is counted from where that one ended.
+    The time of a step counts from the end of the one before it: with asynchronous scheduling it is
+    composed while that one is computed, and otherwise what vLLM does in between is part of it.
+    After a pause without requests it counts from when it was sent off.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,6 +35,7 @@ class StepTrace:
         self.steps = 0
         """steps computed since the start."""
         self._ended = float("-inf")
+        self._busy = False
 
     def composed(self, output: Any, running: int, waiting: int) -> None:
         """Notes the step that a vLLM ``SchedulerOutput`` describes, when it is sent off."""
@@ -48,8 +50,13 @@ class StepTrace:
         row, sent = noted
         now = self._clock()
         self.steps += 1
-        self._rows.append((self.steps, now - max(sent, self._ended), *row))
+        began = self._ended if self._busy else max(sent, self._ended)
+        self._rows.append((self.steps, now - began, *row))
         self._ended = now
+
+    def left(self, unfinished: bool) -> None:
+        """Notes whether any request is left after a step, so that the next one follows at once."""
+        self._busy = unfinished
 
     def after(self, step: int) -> dict[str, Any]:
         """The rows of the steps after number ``step``, 0 for all that are kept; JSON-able."""

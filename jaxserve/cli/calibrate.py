@@ -1,0 +1,109 @@
+"""Commands that bring running engines and their traffic into the simulator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxserve import checks
+from jaxserve.cli.arguments import Name, Number
+from jaxserve.errors import InputError
+from jaxserve.live.calibration.plan import Plan
+from jaxserve.show.outputs import check_output, write_output
+
+_CONTROL_TOKEN = "JAXSERVE_CONTROL_TOKEN"
+
+
+def calibrate_engine(
+    url: Annotated[str, tyro.conf.arg(metavar="URL")],
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    plan: Plan = Plan(),  # noqa: B008
+    tensor_parallel: int = 1,
+    tier: int = 0,
+    token_budget: Number = None,
+    key: Name = None,
+) -> None:
+    """Measure a running engine with an OpenAI-compatible interface, and write its latency table.
+
+    The token of vLLM's plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN.
+
+    Args:
+        url: Address of the engine, such as http://127.0.0.1:8000.
+        hardware: Its GPU for memory, power and price, such as h100-sxm-80gb, or a GPU file.
+        model: Its model, or the nearest that is known, for memory.
+        out: Table to write, ending in .parquet.
+        plan: What is measured.
+        tensor_parallel: GPUs that share every layer.
+        tier: Precision that it serves: 0 = FP16, 1 = INT8, 2 = INT4.
+        token_budget: Tokens of one iteration, where the engine does not say; 2048 by default.
+        key: Environment variable with the key that the engine asks for.
+    """
+    from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.sim.table.file import write_table_file
+
+    try:
+        from jaxserve.live.calibration.calibrate import (
+            Deployed,
+            calibrate,
+            report_sentences,
+            report_table,
+        )
+        from jaxserve.live.calibration.client import Target
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "jaxserve":
+            raise
+        raise InputError(
+            f"calibrate needs {error.name}, which an extra installs: "
+            "pip install 'jaxserve[gateway]'"
+        ) from None
+    check_output(out, "--out")
+    checks.ending("--out", out, ".parquet")
+    if key is not None and not os.environ.get(key):
+        checks.refuse("--key", key, "the name of an environment variable that is set")
+    target = Target(
+        url.removesuffix("/").removesuffix("/v1"),
+        os.environ[key] if key else None,
+        os.environ.get(_CONTROL_TOKEN) or None,
+    )
+    plan.check()
+    deployed = Deployed(hardware, model, tensor_parallel, tier, token_budget)
+    console = result_console()
+    console.print(f"{len(plan.points)} points in at most {plan.minutes:g} minutes", soft_wrap=True)
+    with progress_bars() as progress:
+        report = calibrate(target, plan, deployed, progress)
+    write_table_file(out, report.table)
+    console.print(report_table(report).rich())
+    for sentence in report_sentences(report):
+        console.print(sentence, soft_wrap=True)
+    pool, frontend_s = report.calibration.kv_pool_tokens, report.calibration.frontend_s
+    console.print(
+        f"KV pool: {f'{pool:,} tokens, as the engine says' if pool else 'that of the GPU named'}; "
+        f'for its TTFT: overrides={{"deployment": {{"frontend_s": {frontend_s:.4f}}}}}',
+        soft_wrap=True,
+    )
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
+def record_trace(
+    records: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+) -> None:
+    """Turn what a gateway wrote with --records into a trace for evaluate and train.
+
+    Args:
+        records: File of a gateway, a line of JSON for each request.
+        out: Trace to write, ending in .csv.
+    """
+    from jaxserve.live.record import record, summary
+    from jaxserve.show.terminal import result_console
+
+    check_output(out, "--out")
+    checks.ending("--out", out, ".csv")
+    recording = record(records)
+    write_output(out, recording.csv, "--out")
+    result_console().print(f"wrote {out}: {summary(recording)}", soft_wrap=True)

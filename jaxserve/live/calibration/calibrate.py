@@ -1,0 +1,203 @@
+"""From a running engine to a latency table that was checked."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.live.calibration.client import EngineClient, Target
+from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict_tpot_s
+from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.sweep import Measured, Progress, measure
+from jaxserve.show.text_table import TextTable
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
+from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile, TableMetadata
+from jaxserve.sim.table.sweep import Sweep
+from jaxserve.types import Tier
+
+MAX_ERROR = 0.15
+"""Mean relative error beyond which a fit is refused: of what was held out from it, and of the load
+test's TPOT."""
+
+
+@dataclass(frozen=True)
+class Deployed:
+    """What the user knows of the engine."""
+
+    hardware: str
+    """name of its GPU, or path of a GPU file."""
+    model: str
+    """name of its model."""
+    tensor_parallel: int = 1
+    """GPUs that share every layer."""
+    tier: int = 0
+    """quantisation tier of the weights that it serves."""
+    token_budget: int | None = None
+    """tokens of one of its iterations; None for what it says, or else vLLM's default."""
+
+    def load(self) -> tuple[Gpu, LlmModel]:
+        """GPU and model.
+
+        Raises:
+          InputError: one is unknown, or a number is out of range.
+        """
+        checks.whole("--tensor-parallel", self.tensor_parallel, 1, 64)
+        checks.whole("--tier", self.tier, 0, len(Tier) - 1)
+        if self.token_budget is not None:
+            checks.whole("--token-budget", self.token_budget, *TOKEN_BUDGETS)
+        return load_gpu(self.hardware), load_model(self.model)
+
+
+@dataclass(frozen=True)
+class CalibrationReport:
+    """A calibration that has passed its check."""
+
+    measured: Measured
+    """what was measured."""
+    fit: Fit
+    """what was found."""
+    tpot_error: float
+    """mean relative error of the load test's TPOT, of the whole of it where steps were fitted, and
+    else of what was held out."""
+    calibration: Calibration
+    """what the table says of it."""
+    table: TableFile
+    """the filled table."""
+
+    @property
+    def from_steps(self) -> bool:
+        """Whether steps were fitted, and not the load test."""
+        return self.measured.steps is not None
+
+
+def calibrate(
+    target: Target, plan: Plan, deployed: Deployed, progress: Progress
+) -> CalibrationReport:
+    """Measures a running engine and fits a table to it.
+
+    Raises:
+      InputError: the engine or the numbers are not as they must be, see ``measure``, or the fit is
+        further off than ``MAX_ERROR``.
+    """
+    plan.check()
+    deployed.load()
+
+    async def run() -> Measured:
+        async with EngineClient(target) as engine:
+            return await measure(engine, plan, progress)
+
+    return calibrated(asyncio.run(run()), deployed)
+
+
+def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
+    """Fits a table to measurements; raises as ``calibrate`` does."""
+    gpu, model = deployed.load()
+    budget = deployed.token_budget or measured.token_budget or EngineSettings.token_budget
+    kv_tokens = float(measured.kv_pool_tokens or np.inf)
+    served = _served(measured)
+    steps = measured.steps
+    found = fit(of_load_test(served, kv_tokens, budget) if steps is None else of_steps(steps))
+    _refuse_beyond(
+        found.held_out_error, f"on {found.held_out} of {found.points} loads that it was not shown"
+    )
+    cost = found.cost_model(gpu.name, model.name, deployed.tensor_parallel)
+    tpot_error = found.held_out_error
+    if steps is not None:
+        predicted_s = predict_tpot_s(cost, served, kv_tokens, budget)
+        tpot_error = float(np.abs(predicted_s / served.tpot_s - 1).mean())
+        _refuse_beyond(tpot_error, "on the TPOT of the load test")
+    calibration = Calibration(
+        tier=deployed.tier,
+        depths=(0,) if steps is None else tuple(int(depth) for depth in np.unique(steps.depth)),
+        kv_pool_tokens=measured.kv_pool_tokens,
+        frontend_s=_frontend_s(measured, cost, budget),
+    )
+    source = f"{len(steps)} steps" if steps is not None else "a load test"
+    metadata = TableMetadata(
+        model=model.name,
+        hardware=gpu.name,
+        engine="as measured",
+        source=f"calibrated on {source} of a running engine; {_filled(calibration)}",
+        fit_error=tpot_error,
+        tensor_parallel=deployed.tensor_parallel,
+        token_budget=budget,
+        acceptance=ACCEPTANCE,
+        cost_model=cost,
+        calibration=calibration,
+    )
+    return CalibrationReport(
+        measured, found, tpot_error, calibration, fill_grid(metadata, gpu, model)
+    )
+
+
+def report_table(report: CalibrationReport) -> TextTable:
+    """What was found to take time."""
+    found = report.fit
+    rows = [(f"each {name}", _microseconds(factor)) for name, factor in found.factors.items()]
+    if found.knee_tokens is not None:
+        rows.append(("free tokens (the knee)", f"{found.knee_tokens:.0f}"))
+    rows.append(("front end, of TTFT", _microseconds(report.calibration.frontend_s)))
+    return TextTable("an iteration of the engine", ("spent on", "microseconds"), tuple(rows))
+
+
+def report_sentences(report: CalibrationReport) -> list[str]:
+    """How far off it is, and what was not measured."""
+    found, measured = report.fit, report.measured
+    unit = "kinds of steps" if report.from_steps else "points of the load test"
+    return [
+        f"fitted to {found.points} {unit}, {found.error:.1%} off; {found.held_out} of them held "
+        f"out: {found.held_out_error:.1%} off, the tenth with the largest loads "
+        f"{found.largest_error:.1%}, the worst {found.worst_error:+.1%}",
+        f"TPOT in the load test of {measured.requests} requests, which the fit was not shown: "
+        f"{report.tpot_error:.1%} off"
+        if report.from_steps
+        else f"{measured.requests} requests were counted; the engine does not tell its steps",
+        _filled(report.calibration),
+    ]
+
+
+def _filled(calibration: Calibration) -> str:
+    """What is not measured, and where its times come from."""
+    measured = Tier(calibration.tier).name
+    depths = ", ".join(map(str, calibration.depths))
+    return (
+        f"only tier {calibration.tier} ({measured}) was measured and the other tiers are copies of "
+        f"it; only depth {depths} was measured and others follow from their tokens, with free "
+        "drafts"
+    )
+
+
+def _served(measured: Measured) -> Sweep:
+    """The load test with the requests in flight that the engine let run."""
+    sweep = measured.load_test
+    if measured.batch_cap is None:
+        return sweep
+    return replace(sweep, concurrency=np.minimum(sweep.concurrency, measured.batch_cap))
+
+
+def _frontend_s(measured: Measured, cost: CostModel, budget: int) -> float:
+    """Median TTFT with one request in flight, less the prefill."""
+    sweep = measured.load_test
+    if sweep.ttft_s is None or not (alone := sweep.concurrency == 1).any():
+        return 0.0
+    prefill_s = cost.prefill_alone_s(sweep.prompt_tokens[alone], 0, budget)
+    return max(0.0, float(np.median(sweep.ttft_s[alone] - prefill_s)))
+
+
+def _refuse_beyond(error: float, where: str) -> None:
+    if not error <= MAX_ERROR:
+        raise InputError(
+            f"the fit is {error:.0%} off {where}, beyond {MAX_ERROR:.0%}, so no table was written: "
+            "the engine may have had other work, or runs fewer sequences at a time than "
+            "--concurrency asks for"
+        )
+
+
+def _microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.4g}"

@@ -1,0 +1,258 @@
+"""Asks an OpenAI-compatible engine for completions, and for what vLLM tells beyond them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+
+_KEEP_ALIVE_S = 2.0  # engines' uvicorn closes idle connections after 5 s
+_CONNECT_S = 10.0
+_SILENT_S = 300.0
+_SHOWN = 200
+"""Characters of an engine's answer in an error."""
+
+# Ids of single bytes or common pieces in every vocabulary; longer ones might not be in a small one.
+_LOW_ID, _HIGH_ID = 16, 250
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+@dataclass(frozen=True)
+class Target:
+    """An engine, and how it is asked."""
+
+    url: str
+    """without a path."""
+    key: str | None = field(default=None, repr=False)
+    """of its interface, None where it asks for none."""
+    control_token: str | None = field(default=None, repr=False)
+    """of the plug-in jaxserve-vllm."""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"https?://[^/?#\s@]+", self.url):
+            checks.refuse("--url", self.url, "an address such as http://127.0.0.1:8000")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A completion that was streamed to its end; times of the monotonic clock, s."""
+
+    sent_s: float
+    """when it was asked for."""
+    first_s: float
+    """when its first event arrived."""
+    last_s: float
+    """when the last one with output did."""
+    prompt_tokens: int
+    """as the engine counted them."""
+    output_tokens: int
+    """as the engine counted them."""
+
+
+class EngineClient:
+    """``async with EngineClient(target) as engine``."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.model = ""
+        """the name by which the engine serves its model."""
+        self.longest: int | None = None
+        """tokens of the longest sequence; None where the engine does not say."""
+
+    async def __aenter__(self) -> EngineClient:
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENT_S),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            trust_env=False,
+        )
+        try:
+            await self._look()
+        except BaseException:
+            await self._session.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self._session.close()
+
+    async def complete(self, prompt: list[int] | str, output_tokens: int) -> Answer:
+        """Streams a completion of ``output_tokens``, which the engine may not end before.
+
+        Raises:
+          InputError: it cannot be reached, answers with an error, or does not count tokens.
+        """
+        body = {
+            "model": self.model,
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        sent_s, first_s, last_s = time.monotonic(), None, 0.0
+        usage: Any = None
+        async with self._ask("POST", "/v1/completions", self.target.key, json=body) as response:
+            await self._expect_success(response, "/v1/completions")
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                now = time.monotonic()
+                event = _json_object(line[6:])
+                if event.get("error"):
+                    raise self._failed("/v1/completions", json.dumps(event["error"]))
+                if event.get("choices"):
+                    first_s, last_s = (now if first_s is None else first_s), now
+                usage = event.get("usage") or usage
+        if first_s is None:
+            raise InputError(f"engine {self.target.url} streamed a completion without output")
+        counts = checks.JsonObject(usage or {}, "the engine's usage")
+        prompt_tokens, output = (
+            counts.whole(name, 1) for name in ("prompt_tokens", "completion_tokens")
+        )
+        return Answer(sent_s, first_s, last_s, prompt_tokens, output)
+
+    async def kv_pool_tokens(self) -> int | None:
+        """KV tokens that vLLM says it has room for; None where there is no such metric."""
+        async with self._ask("GET", "/metrics", self.target.key) as response:
+            text = await response.text() if response.status == 200 else ""
+        found = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.M)
+        labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+        counts = [labels.get(name, "") for name in ("block_size", "num_gpu_blocks")]
+        if not all(count.isdigit() for count in counts):
+            return None
+        return int(counts[0]) * int(counts[1]) or None
+
+    async def plug_in(self, path: str) -> Mapping[str, Any] | None:
+        """What ``/jaxserve/...`` of jaxserve-vllm says of the one engine; None where it is not
+        there, or vLLM runs without its scheduler.
+
+        Raises:
+          InputError: it refuses, or there are several engines behind the server.
+        """
+        async with self._ask("GET", f"/jaxserve/{path}", self.target.control_token) as response:
+            if response.status in (404, 503):
+                return None
+            await self._expect_success(response, "/jaxserve")
+            answer = _json_object(await response.read())
+        engines = answer.get("engines")
+        if not isinstance(engines, list) or not engines:
+            return None
+        if len(engines) > 1:
+            raise InputError(
+                f"engine {self.target.url} has {len(engines)} data-parallel engines; "
+                "a calibration measures a server with one"
+            )
+        return checks.JsonObject(engines[0], "the plug-in's answer")
+
+    async def _look(self) -> None:
+        """What the engine serves."""
+        async with self._ask("GET", "/v1/models", self.target.key) as response:
+            await self._expect_success(response, "/v1/models")
+            models = _json_object(await response.read()).get("data")
+        if not isinstance(models, list) or not models or not isinstance(models[0], Mapping):
+            raise InputError(f"engine {self.target.url} lists no model at /v1/models")
+        self.model = str(models[0].get("id"))
+        longest = models[0].get("max_model_len")
+        self.longest = longest if isinstance(longest, int) and longest > 0 else None
+
+    def _ask(self, method: str, path: str, token: str | None, **options: Any) -> Any:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return _Reached(
+            self.target.url,
+            self._session.request(
+                method, self.target.url + path, headers=headers, allow_redirects=False, **options
+            ),
+        )
+
+    async def _expect_success(self, response: aiohttp.ClientResponse, path: str) -> None:
+        if response.status != 200:
+            raise self._failed(path, f"{response.status} {await response.text(errors='replace')}")
+
+    def _failed(self, path: str, answer: str) -> InputError:
+        told = " ".join(answer.split())[:_SHOWN]
+        return InputError(f"engine {self.target.url} answers {path} with an error: {told}")
+
+
+class _Reached:
+    """A request whose connection problems are the user's to know."""
+
+    def __init__(self, url: str, request: Any) -> None:
+        self._url, self._request = url, request
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        try:
+            return await self._request.__aenter__()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise self._problem(error) from None
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
+        await self._request.__aexit__(kind, error, trace)
+        if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
+            raise self._problem(error) from None
+
+    def _problem(self, error: BaseException) -> InputError:
+        return InputError(f"engine {self._url} cannot be reached: {error or type(error).__name__}")
+
+
+class Prompts:
+    """Random prompts of a wanted length; no two alike, so that no prefix cache has them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._words: tuple[float, float] | None = None
+
+    async def learn(self, engine: EngineClient) -> None:
+        """Finds out whether the engine takes token ids; where not, how many tokens words have."""
+        try:
+            if (await engine.complete(self.make(32), 2)).prompt_tokens == 32:
+                return
+        except InputError:
+            pass  # words tell whether it is the ids that it does not take
+        few, many = [
+            (await engine.complete(self._text(words), 2)).prompt_tokens for words in (16, 144)
+        ]
+        per_word = (many - few) / 128
+        if per_word <= 0:
+            raise InputError(
+                f"engine {engine.target.url} counts {few} tokens in 16 words and {many} in 144; "
+                "a longer prompt must have more"
+            )
+        self._words = per_word, few - 16 * per_word
+
+    def make(self, tokens: int) -> list[int] | str:
+        """A prompt of ``tokens``, nearly so where it is made of words."""
+        if self._words is None:
+            return [self._random.randrange(_LOW_ID, _HIGH_ID) for _ in range(tokens)]
+        per_word, first = self._words
+        return self._text(max(1, round((tokens - first) / per_word)))
+
+    def _text(self, words: int) -> str:
+        return " ".join("".join(self._random.choices(_LETTERS, k=4)) for _ in range(words))
+
+
+async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
+    """Ends tasks and waits until they have."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _json_object(text: bytes) -> dict[str, Any]:
+    """A JSON object, an empty one for anything else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

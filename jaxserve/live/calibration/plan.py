@@ -1,0 +1,58 @@
+"""The grid of loads under which an engine is measured."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+
+_RANGES = {"concurrency": (1, 4096), "prompt_tokens": (8, 131_072), "output_tokens": (8, 8192)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The grid, and the time for all of it."""
+
+    concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    """Requests in flight; no more than the engine runs at a time."""
+    prompt_tokens: tuple[int, ...] = (64, 256, 768)
+    """Lengths of prompts."""
+    output_tokens: tuple[int, ...] = (24, 96)
+    """Mean lengths of outputs."""
+    minutes: float = 6.0
+    """Time for all measurements."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of range or appears twice."""
+        for name, (low, high) in _RANGES.items():
+            option, values = f"--{name.replace('_', '-')}", getattr(self, name)
+            if not values or len(set(values)) < len(values):
+                checks.refuse(option, list(values), "one number or more, each of them once")
+            for value in values:
+                checks.whole(option, value, low, high)
+        checks.number("--minutes", self.minutes, 0.01, 600)
+
+    def check_fits(self, longest: int | None) -> None:
+        """Raises InputError where the longest request is beyond the engine's longest sequence.
+
+        Args:
+          longest: its tokens; None where the engine does not say.
+        """
+        needed = max(self.prompt_tokens) + longest_output(max(self.output_tokens))
+        if longest is not None and needed > longest:
+            raise InputError(
+                f"--prompt-tokens and --output-tokens need sequences of {needed} tokens; "
+                f"the engine takes {longest}"
+            )
+
+    @property
+    def points(self) -> list[tuple[int, int, int]]:
+        """Requests in flight, prompt and mean output of every point; few in flight come first."""
+        return list(itertools.product(self.concurrency, self.prompt_tokens, self.output_tokens))
+
+
+def longest_output(mean: int) -> int:
+    """Outputs vary by half around their mean."""
+    return mean + mean // 2

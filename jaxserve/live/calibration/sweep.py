@@ -1,0 +1,164 @@
+"""Measures a running engine: a closed loop at every point of a grid of loads.
+
+A point keeps a number of requests in flight: each that ends is replaced at once. Output lengths
+vary by half around their mean and the first requests are of different lengths, so that requests
+are out of step, as they are under real load; those first ones are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from jaxserve.errors import InputError
+from jaxserve.live.calibration.client import Answer, EngineClient, Prompts, cancel
+from jaxserve.live.calibration.plan import Plan, longest_output
+from jaxserve.live.calibration.steps import StepReader, Steps
+from jaxserve.sim.table.sweep import Sweep
+
+_FEWEST_COUNTED = 6
+_COUNTED_PER_SLOT = 2
+_ANSWERS_TO_WARM_UP = 3
+_SEED = 0
+
+Progress = Callable[[str, int, int], None]
+"""Takes a stage's name, steps done and steps in all."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a running engine was seen to do."""
+
+    load_test: Sweep
+    """one row a point; TTFT is the median."""
+    requests: int
+    """that were counted."""
+    steps: Steps | None
+    """the steps of all of it; None where the engine has no plug-in that tells them."""
+    kv_pool_tokens: int | None
+    """KV tokens that the engine has room for; None where it does not say."""
+    batch_cap: int | None
+    """sequences that it lets run at a time; None where it does not say."""
+    token_budget: int | None
+    """tokens of one of its iterations; None where it does not say."""
+
+
+async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measured:
+    """Sweeps the grid.
+
+    Raises:
+      InputError: the engine cannot be reached, answers with an error, does not know the longest
+        sequences of the plan, or completes nothing in a point's time.
+    """
+    plan.check_fits(engine.longest)
+    prompts = Prompts(_SEED)
+    await prompts.learn(engine)
+    for _ in range(_ANSWERS_TO_WARM_UP):
+        await engine.complete(prompts.make(max(plan.prompt_tokens)), 8)
+    knobs = await _knobs(engine)
+    reader = await StepReader.of(engine)
+    reading = [asyncio.create_task(reader.read_on())] if reader else []
+    rows: list[tuple[float, ...]] = []
+    requests = 0
+    ends_s = time.monotonic() + 60 * plan.minutes
+    points = plan.points
+    try:
+        for done, point in enumerate(points):
+            progress("measuring", done, len(points))
+            left_s = max(ends_s - time.monotonic(), 0.0)
+            share_s = left_s / (len(points) - done)
+            answers = await _measure_point(engine, prompts, point, share_s, left_s)
+            requests += len(answers)
+            rows.append(_row(point[0], answers))
+            for task in reading:
+                if task.done():
+                    task.result()
+        progress("measuring", len(points), len(points))
+    finally:
+        await cancel(reading)
+    concurrency, prompt, output, tpot_s, ttft_s = np.array(rows).T
+    return Measured(
+        load_test=Sweep(concurrency, prompt, output, tpot_s, ttft_s),
+        requests=requests,
+        steps=await reader.all() if reader else None,
+        kv_pool_tokens=await engine.kv_pool_tokens(),
+        batch_cap=knobs.get("batch_cap"),
+        token_budget=knobs.get("token_budget"),
+    )
+
+
+async def _measure_point(
+    engine: EngineClient,
+    prompts: Prompts,
+    point: tuple[int, int, int],
+    share_s: float,
+    left_s: float,
+) -> list[Answer]:
+    """The answers that are counted at a point, in its share of the time that is left; a slow engine
+    may take more of it to complete the first."""
+    in_flight, prompt, output = point
+    wanted = max(_FEWEST_COUNTED, _COUNTED_PER_SLOT * in_flight)
+    lengths = random.Random(f"{_SEED} {point}")
+    answers: list[Answer] = []
+    one, enough = asyncio.Event(), asyncio.Event()
+
+    async def slot(place: int) -> None:
+        first = max(2, round(output * (place + 1) / (in_flight + 1)))
+        await engine.complete(prompts.make(prompt), first)
+        while True:
+            length = lengths.randint(output // 2, longest_output(output))
+            answers.append(await engine.complete(prompts.make(prompt), length))
+            one.set()
+            if len(answers) >= wanted:
+                enough.set()
+
+    slots = [asyncio.create_task(slot(place)) for place in range(in_flight)]
+    waiting = [asyncio.create_task(event.wait()) for event in (enough, one)]
+    try:
+        for event, limit_s in zip(waiting, (share_s, left_s - share_s), strict=True):
+            # A slot only ends by an error.
+            ended, _ = await asyncio.wait(
+                [*slots, event], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in ended:
+                task.result()
+    finally:
+        await cancel([*slots, *waiting])
+    counted = [answer for answer in answers if answer.output_tokens > 1]
+    if not counted:
+        raise InputError(
+            f"the engine completed no request in {left_s:.1f} s with {in_flight} in flight, "
+            f"prompts of {prompt} and outputs of about {output} tokens; more --minutes or a "
+            "smaller grid is needed"
+        )
+    return counted
+
+
+def _row(in_flight: int, answers: list[Answer]) -> tuple[float, ...]:
+    """A row of a load test."""
+    decoding_s = sum(answer.last_s - answer.first_s for answer in answers)
+    return (
+        in_flight,
+        float(np.mean([answer.prompt_tokens for answer in answers])),
+        float(np.mean([answer.output_tokens for answer in answers])),
+        decoding_s / sum(answer.output_tokens - 1 for answer in answers),
+        float(np.median([answer.first_s - answer.sent_s for answer in answers])),
+    )
+
+
+async def _knobs(engine: EngineClient) -> dict[str, int]:
+    """Values of the knobs that the plug-in tells; none where it is not there."""
+    state = await engine.plug_in("control") or {}
+    knobs = state.get("knobs")
+    found = {}
+    for name in ("batch_cap", "token_budget"):
+        knob = knobs.get(name) if isinstance(knobs, dict) else None
+        now = knob.get("now") if isinstance(knob, dict) else None
+        if isinstance(now, int):
+            found[name] = now
+    return found

@@ -1,0 +1,144 @@
+"""Asking an engine, and what is said where it does not answer as it should."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.live.calibration.client import EngineClient, Prompts, Target
+from jaxserve.sim.machine.cost_model import IterationTimer
+from tests.gateway.stub_engine import RawServer, StubEngine
+from tests.live.calibration.batching import HttpEngine
+
+
+class Quick(IterationTimer):
+    """An engine of which no time matters."""
+
+    def iteration_s(self, **load: Any) -> float:
+        return 1e-3
+
+
+def ask(url: str, what: Callable[[EngineClient], Awaitable[Any]], **target: str) -> Any:
+    """What some question to the engine gives."""
+
+    async def run() -> Any:
+        async with EngineClient(Target(url, **target)) as engine:
+            return await what(engine)
+
+    return asyncio.run(run())
+
+
+def test_tokens_are_those_that_the_engine_counts() -> None:
+    """And every event with output is timed, one without text as well."""
+    with HttpEngine(Quick()) as engine:
+        answer = ask(engine.url, lambda client: client.complete([20] * 30, 5))
+    assert (answer.prompt_tokens, answer.output_tokens) == (30, 5)
+    assert answer.sent_s < answer.first_s < answer.last_s
+    [asked] = engine.asked
+    assert asked["ignore_eos"] is True and asked["max_tokens"] == 5
+    assert asked["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("ids", [True, False])
+def test_prompts_have_the_length_that_is_wanted(ids: bool) -> None:
+    """By token ids, or by words where an engine takes no ids; no two are alike."""
+
+    async def lengths(client: EngineClient) -> list[int]:
+        prompts = Prompts(0)
+        await prompts.learn(client)
+        wanted = [prompts.make(tokens) for tokens in (40, 40, 401)]
+        assert wanted[0] != wanted[1] and isinstance(wanted[0], list) is ids
+        return [(await client.complete(prompt, 2)).prompt_tokens for prompt in wanted]
+
+    with HttpEngine(Quick(), ids=ids) as engine:
+        assert ask(engine.url, lengths) == pytest.approx([40, 40, 401], abs=0 if ids else 1)
+
+
+def test_the_plug_in() -> None:
+    """Tells KV tokens and knobs; without it there is nothing, and no error."""
+
+    async def all_of_it(client: EngineClient) -> tuple[Any, Any]:
+        return await client.kv_pool_tokens(), await client.plug_in("control")
+
+    with HttpEngine(Quick(), plug_in=True) as engine:
+        pool, state = ask(engine.url, all_of_it)
+    assert pool == 16 * 500 and state["knobs"]["batch_cap"]["now"] == 4
+    with HttpEngine(Quick()) as engine:
+        assert ask(engine.url, all_of_it) == (None, None)
+
+
+def test_the_key_is_sent_and_never_shown() -> None:
+    """To the engine's interface, not to the plug-in."""
+    with StubEngine() as engine:
+        ask(engine.url, lambda client: client.complete([20], 2), key="sk-secret")
+        assert engine.seen[0].headers["authorization"] == "Bearer sk-secret"
+    assert "sk-secret" not in repr(Target(engine.url, "sk-secret", "sk-secret"))
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        (b"HTTP/1.1 500 No\r\ncontent-length: 4\r\n\r\noops", "/v1/models with an error: 500 oops"),
+        (b"HTTP/1.1 302 No\r\nlocation: http://x\r\ncontent-length: 0\r\n\r\n", "error: 302"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]", "lists no model"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{'data': []", "lists no model"),
+        (b"garbage\r\n\r\n", "cannot be reached"),
+        (b"", "cannot be reached"),
+    ],
+)
+def test_an_engine_that_is_none(says: bytes, said: str) -> None:
+    """Is told of in one sentence."""
+    with RawServer(says) as server, pytest.raises(InputError) as error:
+        ask(server.url, lambda client: client.kv_pool_tokens())
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_nobody_listens() -> None:
+    """Is said so."""
+    with RawServer() as server:
+        pass
+    with pytest.raises(InputError, match="cannot be reached"):
+        ask(server.url, lambda client: client.kv_pool_tokens())
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:8000", "ftp://x", "http://", "http://u:p@x", "http://x/y"]
+)
+def test_what_is_no_address(url: str) -> None:
+    """Is refused; a password in it would end up in messages."""
+    with pytest.raises(InputError, match="--url"):
+        Target(url)
+
+
+@pytest.mark.parametrize(
+    ("stub", "said"),
+    [
+        ({"status": 429}, "answers /v1/completions with an error: 429"),
+        ({"error": True}, "with an error: .*the engine failed"),
+        ({"usage": False}, "the engine's usage: prompt_tokens is missing"),
+        ({"tokens": 0, "usage": False}, "prompt_tokens is missing|without output"),
+        ({"cut": 1}, "cannot be reached"),
+    ],
+)
+def test_completions_that_fail(
+    monkeypatch: pytest.MonkeyPatch, stub: dict[str, Any], said: str
+) -> None:
+    """End the measurement with one sentence."""
+    with StubEngine() as engine:
+
+        async def complete(client: EngineClient) -> None:
+            request = client._session.request
+
+            def with_stub(method: str, url: str, **options: Any) -> Any:
+                options.get("json", {})["stub"] = stub
+                return request(method, url, **options)
+
+            monkeypatch.setattr(client._session, "request", with_stub)
+            await client.complete([20], 3)
+
+        with pytest.raises(InputError, match=said):
+            ask(engine.url, complete)
