@@ -14,7 +14,13 @@ import tyro
 
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
 from jaxserve.cli.calibrate import calibrate_engine, record_trace
-from jaxserve.cli.live import make_live_task, operate_gateway, show_live_log, throw_switch
+from jaxserve.cli.live import (
+    make_live_task,
+    operate_gateway,
+    send_traffic,
+    show_live_log,
+    throw_switch,
+)
 from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
@@ -34,6 +40,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "gateway": run_gateway,
     "live-task": make_live_task,
     "operate": operate_gateway,
+    "send": send_traffic,
     "switch": throw_switch,
     "live-log": show_live_log,
     "mock-engine": run_mock_engine,

@@ -53,7 +53,7 @@ def calibrate_engine(
             report_sentences,
             report_table,
         )
-        from jaxserve.live.calibration.client import Target
+        from jaxserve.live.engine_client import Target
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "jaxserve":
             raise

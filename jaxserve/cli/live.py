@@ -104,7 +104,7 @@ def operate_gateway(
 
     from jaxserve import checks
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
-    from jaxserve.show.live import print_report
+    from jaxserve.live.show import print_report
     from jaxserve.show.terminal import progress_bars
 
     if agent in PRIVILEGED_AGENTS:
@@ -134,6 +134,59 @@ def operate_gateway(
     asyncio.run(operate())
 
 
+def send_traffic(
+    task: Task,
+    url: Annotated[str, tyro.conf.arg(metavar="URL")] = "http://127.0.0.1:9000",
+    seed: int = 0,
+    split: Literal["train", "validation", "test"] = "test",
+    windows: Number = None,
+) -> None:
+    """Send a task's traffic to a server, each request at its time, and say how it was served.
+
+    Args:
+        task: Name of a task, or path of a task file.
+        url: Gateway or engine. Its key is read from OPENAI_API_KEY.
+        seed: Which episode of the split.
+        split: The episodes for training, for validation, or the held-out test ones.
+        windows: Control windows of traffic; by default a whole episode.
+    """
+    import asyncio
+    import os
+
+    from jaxserve import checks
+    from jaxserve.agents.panel import load_setup
+    from jaxserve.seeds import episode_key
+    from jaxserve.show.terminal import progress_bars, result_console
+
+    with needing("gateway", "send"):
+        from jaxserve.live.engine_client import EngineClient, Prompts, Target
+        from jaxserve.live.player import episode_traffic, play, summarise
+    from jaxserve.live.show import summary_table
+
+    checks.whole("--seed", seed, 0)
+    setup = load_setup(task)
+    count = int(setup.env.horizon) if windows is None else checks.whole("--windows", windows, 1)
+    requests = episode_traffic(setup.env, episode_key(seed, split), count)
+
+    async def send() -> Any:
+        prompts = Prompts(seed)
+        async with EngineClient(Target(url, os.environ.get("OPENAI_API_KEY"))) as client:
+            await prompts.learn(client)
+            with progress_bars() as progress:
+                done = 0
+
+                def ended(outcome: object) -> None:
+                    nonlocal done
+                    done += 1
+                    progress("requests", done, len(requests))
+
+                return await play(client, setup.env, setup.spec, requests, prompts, ended)
+
+    outcomes = asyncio.run(send())
+    summary = summarise(outcomes, count * setup.env.window_s)
+    result_console().print(summary_table(f"{setup.spec.name}, {split} seed {seed}", summary))
+
+
 def show_live_log(
     log: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")],
     task: Task,
@@ -150,7 +203,7 @@ def show_live_log(
     """
     from jaxserve.agents.panel import load_setup
     from jaxserve.live.episode_file import read_episode
-    from jaxserve.show.live import live_table
+    from jaxserve.live.show import live_table
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import result_console
 

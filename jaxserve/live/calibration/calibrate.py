@@ -9,10 +9,10 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.client import EngineClient, Target
 from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict_tpot_s
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.live.calibration.sweep import Measured, Progress, measure
+from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu, load_model

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve import checks
-from jaxserve.live.calibration.client import EngineClient
+from jaxserve.live.engine_client import EngineClient
 
 COLUMNS = (
     "seconds",

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.client import Answer, EngineClient, Prompts, cancel
 from jaxserve.live.calibration.plan import Plan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
+from jaxserve.live.engine_client import Answer, EngineClient, Prompts, cancel
 from jaxserve.sim.table.sweep import Sweep
 
 _FEWEST_COUNTED = 6

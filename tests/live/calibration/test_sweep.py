@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.client import EngineClient, Target
 from jaxserve.live.calibration.fit import TERMS, fit, of_steps
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.live.calibration.sweep import Measured, measure
+from jaxserve.live.engine_client import EngineClient, Target
 from tests.live.calibration.batching import HttpEngine
 from tests.live.calibration.test_fit import linear
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.client import EngineClient, Prompts, Target
+from jaxserve.live.engine_client import EngineClient, Prompts, Target
 from jaxserve.sim.machine.cost_model import IterationTimer
 from tests.gateway.stub_engine import RawServer, StubEngine
 from tests.live.calibration.batching import HttpEngine

@@ -86,8 +86,16 @@ class EngineClient:
     async def __aexit__(self, *exception: object) -> None:
         await self._session.close()
 
-    async def complete(self, prompt: list[int] | str, output_tokens: int) -> Answer:
+    async def complete(
+        self,
+        prompt: list[int] | str,
+        output_tokens: int,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         """Streams a completion of ``output_tokens``, which the engine may not end before.
+
+        Args:
+          headers: beside those that every request has.
 
         Raises:
           InputError: it cannot be reached, answers with an error, or does not count tokens.
@@ -103,7 +111,9 @@ class EngineClient:
         }
         sent_s, first_s, last_s = time.monotonic(), None, 0.0
         usage: Any = None
-        async with self._ask("POST", "/v1/completions", self.target.key, json=body) as response:
+        async with self._ask(
+            "POST", "/v1/completions", self.target.key, headers, json=body
+        ) as response:
             await self._expect_success(response, "/v1/completions")
             async for line in response.content:
                 if not line.startswith(b"data: {"):
@@ -167,12 +177,23 @@ class EngineClient:
         longest = models[0].get("max_model_len")
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
 
-    def _ask(self, method: str, path: str, token: str | None, **options: Any) -> Any:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        token: str | None,
+        headers: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> Any:
+        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         return _Reached(
             self.target.url,
             self._session.request(
-                method, self.target.url + path, headers=headers, allow_redirects=False, **options
+                method,
+                self.target.url + path,
+                headers={**shown, **(headers or {})},
+                allow_redirects=False,
+                **options,
             ),
         )
 

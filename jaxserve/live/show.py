@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxserve.agents.panel import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
     from jaxserve.live.operate import Report
+    from jaxserve.live.player import Summary
 
 
 def print_report(report: Report) -> None:
@@ -50,4 +51,15 @@ def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
         "Measured on real engines: no score, since anchors are of simulated episodes. Expected: "
         "the simulator on the same arrivals, under knobs in force, the policy's, and static ones"
     )
+    return table
+
+
+def summary_table(title: str, summary: Summary) -> Table:
+    """What requests came to, measured by the client that sent them."""
+    table = plain_table()
+    table.title = title
+    table.add_column("figure")
+    table.add_column("measured", justify="right")
+    for name, value in vars(summary).items():
+        table.add_row(name, f"{value:.4g}")
     return table

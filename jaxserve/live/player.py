@@ -1,0 +1,161 @@
+"""Sends a task's traffic to a real server, each request at its time, and measures as a client."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from jaxserve.env import ServeEnv
+from jaxserve.errors import InputError
+from jaxserve.live.engine_client import EngineClient, Prompts
+from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
+from jaxserve.sim.reference.request import Request
+from jaxserve.tasks.spec import TaskSpec
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request."""
+
+    stream: str
+    arrival_s: float
+    """when it was to be sent, s after the start."""
+    late_s: float
+    """how much later it was sent."""
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float | None
+    """None where it had no first token."""
+    tpot_s: float | None
+    """None where it had one token at most."""
+    itl_tokens: int
+    """tokens after the first."""
+    good: bool
+    """whether it ended inside its objectives."""
+    error: str | None
+    """why it did not end, None where it did."""
+
+
+def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
+    """The requests of an episode: those that a simulator faces under the same key."""
+    state, _ = env.reset(key)
+    traffic = roll_traffic(env.workload, state.workload, windows, env.ticks, env.window_s)
+    return episode_requests(traffic, env.workload.classes, key, env.window_s)
+
+
+def stream_of_class(spec: TaskSpec) -> list[str]:
+    """The stream of each traffic class."""
+    return [stream.name for stream in spec.streams for _ in range(stream.bins)]
+
+
+async def play(
+    client: EngineClient,
+    env: ServeEnv,
+    spec: TaskSpec,
+    requests: Sequence[Request],
+    prompts: Prompts,
+    ended: Callable[[Outcome], None] = lambda outcome: None,
+) -> list[Outcome]:
+    """Sends every request at its arrival time and waits for the last answer.
+
+    Streams are named in the header ``X-Class`` and priorities in ``X-Priority``, as the gateway
+    reads them.
+
+    Args:
+      prompts: what is asked.
+      ended: told about each request when it is over.
+
+    Raises:
+      InputError: a request is longer than the server serves.
+    """
+    longest = client.longest
+    for request in requests:
+        tokens = request.prompt_tokens + request.output_tokens
+        if longest is not None and tokens > longest:
+            raise InputError(
+                f"the traffic has a request of {tokens} tokens and the server serves {longest}; "
+                "start it with a greater --max-model-len"
+            )
+    streams = stream_of_class(spec)
+    ttft_slo_s, tpot_slo_s = np.asarray(env.slo.ttft_s), np.asarray(env.slo.tpot_s)
+    start_s = time.monotonic()
+
+    async def one(request: Request) -> Outcome:
+        await asyncio.sleep(start_s + request.arrival_s - time.monotonic())
+        late_s = time.monotonic() - start_s - request.arrival_s
+        group = request.traffic_class
+        headers = {"X-Class": streams[group], "X-Priority": str(request.priority)}
+        prompt = prompts.make(request.prompt_tokens)
+        ttft_s = tpot_s = error = None
+        tokens = 0
+        try:
+            answer = await client.complete(prompt, request.output_tokens, headers)
+        except InputError as problem:
+            error = str(problem)
+        else:
+            ttft_s, tokens = answer.first_s - answer.sent_s, answer.output_tokens - 1
+            tpot_s = (answer.last_s - answer.first_s) / tokens if tokens else None
+        outcome = Outcome(
+            stream=streams[group],
+            arrival_s=request.arrival_s,
+            late_s=late_s,
+            prompt_tokens=request.prompt_tokens,
+            output_tokens=request.output_tokens,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            itl_tokens=tokens,
+            good=ttft_s is not None
+            and ttft_s <= ttft_slo_s[group]
+            and (tpot_s or 0.0) <= tpot_slo_s[group],
+            error=error,
+        )
+        ended(outcome)
+        return outcome
+
+    return list(await asyncio.gather(*map(one, requests)))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the requests of an episode came to."""
+
+    requests: int
+    goodput_rps: float
+    slo_attainment: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    itl_mean_s: float
+    """over tokens."""
+    errors: int
+    late_p99_s: float
+    """of the load generator: how much later than planned requests were sent."""
+
+
+def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
+    """Of all requests of ``seconds``."""
+    ttft = np.array([one.ttft_s for one in outcomes if one.ttft_s is not None])
+    tokens = np.array([one.itl_tokens for one in outcomes], float)
+    times = np.array([(one.tpot_s or 0.0) * one.itl_tokens for one in outcomes])
+    good = sum(one.good for one in outcomes)
+    late = np.array([one.late_s for one in outcomes])
+
+    def quantile(values: np.ndarray, share: float) -> float:
+        return float(np.quantile(values, share)) if len(values) else float("nan")
+
+    return Summary(
+        requests=len(outcomes),
+        goodput_rps=good / seconds,
+        slo_attainment=good / max(len(outcomes), 1),
+        ttft_mean_s=float(ttft.mean()) if len(ttft) else float("nan"),
+        ttft_p50_s=quantile(ttft, 0.5),
+        ttft_p99_s=quantile(ttft, 0.99),
+        itl_mean_s=float(times.sum() / tokens.sum()) if tokens.sum() else float("nan"),
+        errors=sum(one.error is not None for one in outcomes),
+        late_p99_s=quantile(late, 0.99),
+    )
