@@ -34,8 +34,10 @@ from server.local import free_port, own_process, wait_until_healthy
 _START_S = 0.5
 """Of the host, until the first request may be sent."""
 _WATCH_S = 0.005
-_WARM_UP = 5
+WARM_UP = 5
 """Requests that are not counted."""
+_APART_S = 1000.0
+"""Between them and the others in the simulator."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ class Latencies:
         return cls(ttft_s.mean(), tpot_s.mean(), load.rate_rps * in_system_s.mean())
 
 
-def simulated(settings: MockEngineSettings, load: Load) -> Latencies:
-    """What the reference simulator says."""
+def simulated(settings: MockEngineSettings, load: Load, warm_up: int = WARM_UP) -> Latencies:
+    """What the reference simulator says, with as many requests long before to warm up: each
+    request then meets the same delay of the front end."""
     machine = build_machine(settings)
     deployment = ReferenceSettings(
         queue_capacity=load.requests,
@@ -97,13 +100,18 @@ def simulated(settings: MockEngineSettings, load: Load) -> Latencies:
         tier=settings.tier,
         priority_routing=settings.scheduling_policy == "priority",
     )
-    requests = [replace(request, acceptance=machine.acceptance) for request in load.draw()]
+    counted = [
+        replace(request, arrival_s=request.arrival_s + _APART_S, acceptance=machine.acceptance)
+        for request in load.draw()
+    ]
+    first = [replace(one, id=load.requests + one.id, arrival_s=0.0) for one in counted[:warm_up]]
+    requests = [*first, *counted]
     simulator = ReferenceSimulator(deployment, machine.cost, knobs, requests, settings.seed)
     end_s = requests[-1].arrival_s
-    while np.isnan(simulator.log()["finish_s"]).any() or not len(simulator.log()):
+    while simulator.now_s == 0.0 or np.isnan(simulator.log()["finish_s"]).any():
         end_s += 10.0
         simulator.advance(end_s, knobs)
-    log = simulator.log()
+    log = simulator.log()[warm_up:]
     return Latencies.of(log["ttft_s"], log["tpot_s"], load)
 
 
@@ -153,7 +161,7 @@ async def _send_all(
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as client:
-        first = load.draw()[:_WARM_UP]
+        first = load.draw()[:WARM_UP]
         await asyncio.gather(*(_send(client, 0.0, request, load.seed) for request in first))
         start_s = time.perf_counter() + _START_S
         sends = [

@@ -134,6 +134,9 @@ class Reader:
         if not isinstance(given, list) or not given:
             refuse("prompt", given, "a text, or a list of token ids")
         most = self._vocabulary.size - 1
+        # Prompts are long: each token is looked at by itself only where one of them is wrong.
+        if set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= most:
+            return given
         return [whole("a token id of prompt", token, 0, most) for token in given]
 
     def _check_length(self, prompt: list[int]) -> None:

@@ -67,7 +67,7 @@ def test_latencies_are_the_reference_simulators(rate_rps):
     played = Played(engine, load.draw()).requests
     ttft_s = np.array([request.ttft_s for request in played])
     tpot_s = np.array([request.tpot_s for request in played])
-    measured, expected = Latencies.of(ttft_s, tpot_s, load), simulated(engine.settings, load)
+    measured, expected = Latencies.of(ttft_s, tpot_s, load), simulated(engine.settings, load, 0)
     assert measured.ttft_s == pytest.approx(expected.ttft_s, rel=0.05)
     assert measured.tpot_s == pytest.approx(expected.tpot_s, rel=0.05)
 
