@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict_tpot_s
+from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.live.calibration.sweep import Measured, Progress, measure
 from jaxserve.live.engine_client import EngineClient, Target
@@ -22,8 +23,8 @@ from jaxserve.sim.table.sweep import Sweep
 from jaxserve.types import Tier
 
 MAX_ERROR = 0.15
-"""Mean relative error beyond which a fit is refused: of what was held out from it, and of the load
-test's TPOT."""
+"""Mean relative error beyond which a fit is refused: of what was held out from it, and of the
+requests' latency."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,8 @@ class CalibrationReport:
     """what was measured."""
     fit: Fit
     """what was found."""
-    tpot_error: float
-    """mean relative error of the load test's TPOT, of the whole of it where steps were fitted, and
-    else of what was held out."""
+    latency_errors: NDArray[np.float64]
+    """relative error of the mean latency at every point of the load test."""
     calibration: Calibration
     """what the table says of it."""
     table: TableFile
@@ -100,23 +100,24 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
     gpu, model = deployed.load()
     budget = deployed.token_budget or measured.token_budget or EngineSettings.token_budget
     kv_tokens = float(measured.kv_pool_tokens or np.inf)
-    served = _served(measured)
-    steps = measured.steps
+    served, steps = _served(measured), measured.steps
     found = fit(of_load_test(served, kv_tokens, budget) if steps is None else of_steps(steps))
     _refuse_beyond(
         found.held_out_error, f"on {found.held_out} of {found.points} loads that it was not shown"
     )
     cost = found.cost_model(gpu.name, model.name, deployed.tensor_parallel)
-    tpot_error = found.held_out_error
-    if steps is not None:
-        predicted_s = predict_tpot_s(cost, served, kv_tokens, budget)
-        tpot_error = float(np.abs(predicted_s / served.tpot_s - 1).mean())
-        _refuse_beyond(tpot_error, "on the TPOT of the load test")
+    # By Little's law, of all requests that were asked for.
+    in_engine_s = measured.load_test.concurrency / (
+        predict(cost, served, kv_tokens, budget).requests_per_s
+    )
+    frontend_s = _frontend_s(measured, in_engine_s, cost, budget)
+    errors = (in_engine_s + frontend_s) / measured.latency_s - 1
+    _refuse_beyond(float(np.abs(errors).mean()), "on the latency of the requests")
     calibration = Calibration(
         tier=deployed.tier,
         depths=(0,) if steps is None else tuple(int(depth) for depth in np.unique(steps.depth)),
         kv_pool_tokens=measured.kv_pool_tokens,
-        frontend_s=_frontend_s(measured, cost, budget),
+        frontend_s=frontend_s,
     )
     source = f"{len(steps)} steps" if steps is not None else "a load test"
     metadata = TableMetadata(
@@ -124,16 +125,15 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
         hardware=gpu.name,
         engine="as measured",
         source=f"calibrated on {source} of a running engine; {_filled(calibration)}",
-        fit_error=tpot_error,
+        fit_error=found.held_out_error,
         tensor_parallel=deployed.tensor_parallel,
         token_budget=budget,
         acceptance=ACCEPTANCE,
         cost_model=cost,
         calibration=calibration,
     )
-    return CalibrationReport(
-        measured, found, tpot_error, calibration, fill_grid(metadata, gpu, model)
-    )
+    table = fill_grid(metadata, gpu, model)
+    return CalibrationReport(measured, found, errors, calibration, table)
 
 
 def report_table(report: CalibrationReport) -> TextTable:
@@ -148,16 +148,14 @@ def report_table(report: CalibrationReport) -> TextTable:
 
 def report_sentences(report: CalibrationReport) -> list[str]:
     """How far off it is, and what was not measured."""
-    found, measured = report.fit, report.measured
+    found, errors = report.fit, report.latency_errors
     unit = "kinds of steps" if report.from_steps else "points of the load test"
     return [
         f"fitted to {found.points} {unit}, {found.error:.1%} off; {found.held_out} of them held "
         f"out: {found.held_out_error:.1%} off, the tenth with the largest loads "
         f"{found.largest_error:.1%}, the worst {found.worst_error:+.1%}",
-        f"TPOT in the load test of {measured.requests} requests, which the fit was not shown: "
-        f"{report.tpot_error:.1%} off"
-        if report.from_steps
-        else f"{measured.requests} requests were counted; the engine does not tell its steps",
+        f"latency of the {report.measured.requests} requests: {np.abs(errors).mean():.1%} off, "
+        f"{errors.mean():+.1%} on average",
         _filled(report.calibration),
     ]
 
@@ -181,13 +179,19 @@ def _served(measured: Measured) -> Sweep:
     return replace(sweep, concurrency=np.minimum(sweep.concurrency, measured.batch_cap))
 
 
-def _frontend_s(measured: Measured, cost: CostModel, budget: int) -> float:
-    """Median TTFT with one request in flight, less the prefill."""
+def _frontend_s(
+    measured: Measured, in_engine_s: NDArray[np.float64], cost: CostModel, budget: int
+) -> float:
+    """What requests that have the engine for themselves take beyond it, in the median. Their TTFT
+    and their latency both say at most how much; where tokens come in bursts the first says little.
+    """
     sweep = measured.load_test
-    if sweep.ttft_s is None or not (alone := sweep.concurrency == 1).any():
+    alone = sweep.concurrency == 1
+    if sweep.ttft_s is None or not alone.any():
         return 0.0
-    prefill_s = cost.prefill_alone_s(sweep.prompt_tokens[alone], 0, budget)
-    return max(0.0, float(np.median(sweep.ttft_s[alone] - prefill_s)))
+    prefill_s = cost.prefill_alone_s(sweep.prompt_tokens, 0, budget)
+    beyond_s = (sweep.ttft_s - prefill_s)[alone], (measured.latency_s - in_engine_s)[alone]
+    return max(0.0, min(float(np.median(each)) for each in beyond_s))
 
 
 def _refuse_beyond(error: float, where: str) -> None:

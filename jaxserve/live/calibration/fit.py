@@ -26,7 +26,7 @@ from scipy.optimize import nnls
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.steps import Steps
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.sweep import Sweep
 
 Array = NDArray[np.float64]
@@ -103,8 +103,8 @@ class Fit:
         known = [self.factors.get(name, 0.0) for name in ("token", ROOFLINE)]
         if not any(known):
             raise InputError(
-                "the fit finds that a prompt's tokens take no time; longer --prompt-tokens are "
-                "needed"
+                "the fit finds that tokens take no time, so no table was written: the engine sends "
+                "them in bursts, or longer --prompt-tokens are needed"
             )
         return _cost_model(self.factors, self.knee_tokens, gpu, model, tensor_parallel)
 
@@ -183,7 +183,7 @@ def of_load_test(sweep: Sweep, kv_tokens: float, token_budget: int) -> Measureme
 
     def times(factors: dict[str, float], knee: float | None) -> Array:
         cost = _cost_model(factors, knee, "any", "any", 1)
-        tpot_s = predict_tpot_s(cost, sweep, kv_tokens, token_budget)
+        tpot_s = predict(cost, sweep, kv_tokens, token_budget).tpot_s
         prefill_s = cost.prefill_alone_s(sweep.prompt_tokens[lone], 0, token_budget)
         return np.concatenate([tpot_s, prefill_s])
 
@@ -203,8 +203,8 @@ def of_load_test(sweep: Sweep, kv_tokens: float, token_budget: int) -> Measureme
     )
 
 
-def predict_tpot_s(cost: CostModel, sweep: Sweep, kv_tokens: float, token_budget: int) -> Array:
-    """TPOT at every row of a load test."""
+def predict(cost: CostModel, sweep: Sweep, kv_tokens: float, token_budget: int) -> ClosedLoop:
+    """Every row of a load test."""
     return closed_loop(
         cost,
         sweep.concurrency,
@@ -212,7 +212,7 @@ def predict_tpot_s(cost: CostModel, sweep: Sweep, kv_tokens: float, token_budget
         sweep.output_tokens,
         kv_tokens=kv_tokens,
         token_budget=token_budget,
-    ).tpot_s
+    )
 
 
 def _solve(measured: Measurements, rows: NDArray[np.bool_]) -> tuple[float | None, Array]:

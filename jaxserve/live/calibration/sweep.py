@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.plan import Plan, longest_output
@@ -36,6 +37,9 @@ class Measured:
 
     load_test: Sweep
     """one row a point; TTFT is the median."""
+    latency_s: NDArray[np.float64]
+    """from a request to its last token, the mean of every point: unlike TTFT and TPOT it does not
+    change where a busy server sends tokens in bursts."""
     requests: int
     """that were counted."""
     steps: Steps | None
@@ -81,9 +85,10 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
         progress("measuring", len(points), len(points))
     finally:
         await cancel(reading)
-    concurrency, prompt, output, tpot_s, ttft_s = np.array(rows).T
+    *columns, latency_s = np.array(rows).T
     return Measured(
-        load_test=Sweep(concurrency, prompt, output, tpot_s, ttft_s),
+        load_test=Sweep(*columns),
+        latency_s=latency_s,
         requests=requests,
         steps=await reader.all() if reader else None,
         kv_pool_tokens=await engine.kv_pool_tokens(),
@@ -140,7 +145,7 @@ async def _measure_point(
 
 
 def _row(in_flight: int, answers: list[Answer]) -> tuple[float, ...]:
-    """A row of a load test."""
+    """A row of a load test, and the mean latency."""
     decoding_s = sum(answer.last_s - answer.first_s for answer in answers)
     return (
         in_flight,
@@ -148,6 +153,7 @@ def _row(in_flight: int, answers: list[Answer]) -> tuple[float, ...]:
         float(np.mean([answer.output_tokens for answer in answers])),
         decoding_s / sum(answer.output_tokens - 1 for answer in answers),
         float(np.median([answer.first_s - answer.sent_s for answer in answers])),
+        float(np.mean([answer.last_s - answer.sent_s for answer in answers])),
     )
 
 

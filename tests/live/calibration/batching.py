@@ -86,7 +86,7 @@ def measured_in_virtual_time(
 ) -> Measured:
     """What ``measure`` finds at an engine without HTTP; ``noise`` is the spread of step times."""
     random_ = random.Random(1)
-    rows, steps, requests = [], [], 0
+    rows, latencies_s, steps, requests = [], [], [], 0
     for in_flight, prompt, output in plan.points:
         batch, now = Batch(timer), 0.0
         batch.sequences = [
@@ -109,12 +109,14 @@ def measured_in_virtual_time(
         ttft_s = np.median([each.first_s - each.sent_s for each in counted]) + frontend_s
         tokens = [each.output for each in counted]
         tpot_s = decoding_s / sum(count - 1 for count in tokens)
+        latencies_s.append(np.mean([each.last_s - each.sent_s for each in counted]) + frontend_s)
         rows.append((in_flight, prompt, np.mean(tokens), tpot_s, ttft_s))
         steps += batch.rows
     seconds, *loads = np.array(steps, float).T
     spread = np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
     return Measured(
         load_test=Sweep(*np.array(rows, float).T),
+        latency_s=np.array(latencies_s),
         requests=requests,
         steps=Steps(seconds * spread, *loads) if steps_told else None,
         kv_pool_tokens=kv_pool_tokens,

@@ -58,6 +58,24 @@ def test_a_calibrated_table_drives_the_simulator(measured, tmp_path: Path) -> No
         assert found == pytest.approx(A100.decode_s(batch, context), rel=0.1)
 
 
+def test_tokens_that_come_in_bursts(measured) -> None:
+    """Do not matter where the engine tells its steps: the latency is what it was."""
+    sweep = measured.load_test
+    bursts = replace(
+        measured,
+        load_test=replace(
+            sweep, tpot_s=np.full(len(sweep), 1e-5), ttft_s=measured.latency_s * 0.99
+        ),
+    )
+    if measured.steps is None:
+        with pytest.raises(InputError, match="no table was written"):
+            calibrated(bursts, DEPLOYED)
+    else:
+        report = calibrated(bursts, DEPLOYED)
+        assert np.abs(report.latency_errors).mean() < 0.05
+        assert report.calibration.frontend_s == pytest.approx(0.004, abs=0.003)
+
+
 def test_what_was_not_measured_is_said(measured) -> None:
     """In the table and in what is printed; the other tiers have the same times."""
     report = calibrated(measured, DEPLOYED)
@@ -75,12 +93,15 @@ def test_a_poor_fit_is_refused(measured) -> None:
     """Times that do not follow from the loads make no table."""
     rng = np.random.default_rng(0)
     sweep = measured.load_test
-    wild = replace(
-        measured,
-        load_test=replace(sweep, tpot_s=sweep.tpot_s * rng.lognormal(0, 1.0, len(sweep))),
-    )
-    with pytest.raises(InputError, match=f"beyond {MAX_ERROR:.0%}, so no table was written"):
-        calibrated(wild, DEPLOYED)
+    factors = rng.lognormal(0, 1.0, len(sweep))
+    wild = replace(measured, load_test=replace(sweep, tpot_s=sweep.tpot_s * factors))
+    if measured.steps is not None:
+        steps = measured.steps
+        kinds = rng.lognormal(0, 1.0, 100)[(steps.kv_tokens / 50).astype(int) % 100]
+        wild = replace(measured, steps=replace(steps, seconds=steps.seconds * kinds))
+    for wrong in (wild, replace(measured, latency_s=measured.latency_s * factors)):
+        with pytest.raises(InputError, match=f"beyond {MAX_ERROR:.0%}, so no table was written"):
+            calibrated(wrong, DEPLOYED)
 
 
 def test_requests_that_the_engine_lets_wait_do_not_run(measured) -> None:
@@ -90,11 +111,16 @@ def test_requests_that_the_engine_lets_wait_do_not_run(measured) -> None:
     capped = Plan((1, 2, 4, 8), PLAN.prompt_tokens, PLAN.output_tokens)
     small = measured_in_virtual_time(A100, capped)
     sweep = small.load_test
-    asked = replace(sweep, concurrency=np.where(sweep.concurrency == 8, 512.0, sweep.concurrency))
-    report = calibrated(replace(small, load_test=asked, batch_cap=8), DEPLOYED)
-    assert report.tpot_error < 0.03
-    with pytest.raises(InputError, match="on the TPOT of the load test"):
-        calibrated(replace(small, load_test=asked), DEPLOYED)
+    more = np.where(sweep.concurrency == 8, 64.0, 1.0)
+    waiting = replace(
+        small,
+        load_test=replace(sweep, concurrency=sweep.concurrency * more),
+        latency_s=small.latency_s * more,
+    )
+    report = calibrated(replace(waiting, batch_cap=8), DEPLOYED)
+    assert np.abs(report.latency_errors).max() < 0.1
+    with pytest.raises(InputError, match="on the latency of the requests"):
+        calibrated(waiting, DEPLOYED)
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ def test_every_point_is_measured() -> None:
     assert table.concurrency.tolist() == [point[0] for point in PLAN.points]
     assert table.prompt_tokens.tolist() == [point[1] for point in PLAN.points]
     assert (table.tpot_s > 0).all() and table.ttft_s is not None and (table.ttft_s > 0).all()
+    assert (measured.latency_s > table.ttft_s).all()
     assert measured.steps is None and measured.kv_pool_tokens is None
     assert measured.requests >= 18 * 6
     lengths = Counter(body["max_tokens"] for body in engine.asked if len(body["prompt"]) == 64)
