@@ -64,18 +64,18 @@ class DecodeBatch:
             return self.kv_tokens
         return int(self._context[:rows].sum())
 
-    def missing(self, rows: slice, positions: int) -> np.ndarray:
-        """Blocks that ``rows`` need for ``positions`` more tokens and do not have.
+    def missing(self, start: int, stop: int, positions: int) -> np.ndarray:
+        """Blocks that rows ``start`` to ``stop`` lack for ``positions`` more tokens.
 
         A sequence keeps blocks for drafts that were rejected.
         """
         size = self._block_tokens
-        needed = (self._context[rows] + (positions + size - 1)) // size
-        return np.maximum(needed - self._blocks[rows], 0)
+        needed = (self._context[start:stop] + (positions + size - 1)) // size
+        return np.maximum(needed - self._blocks[start:stop], 0)
 
-    def grow(self, rows: slice, blocks: np.ndarray) -> None:
-        """Notes ``blocks`` more for ``rows``."""
-        self._blocks[rows] += blocks
+    def grow(self, start: int, blocks: np.ndarray) -> None:
+        """Notes ``blocks`` more for the rows from ``start``."""
+        self._blocks[start : start + len(blocks)] += blocks
 
     def advance(
         self, rows: int, depth: int, rng: np.random.Generator

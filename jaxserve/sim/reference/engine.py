@@ -113,9 +113,9 @@ class Engine:
         depth = self._depth = self.knobs.speculation_depth
         tier = self.knobs.tier
         # What only preempts takes no time; the next one finds the blocks that it has freed.
-        while self._compose(now) and not self.batch:
+        while self._compose(now) and not (self._rows or self._chunks):
             pass
-        if not self.batch:
+        if not (self._rows or self._chunks):
             return None
 
         chunks = tuple((chunk, request.computed) for request, chunk in self._chunks)
@@ -230,24 +230,17 @@ class Engine:
           False where that ended early, because a sequence had to be preempted for want of any
           that would be missed less.
         """
-        positions = self._depth + 1
-        rows = slice(min(len(self.decoding), most))
-        missing = self.decoding.missing(rows, positions)
-        total = int(missing.sum())
-        if total <= max(self.pool.free, 0):
-            self.pool.allocate(total)
-            self.decoding.grow(rows, missing)
-            self._rows = rows.stop
-            return True
         # ``_preempt`` lowers ``_rows`` when it takes one that has been served.
-        while self._rows < min(len(self.decoding), most):
-            row = slice(self._rows, self._rows + 1)
-            blocks = int(self.decoding.missing(row, positions)[0])
-            if not self._make_room(blocks, self.decoding.sequences[self._rows]):
+        while (stop := min(len(self.decoding), most)) > self._rows:
+            missing = self.decoding.missing(self._rows, stop, self._depth + 1)
+            sums = missing.cumsum()
+            fitting = int(sums.searchsorted(max(self.pool.free, 0), side="right"))
+            if fitting:
+                self.pool.allocate(int(sums[fitting - 1]))
+                self.decoding.grow(self._rows, missing[:fitting])
+                self._rows += fitting
+            elif not self._make_room(int(missing[0]), self.decoding.sequences[self._rows]):
                 return False
-            self.pool.allocate(blocks)
-            self.decoding.grow(slice(self._rows, self._rows + 1), np.array([blocks]))
-            self._rows += 1
         return True
 
     def _serve_prefilling(self, room: int) -> int:

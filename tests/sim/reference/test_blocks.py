@@ -18,7 +18,7 @@ class ListedBlocks:
     """The same cache with every free block listed: (owner, position) or None, next one first."""
 
     def __init__(self, capacity: int) -> None:
-        self.free = deque([None] * capacity)
+        self.free: deque[tuple[int, int] | None] = deque([None] * capacity)
 
     def reuse(self, owner: int) -> int:
         cached = 0
