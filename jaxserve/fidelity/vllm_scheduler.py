@@ -1,149 +1,145 @@
-"""The reference engine against vLLM's own scheduler, step by step, on random episodes."""
+"""The reference engine against vLLM's own scheduler, step by step.
+
+vLLM's scheduler plays the episodes in its own environment, without a model, a worker or a server.
+What it did is kept as digests, so that the comparison needs no vLLM. To record it anew, and to see
+the first step that differs of every episode that does:
+
+python -m jaxserve.fidelity.vllm_scheduler PYTHON_OF_THE_ENVIRONMENT
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-import numpy as np
+from jaxserve.datafiles import data_dir, load_json, write_atomic
+from jaxserve.errors import InputError
+from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.fidelity.scheduler_episodes import Episode, Step, our_steps, random_episode
 
-from jaxserve.sim.reference.engine import Engine
-from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
-
-
-@dataclass(frozen=True)
-class Episode:
-    """Traffic and knobs for one scheduler; every step lasts one unit of time."""
-
-    blocks: int
-    """KV blocks."""
-    block_tokens: int
-    """tokens per KV block."""
-    max_length: int
-    """longest request, prompt and output; the smallest KV budget holds it."""
-    batch_cap: int
-    """sequences that may run, until the knob is turned."""
-    token_budget: int
-    """tokens of a step, until the knob is turned."""
-    priority_routing: bool
-    """serve by (priority, arrival), until the knob is turned."""
-    watermark: float
-    """share of the KV blocks that admission leaves free."""
-    prefix_caching: bool
-    """a preempted sequence finds what is left of its own KV."""
-    requests: Sequence[Sequence[int]]
-    """[step of its arrival, prompt tokens, output tokens, priority], in order of arrival."""
-    turns: Sequence[tuple[int, Mapping[str, float]]]
-    """(step, knobs turned before it), in order."""
+RECORD = "vllm_scheduler.json"
+"""Data file of digests."""
+GROUPS: dict[str, tuple[int, dict[str, bool]]] = {
+    "knobs turned": (1000, {}),
+    "prefix caching": (500, {"prefix_caching": True}),
+    "speculation": (500, {"speculates": True}),
+}
+"""Name: how many episodes there are, and arguments of ``random_episode``."""
+BAR = 0.1
+"""Percent of the episodes that may have a step that differs."""
 
 
-Step = tuple[list[list[int]], list[int]]
-"""[request, tokens] in the order of the batch, and the requests preempted."""
+def digest(value: Any) -> str:
+    """Twelve hexadecimal digits that change with ``value``, which is JSON-able."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def random_episode(seed: int, prefix_caching: bool = False) -> Episode:
-    """An episode whose KV pool, token budget or batch cap is too small for its traffic."""
-    rng = np.random.default_rng(seed)
-    block_tokens = int(rng.choice([4, 8, 16, 32]))
-    longest = int(rng.integers(3, 20))
-    max_length = longest * block_tokens
-    least = longest + 1  # what the KV budget of a live vLLM is never turned below
-    blocks = least + int(rng.integers(1, 3 * longest))
-    batch_cap = int(rng.integers(1, 25))
-    token_budget = int(rng.choice([2 * batch_cap + 4, 64, 256]))
-    requests = _random_requests(rng, max_length)
-    # These two are shares of a pool whose size vLLM does not change.
-    watermark = float(rng.choice([0.0, 0.0, 0.1]))
-    fixed_pool = prefix_caching or watermark > 0
-    turns = []
-    for step in sorted(rng.integers(1, 400, rng.integers(0, 13)).tolist()):
-        values = {
-            "batch_cap": rng.integers(1, batch_cap + 1),
-            "token_budget": rng.integers(1, token_budget + 1),
-            "priority_routing": rng.integers(2),
+def vllm_steps(python: Path, episodes: Sequence[Episode]) -> tuple[str, list[list[Step]]]:
+    """Plays ``episodes`` on vLLM's scheduler.
+
+    Args:
+      python: interpreter of an environment with vLLM and jaxserve-vllm.
+      episodes: what to play.
+
+    Returns:
+      the version of vLLM, and the steps of each episode.
+
+    Raises:
+      InputError: that interpreter cannot play them.
+    """
+    command = [python, "-m", "jaxserve_vllm.episodes"]
+    lines = "".join(json.dumps(asdict(episode)) + "\n" for episode in episodes)
+    try:
+        done = subprocess.run(command, input=lines, capture_output=True, text=True)
+    except OSError as error:
+        raise InputError(f"{python} cannot be run: {error.strerror}") from None
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise InputError(f"{python} does not play episodes on vLLM's scheduler: {reason}")
+    version, *steps = map(json.loads, done.stdout.splitlines())
+    return version["vllm"], steps
+
+
+def first_difference(ours: Sequence[Step], theirs: Sequence[Step]) -> str | None:
+    """The first step that is not the same, in words; None if all are."""
+    for i in range(max(len(ours), len(theirs))):
+        pair = [json.dumps(steps[i]) if i < len(steps) else "none" for steps in (ours, theirs)]
+        if pair[0] != pair[1]:
+            return f"step {i}: ours {pair[0]}, vLLM's {pair[1]}"
+    return None
+
+
+def scheduler_agreement() -> list[FidelityRow]:
+    """A row for each group of recorded episodes.
+
+    Raises:
+      InputError: the record is not of these episodes.
+    """
+    record = load_json(RECORD)
+    rows = []
+    for group, (count, options) in GROUPS.items():
+        found = record[group]
+        differing = sum(
+            not agrees(seed, options, *digests) for seed, digests in enumerate(found["episodes"])
+        )
+        detail = (
+            f"{differing} of {count} random episodes differ from vLLM {record['vllm']}; "
+            f"{found['tokens']} tokens in {found['steps']} steps, with {found['preemptions']} "
+            f"preemptions and {found['turns']} turns of knobs"
+        )
+        check = f"reference vs vLLM's scheduler: {group}"
+        rows.append(
+            FidelityRow.within(check, 100 * differing / count, BAR, "% of episodes", detail)
+        )
+    return rows
+
+
+def agrees(seed: int, options: dict[str, bool], episode_digest: str, steps_digest: str) -> bool:
+    """Whether the reference engine schedules in an episode what vLLM's scheduler did.
+
+    Raises:
+      InputError: the record is of another episode.
+    """
+    episode = random_episode(seed, **options)
+    if digest(asdict(episode)) != episode_digest:
+        raise InputError(
+            f"{RECORD} is of other episodes; python -m jaxserve.fidelity.vllm_scheduler makes it"
+        )
+    return digest(our_steps(episode)) == steps_digest
+
+
+def record(python: Path) -> None:
+    """Plays every group on vLLM's scheduler, prints what differs, and writes the data file."""
+    found: dict[str, Any] = {}
+    for group, (count, options) in GROUPS.items():
+        episodes = [random_episode(seed, **options) for seed in range(count)]
+        found["vllm"], played = vllm_steps(python, episodes)
+        for seed, (episode, theirs) in enumerate(zip(episodes, played, strict=True)):
+            if difference := first_difference(our_steps(episode), theirs):
+                print(f"{group}, episode {seed}, {difference}")
+        both = list(zip(episodes, played, strict=True))
+        found[group] = {
+            "steps": sum(map(len, played)),
+            "tokens": sum(part[1] for steps in played for batch, _ in steps for part in batch),
+            "preemptions": sum(len(out) for steps in played for _, out in steps),
+            "turns": sum(at < len(steps) for episode, steps in both for at, _ in episode.turns),
+            "episodes": [[digest(asdict(episode)), digest(steps)] for episode, steps in both],
         }
-        if not fixed_pool:
-            values["kv_blocks"] = rng.integers(least, blocks + 1)
-        knob = str(rng.choice(list(values)))
-        turns.append((step, {knob: int(values[knob])}))
-    return Episode(
-        blocks=blocks,
-        block_tokens=block_tokens,
-        max_length=max_length,
-        batch_cap=batch_cap,
-        token_budget=token_budget,
-        priority_routing=bool(rng.integers(2)),
-        watermark=watermark,
-        prefix_caching=prefix_caching,
-        requests=requests,
-        turns=turns,
-    )
+    write_atomic(data_dir() / RECORD, (json.dumps(found, indent=0) + "\n").encode())
 
 
-def _random_requests(rng: np.random.Generator, max_length: int) -> list[list[int]]:
-    count = int(rng.integers(3, 41))
-    arrivals = np.cumsum(rng.geometric(rng.uniform(0.05, 1.0), count) - 1)
-    longest_prompt = max_length // int(rng.choice([1, 3])) - 1
-    prompts = rng.integers(1, longest_prompt + 1, count)
-    outputs = rng.integers(1, max_length - prompts + 1)
-    priorities = rng.integers(0, 3, count)
-    return np.stack([arrivals, prompts, outputs, priorities], axis=1).tolist()
-
-
-class _UnitTimer:
-    """Every step lasts one second."""
-
-    def iteration_s(self, **load: Any) -> float:
-        return 1.0
-
-
-def our_steps(episode: Episode) -> list[Step]:
-    """The steps of ``episode`` on the reference engine."""
-    knobs = EngineKnobs(
-        batch_cap=episode.batch_cap,
-        kv_capacity_tokens=episode.blocks * episode.block_tokens,
-        priority_routing=episode.priority_routing,
-    )
-    settings = SchedulerSettings(
-        token_budget=episode.token_budget,
-        block_tokens=episode.block_tokens,
-        watermark=episode.watermark,
-        prefix_caching=episode.prefix_caching,
-    )
-    engine = Engine(_UnitTimer(), knobs, settings, np.random.default_rng(0))
-    requests = [
-        Request(i, float(i), prompt, output, priority=priority)
-        for i, (_, prompt, output, priority) in enumerate(episode.requests)
-    ]
-    steps: list[Step] = []
-    turns, upcoming, now = list(episode.turns), 0, 0
-    while upcoming < len(requests) or engine.running or engine.waiting:
-        if not engine.running and not engine.waiting:
-            now = max(now, episode.requests[upcoming][0])
-        while turns and turns[0][0] <= now:
-            turned = dict(turns.pop(0)[1])
-            if "token_budget" in turned:
-                engine.settings = replace(engine.settings, token_budget=turned.pop("token_budget"))
-            if "kv_blocks" in turned:
-                turned["kv_capacity_tokens"] = turned.pop("kv_blocks") * episode.block_tokens
-            if "priority_routing" in turned:
-                turned["priority_routing"] = bool(turned["priority_routing"])
-            engine.set_knobs(replace(engine.knobs, **turned))
-        while upcoming < len(requests) and episode.requests[upcoming][0] <= now:
-            engine.waiting.push(requests[upcoming])
-            upcoming += 1
-        before = [request.preemptions for request in requests]
-        if engine.start(float(now)) is None:
-            break
-        preempted = [
-            request.id
-            for request, count in zip(requests, before, strict=True)
-            for _ in range(request.preemptions - count)
-        ]
-        batch = [[request.id, tokens] for request, tokens in engine.batch]
-        steps.append((batch, preempted))
-        now += 1
-        engine.finish(float(now))
-    return steps
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    try:
+        record(Path(sys.argv[1]))
+        for row in scheduler_agreement():
+            print(row)
+    except InputError as problem:
+        sys.exit(f"jaxserve: {problem}")

@@ -5,10 +5,11 @@ usage, in vLLM's environment: python -m jaxserve_vllm.episodes < EPISODES > STEP
 
 Both are files of JSON lines. An episode is an object with ``blocks``, ``block_tokens``,
 ``max_length``, ``batch_cap``, ``token_budget``, ``priority_routing``, ``watermark``,
-``prefix_caching``, ``requests``, a list of [step of its arrival, prompt tokens, output tokens,
-priority] in the order in which they arrive, and ``turns``, a list of [step, knobs turned before
-it]. The answer has a step for each iteration in which a token was computed: [[request, tokens] in
-the order of the batch, requests preempted]. The first line names the version of vLLM.
+``prefix_caching``, ``speculation_depth``, ``requests``, a list of [step of its arrival, prompt
+tokens, output tokens, priority] in the order in which they arrive, and ``turns``, a list of [step,
+knobs turned before it]. The answer to it is a list of the steps in which a token was computed, each
+[[request, tokens] in the order of the batch, requests preempted]. A line before all answers names
+the version of vLLM.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
         token_budget=episode["token_budget"],
         caching=episode["prefix_caching"],
         watermark=_watermark(episode),
+        speculation=_speculation(episode),
     )
     scheduler = engine.scheduler
     if not episode["priority_routing"]:
@@ -72,7 +74,9 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
             raise RuntimeError("vLLM schedules nothing although requests are waiting")
         # A step that only preempts takes no time.
         if tokens:
-            steps.append([[[int(name), count] for name, count in tokens.items()], preempted[:]])
+            steps.append(
+                [[[int(name), count] for name, count in tokens.items()], sorted(preempted)]
+            )
             preempted.clear()
             now += 1
     return steps
@@ -82,6 +86,20 @@ def _watermark(episode: dict[str, Any]) -> float:
     """Share that makes vLLM, which counts block 0 as well, leave as many blocks free."""
     blocks = int(episode["watermark"] * episode["blocks"])
     return (blocks + 0.5) / (episode["blocks"] + 1) if blocks else 0.0
+
+
+def _speculation(episode: dict[str, Any]) -> dict[str, Any]:
+    """Fields of vLLM's configuration for as many drafts at any batch size."""
+    depth = episode["speculation_depth"]
+    if not depth:
+        return {}
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": depth,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 2,
+        "num_speculative_tokens_per_batch_size": [(1, episode["batch_cap"], depth)],
+    }
 
 
 def _knobs(knobs: dict[str, float], episode: dict[str, Any]) -> dict[str, float]:
