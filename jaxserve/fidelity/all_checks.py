@@ -16,6 +16,7 @@ from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.silicon import silicon_fidelity
 from jaxserve.fidelity.vidur import vidur_fidelity
 from jaxserve.fidelity.vllm_run import vllm_fidelity
+from jaxserve.fidelity.vllm_scheduler import scheduler_agreement
 from jaxserve.show.style import BLUE, RED
 
 MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
@@ -48,6 +49,9 @@ def run_checks(
         if progress:
             progress(name)
         rows += check(measurements)
+    if progress:
+        progress("reference against vLLM's scheduler")
+    rows += scheduler_agreement()
     if progress:
         progress("fast simulator against reference")
     rows += fast_vs_reference()

@@ -179,10 +179,12 @@ class EngineLoop:
         """Tells calls of the tokens of an iteration, and counts them."""
         engine, metrics = self._engine, self.metrics
         counters, engine.counters = engine.counters, Counters()
-        engine.record_generated()
+        engine.decoding.record_generated()
         gaps: Counter[float] = Counter()
-        for request in itertools.chain(engine.decoding, counters.completed):
+        for request in itertools.chain(engine.decoding.sequences, counters.completed):
             sequence = self._present[request.id]
+            if sequence.told == request.generated:
+                continue  # the token budget left it out of this iteration
             if sequence.told:
                 gaps[end_s - sequence.last_s] += 1
             sequence.last_s = end_s

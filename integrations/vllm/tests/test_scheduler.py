@@ -13,149 +13,35 @@ pytest.importorskip("vllm.v1", reason="vLLM is not installed")
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-from vllm.config import (
-    CacheConfig,
-    DeviceConfig,
-    ModelConfig,
-    ParallelConfig,
-    SchedulerConfig,
-    SpeculativeConfig,
-    VllmConfig,
-)
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
 
+from jaxserve_vllm.bare import BareEngine
 from jaxserve_vllm.command import CommandError
+from jaxserve_vllm.episodes import play
 from jaxserve_vllm.scheduler import ControlledScheduler
 
 MAX_LENGTH = 512
 BLOCK = 16
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "max_position_embeddings": 2048,
-    "torch_dtype": "float32",
-}
+TABLE = {"num_speculative_tokens_per_batch_size": [(1, 16, 4)]}
 
 
-class Engine:
-    """A scheduler whose steps are computed at once: every sequence gets token 5."""
+class Engine(BareEngine):
+    """A scheduler under test."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        blocks: int = 128,
-        policy: str = "priority",
-        chunked: bool = True,
-        drafts: int = 0,
-        dynamic: bool = True,
-        scheduler: type = ControlledScheduler,
-    ) -> None:
-        (folder / "config.json").write_text(json.dumps(LLAMA))
-        model = ModelConfig(model=str(folder), max_model_len=MAX_LENGTH, skip_tokenizer_init=True)
-        cache = CacheConfig(block_size=BLOCK, enable_prefix_caching=False)
-        cache.num_gpu_blocks = blocks + 1
-        speculation: dict[str, Any] = {}
+    def __init__(self, *, drafts: int = 0, dynamic: bool = True, **settings: Any) -> None:
         if drafts:
-            table = {"num_speculative_tokens_per_batch_size": [(1, 16, drafts)]} if dynamic else {}
-            speculation["speculative_config"] = SpeculativeConfig(
-                method="ngram",
-                num_speculative_tokens=drafts,
-                prompt_lookup_max=3,
-                prompt_lookup_min=2,
-                target_model_config=model,
-                target_parallel_config=ParallelConfig(),
-                **table,
-            )
-        config = VllmConfig(
-            model_config=model,
-            device_config=DeviceConfig("cpu"),
-            scheduler_config=SchedulerConfig(
-                max_num_seqs=16,
-                max_num_batched_tokens=MAX_LENGTH,
-                max_model_len=MAX_LENGTH,
-                is_encoder_decoder=False,
-                enable_chunked_prefill=chunked,
-                policy=policy,
-                async_scheduling=False,
-            ),
-            cache_config=cache,
-            **speculation,
-        )
-        spec = FullAttentionSpec(
-            block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32
-        )
-        self.scheduler = scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=blocks + 1,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK,
-            log_stats=True,
-        )
-        self.finished: dict[str, int] = {}
-        self.first: list[str] = []
-        """requests in the order of their first tokens."""
+            settings["speculation"] = {
+                "method": "ngram",
+                "num_speculative_tokens": drafts,
+                "prompt_lookup_max": 3,
+                "prompt_lookup_min": 2,
+                **(TABLE if dynamic else {}),
+            }
+        super().__init__(**settings)
 
-    def add(self, name: str, prompt: int = 20, output: int = 40, priority: int = 0) -> None:
-        self.scheduler.add_request(
-            Request(
-                request_id=name,
-                prompt_token_ids=[7] * prompt,
-                sampling_params=SamplingParams(max_tokens=output, ignore_eos=True),
-                pooling_params=None,
-                arrival_time=float(len(self.scheduler.requests) + len(self.finished)),
-                priority=priority,
-            )
-        )
-
-    def step(self) -> Any:
-        """One step; drafts are always right."""
-        scheduler = self.scheduler
-        output = scheduler.schedule()
-        names = list(output.num_scheduled_tokens)
-        drafts = output.scheduled_spec_decode_tokens
-        tokens = [
-            [] if scheduler.requests[n].is_prefill_chunk else [5] * (1 + len(drafts.get(n, ())))
-            for n in names
-        ]
-        results = scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: i for i, name in enumerate(names)},
-                sampled_token_ids=tokens,
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=[],
-            ),
-        )
-        for result in results.get(0).outputs if results else ():
-            if result.request_id not in self.finished:
-                self.first.append(result.request_id)
-            count = self.finished.get(result.request_id, 0) + len(result.new_token_ids)
-            self.finished[result.request_id] = count
-        depth = output.num_spec_tokens_to_schedule
-        if scheduler.num_spec_tokens:
-            going = [n for n in names if n in scheduler.requests]
-            scheduler.update_draft_token_ids(DraftTokenIds(going, [[5] * depth for _ in going]))
-        return output
+    def ask(self, name: str, prompt: int = 20, output: int = 40, priority: int = 0) -> None:
+        now = len(self.scheduler.requests) + len(self.finished)
+        self.add(name, [7] * prompt, output, priority, arrival_s=float(now))
 
     def run(self) -> None:
         """Steps until nothing is left to do."""
@@ -165,9 +51,6 @@ class Engine:
             self.step()
         raise AssertionError("requests are stuck")
 
-    def put(self, lease_s: float = 3600.0, **knobs: float) -> dict[str, Any]:
-        return self.scheduler.answer({"ask": "put", "lease_s": lease_s, "knobs": knobs})
-
     def state(self) -> dict[str, Any]:
         return self.scheduler.answer({"ask": "state"})
 
@@ -175,11 +58,11 @@ class Engine:
         return self.state()["knobs"][knob]["now"]
 
 
-def test_batch_cap(tmp_path: Path) -> None:
+def test_batch_cap() -> None:
     """No more run than the cap; those above a lowered one run to their end, and nothing is lost."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(40):
-        engine.add(str(i), output=10 + i)
+        engine.ask(str(i), output=10 + i)
     assert engine.put(batch_cap=4)["knobs"]["batch_cap"]["now"] == 4
     engine.step()
     assert len(engine.scheduler.running) == 4
@@ -202,11 +85,11 @@ def test_batch_cap(tmp_path: Path) -> None:
     assert engine.state()["preemptions"] == 0
 
 
-def test_token_budget(tmp_path: Path) -> None:
+def test_token_budget() -> None:
     """No step has more tokens, and prompts longer than that are cut into pieces."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(12):
-        engine.add(str(i), prompt=200)
+        engine.ask(str(i), prompt=200)
     assert engine.step().total_num_scheduled_tokens == MAX_LENGTH
     for budget in (64, 16, 300):
         engine.put(token_budget=budget)
@@ -216,11 +99,11 @@ def test_token_budget(tmp_path: Path) -> None:
     assert engine.finished == {str(i): 40 for i in range(12)}
 
 
-def test_kv_budget(tmp_path: Path) -> None:
+def test_kv_budget() -> None:
     """Shrunk under load, the cache preempts down to the budget, and gives everything back."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(32):
-        engine.add(str(i), prompt=60, output=60)
+        engine.ask(str(i), prompt=60, output=60)
     for _ in range(10):
         engine.step()
     before = engine.state()
@@ -241,31 +124,31 @@ def test_kv_budget(tmp_path: Path) -> None:
     assert engine.state()["kv_blocks_used"] == 0
 
 
-def test_the_least_kv_budget_holds_the_longest_request(tmp_path: Path) -> None:
+def test_the_least_kv_budget_holds_the_longest_request() -> None:
     """Otherwise a request could wait for ever."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     least = engine.state()["knobs"]["kv_budget_fraction"]["least"]
     assert engine.put(kv_budget_fraction=least)["kv_blocks_budget"] < 40
     for i in range(3):
-        engine.add(str(i), prompt=MAX_LENGTH - 40, output=40)
+        engine.ask(str(i), prompt=MAX_LENGTH - 40, output=40)
     engine.run()
     assert engine.finished == dict.fromkeys("012", 40)
     assert "refused" in engine.put(kv_budget_fraction=least * 0.99)
 
 
-def test_a_budget_does_not_stop_a_reset_of_the_prefix_cache(tmp_path: Path) -> None:
+def test_a_budget_does_not_stop_a_reset_of_the_prefix_cache() -> None:
     """vLLM resets it only when every block is free."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     engine.put(kv_budget_fraction=0.5)
     assert engine.scheduler.reset_prefix_cache()
 
 
-def test_priority_routing(tmp_path: Path) -> None:
+def test_priority_routing() -> None:
     """Switched with requests waiting, the order of those that wait follows, both ways."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     engine.put(batch_cap=1, priority_routing=0)
     for i in range(12):
-        engine.add(str(i), output=4, priority=i % 2)
+        engine.ask(str(i), output=4, priority=i % 2)
     while len(engine.first) < 3:
         engine.step()
     engine.put(priority_routing=1)
@@ -277,10 +160,10 @@ def test_priority_routing(tmp_path: Path) -> None:
     assert set(engine.finished.values()) == {4}
 
 
-def test_speculation_depth(tmp_path: Path) -> None:
+def test_speculation_depth() -> None:
     """Each sequence gets as many drafts as the depth says, from the step after next at the latest;
     without a lease vLLM's own table holds."""
-    engine = Engine(tmp_path, drafts=4)
+    engine = Engine(drafts=4)
     assert engine.state()["knobs"]["speculation_depth"] == {
         "offered": True,
         "now": 4,
@@ -289,7 +172,7 @@ def test_speculation_depth(tmp_path: Path) -> None:
         "most": 4,
     }
     for i in range(3):
-        engine.add(str(i), output=200)
+        engine.ask(str(i), output=200)
     for depth in (4, 0, 2, 1, 3):
         assert engine.put(speculation_depth=depth)["knobs"]["speculation_depth"]["now"] == depth
         engine.step()
@@ -300,12 +183,12 @@ def test_speculation_depth(tmp_path: Path) -> None:
     assert engine.finished == dict.fromkeys("012", 200)
 
 
-def test_a_lease_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The static values come back before the next step, those of ``JAXSERVE_STATIC`` included."""
     monkeypatch.setenv("JAXSERVE_STATIC", '{"batch_cap": 3}')
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(12):
-        engine.add(str(i))
+        engine.ask(str(i))
     engine.step()
     assert len(engine.scheduler.running) == 3
     assert engine.put(lease_s=0.2, batch_cap=12)["mode"] == "leased"
@@ -318,20 +201,20 @@ def test_a_lease_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(engine.finished.values()) == {40}
 
 
-def test_static_values_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_static_values_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine does not start with values that it does not allow."""
     monkeypatch.setenv("JAXSERVE_STATIC", '{"batch_cap": 300}')
     with pytest.raises(CommandError, match=r"JAXSERVE_STATIC: batch_cap is 300; .* 1 to 16"):
-        Engine(tmp_path)
+        Engine()
 
 
 def test_a_command_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is taken before the next step; one out of range changes nothing."""
     path = tmp_path / "command.json"
     monkeypatch.setenv("JAXSERVE_CONTROL_FILE", str(path))
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(12):
-        engine.add(str(i))
+        engine.ask(str(i))
     path.write_text('{"lease_s": 60, "knobs": {"batch_cap": 2}}')
     engine.step()
     assert len(engine.scheduler.running) == 2
@@ -340,9 +223,9 @@ def test_a_command_by_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert engine.now("batch_cap") == 2
 
 
-def test_knobs_that_are_not_offered(tmp_path: Path) -> None:
+def test_knobs_that_are_not_offered() -> None:
     """Each with the reason, and refused with it."""
-    engine = Engine(tmp_path, policy="fcfs", chunked=False, drafts=2, dynamic=False)
+    engine = Engine(policy="fcfs", chunked=False, drafts=2, dynamic=False)
     knobs = engine.state()["knobs"]
     reasons = {name: knob["reason"] for name, knob in knobs.items() if not knob["offered"]}
     assert {name: reason.split(" ")[0] for name, reason in reasons.items()} == {
@@ -359,15 +242,12 @@ def test_knobs_that_are_not_offered(tmp_path: Path) -> None:
     assert refused == {"refused": f"token_budget cannot be turned: {reasons['token_budget']}"}
 
 
-def test_left_alone_it_is_vllms_scheduler(tmp_path: Path) -> None:
+def test_left_alone_it_is_vllms_scheduler() -> None:
     """Every step of a run with preemptions has the same requests with the same tokens."""
-    engines = [
-        Engine(tmp_path, blocks=40, scheduler=kind)
-        for kind in (AsyncScheduler, ControlledScheduler)
-    ]
+    engines = [Engine(blocks=40, scheduler=kind) for kind in (AsyncScheduler, ControlledScheduler)]
     for i in range(30):
         for engine in engines:
-            engine.add(str(i), prompt=10 + 7 * i, output=20 + i, priority=i % 3)
+            engine.ask(str(i), prompt=10 + 7 * i, output=20 + i, priority=i % 3)
     while engines[0].scheduler.has_unfinished_requests():
         own, ours = (engine.step().num_scheduled_tokens for engine in engines)
         assert ours == own
@@ -375,11 +255,11 @@ def test_left_alone_it_is_vllms_scheduler(tmp_path: Path) -> None:
     assert engines[1].state()["preemptions"] > 0
 
 
-def test_the_trace_of_steps(tmp_path: Path) -> None:
+def test_the_trace_of_steps() -> None:
     """Every step is there with the load that was scheduled."""
-    engine = Engine(tmp_path)
+    engine = Engine()
     for i in range(4):
-        engine.add(str(i), prompt=300)
+        engine.ask(str(i), prompt=300)
     outputs = [engine.step() for _ in range(6)]
     trace = json.loads(json.dumps(engine.scheduler.answer({"ask": "steps", "after": 0})))
     rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
@@ -390,3 +270,30 @@ def test_the_trace_of_steps(tmp_path: Path) -> None:
     assert rows[3]["kv_tokens"] == 303 + 302 + 302 + 301
     assert all(row["seconds"] > 0 for row in rows)
     assert engine.state()["steps"] == 6
+
+
+def test_an_episode_is_played_step_by_step() -> None:
+    """Chunks, preemption and a knob turned, as the simulator is held against them."""
+    episode = {
+        "blocks": 6,
+        "block_tokens": 16,
+        "max_length": 64,
+        "batch_cap": 4,
+        "token_budget": 40,
+        "priority_routing": False,
+        "watermark": 0.0,
+        "prefix_caching": False,
+        "speculation_depth": 0,
+        "requests": [[0, 44, 6, 0], [0, 44, 2, 0], [9, 3, 1, 1]],
+        "turns": [[3, {"token_budget": 1}], [7, {"token_budget": 40}]],
+    }
+    assert play(episode) == [
+        [[[0, 40]], []],
+        [[[0, 4], [1, 36]], []],
+        [[[0, 1], [1, 8]], []],
+        *[[[[0, 1]], []]] * 3,
+        [[[0, 1]], [1]],
+        [[[1, 40]], []],
+        [[[1, 5]], []],
+        [[[2, 3]], []],
+    ]

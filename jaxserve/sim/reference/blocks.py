@@ -21,19 +21,17 @@ class BlockPool:
         """Takes ``blocks``, which must not exceed ``free``."""
         self.used += blocks
 
-    def admit(self, owner: int, blocks: int) -> int:
-        """Takes ``blocks`` for sequence ``owner``; returns how many already hold its KV."""
-        self.allocate(blocks)
+    def reuse(self, owner: int) -> int:
+        """Takes the free blocks that still hold KV of sequence ``owner``; returns how many."""
         return 0
 
-    def release(self, blocks: int) -> None:
-        """Gives back ``blocks`` whose content nobody will ask for again."""
+    def release(self, blocks: int, full_blocks: int = 0) -> None:
+        """Gives back ``blocks`` whose content nobody will ask for, ``full_blocks`` of them full."""
         self.used -= blocks
 
     def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        """Gives back the ``blocks`` of preempted sequence ``owner``, ``full_blocks`` of them
-        full."""
-        self.release(blocks)
+        """Gives back the ``blocks`` of sequence ``owner``, which is preempted."""
+        self.release(blocks, full_blocks)
 
     def resize(self, capacity: int) -> None:
         """Changes the capacity; whoever holds blocks keeps them."""
@@ -45,12 +43,14 @@ class BlockPool:
 
 
 class CachingBlockPool(BlockPool):
-    """Free blocks are reused oldest first, and until then their content can be found again.
+    """Free blocks are reused in an order, and until then their content can be found again.
 
     This is vLLM's automatic prefix cache for distinct prompts: the only prefix that ever matches
-    is a preempted sequence's own. A sequence gives its last blocks back first, so what is left of
-    it when others have taken blocks is always a prefix. The free blocks therefore form a queue of
-    segments, each the remaining prefix of one sequence or blocks that nobody will ask for.
+    is a preempted sequence's own. Blocks that are not full cannot be found and are reused next;
+    full ones wait behind those that were freed before them. A sequence gives its last blocks back
+    first, so what is left of it when others have taken blocks is always a prefix. The free blocks
+    therefore form a queue of segments, each the remaining prefix of one sequence or blocks that
+    nobody will ask for.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -70,19 +70,16 @@ class CachingBlockPool(BlockPool):
             else:
                 self._segments[owner] = available - taken
 
-    def admit(self, owner: int, blocks: int) -> int:
-        # A sequence comes back with all that it had, so it needs at least what is left of it.
+    def reuse(self, owner: int) -> int:
         cached = self._segments.pop(owner, 0)
         self.used += cached
-        self.allocate(blocks - cached)
         return cached
 
-    def release(self, blocks: int) -> None:
-        self._enqueue(self._label(), blocks)
+    def release(self, blocks: int, full_blocks: int = 0) -> None:
+        self._enqueue(self._label(), blocks, full_blocks)
 
     def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        self.release(blocks - full_blocks)
-        self._enqueue(owner, full_blocks)
+        self._enqueue(owner, blocks, full_blocks)
 
     def resize(self, capacity: int) -> None:
         super().resize(capacity)
@@ -102,10 +99,15 @@ class CachingBlockPool(BlockPool):
         if self.free > 0:
             self._segments[self._label()] = self.free
 
-    def _enqueue(self, owner: int, blocks: int) -> None:
-        queued = max(self.free, 0)
-        self.used -= blocks
-        # Blocks beyond a lowered capacity are gone.
-        kept = max(self.free, 0) - queued
-        if kept > 0:
-            self._segments[owner] = kept
+    def _enqueue(self, owner: int, blocks: int, full_blocks: int) -> None:
+        for label, count, at_the_end in (
+            (self._label(), blocks - full_blocks, False),
+            (owner, full_blocks, True),
+        ):
+            queued = max(self.free, 0)
+            self.used -= count
+            # Blocks beyond a lowered capacity are gone.
+            kept = max(self.free, 0) - queued
+            if kept > 0:
+                self._segments[label] = kept
+                self._segments.move_to_end(label, last=at_the_end)

@@ -1,9 +1,11 @@
 """One serving engine, iteration by iteration: continuous batching as vLLM V1 does it.
 
-An iteration first serves what is running, then admits from the waiting queue with the tokens that
-are left of its budget; prompts longer than that are prefilled in chunks. KV lives in blocks. When
-a running sequence needs a block and there is none, the sequence that would be missed least is
-preempted: its KV is dropped, and it is recomputed when it comes to the front of the queue again.
+An iteration first serves what is running, in the order of admission, then admits from the waiting
+queue with the tokens that are left of its budget; prompts longer than that are prefilled in chunks.
+KV lives in blocks, taken as they are needed. When a running sequence needs a block and there is
+none, the sequence that would be missed least is preempted: its KV is dropped, and it is recomputed
+when it comes to the front of the queue again. docs/fidelity.md says how vLLM's own scheduler was
+held against this.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from enum import Enum
 
 import numpy as np
 
-from jaxserve.sim.machine.acceptance import MAX_DEPTH
 from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
 from jaxserve.sim.reference.counters import Counters
+from jaxserve.sim.reference.decode_batch import DecodeBatch
 from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
@@ -55,8 +57,8 @@ class Engine:
         """requests routed here that are not running."""
         self.prefilling: list[Request] = []
         """admitted, part of the prompt still to compute; oldest first."""
-        self.decoding: list[Request] = []
-        """running sequences in the order in which they were admitted."""
+        self.decoding = DecodeBatch(settings.block_tokens)
+        """running sequences whose prompt is computed."""
         self.held: list[Request] = []
         """prefilled sequences whose KV waits here for a decoding GPU."""
         self.handoffs: list[Request] = []
@@ -69,15 +71,8 @@ class Engine:
         self._rng = rng
         pool = CachingBlockPool if settings.prefix_caching else BlockPool
         self.pool = pool(self._capacity_blocks())
-        # Row i of these arrays belongs to decoding[i].
-        self._context = np.zeros(64, np.int64)  # KV tokens held
-        self._remaining = np.zeros(64, np.int64)  # output tokens to come
-        self._blocks = np.zeros(64, np.int64)  # KV blocks held
-        self._survival = np.zeros((64, MAX_DEPTH))  # chance that draft position 1..8 is accepted
-        self._kv_tokens = 0  # sum of _context
-        self._decode_blocks = 0  # sum of _blocks
-        self._steps_to_finish = 0  # lower bound of the smallest _remaining
         # The iteration in flight.
+        self._rows = 0  # of decoding
         self._chunks: list[tuple[Request, int]] = []
         self._duration_s = 0.0
         self._depth = 0
@@ -92,7 +87,13 @@ class Engine:
         """Tokens that the GPU holds or still has to prefill: the router's measure of load."""
         prefilling = sum(request.prefill_target for request in self.prefilling)
         incoming = sum(request.prefill_target for request, _ in self._incoming)
-        return self._kv_tokens + self.waiting.prefill_tokens + prefilling + incoming
+        return self.decoding.kv_tokens + self.waiting.prefill_tokens + prefilling + incoming
+
+    @property
+    def batch(self) -> list[tuple[Request, int]]:
+        """(request, tokens) of the iteration in flight, in the order in which they were served."""
+        decoding = self.decoding.sequences[: self._rows]
+        return [(request, self._depth + 1) for request in decoding] + self._chunks
 
     def set_knobs(self, knobs: EngineKnobs) -> None:
         """Applies ``knobs`` from the next iteration on."""
@@ -107,29 +108,25 @@ class Engine:
         Check ``crashed`` and ``displaced`` afterwards.
         """
         for request, blocks in self._incoming:
-            self._join(request, blocks)
+            self.decoding.join(request, blocks)
         self._incoming.clear()
-        depth, tier = self.knobs.speculation_depth, self.knobs.tier
-        preempted = self._fit_running(depth + 1)
-        sequences = len(self.decoding)
-        verified = sequences * (depth + 1)
-        budget = self.settings.token_budget
-        # Verifying deep drafts of a large batch may not starve prefill.
-        room = max(budget - verified, int(budget * MIN_CHUNK_SHARE))
-        # Whatever was preempted stays out for an iteration, unless that leaves nothing to run.
-        admit = not preempted or not (self.decoding or self.prefilling)
-        self._chunks = self._schedule_prefill(now, room, admit)
-        if not verified and not self._chunks:
+        depth = self._depth = self.knobs.speculation_depth
+        tier = self.knobs.tier
+        # What only preempts takes no time; the next one finds the blocks that it has freed.
+        while self._compose(now) and not (self._rows or self._chunks):
+            pass
+        if not (self._rows or self._chunks):
             return None
 
         chunks = tuple((chunk, request.computed) for request, chunk in self._chunks)
+        sequences = self._rows
+        verified = sequences * (depth + 1)
         tokens = verified + sum(chunk for chunk, _ in chunks)
-        rows = verified + len(chunks)
         if self.memory is not None:
             used_bytes = self.memory.used_bytes(
                 kv_capacity_tokens=self.knobs.kv_capacity_tokens,
                 tokens=tokens,
-                logits_rows=rows,
+                logits_rows=verified + len(chunks),
                 speculation_depth=depth,
                 tier=tier,
             )
@@ -139,8 +136,7 @@ class Engine:
                 return None
 
         # Each decode step also reads the token that it has just written.
-        kv_tokens = self._kv_tokens + sequences
-        self._depth = depth
+        kv_tokens = self.decoding.tokens_of(sequences) + sequences
         self._duration_s = self.timer.iteration_s(
             decode_seqs=sequences,
             kv_tokens=kv_tokens,
@@ -156,7 +152,7 @@ class Engine:
 
     def finish(self, now: float) -> None:
         """Applies the iteration that ``start`` composed and that ends at ``now``."""
-        if self.decoding:
+        if self._rows:
             self._advance_decoding(now)
         for request, chunk in self._chunks:
             request.computed += chunk
@@ -165,20 +161,14 @@ class Engine:
                 self._end_prefill(request, now)
         self._chunks = []
 
-    def record_generated(self) -> None:
-        """Writes the decoding sequences' progress into their requests; ``finish`` does not."""
-        for request, remaining in zip(self.decoding, self._remaining.tolist(), strict=False):
-            request.generated = request.output_tokens - remaining
-
     def abort(self, request: Request) -> None:
         """Drops ``request``, which waits or runs here, between two iterations: nobody wants it."""
-        if request in self.decoding:
-            row = self.decoding.index(request)
-            self.pool.release(int(self._blocks[row]))
-            self._drop_rows(np.array([row]))
+        if request in self.decoding.sequences:
+            _, blocks, full = self.decoding.remove(request)
+            self.pool.release(blocks, full)
         elif request in self.prefilling:
             self.prefilling.remove(request)
-            self.pool.release(request.blocks)
+            self.pool.release(request.blocks, request.computed // self.settings.block_tokens)
         else:
             self.waiting.remove(request)
 
@@ -205,20 +195,18 @@ class Engine:
     def release_held(self, request: Request) -> None:
         """Frees the blocks of a handed-over sequence: its KV has arrived elsewhere."""
         self.held.remove(request)
-        self.pool.release(request.blocks)
+        self.pool.release(request.blocks, request.computed // self.settings.block_tokens)
 
     def evacuate(self) -> list[Request]:
         """Stops the process: all KV is lost. Returns what was running, oldest first.
 
         Requests in ``waiting`` stay there for the caller to collect.
         """
-        self.record_generated()
-        running = self.decoding + [request for request, _ in self._incoming]
+        running = self.decoding.clear() + [request for request, _ in self._incoming]
         running += self.prefilling + self.held
-        for requests in (self.decoding, self._incoming, self.prefilling, self.held, self.handoffs):
+        for requests in (self._incoming, self.prefilling, self.held, self.handoffs, self._chunks):
             requests.clear()
-        self._chunks = []
-        self._kv_tokens = self._decode_blocks = 0
+        self._rows = 0
         self.pool.clear()
         self.crashed = False
         return running
@@ -229,85 +217,120 @@ class Engine:
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.settings.block_tokens)
 
-    def _fit_running(self, positions: int) -> bool:
-        """Gives every decoding sequence blocks for its next step; True if that took preemption."""
-        preempted = False
-        while self.decoding:
-            count = len(self.decoding)
-            size = self.settings.block_tokens
-            needed = (self._context[:count] + (positions + size - 1)) // size
-            total = int(needed.sum())
-            growth = total - self._decode_blocks
-            if growth <= self.pool.free:
-                if growth > 0:
-                    self.pool.allocate(growth)
-                elif growth < 0:
-                    self.pool.release(-growth)
-                self._blocks[:count] = needed
-                self._decode_blocks = total
-                return preempted
-            self._preempt()
-            preempted = True
-        while self.prefilling and self.pool.free < 0:
-            self._preempt()
-            preempted = True
+    def _compose(self, now: float) -> bool:
+        """Chooses what the next iteration computes; True if that took preemption."""
+        before = self.counters.preemptions
+        self._rows, self._chunks = 0, []
+        budget, depth = self.settings.token_budget, self._depth
+        # Verifying deep drafts of a large batch may not starve prefill.
+        reserved = int(budget * MIN_CHUNK_SHARE) if depth else 0
+        through = self._serve_decoding(len(self.decoding) if depth else budget)
+        room = max(budget - self._rows * (depth + 1), reserved)
+        if through:
+            room = self._serve_prefilling(room)
+        preempted = self.counters.preemptions > before
+        # Whatever was preempted stays out for an iteration.
+        while not preempted and room > 0 and (request := self._admit(now)) is not None:
+            room -= self._schedule(request, room)
         return preempted
 
-    def _preempt(self) -> None:
-        """Drops the KV of the newest running sequence, or of the least important one."""
+    def _serve_decoding(self, most: int) -> bool:
+        """Gives sequences blocks for their next step, in the order of admission, ``most`` of them.
+
+        Returns:
+          False where that ended early, because a sequence had to be preempted for want of any
+          that would be missed less.
+        """
+        # ``_preempt`` lowers ``_rows`` when it takes one that has been served.
+        while (stop := min(len(self.decoding), most)) > self._rows:
+            missing = self.decoding.missing(self._rows, stop, self._depth + 1)
+            sums = missing.cumsum()
+            fitting = int(sums.searchsorted(max(self.pool.free, 0), side="right"))
+            if fitting:
+                self.pool.allocate(int(sums[fitting - 1]))
+                self.decoding.grow(self._rows, missing[:fitting])
+                self._rows += fitting
+            elif not self._make_room(int(missing[0]), self.decoding.sequences[self._rows]):
+                return False
+        return True
+
+    def _serve_prefilling(self, room: int) -> int:
+        """Schedules chunks of the prompts that have begun; returns what is left of ``room``."""
+        for request in tuple(self.prefilling):
+            if room <= 0 or not (chunk := self._schedule(request, room)):
+                break
+            room -= chunk
+        return room
+
+    def _schedule(self, request: Request, room: int) -> int:
+        """Schedules the next chunk of a prompt, at most ``room`` tokens.
+
+        Returns:
+          its tokens; 0 if there were no blocks for it, so that ``request`` was preempted.
+        """
+        chunk = min(request.prefill_target - request.computed, room)
+        blocks = self._blocks_for(request.computed + chunk) - request.blocks
+        if not self._make_room(blocks, request):
+            return 0
+        self.pool.allocate(blocks)
+        request.blocks += blocks
+        self._chunks.append((request, chunk))
+        return chunk
+
+    def _make_room(self, blocks: int, request: Request) -> bool:
+        """Preempts until ``request`` can have ``blocks``; False if it came to ``request`` itself.
+
+        Without need of a block nobody is preempted, even if the pool has become too small.
+        """
+        while blocks > max(self.pool.free, 0):
+            victim = self._victim()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _victim(self) -> Request:
+        """The running sequence that came last, or the least important one."""
         if self.knobs.priority_routing:
-            victim = max(
-                self.decoding + self.prefilling, key=lambda r: (r.priority, r.arrival_s, r.id)
-            )
-        else:
-            victim = (self.prefilling or self.decoding)[-1]
+            running = self.decoding.sequences + self.prefilling
+            return max(running, key=lambda r: (r.priority, r.arrival_s, r.id))
+        return (self.prefilling or self.decoding.sequences)[-1]
+
+    def _preempt(self, victim: Request) -> None:
+        """Drops the KV of ``victim``."""
         if victim in self.prefilling:
             self.prefilling.remove(victim)
+            self._chunks = [part for part in self._chunks if part[0] is not victim]
             full = victim.computed // self.settings.block_tokens
             self.pool.evict(victim.id, victim.blocks, full)
         else:
-            row = self.decoding.index(victim)
-            victim.generated = victim.output_tokens - int(self._remaining[row])
-            full = int(self._context[row]) // self.settings.block_tokens
-            self.pool.evict(victim.id, int(self._blocks[row]), full)
-            self._drop_rows(np.array([row]))
+            row, blocks, full = self.decoding.remove(victim)
+            self.pool.evict(victim.id, blocks, full)
+            self._rows -= row < self._rows
         victim.preemptions += 1
         self.counters.preemptions += 1
         if self.role is Role.DECODE:
             self.displaced.append(victim)
         else:
-            self.waiting.push(victim)
-
-    def _schedule_prefill(self, now: float, room: int, admit: bool) -> list[tuple[Request, int]]:
-        """(request, tokens) of this iteration's prefill chunks, at most ``room`` tokens in all."""
-        chunks = []
-        for request in self.prefilling:
-            if room <= 0:
-                break
-            chunk = min(request.prefill_target - request.computed, room)
-            chunks.append((request, chunk))
-            room -= chunk
-        while admit and room > 0 and (request := self._admit(now)) is not None:
-            chunk = min(request.prefill_target - request.computed, room)
-            chunks.append((request, chunk))
-            room -= chunk
-        return chunks
+            self.waiting.put_back(victim)
 
     def _admit(self, now: float) -> Request | None:
-        """Moves the head of the queue into the batch if slots and KV blocks allow."""
-        reserve = int(self.pool.capacity * self.settings.watermark)
+        """Moves the head of the queue into the batch if slots and KV blocks allow.
+
+        Its whole prompt must fit, although it takes blocks only chunk by chunk.
+        """
         while self.waiting and self.running < self.knobs.batch_cap:
             request = self.waiting.peek()
             blocks = self._blocks_for(request.prefill_target)
-            if blocks + reserve > self.pool.capacity:
+            if blocks > self.pool.capacity:
                 self._give_up(self.waiting.pop())
                 continue
+            reserve = int(self.pool.capacity * self.settings.watermark) if self.running else 0
             if blocks + reserve > self.pool.free:
                 return None
             self.waiting.pop()
-            cached = self.pool.admit(request.id, blocks)
-            request.computed = cached * self.settings.block_tokens
-            request.blocks = blocks
+            request.blocks = self.pool.reuse(request.id)
+            request.computed = request.blocks * self.settings.block_tokens
             if math.isnan(request.first_scheduled_s):
                 request.first_scheduled_s = now
             self.prefilling.append(request)
@@ -331,79 +354,30 @@ class Engine:
             request.first_token_s = now
             self.counters.first_tokens.append(request)
         if request.generated == request.output_tokens:
-            self.pool.release(request.blocks)
-            self._complete(request, now)
+            self._complete(request, request.blocks, now)
         elif self.role is Role.PREFILL:
             self.held.append(request)
             self.handoffs.append(request)
         else:
-            self._join(request, request.blocks)
-
-    def _join(self, request: Request, blocks: int) -> None:
-        """Adds a prefilled sequence to the decode batch."""
-        row = len(self.decoding)
-        if row == len(self._context):
-            grow = ((0, row),)
-            self._context = np.pad(self._context, grow)
-            self._remaining = np.pad(self._remaining, grow)
-            self._blocks = np.pad(self._blocks, grow)
-            self._survival = np.pad(self._survival, (*grow, (0, 0)))
-        # The newest token has been sampled, but its KV is written by its own step.
-        context = request.prompt_tokens + request.generated - 1
-        remaining = request.output_tokens - request.generated
-        self._context[row] = context
-        self._remaining[row] = remaining
-        self._blocks[row] = blocks
-        self._survival[row] = request.draft_survival()
-        self._kv_tokens += context
-        self._decode_blocks += blocks
-        self._steps_to_finish = min(self._steps_to_finish, remaining) if row else remaining
-        self.decoding.append(request)
+            self.decoding.join(request, request.blocks)
 
     def _advance_decoding(self, now: float) -> None:
-        """One step of every decoding sequence."""
-        count, depth = len(self.decoding), self._depth
-        remaining = self._remaining[:count]
-        if depth == 0:
-            self._context[:count] += 1
-            remaining -= 1
-            tokens = count
-        else:
-            # A position counts if it survives and all before it did: one draw decides how far.
-            draws = self._rng.random((count, 1))
-            steps = 1 + (draws < self._survival[:count, :depth]).sum(axis=1)
-            np.minimum(steps, remaining, out=steps)
-            self._context[:count] += steps
-            remaining -= steps
-            tokens = int(steps.sum())
-            self.counters.drafted += count * depth
-            self.counters.draft_accepted += tokens - count
-        self._kv_tokens += tokens
+        """One step of the decoding sequences that are in the iteration."""
+        tokens, through = self.decoding.advance(self._rows, self._depth, self._rng)
         self.counters.tokens += tokens
-        self.counters.decodes.append((self._duration_s, count))
-        self._steps_to_finish -= depth + 1
-        if self._steps_to_finish <= 0:
-            rows = np.flatnonzero(remaining == 0)
-            for row in rows:
-                request = self.decoding[row]
-                request.generated = request.output_tokens
-                self.pool.release(int(self._blocks[row]))
-                self._complete(request, now)
-            if len(rows):
-                self._drop_rows(rows)
-            self._steps_to_finish = int(self._remaining[: len(self.decoding)].min(initial=2**60))
+        self.counters.decodes.append((self._duration_s, self._rows))
+        if self._depth:
+            self.counters.drafted += self._rows * self._depth
+            self.counters.draft_accepted += tokens - self._rows
+        self._rows = 0
+        for request, blocks in through:
+            request.generated = request.output_tokens
+            self._complete(request, blocks, now)
 
-    def _complete(self, request: Request, now: float) -> None:
+    def _complete(self, request: Request, blocks: int, now: float) -> None:
+        # The last token is not written into the KV.
+        tokens = request.prompt_tokens + request.output_tokens - 1
+        self.pool.release(blocks, tokens // self.settings.block_tokens)
         request.finish_s = now
         request.tier = self.knobs.tier
         self.counters.completed.append(request)
-
-    def _drop_rows(self, rows: np.ndarray) -> None:
-        """Takes decoding sequences out of the batch, keeping the order of the others."""
-        count = len(self.decoding)
-        self._kv_tokens -= int(self._context[rows].sum())
-        self._decode_blocks -= int(self._blocks[rows].sum())
-        kept = np.delete(np.arange(count), rows)
-        for array in (self._context, self._remaining, self._blocks, self._survival):
-            array[: len(kept)] = array[kept]
-        self.decoding = [self.decoding[row] for row in kept]

@@ -122,8 +122,8 @@ def request_log(requests: Iterable[Request]) -> np.ndarray:
 class WaitingQueue:
     """Requests that wait for admission, first come first served or by priority.
 
-    Both orders use the arrival time, so a preempted request, which arrived before everything that
-    has never been admitted, goes back to the front.
+    Both orders use the arrival time. By priority a preempted request goes back to its place in the
+    order; first come first served it goes to the front.
     """
 
     def __init__(self, by_priority: bool = False) -> None:
@@ -131,6 +131,7 @@ class WaitingQueue:
         self.prefill_tokens = 0
         """Tokens that the waiting requests have to prefill."""
         self._heap: list[tuple[int, float, int, Request]] = []
+        self._put_back = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -141,9 +142,12 @@ class WaitingQueue:
 
     def push(self, request: Request) -> None:
         """Adds ``request`` at its place in the order."""
-        rank = request.priority if self.by_priority else 0
-        heapq.heappush(self._heap, (rank, request.arrival_s, request.id, request))
-        self.prefill_tokens += request.prefill_target
+        self._push(request, request.priority if self.by_priority else 0)
+
+    def put_back(self, request: Request) -> None:
+        """Adds ``request``, which was preempted."""
+        self._put_back += 1
+        self._push(request, request.priority if self.by_priority else -self._put_back)
 
     def tokens_before(self, request: Request) -> int:
         """Tokens to prefill of those that would be served before ``request``."""
@@ -171,6 +175,10 @@ class WaitingQueue:
     def drain(self) -> list[Request]:
         """Removes and returns every request, in order."""
         return [self.pop() for _ in range(len(self._heap))]
+
+    def _push(self, request: Request, rank: int) -> None:
+        heapq.heappush(self._heap, (rank, request.arrival_s, request.id, request))
+        self.prefill_tokens += request.prefill_target
 
     def set_order(self, by_priority: bool) -> None:
         """Switches between first come first served and priority order."""

@@ -15,64 +15,84 @@ SEQUENCES = st.lists(
 
 
 class ListedBlocks:
-    """The same cache with every free block listed: (owner, position) or None, oldest first."""
+    """The same cache with every free block listed: (owner, position) or None, next one first."""
 
     def __init__(self, capacity: int) -> None:
-        self.free = deque([None] * capacity)
+        self.free: deque[tuple[int, int] | None] = deque([None] * capacity)
 
-    def admit(self, owner: int, blocks: int) -> int:
+    def reuse(self, owner: int) -> int:
         cached = 0
-        while cached < blocks and (owner, cached) in self.free:
+        while (owner, cached) in self.free:
             self.free.remove((owner, cached))
             cached += 1
-        for _ in range(blocks - cached):
-            self.free.popleft()
         return cached
 
-    def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        for position in reversed(range(blocks)):
-            self.free.append((owner, position) if position < full_blocks else None)
+    def allocate(self, blocks: int) -> None:
+        for _ in range(blocks):
+            self.free.popleft()
 
-    def release(self, blocks: int) -> None:
-        self.free.extend([None] * blocks)
+    def release(self, blocks: int, full_blocks: int) -> None:
+        self.free.extendleft([None] * (blocks - full_blocks))
+        self.free.extend([None] * full_blocks)
+
+    def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
+        self.free.extendleft([None] * (blocks - full_blocks))
+        self.free.extend((owner, position) for position in reversed(range(full_blocks)))
 
 
 @given(SEQUENCES)
 def test_cache_of_segments_matches_a_cache_of_single_blocks(steps):
-    """A preempted sequence finds exactly the prefix that oldest-first reuse has left it."""
+    """A preempted sequence finds exactly the prefix that reuse has left it."""
     pool, listed = CachingBlockPool(40), ListedBlocks(40)
     held: dict[int, int] = {}
     left: dict[int, int] = {}
     for owner, blocks, finishes, full in steps:
         if owner in held:
             count = held.pop(owner)
+            full = min(full, count)
             if finishes:
-                pool.release(count)
-                listed.release(count)
+                pool.release(count, full)
+                listed.release(count, full)
             else:
-                left[owner] = min(full, count)
-                pool.evict(owner, count, left[owner])
-                listed.evict(owner, count, left[owner])
+                left[owner] = full
+                pool.evict(owner, count, full)
+                listed.evict(owner, count, full)
         elif (blocks := max(blocks, left.pop(owner, 0))) <= pool.free:
-            assert pool.admit(owner, blocks) == listed.admit(owner, blocks)
+            cached = pool.reuse(owner)
+            assert cached == listed.reuse(owner)
+            pool.allocate(blocks - cached)
+            listed.allocate(blocks - cached)
             held[owner] = blocks
         assert pool.used == sum(held.values())
         assert pool.free == len(listed.free)
 
 
+def test_blocks_that_are_not_full_are_reused_first():
+    """A full block of a preempted sequence outlives everything that was free before it."""
+    pool = CachingBlockPool(10)
+    pool.allocate(4)
+    pool.evict(1, 4, 3)
+    pool.allocate(7)
+    assert pool.reuse(1) == 3
+    pool.evict(1, 3, 3)
+    pool.release(7, 0)
+    pool.allocate(8)
+    assert pool.reuse(1) == 2
+
+
 def test_without_caching_nothing_is_found_again():
     """Preemption by recompute loses all KV."""
     pool = BlockPool(10)
-    assert pool.admit(1, 4) == 0
+    pool.allocate(4)
     pool.evict(1, 4, 4)
-    assert pool.admit(1, 4) == 0
+    assert pool.reuse(1) == 0
 
 
 @pytest.mark.parametrize("kind", [BlockPool, CachingBlockPool])
 def test_a_lowered_capacity_shows_as_negative_free_blocks(kind):
     """Holders keep their blocks when the pool shrinks, and nothing is free until they return."""
     pool = kind(10)
-    pool.admit(1, 8)
+    pool.allocate(8)
     pool.resize(5)
     assert pool.free == -3
     pool.evict(1, 8, 8)

@@ -50,27 +50,28 @@ def naive_run(requests, timer, knobs, config):
         while upcoming and upcoming[0].arrival_s <= now:
             waiting.append(upcoming.pop(0))
         waiting.sort(key=order)
-        preempted = False
-        for sequence in list(running):
-            if sequence not in running or sequence["done"] < sequence["target"]:
-                continue
-            needed = -(-(sequence["context"] + 1) // size)
+        parts, preempted, room, i = [], False, config.token_budget, 0
+        while i < len(running) and room > 0:
+            sequence = running[i]
+            chunk = min(room, sequence["target"] - sequence["done"])
+            needed = -(-(sequence["done"] + chunk) // size)
             while sequence in running and used() - sequence["blocks"] + needed > capacity:
+                victim = running[-1]
                 if knobs.priority_routing:
                     victim = max(running, key=lambda s: order(s["request"]))
-                else:
-                    victim = running[-1]
+                i -= running.index(victim) < i
+                room += sum(part for served, part in parts if served is victim)
+                parts = [part for part in parts if part[0] is not victim]
                 running.remove(victim)
                 waiting.append(victim["request"])
                 preempted = True
+            if sequence not in running:
+                break
             sequence["blocks"] = needed
+            parts.append((sequence, chunk))
+            room -= chunk
+            i += 1
         waiting.sort(key=order)
-        decoding = [s for s in running if s["done"] == s["target"]]
-        room = config.token_budget - len(decoding)
-        chunks = []
-        for sequence in [s for s in running if s["done"] < s["target"]]:
-            chunks.append((sequence, min(room, sequence["target"] - sequence["done"])))
-            room -= chunks[-1][1]
         while waiting and not preempted and room > 0 and len(running) < knobs.batch_cap:
             request = waiting[0]
             target = request.prompt_tokens + made[request.id]
@@ -80,34 +81,32 @@ def naive_run(requests, timer, knobs, config):
             if used() + -(-target // size) > capacity:
                 break
             waiting.pop(0)
+            chunk = min(room, target)
             running.append(
-                {"request": request, "target": target, "done": 0, "blocks": -(-target // size)}
+                {"request": request, "target": target, "done": 0, "blocks": -(-chunk // size)}
             )
-            chunks.append((running[-1], min(room, target)))
-            room -= chunks[-1][1]
-        chunks = [(sequence, chunk) for sequence, chunk in chunks if chunk > 0]
-        if not decoding and not chunks:
+            parts.append((running[-1], chunk))
+            room -= chunk
+        if not parts:
             if preempted:
                 continue
             if not upcoming:
                 break
             now = upcoming[0].arrival_s
             continue
+        decoding = [sequence for sequence, _ in parts if sequence.get("decodes")]
         now += timer.iteration_s(
             decode_seqs=len(decoding),
-            kv_tokens=sum(s["context"] + 1 for s in decoding),
-            chunks=tuple((chunk, s["done"]) for s, chunk in chunks),
+            kv_tokens=sum(sequence["target"] for sequence in decoding),
+            chunks=tuple((c, s["done"]) for s, c in parts if not s.get("decodes")),
         )
-        emitting = list(decoding)
-        for sequence in decoding:
-            sequence["context"] += 1
-        for sequence, chunk in chunks:
+        for sequence, chunk in parts:
             sequence["done"] += chunk
-            if sequence["done"] == sequence["target"]:
-                sequence["context"] = sequence["target"]
-                emitting.append(sequence)
-        for sequence in emitting:
+            if sequence["done"] < sequence["target"]:
+                continue
+            # A token is sampled; its KV is what the next step computes.
             request = sequence["request"]
+            sequence |= {"target": sequence["target"] + 1, "decodes": True}
             made[request.id] += 1
             first.setdefault(request.id, now)
             if made[request.id] == request.output_tokens:
@@ -117,7 +116,9 @@ def naive_run(requests, timer, knobs, config):
 
 
 @settings(max_examples=200)
-@given(REQUESTS, st.integers(1, 6), st.integers(8, 40), st.booleans(), st.sampled_from([24, 2048]))
+@given(
+    REQUESTS, st.integers(1, 6), st.integers(8, 40), st.booleans(), st.sampled_from([3, 24, 2048])
+)
 def test_matches_a_naive_scheduler(rows, cap, blocks, by_priority, budget):
     """Counters, aggregates and heaps give the schedule of the plain algorithm, event by event."""
     knobs = EngineKnobs(cap, blocks * 16, priority_routing=by_priority)
@@ -284,6 +285,73 @@ def test_an_iteration_that_preempts_admits_nobody():
     assert timer.seen[alone + 1][2] == ((16, 0),)
 
 
+def served(engine, steps, arrivals=()):
+    """{request: tokens} of each of the next steps; ``arrivals`` come after the first."""
+    seen = []
+    for _ in range(steps):
+        assert engine.start(0.0) is not None
+        seen.append({request.id: tokens for request, tokens in engine.batch})
+        engine.finish(0.0)
+        for request in arrivals:
+            engine.waiting.push(request)
+        arrivals = ()
+    return seen
+
+
+def make_engine(requests, knobs, **settings_):
+    engine = Engine(LinearTimer(), knobs, SchedulerSettings(**settings_), np.random.default_rng(0))
+    for request in requests:
+        engine.waiting.push(request)
+    return engine
+
+
+def test_a_sequence_that_preempts_itself_ends_the_step():
+    """As in vLLM: those admitted after it wait for the next step, although they have blocks."""
+    first = [Request(0, 0.0, 1, 20, priority=0), Request(1, 0.0, 14, 20, priority=2)]
+    engine = make_engine(first, EngineKnobs(8, 64, priority_routing=True))
+    steps = served(engine, 5, arrivals=[Request(2, 0.1, 20, 20, priority=1)])
+    assert steps[1] == {0: 1, 1: 1, 2: 20}
+    assert steps[3] == {0: 1} and first[1].preemptions == 1
+    assert steps[4] == {0: 1, 2: 1}
+
+
+def test_decodes_beyond_the_token_budget_wait():
+    """Those admitted last; nobody is admitted meanwhile."""
+    engine = make_engine(burst(6, prompt=4, output=9), EngineKnobs(8, 10_000), token_budget=12)
+    served(engine, 1)
+    assert served(engine, 1) == [{0: 1, 1: 1, 2: 1, 3: 4, 4: 4, 5: 1}]
+    engine.settings = SchedulerSettings(token_budget=2)
+    assert served(engine, 2) == [{0: 1, 1: 1}, {0: 1, 1: 1}]
+
+
+def test_a_prompt_takes_blocks_chunk_by_chunk():
+    """Admitted if all of it fits, it holds what is computed; decodes can have the rest."""
+    engine = make_engine(burst(2, prompt=64, output=9), EngineKnobs(8, 112), token_budget=64)
+    served(engine, 1)
+    assert (engine.pool.used, engine.running) == (4, 1)
+    engine = make_engine(burst(1, prompt=64, output=9), EngineKnobs(8, 112), token_budget=20)
+    for blocks in (2, 3, 4, 4):
+        served(engine, 1)
+        assert engine.pool.used == blocks
+
+
+def test_the_watermark_does_not_keep_out_the_only_request():
+    """A request that would leave fewer blocks free than the watermark is admitted alone."""
+    engine = make_engine(burst(2, prompt=144, output=2), EngineKnobs(8, 160), watermark=0.5)
+    assert served(engine, 1) == [{0: 144}]
+
+
+def test_preempted_requests_return_in_the_order_of_admission():
+    """First come first served: also where that is not the order in which they arrived."""
+    queue = WaitingQueue()
+    for i in range(4):
+        queue.push(Request(i, float(i), 10, 1))
+    late, early = Request(9, 9.0, 10, 1), Request(8, 8.0, 10, 1)
+    queue.put_back(early)
+    queue.put_back(late)
+    assert [request.id for request in queue.drain()] == [9, 8, 0, 1, 2, 3]
+
+
 def test_prefix_cache_shortens_recomputation():
     """With prefix caching a preempted sequence recomputes only what others have overwritten."""
 
@@ -299,19 +367,16 @@ def test_prefix_cache_shortens_recomputation():
 
 
 def test_lowering_kv_capacity_preempts_until_it_fits():
-    """A smaller KV pool takes effect at once and loses no request."""
-    engine = Engine(
-        LinearTimer(), EngineKnobs(8, 1600), SchedulerSettings(), np.random.default_rng(0)
-    )
-    for request in burst(8, prompt=100, output=50):
-        engine.waiting.push(request)
-    end_s = engine.start(0.0)
-    assert end_s is not None and engine.running == 8
-    engine.finish(end_s)
+    """A smaller KV pool preempts as soon as a sequence asks for a block, and loses no request."""
+    engine = make_engine(burst(8, prompt=100, output=50), EngineKnobs(8, 1600))
+    served(engine, 1)
     engine.set_knobs(EngineKnobs(8, 480))
-    assert engine.start(end_s) is not None
-    assert engine.pool.used <= 30 and engine.counters.preemptions >= 4
-    assert engine.running + len(engine.waiting) == 8
+    # 100 tokens are in seven blocks, and the seventh is full after 112.
+    served(engine, 12)
+    assert engine.pool.used == 56
+    served(engine, 1)
+    assert engine.pool.used <= 30 and engine.running + len(engine.waiting) == 8
+    assert engine.counters.preemptions >= 4
 
 
 @settings(deadline=None, max_examples=60)
@@ -328,7 +393,7 @@ def test_an_aborted_request_leaves_nothing_behind(rows, depth, by_priority, cach
     while (end_s := engine.start(now)) is not None:
         engine.finish(end_s)
         now = end_s
-        here = [*engine.decoding, *engine.prefilling, *engine.waiting]
+        here = [*engine.decoding.sequences, *engine.prefilling, *engine.waiting]
         if here and chance.random() < 0.3:
             gone = chance.choice(here)
             engine.abort(gone)
@@ -350,8 +415,12 @@ def test_progress_is_recorded_when_asked_for():
     for _ in range(6):
         now = engine.start(now)
         engine.finish(now)
-    engine.record_generated()
-    assert sum(request.generated for request in engine.decoding) == engine.counters.tokens > 18
+    engine.decoding.record_generated()
+    assert (
+        sum(request.generated for request in engine.decoding.sequences)
+        == engine.counters.tokens
+        > 18
+    )
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])

@@ -81,8 +81,9 @@ def _longest_sequence_blocks(scheduler: Any) -> int:
 
     config = scheduler.kv_cache_config
     sequences = get_max_concurrency_for_kv_cache_config(scheduler.vllm_config, config)
+    blocks = math.ceil(config.num_blocks / sequences - 1e-6)  # a quotient of quotients rounds
     # One more of each group for the draft tokens that go past the end of the sequence.
-    return math.ceil(config.num_blocks / sequences) + len(config.kv_cache_groups)
+    return blocks + len(config.kv_cache_groups)
 
 
 def _speculation_depth(scheduler: Any) -> Knob | NotOffered:

@@ -1,0 +1,120 @@
+# pyright: reportMissingImports=false
+"""Plays episodes of traffic on vLLM's own scheduler, and writes what every step was composed of.
+
+usage, in vLLM's environment: python -m jaxserve_vllm.episodes < EPISODES > STEPS
+
+Both are files of JSON lines. An episode is an object with ``blocks``, ``block_tokens``,
+``max_length``, ``batch_cap``, ``token_budget``, ``priority_routing``, ``watermark``,
+``prefix_caching``, ``speculation_depth``, ``requests``, a list of [step of its arrival, prompt
+tokens, output tokens, priority] in the order in which they arrive, and ``turns``, a list of [step,
+knobs turned before it]. The answer to it is a list of the steps in which a token was computed, each
+[[request, tokens] in the order of the batch, requests preempted]. A line before all answers names
+the version of vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from vllm.version import __version__
+
+from jaxserve_vllm.bare import BareEngine
+
+TOKENS = 500
+"""Tokens that prompts are made of, below the size of the vocabulary."""
+
+
+def play(episode: dict[str, Any]) -> list[list[Any]]:
+    """The steps of one episode."""
+    engine = BareEngine(
+        blocks=episode["blocks"],
+        block_tokens=episode["block_tokens"],
+        max_length=episode["max_length"],
+        max_seqs=episode["batch_cap"],
+        token_budget=episode["token_budget"],
+        caching=episode["prefix_caching"],
+        watermark=_watermark(episode),
+        speculation=_speculation(episode),
+    )
+    scheduler = engine.scheduler
+    if not episode["priority_routing"]:
+        engine.put(priority_routing=0)
+    arrivals, turns = list(enumerate(episode["requests"])), list(episode["turns"])
+    steps: list[list[Any]] = []
+    preempted: list[int] = []
+    # vLLM tells of preemptions to its workers only.
+    preempt = scheduler._preempt_request
+
+    def noted(request: Any, *args: Any, **kwargs: Any) -> Any:
+        preempted.append(int(request.request_id))
+        return preempt(request, *args, **kwargs)
+
+    scheduler._preempt_request = noted
+    now = 0
+    while arrivals or scheduler.has_unfinished_requests():
+        if not scheduler.has_unfinished_requests():
+            now = max(now, arrivals[0][1][0])
+        while turns and turns[0][0] <= now:
+            answer = engine.put(**_knobs(turns.pop(0)[1], episode))
+            if "refused" in answer:
+                raise ValueError(answer["refused"])
+        while arrivals and arrivals[0][1][0] <= now:
+            i, (_, prompt, output, priority) = arrivals.pop(0)
+            # No two prompts have a prefix in common.
+            engine.add(str(i), [i % TOKENS] * prompt, output, priority, arrival_s=float(i))
+        tokens = engine.step().num_scheduled_tokens
+        if not tokens and not preempted:
+            raise RuntimeError("vLLM schedules nothing although requests are waiting")
+        # A step that only preempts takes no time.
+        if tokens:
+            steps.append(
+                [[[int(name), count] for name, count in tokens.items()], sorted(preempted)]
+            )
+            preempted.clear()
+            now += 1
+    return steps
+
+
+def _watermark(episode: dict[str, Any]) -> float:
+    """Share that makes vLLM, which counts block 0 as well, leave as many blocks free."""
+    blocks = int(episode["watermark"] * episode["blocks"])
+    return (blocks + 0.5) / (episode["blocks"] + 1) if blocks else 0.0
+
+
+def _speculation(episode: dict[str, Any]) -> dict[str, Any]:
+    """Fields of vLLM's configuration for as many drafts at any batch size."""
+    depth = episode["speculation_depth"]
+    if not depth:
+        return {}
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": depth,
+        "prompt_lookup_max": 3,
+        "prompt_lookup_min": 2,
+        "num_speculative_tokens_per_batch_size": [(1, episode["batch_cap"], depth)],
+    }
+
+
+def _knobs(knobs: dict[str, float], episode: dict[str, Any]) -> dict[str, float]:
+    turned = dict(knobs)
+    if "kv_blocks" in turned:
+        turned["kv_budget_fraction"] = turned.pop("kv_blocks") / episode["blocks"]
+    return turned
+
+
+def main() -> None:
+    """Reads episodes, writes steps."""
+    print(json.dumps({"vllm": __version__}))
+    for line in sys.stdin:
+        print(json.dumps(play(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
