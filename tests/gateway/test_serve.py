@@ -187,7 +187,7 @@ def test_a_missing_extra(
 
 
 def test_the_gateway_needs_no_simulator() -> None:
-    """Its modules import errors and checks of the package, and nothing else of it."""
+    """Its modules import errors, checks and sockets of the package, and nothing else of it."""
     code = (
         "import sys, types, pathlib\n"
         "bare = types.ModuleType('jaxserve'); bare.__path__ = [sys.argv[1]]\n"
@@ -199,4 +199,6 @@ def test_the_gateway_needs_no_simulator() -> None:
     package = Path(cli.__file__).resolve().parents[1]
     command = [sys.executable, "-c", code, str(package)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["jaxserve.checks", "jaxserve.errors", "False"]
+    *imported, jax = found.stdout.split()
+    own = {f"jaxserve.{name}" for name in ("checks", "errors", "runtime", "runtime.listening")}
+    assert set(imported) == own and jax == "False"
