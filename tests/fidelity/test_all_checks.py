@@ -62,11 +62,12 @@ def test_checks_without_data_are_skipped_by_name(
         return ROWS[:1]
 
     monkeypatch.setattr(all_checks, "MEASURED", {"kernels": check, "silicon": check})
+    monkeypatch.setattr(all_checks, "scheduler_agreement", lambda: ROWS[:1])
     monkeypatch.setattr(all_checks, "fast_vs_reference", lambda: ROWS[1:])
     monkeypatch.setattr(all_checks, "policy_transfer", lambda: [])
     started: list[str] = []
     rows, skipped = all_checks.run_checks(tmp_path if measured else None, started.append)
-    assert rows == (ROWS[:1] * 2 if measured else []) + ROWS[1:]
+    assert rows == ROWS[:1] * (3 if measured else 1) + ROWS[1:]
     assert skipped == ([] if measured else ["kernels", "silicon"])
     assert asked == ([tmp_path] * 2 if measured else [])
     assert started[-2:] == ["fast simulator against reference", "policies in both simulators"]
