@@ -271,7 +271,6 @@ _BY_CLASS = (
 def _joined(one: ClassWindow, other: ClassWindow) -> ClassWindow:
     """Two classes as one."""
     ticks = max(len(one.arrivals), len(other.arrivals))
-    done = one.completed + other.completed
 
     def padded(counts: Sequence[int]) -> list[int]:
         return [*counts, *[0] * (ticks - len(counts))]
@@ -290,6 +289,6 @@ def _joined(one: ClassWindow, other: ClassWindow) -> ClassWindow:
         arrivals=tuple(
             a + b for a, b in zip(padded(one.arrivals), padded(other.arrivals), strict=True)
         ),
-        tpot_mean_s=sum(s * n for s, n in tpot) / done if tpot else None,
+        tpot_mean_s=sum(s * n for s, n in tpot) / sum(n for _, n in tpot) if tpot else None,
         **sums,
     )
