@@ -397,6 +397,24 @@ def test_what_is_not_one_key_is_refused() -> None:
             environment("static_workload").reset(key)
 
 
+def test_limits_of_a_task_hold() -> None:
+    """Whatever is asked for, an active knob stays inside; a locked one is at its value anyway."""
+    limits = {"batch_cap": [4, 24], "kv_budget_fraction": [0.5, 0.75], "speculation_depth": [1, 2]}
+    env = jaxserve.make("static_workload", overrides={"limits": limits})
+    asked = random_actions(seed=5)
+    acts = jax.vmap(env.effective_action)(asked)
+    for knob in ("batch_cap", "kv_budget_fraction"):
+        low, high = limits[knob]
+        expected = np.clip(getattr(asked, knob), np.float32(low), np.float32(high))
+        np.testing.assert_array_equal(
+            getattr(acts, knob),
+            expected.astype(acts.batch_cap.dtype) if knob == "batch_cap" else expected,
+        )
+    assert set(np.asarray(acts.speculation_depth)) == {DEFAULT_ACTION["speculation_depth"]}
+    free = jaxserve.make("static_workload")
+    np.testing.assert_array_equal(jax.vmap(free.effective_action)(asked).batch_cap, asked.batch_cap)
+
+
 def test_locked_knobs_do_nothing() -> None:
     """A task's inactive knobs keep their locked value, whatever the agent sets."""
     env = environment("static_workload")

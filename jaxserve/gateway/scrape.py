@@ -131,7 +131,9 @@ class Readings:
             if status != 200:
                 return {"error": f"engine {spec.name} answers /metrics with status {status}"}
             return asdict(parse_metrics(spec.kind, text.decode("utf-8", "replace")))
-        except (EngineRefused, InputError) as error:
+        except EngineRefused as error:
+            return {"error": str(error)}
+        except InputError as error:
             return {"error": f"engine {spec.name}: {error}"}
 
 
