@@ -1,4 +1,4 @@
-"""Knobs of the gateway itself: places at engines, the order of the queue, who serves new requests."""
+"""Knobs of the gateway itself: places at engines, order of the queue, who serves new requests."""
 
 from __future__ import annotations
 
