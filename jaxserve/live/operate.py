@@ -324,6 +324,10 @@ class Controller:
         self, told: dict[str, float], knobs: dict[str, Any], started_s: float
     ) -> dict[str, Any]:
         """Turns knobs; what is in force then."""
+        if len(told) < len(self._turned):
+            # To renew the lease would hold the others' last values as well.
+            await self._fall("fault", str(self._supervision.reason))
+            return knobs
         try:
             lease_s = LEASE_WINDOWS * self._env.window_s
             knobs = parse_knobs(await self._gateway.put(told, lease_s))

@@ -173,8 +173,13 @@ class Deployment:
     def _answer(self) -> None:
         if self.unreachable:
             raise GatewayError("the gateway cannot be reached: ClientConnectorError")
+        self.in_force()
+
+    def in_force(self) -> dict[str, float]:
+        """The knobs, whoever can ask for them."""
         if self.now_s >= self._lease_end_s:
             self.values = dict(self.static)
+        return self.values
 
     async def window(self, since_s: float | None, slices: int) -> dict[str, Any]:
         self._answer()
@@ -194,6 +199,8 @@ class Deployment:
     async def knobs(self) -> dict[str, Any]:
         self._answer()
         answer = copy.deepcopy(self.answers) | {"held": self.held}
+        if "engines" not in answer:
+            return answer
         answer["engines"]["vllm-0"]["engine_id"] = self.engine_id
         for name, value in (self.values | self.lies).items():
             answer["knobs"][name]["now"] = value
