@@ -27,6 +27,7 @@ from docs_pages.interface import (  # noqa: E402
     action_table,
     feature_list,
     grid_table,
+    measured_table,
     observation_table,
 )
 from docs_pages.server_api import server_api_page  # noqa: E402
@@ -72,6 +73,7 @@ def generated_pages() -> dict[Path, str]:
         "gateway_options": option_table(GatewaySettings),
         "gateway_records": record_table(),
         "grids": grid_table(),
+        "measured": measured_table(),
         "mock_engine_options": option_table(MockEngineSettings),
         "observations": observation_table(),
         "pairs": pair_table(),

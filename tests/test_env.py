@@ -18,7 +18,7 @@ from jaxserve.errors import InputError
 from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.traffic.workload import draw_arrivals
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
-from jaxserve.tasks.spec import task_names
+from jaxserve.tasks.spec import load_task, task_names
 from jaxserve.types import ServeAction, TimeStep
 
 HORIZON = 200
@@ -395,6 +395,25 @@ def test_what_is_not_one_key_is_refused() -> None:
     for key in keys:
         with pytest.raises(InputError, match=r"key is [\s\S]*; it must be one typed key"):
             environment("static_workload").reset(key)
+
+
+def test_limits_of_a_task_hold() -> None:
+    """Whatever is asked for, an active knob stays inside; a locked one is at its value anyway."""
+    limits = {
+        "batch_cap": (4, 24),
+        "kv_budget_fraction": (0.5, 0.75),
+        "speculation_depth": (1, 2),
+    }
+    spec = load_task("static_workload")
+    asked = random_actions(seed=5)
+    acts = jax.vmap(jaxserve.make(dataclasses.replace(spec, limits=limits)).effective_action)(asked)
+    for knob in ("batch_cap", "kv_budget_fraction"):
+        value = getattr(asked, knob)
+        low, high = np.asarray(limits[knob], value.dtype)
+        np.testing.assert_array_equal(getattr(acts, knob), np.clip(value, low, high))
+    assert set(np.asarray(acts.speculation_depth)) == {DEFAULT_ACTION["speculation_depth"]}
+    free = jax.vmap(jaxserve.make(spec).effective_action)(asked)
+    np.testing.assert_array_equal(free.batch_cap, asked.batch_cap)
 
 
 def test_locked_knobs_do_nothing() -> None:

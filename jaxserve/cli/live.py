@@ -52,12 +52,12 @@ def make_live_task(
     with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
         from jaxserve.live.live_task import derive
-        from jaxserve.live.readings import parse_engines
+        from jaxserve.live.readings import parse_engines, parse_knobs
 
-    async def ask() -> tuple[dict[str, Any], dict[str, Any]]:
+    async def ask() -> tuple[dict[str, Any], Any]:
         async with GatewayClient(gateway, control_token()) as client:
             try:
-                return await client.knobs(), await client.engines()
+                return parse_knobs(await client.knobs()), await client.engines()
             except GatewayError as error:
                 raise InputError(str(error)) from None
 
@@ -210,6 +210,9 @@ def show_live_log(
     check_outputs({"--plot": plot})
     setup = load_setup(task, table=text(table))
     episode = read_episode(log, setup.env)
+    operated = episode.header.get("task")
+    if operated != setup.spec.name:
+        raise InputError(f"{log} is of task {operated!r:.60}; --task is {setup.spec.name}")
     result_console().print(live_table(setup, episode))
     if plot is not None:
         plots = import_plots()

@@ -67,6 +67,7 @@ class Gateway:
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         await self._proxy.begin()
+        self._steering.begin()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._steering.close()

@@ -20,9 +20,10 @@ from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.engine_knobs import EngineRefused
+from jaxserve.gateway.knob_values import KNOBS
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
-from jaxserve.gateway.steering import KNOBS, MAX_LEASE_S, Steering
+from jaxserve.gateway.steering import MAX_LEASE_S, Steering
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_WINDOW_S = 86_400.0
@@ -99,7 +100,11 @@ class ControlDoor:
         return _json({"records": list(ring)[-count:]})
 
     async def _state(self, request: Request) -> Response:
-        return _json({"gateway": self._ledger.id, **self._now()})
+        objectives = {
+            name: {"ttft_s": one.ttft_s, "tpot_s": one.tpot_s}  # no limit becomes null
+            for name, one in self._ledger.classes.objectives.items()
+        }
+        return _json({"gateway": self._ledger.id, "objectives": objectives, **self._now()})
 
     async def _engines(self, request: Request) -> Response:
         """What every engine says of itself on its ``/metrics``."""

@@ -12,6 +12,7 @@ import orjson
 
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.engines import EngineSpec
+from jaxserve.gateway.knob_values import obeyed
 from jaxserve.gateway.problems import Problem
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
 
@@ -47,13 +48,15 @@ class EngineKnobs(Protocol):
     """The knobs of one engine."""
 
     name: str
+    leases: bool
+    """whether it falls back by itself when commands stop."""
 
     async def offer(self) -> EngineOffer:
         """What it offers and what is in force; never raises for an engine that does not answer."""
         ...
 
     async def put(self, values: Mapping[str, float], lease_s: float) -> None:
-        """Turns knobs.
+        """Turns knobs; those that it does not offer are none of its business.
 
         Raises:
           EngineRefused: it did not.
@@ -77,6 +80,8 @@ def engine_knobs(spec: EngineSpec, upstream: Upstream) -> EngineKnobs:
 class VllmKnobs:
     """vLLM with the plug-in ``jaxserve-vllm``, or whatever has the same ``/jaxserve/control``."""
 
+    leases = True
+
     def __init__(self, spec: EngineSpec, upstream: Upstream) -> None:
         """Args: which engine, and the connections."""
         self.name = spec.name
@@ -96,8 +101,7 @@ class VllmKnobs:
         offer = _plugin_offer(answer)
         for name, value in values.items():
             now = offer.knobs.get(name, {}).get("now")
-            # A share of the KV blocks is rounded to whole blocks.
-            if now is None or not math.isclose(now, value, rel_tol=0.01, abs_tol=1e-3):
+            if not obeyed(name, value, now):
                 raise EngineRefused(
                     f"engine {self.name} has {name} {now} after it was told {value:g}"
                 )
@@ -113,9 +117,12 @@ class VllmKnobs:
 class SglangKnobs:
     """SGLang: its batch cap is live where there is no pipeline parallelism.
 
-    ``POST /set_internal_state`` of 0.5.23 takes it as ``pp_max_micro_batch_size``; it has no lease,
-    so that the gateway ends it.
+    ``POST /set_internal_state`` of 0.5.23 takes it as ``pp_max_micro_batch_size``, and
+    ``/server_info`` shows it beside the one that the engine was started with. It has no lease, so
+    that the gateway ends it.
     """
+
+    leases = False
 
     _FIELD = "pp_max_micro_batch_size"
 
@@ -124,22 +131,22 @@ class SglangKnobs:
         self.name = spec.name
         self._spec = spec
         self._upstream = upstream
-        self._static: float | None = None
 
     async def offer(self) -> EngineOffer:
         """See ``EngineKnobs``."""
         try:
-            info = await ask(self._upstream, self._spec, "GET", "/server_info")
+            return self._offer(await self._info())
         except EngineRefused as error:
             return EngineOffer(reason=str(error))
-        return self._offer(info)
 
     def _offer(self, info: Any) -> EngineOffer:
         info = info if isinstance(info, dict) else {}
         states = info.get("internal_states")
         ranks = states if isinstance(states, list) else []
-        most = [_count(rank.get("effective_max_running_requests_per_dp")) for rank in ranks]
-        if info.get("pp_size", 1) != 1 or not most or None in most:
+        ranks = [rank if isinstance(rank, dict) else {} for rank in ranks]
+        allowed = [_count(rank.get("effective_max_running_requests_per_dp")) for rank in ranks]
+        most = min((each for each in allowed if each is not None), default=None)
+        if info.get("pp_size", 1) != 1 or most is None or None in allowed:
             return EngineOffer(
                 reasons={
                     "batch_cap": "SGLang's cap is live only without pipeline parallelism, and "
@@ -147,22 +154,29 @@ class SglangKnobs:
                 },
                 reason=_NOT_LIVE,
             )
-        least_most = min(each for each in most if each is not None)
-        now = _count(ranks[0].get(self._FIELD)) or least_most
-        if self._static is None:
-            self._static = now
-        cap = {"now": now, "static": self._static, "least": 1.0, "most": least_most}
+        now = {min(_count(rank.get(self._FIELD)) or most, most) for rank in ranks}
+        cap = {
+            "now": now.pop() if len(now) == 1 else None,
+            "static": min(_count(info.get(self._FIELD)) or most, most),
+            "least": 1.0,
+            "most": most,
+        }
         return EngineOffer(knobs={"batch_cap": cap}, reason=_NOT_LIVE)
 
     async def put(self, values: Mapping[str, float], lease_s: float) -> None:
         """See ``EngineKnobs``."""
         del lease_s
-        await self._cap(values["batch_cap"])
+        if "batch_cap" in values:
+            await self._cap(values["batch_cap"])
 
     async def release(self) -> None:
         """See ``EngineKnobs``."""
-        if self._static is not None:
-            await self._cap(self._static)
+        cap = self._offer(await self._info()).knobs.get("batch_cap")
+        if cap is not None and cap["now"] != cap["static"]:
+            await self._cap(cap["static"])
+
+    async def _info(self) -> Any:
+        return await ask(self._upstream, self._spec, "GET", "/server_info")
 
     async def _cap(self, value: float) -> None:
         content = {"server_args": {self._FIELD: int(value)}}
@@ -170,6 +184,11 @@ class SglangKnobs:
         # One answer of each data-parallel rank.
         if not isinstance(answer, list) or not answer or not all(done is True for done in answer):
             raise EngineRefused(f"engine {self.name} did not take a batch cap of {value:g}")
+        now = self._offer(await self._info()).knobs.get("batch_cap", {}).get("now")
+        if not obeyed("batch_cap", value, now):
+            raise EngineRefused(
+                f"engine {self.name} has batch_cap {now} after it was told {value:g}"
+            )
 
 
 async def ask(
@@ -238,11 +257,15 @@ def _plugin_offer(answer: Any) -> EngineOffer:
         for name in engines[0]["knobs"]:
             each = [engine["knobs"][name] for engine in engines]
             if all(knob["offered"] for knob in each):
-                knobs[name] = {word: each[0][word] for word in _RANGE}
-                knobs[name]["least"] = max(float(knob["least"]) for knob in each)
-                knobs[name]["most"] = min(float(knob["most"]) for knob in each)
-                if len({knob["now"] for knob in each}) > 1:
-                    knobs[name]["now"] = None
+                now, static, least, most = (
+                    [_number(knob[word]) for knob in each] for word in _RANGE
+                )
+                knobs[name] = {
+                    "now": now[0] if len(set(now)) == 1 else None,
+                    "static": static[0],
+                    "least": max(least),
+                    "most": min(most),
+                }
             else:
                 reasons[name] = str(next(k["reason"] for k in each if not k["offered"]))[:200]
         return EngineOffer(
@@ -252,6 +275,12 @@ def _plugin_offer(answer: Any) -> EngineOffer:
         )
     except (KeyError, IndexError, TypeError, ValueError):
         raise EngineRefused("an engine's control answers something else") from None
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError
+    return value
 
 
 def _count(value: Any) -> float | None:

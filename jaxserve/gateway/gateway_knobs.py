@@ -65,8 +65,8 @@ class Router:
     def __init__(self, pools: Mapping[str, Pool]) -> None:
         """Args: the pools; the first one is where requests go without a lease."""
         self._pools = pools
-        first = next(iter(pools.values()))
-        self._static = _kind(first)
+        self._chosen = next(iter(pools.values()))
+        self._static = _kind(self._chosen)
         self._wanted = dict(self._static)
 
     def knob(self, name: str) -> GatewayKnob | None:
@@ -86,7 +86,8 @@ class Router:
             most=given[-1],
             static=self._static[name],
             turn=turn,
-            now=lambda: self._wanted[name],
+            # Not what is wanted: there may be no pool that agrees in both.
+            now=lambda: _kind(self._chosen)[name],
             reason="new requests go to the pool that was started with it; others run to their end",
             allowed=tuple(map(float, given)),
         )
@@ -97,14 +98,18 @@ class Router:
         def agreement(pool: Pool) -> int:
             return sum(_kind(pool)[name] == value for name, value in self._wanted.items())
 
-        best = max(self._pools.values(), key=agreement)
+        self._chosen = max(self._pools.values(), key=agreement)
         for pool in self._pools.values():
-            pool.default = pool is best
+            pool.default = pool is self._chosen
 
 
 def _kind(pool: Pool) -> dict[str, int | None]:
-    spec = pool.replicas[0].spec
-    return {"tier": spec.tier, "depth": spec.depth}
+    """What its replicas were started with, None where they differ or do not say."""
+    kinds = {
+        "tier": {one.spec.tier for one in pool.replicas},
+        "depth": {one.spec.depth for one in pool.replicas},
+    }
+    return {name: found.pop() if len(found) == 1 else None for name, found in kinds.items()}
 
 
 def _batch_cap(pools: Mapping[str, Pool], look_ahead: int) -> GatewayKnob:

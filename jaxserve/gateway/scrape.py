@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -67,6 +68,7 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """Names in vLLM 0.28 to 0.33 and SGLang 0.5.23."""
 
+_POOL_OF_VLLM = "vllm:cache_config_info"
 _ONE_OF_ALL = ("kv_use", "started_unix_s")
 """What is averaged over the data-parallel engines behind an address; the rest is added up."""
 
@@ -82,19 +84,21 @@ def parse_metrics(kind: str, text: str) -> EngineMetrics:
     """
     names = _NAMES[kind]
     wanted = {name: field for field, name in names.items()}
+    pool = {_POOL_OF_VLLM} if kind == "vllm" else ()
     found: dict[str, list[float]] = {}
     try:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(_lines(text, {*wanted, *pool})):
             for sample in family.samples:
                 if sample.name in wanted:
                     found.setdefault(wanted[sample.name], []).append(float(sample.value))
-                elif kind == "vllm" and sample.name == "vllm:cache_config_info":
-                    found.setdefault("kv_tokens", []).append(_pool_tokens(sample.labels))
+                elif (tokens := _pool_tokens(sample.labels)) is not None:
+                    found.setdefault("kv_tokens", []).append(tokens)
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise InputError(f"the engine's metrics are not Prometheus text: {error!s:.80}") from None
+        raise InputError(f"the engine's metrics are not Prometheus text: {error!r:.80}") from None
     for field, values in found.items():
-        if not all(math.isfinite(value) and value >= 0.0 for value in values):
-            raise InputError(f"the engine's metrics have {field} {values[0]:g}")
+        wrong = [value for value in values if not (math.isfinite(value) and value >= 0.0)]
+        if wrong:
+            raise InputError(f"the engine's metrics have {field} {wrong[0]:g}")
     if "running" not in found:
         raise InputError(f"the engine's metrics have no {names['running']}")
     return EngineMetrics(
@@ -127,7 +131,9 @@ class Readings:
             if status != 200:
                 return {"error": f"engine {spec.name} answers /metrics with status {status}"}
             return asdict(parse_metrics(spec.kind, text.decode("utf-8", "replace")))
-        except (EngineRefused, InputError) as error:
+        except EngineRefused as error:
+            return {"error": str(error)}
+        except InputError as error:
             return {"error": f"engine {spec.name}: {error}"}
 
 
@@ -135,5 +141,14 @@ def _together(field: str, values: list[float]) -> float:
     return sum(values) / len(values) if field in _ONE_OF_ALL else sum(values)
 
 
-def _pool_tokens(labels: Mapping[str, str]) -> float:
-    return float(labels["num_gpu_blocks"]) * float(labels["block_size"])
+def _lines(text: str, names: Set[str]) -> str:
+    """The samples of some metrics: parsing all would hold up every stream for milliseconds."""
+    kept = (line for line in text.split("\n") if re.split(r"[{\s]", line, maxsplit=1)[0] in names)
+    return "\n".join(kept) + "\n"
+
+
+def _pool_tokens(labels: Mapping[str, str]) -> float | None:
+    counts = [labels.get(name, "") for name in ("num_gpu_blocks", "block_size")]
+    if not all(count.isdecimal() for count in counts):  # vLLM writes None before it knows
+        return None
+    return float(counts[0]) * float(counts[1])

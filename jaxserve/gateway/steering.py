@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.engine_knobs import EngineKnobs, EngineOffer, EngineRefused
 from jaxserve.gateway.gateway_knobs import gateway_knobs
+from jaxserve.gateway.knob_values import KNOBS, check_values
 
-KNOBS = (
-    "batch_cap",
-    "token_budget",
-    "kv_budget_fraction",
-    "speculation_depth",
-    "quantization_tier",
-    "prefill_decode_split",
-    "priority_routing",
-)
 MAX_LEASE_S = 3600.0
+_AGAIN_S = 5.0
+"""Until an engine that could not be put back is asked once more."""
 _RESTART = ("quantization_tier", "prefill_decode_split", "speculation_depth")
 """What an engine has a start-up flag for."""
 
@@ -52,13 +47,17 @@ class Steering:
         self._lease_end: float | None = None
         self._version = 0
         self._expiry: asyncio.Task[None] | None = None
+        self._debt: asyncio.Task[None] | None = None
         self.held = False
         """whether somebody has switched control off: no command is taken."""
 
+    def begin(self) -> None:
+        """Puts back engines without leases: an earlier gateway may not have come to it."""
+        self._owe([engine for engine in self._engines() if not engine.leases])
+
     async def state(self) -> dict[str, Any]:
         """What is in force, and who turns it how; JSON-able."""
-        async with self._lock:
-            return self._state(await self._offers())
+        return self._state(await self._offers())
 
     async def put(self, values: Mapping[str, float], lease_s: float) -> dict[str, Any]:
         """Turns some knobs, all or none, and starts the lease anew; answers as ``state``.
@@ -73,22 +72,19 @@ class Steering:
                 raise InputError("control is switched off; switch it on with PUT /control/hold")
             offers = await self._offers()
             knobs = self._knobs(offers)
-            _check(values, knobs)
+            check_values(values, knobs)
+            places = {name: knob["where"] for name, knob in knobs.items()}
             try:
-                await self._all(
-                    lambda engine, offer: engine.put(
-                        {name: value for name, value in values.items() if name in offer.knobs},
-                        lease_s,
-                    ),
-                    offers,
-                    _by_engine(knobs),
-                )
-            except EngineRefused:
+                await self._tell(values, lease_s, offers, places)
+            except BaseException:
                 await self._release()
                 raise
-            for name, value in values.items():
-                if knobs[name]["where"] == "gateway":
-                    self._own[name].turn(value)
+            for name, own in self._own.items():
+                if places[name] != "gateway":
+                    # Engines may have begun to offer what the gateway did for them.
+                    own.turn(own.static)
+                elif name in values:
+                    own.turn(values[name])
             self._version += 1
             self._start_lease(lease_s)
             return self._state(await self._offers())
@@ -109,22 +105,30 @@ class Steering:
         async with self._lock:
             if self._lease_end is not None:
                 await self._release()
+            if self._debt is not None:
+                self._debt.cancel()
 
     async def _offers(self) -> dict[str, EngineOffer]:
         engines = self._engines()
         offers = await asyncio.gather(*(engine.offer() for engine in engines))
         return {engine.name: offer for engine, offer in zip(engines, offers, strict=True)}
 
-    async def _all(
+    async def _tell(
         self,
-        tell: Callable[[EngineKnobs, EngineOffer], Awaitable[None]],
+        values: Mapping[str, float],
+        lease_s: float,
         offers: Mapping[str, EngineOffer],
-        names: frozenset[str],
+        places: Mapping[str, str | None],
     ) -> None:
-        """Tells every engine that offers one of the knobs, and waits for all of them."""
-        told = [engine for engine in self._engines() if names & set(offers[engine.name].knobs)]
+        """Tells every engine that turns knobs, of which none may be meant: that renews its lease.
+
+        Waits for all of them before it raises.
+        """
+        at_engines = {name for name, where in places.items() if where == "engine"}
+        told = [one for one in self._engines() if at_engines & set(offers[one.name].knobs)]
+        mine = {name: value for name, value in values.items() if name in at_engines}
         answers = await asyncio.gather(
-            *(tell(engine, offers[engine.name]) for engine in told), return_exceptions=True
+            *(engine.put(mine, lease_s) for engine in told), return_exceptions=True
         )
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -138,10 +142,36 @@ class Steering:
         self._expiry = None
         for knob in self._own.values():
             knob.turn(knob.static)
-        # What cannot be reached falls back by its own lease.
-        await asyncio.gather(
-            *(engine.release() for engine in self._engines()), return_exceptions=True
+        engines = self._engines()
+        answers = await asyncio.gather(
+            *(engine.release() for engine in engines), return_exceptions=True
         )
+        # What cannot be reached falls back by its own lease, if it has one.
+        self._owe(
+            [
+                engine
+                for engine, answer in zip(engines, answers, strict=True)
+                if isinstance(answer, BaseException) and not engine.leases
+            ]
+        )
+
+    def _owe(self, engines: Sequence[EngineKnobs]) -> None:
+        """Engines that must be put back as soon as they answer."""
+        if self._debt is not None:
+            self._debt.cancel()
+        self._debt = asyncio.create_task(self._settle(engines)) if engines else None
+
+    async def _settle(self, engines: Sequence[EngineKnobs]) -> None:
+        left = list(engines)
+        while True:
+            async with self._lock:
+                for engine in left if self._lease_end is None else ():
+                    with suppress(EngineRefused):
+                        await engine.release()
+                        left = [one for one in left if one is not engine]
+            if not left:
+                return
+            await asyncio.sleep(_AGAIN_S)
 
     def _start_lease(self, lease_s: float) -> None:
         self._lease_end = time.monotonic() + lease_s
@@ -194,23 +224,3 @@ class Steering:
             "where": None,
             "reason": reason,
         }
-
-
-def _by_engine(knobs: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
-    return frozenset(name for name, knob in knobs.items() if knob["where"] == "engine")
-
-
-def _check(values: Mapping[str, float], knobs: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, value in values.items():
-        knob = knobs.get(name)
-        if knob is None:
-            raise InputError(f"knob {name!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
-        if knob["where"] is None:
-            raise InputError(f"{name} cannot be turned here: {knob['reason']}")
-        if not knob["least"] <= value <= knob["most"]:
-            raise InputError(
-                f"{name} is {value:g}; it must be from {knob['least']:g} to {knob['most']:g}"
-            )
-        if "allowed" in knob and value not in knob["allowed"]:
-            allowed = ", ".join(f"{each:g}" for each in knob["allowed"])
-            raise InputError(f"{name} is {value:g}; it must be one of {allowed}")

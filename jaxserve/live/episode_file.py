@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -27,7 +28,6 @@ from jaxserve.tasks.reward import compute_reward
 from jaxserve.types import ServeAction, ServeObservation, TimeStep, WindowMetrics
 
 SPEC_VERSION = 1
-_WHOLE = ("regime", "tier", "prefill_gpus")
 
 
 class EpisodeWriter:
@@ -40,8 +40,12 @@ class EpisodeWriter:
           InputError: the file cannot be written.
         """
         try:
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
             self._file = os.open(path, flags, 0o600)
+            self._path = path
+            size = os.lseek(self._file, 0, os.SEEK_END)
+            if size and os.pread(self._file, 1, size - 1) != b"\n":
+                self._write(b"\n")  # after the torn line of a controller that was killed
         except OSError as error:
             raise InputError(f"--log is {path}: {error.strerror}") from None
         self._line({"kind": "header", "spec_version": SPEC_VERSION, **header})
@@ -64,7 +68,11 @@ class EpisodeWriter:
         action: ServeAction,
         notes: Mapping[str, Any],
     ) -> None:
-        """Adds a window: what was seen, what was measured, the knobs in force, and notes."""
+        """Adds a window: what was seen, what was measured, the knobs in force, and notes.
+
+        Raises:
+          InputError: the file cannot be written.
+        """
         self._line(
             {
                 "kind": "window",
@@ -75,12 +83,24 @@ class EpisodeWriter:
             }
         )
 
-    def event(self, what: str, reason: str) -> None:
-        """Adds a line of something that happened outside of a measured window."""
-        self._line({"kind": "event", "what": what, "reason": reason})
+    def event(self, window: int, what: str, reason: str) -> None:
+        """Adds a line of something that went wrong at the end of a window.
+
+        Raises:
+          InputError: the file cannot be written.
+        """
+        event = {"kind": "event", "window": window, "unix_s": time.time()}
+        self._line(event | {"what": what, "reason": reason})
 
     def _line(self, content: Mapping[str, Any]) -> None:
-        os.write(self._file, (json.dumps(content, allow_nan=False) + "\n").encode())
+        try:
+            self._write((json.dumps(content, allow_nan=False) + "\n").encode())
+        except OSError as error:
+            raise InputError(f"--log is {self._path}: {error.strerror}") from None
+
+    def _write(self, text: bytes) -> None:
+        while text:
+            text = text[os.write(self._file, text) :]
 
 
 def plain(values: Any) -> dict[str, Any]:
@@ -116,18 +136,25 @@ def read_episode(path: Path, env: ServeEnv) -> LiveEpisode:
     entries = []
     for number, line in enumerate(lines, start=1):
         try:
-            entries.append(JsonObject(json.loads(line), f"{path} line {number}"))
+            content = json.loads(line)
         except ValueError:
-            if number < len(lines):
-                raise InputError(f"{path} line {number} is no JSON") from None
+            torn = number == len(lines) or lines[number].startswith('{"kind": "header"')
+            if torn:
+                continue
+            raise InputError(f"{path} line {number} is no JSON") from None
+        entries.append(JsonObject(content, f"{path} line {number}"))
     if not entries or entries[0].get("kind") != "header":
         raise InputError(f"{path} is no log of a live episode: its first line is no header")
-    entries[0].whole("spec_version", SPEC_VERSION, SPEC_VERSION)
+    for entry in entries:
+        if entry.get("kind") == "header":
+            entry.whole("spec_version", SPEC_VERSION, SPEC_VERSION)
+            if entry.get("task") != entries[0].get("task"):
+                raise InputError(f"{entry.where}: another task goes on in the same log")
     windows = [entry for entry in entries if entry.get("kind") == "window"]
     if not windows:
         raise InputError(f"the log {path} has no window")
-    classes = len(np.asarray(env.slo.ttft_s))
-    rows = [_row(entry, classes) for entry in windows]
+    _, idle = env.reset(jax.random.key(0))
+    rows = [_row(entry, idle) for entry in windows]
     metrics, observations, actions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
     parts = jax.vmap(compute_reward, (None, 0))(env.reward, metrics)
     over = jnp.zeros(len(rows), bool)
@@ -145,24 +172,29 @@ def read_episode(path: Path, env: ServeEnv) -> LiveEpisode:
     return LiveEpisode(dict(entries[0]), episodes, notes)
 
 
-def _row(entry: JsonObject, classes: int) -> tuple[WindowMetrics, ServeObservation, ServeAction]:
-    metrics = WindowMetrics(**_arrays(entry.inside("metrics"), WindowMetrics))
-    if metrics.arrivals.shape != (classes,):
-        raise InputError(
-            f"{entry.where} is of another task: it has {metrics.arrivals.shape[0]} classes"
-        )
-    observation = ServeObservation(**_arrays(entry.inside("observation"), ServeObservation))
-    return metrics, observation, make_action(**entry.inside("action"))
+def _row(entry: JsonObject, like: TimeStep) -> tuple[WindowMetrics, ServeObservation, ServeAction]:
+    entry.positive("seconds")
+    for name in ("in_force", "policy", "static"):
+        entry.inside("expected").inside(name).number("good")
+    metrics = WindowMetrics(**_arrays(entry.inside("metrics"), like.metrics))
+    observation = ServeObservation(**_arrays(entry.inside("observation"), like.observation))
+    try:
+        return metrics, observation, make_action(**entry.inside("action"))
+    except InputError as error:
+        raise InputError(f"{entry.where}: {error}") from None
 
 
-def _arrays(data: JsonObject, kind: type) -> dict[str, jax.Array]:
+def _arrays(data: JsonObject, like: WindowMetrics | ServeObservation) -> dict[str, jax.Array]:
+    """The fields of ``like``, in its shapes and types."""
     found = {}
-    for name in (field.name for field in fields(kind)):
+    for name, leaf in vars(like).items():
         try:
             value = np.asarray(data[name], np.float64)
         except (KeyError, TypeError, ValueError):
             value = np.asarray(np.nan)
         if not np.isfinite(value).all():
             raise InputError(f"{data.where}: {name} is missing or no finite number")
-        found[name] = jnp.asarray(value, jnp.int32 if name in _WHOLE else jnp.float32)
+        if value.shape != leaf.shape:
+            raise InputError(f"{data.where}: {name} is of another task; it must be {leaf.shape}")
+        found[name] = jnp.asarray(value, leaf.dtype)
     return found

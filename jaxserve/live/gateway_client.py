@@ -46,9 +46,13 @@ class GatewayClient:
         since = "seconds=0.001" if since_s is None else f"since={since_s!r}"
         return await self._ask("GET", f"/control/window?{since}&slices={slices}")
 
-    async def engines(self) -> dict[str, Any]:
+    async def state(self) -> dict[str, Any]:
+        """What is so at this moment, and the objectives of each class."""
+        return await self._ask("GET", "/control/state")
+
+    async def engines(self) -> Any:
         """What every engine says of itself."""
-        return (await self._ask("GET", "/control/engines"))["engines"]
+        return (await self._ask("GET", "/control/engines")).get("engines")
 
     async def knobs(self) -> dict[str, Any]:
         """What is in force."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,26 +67,33 @@ def as_values(action: ServeAction) -> Values:
 
 
 def guarded(
-    guard: Guard, before: Mapping[str, float], wanted: Mapping[str, float], since_costly: int
+    guard: Guard,
+    before: Mapping[str, float],
+    wanted: Mapping[str, float],
+    since_costly: int,
+    allowed: Container[str] = (),
 ) -> Values:
     """``wanted``, but no farther from ``before`` than one window may go.
 
     Args:
       before: what is in force.
       since_costly: windows since the tier or the split was changed.
+      allowed: knobs that have few values, which are farther apart than a step.
     """
     found = dict(wanted)
     factor = 2.0**guard.octaves
     cap = before["batch_cap"]
-    # At least one sequence, where the factor is less than that.
-    low, high = min(cap / factor, cap - 1.0), max(cap * factor, cap + 1.0)
-    found["batch_cap"] = float(round(min(max(wanted["batch_cap"], low, 1.0), high)))
+    # At least one sequence, where the factor is less than that; whole ones, inside the step.
+    low = math.ceil(min(cap / factor, cap - 1.0))
+    high = math.floor(max(cap * factor, cap + 1.0))
+    found["batch_cap"] = float(max(min(max(round(wanted["batch_cap"]), low), high), 1))
     least_kv = before["kv_budget_fraction"] - guard.kv_step_down
     found["kv_budget_fraction"] = max(wanted["kv_budget_fraction"], least_kv)
-    depth = before["speculation_depth"]
-    found["speculation_depth"] = min(
-        max(wanted["speculation_depth"], depth - guard.depth_step), depth + guard.depth_step
-    )
+    if "speculation_depth" not in allowed:
+        depth, step = before["speculation_depth"], guard.depth_step
+        found["speculation_depth"] = min(
+            max(wanted["speculation_depth"], depth - step), depth + step
+        )
     if since_costly < guard.dwell_windows:
         for name in _COSTLY:
             found[name] = before[name]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
+from jaxserve.gateway.knob_values import obeyed
 from jaxserve.live.readings import EngineState
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
-from jaxserve.tasks.spec import parse_task
+from jaxserve.tasks.spec import TaskSpec, parse_task
 
 TURNED = ("exact", "approximated")
 
@@ -26,7 +29,7 @@ def derive(
     Args:
       base: content of the task file that says what the traffic and its objectives are.
       name: of the new task, for errors.
-      knobs: the answer of the gateway's ``/control/knobs``.
+      knobs: the answer of the gateway's ``/control/knobs``, as ``parse_knobs`` gives it.
       engines: what the engines say of themselves.
 
     Raises:
@@ -87,7 +90,29 @@ def unacknowledged(knobs: Mapping[str, Any], told: Mapping[str, float]) -> str |
     """The first knob that has not the value that it was told, in a sentence."""
     for name, value in told.items():
         now = knobs["knobs"][name].get("now")
-        # A share of the KV blocks is rounded to whole blocks.
-        if now is None or abs(now - value) > max(0.01 * abs(value), 1e-3):
+        if not obeyed(name, value, now):
             return f"{name} is {now} after it was told {value:g}"
     return None
+
+
+def check_objectives(spec: TaskSpec, state: Mapping[str, Any]) -> None:
+    """Whether the gateway judges requests as the task does.
+
+    Args:
+      state: the answer of ``/control/state``.
+
+    Raises:
+      InputError: a stream of the task is no class of the gateway, or has other objectives there.
+    """
+    objectives = JsonObject(state, "the gateway's state").inside("objectives")
+    for stream in spec.streams:
+        wanted = {"ttft_s": stream.ttft_slo_s, "tpot_s": stream.tpot_slo_s}
+        found = objectives.get(stream.name)
+        given = found if isinstance(found, Mapping) else {}
+        for name, value in wanted.items():
+            if not math.isclose(value, given.get(name) or math.inf, rel_tol=1e-6):
+                raise InputError(
+                    f"the gateway does not judge the class {stream.name} as the task does; start "
+                    f"it with --slo {stream.name}:ttft={stream.ttft_slo_s:g},"
+                    f"tpot={stream.tpot_slo_s:g}"
+                )

@@ -7,6 +7,7 @@ a page of the documentation is made from it.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,8 +21,6 @@ from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.spaces import OBSERVATION_FIELDS
 from jaxserve.tasks.spec import TaskSpec
 from jaxserve.types import ServeAction, ServeObservation, WindowMetrics
-
-_EMPTY = ClassWindow((0,), 0, (), 0, 0, 0, 0, None, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,10 @@ class Streams:
 
     def gather(self, window: LiveWindow) -> list[tuple[tuple[int, ...], ClassWindow]]:
         """The window of each stream with the places of its traffic classes."""
-        found = {name: _EMPTY for name in self.names}
+        found: dict[str, list[ClassWindow]] = {name: [] for name in self.names}
         for name, counts in window.classes.items():
-            owner = name if name in found else self.names[0]
-            found[owner] = _joined(found[owner], counts)
-        return list(zip(self.places, found.values(), strict=True))
+            found[name if name in found else self.names[0]].append(counts)
+        return list(zip(self.places, map(_joined, found.values()), strict=True))
 
 
 def arrivals_by_tick(env: ServeEnv, streams: Streams, window: LiveWindow) -> np.ndarray:
@@ -268,28 +266,19 @@ _BY_CLASS = (
 )
 
 
-def _joined(one: ClassWindow, other: ClassWindow) -> ClassWindow:
-    """Two classes as one."""
-    ticks = max(len(one.arrivals), len(other.arrivals))
-    done = one.completed + other.completed
-
-    def padded(counts: Sequence[int]) -> list[int]:
-        return [*counts, *[0] * (ticks - len(counts))]
-
-    tpot = [
-        (each.tpot_mean_s, each.completed)
-        for each in (one, other)
-        if each.tpot_mean_s is not None and each.completed
-    ]
+def _joined(classes: Sequence[ClassWindow]) -> ClassWindow:
+    """Several classes as one; without any, one that nobody is in."""
+    arrivals = itertools.zip_longest(*(one.arrivals for one in classes), fillvalue=0)
+    tpot = [(one.tpot_mean_s, one.completed) for one in classes if one.tpot_mean_s is not None]
+    weight = sum(count for _, count in tpot)
     sums = {
-        field.name: getattr(one, field.name) + getattr(other, field.name)
+        field.name: sum(getattr(one, field.name) for one in classes)
         for field in dataclasses.fields(ClassWindow)
-        if field.name not in ("arrivals", "tpot_mean_s")
+        if field.name not in ("arrivals", "ttft_s", "tpot_mean_s")
     }
     return ClassWindow(
-        arrivals=tuple(
-            a + b for a, b in zip(padded(one.arrivals), padded(other.arrivals), strict=True)
-        ),
-        tpot_mean_s=sum(s * n for s, n in tpot) / done if tpot else None,
+        arrivals=tuple(map(sum, arrivals)),
+        ttft_s=tuple(time_s for one in classes for time_s in one.ttft_s),
+        tpot_mean_s=sum(s * count for s, count in tpot) / weight if weight else None,
         **sums,
     )

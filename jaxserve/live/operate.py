@@ -24,13 +24,14 @@ from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, plain
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import Guard, Limits, as_values, changed_costly, guarded
-from jaxserve.live.live_task import TURNED, echo, unacknowledged
+from jaxserve.live.live_task import TURNED, check_objectives, echo, unacknowledged
 from jaxserve.live.measured import Streams, arrivals_by_tick, measure, observe
 from jaxserve.live.readings import (
     EngineState,
     LiveWindow,
-    counted,
+    fell,
     parse_engines,
+    parse_knobs,
     parse_window,
 )
 from jaxserve.live.supervisor import Health, Mode, Rules, Supervision, supervise
@@ -43,8 +44,32 @@ from jaxserve.types import ServeAction, ServeObservation
 LEASE_WINDOWS = 2.0
 _DEADLINE_SHARE = 0.5
 """of a window, in which a decision must be made and acknowledged."""
-_LONG_SHARE = 1.5
-"""of a window: one that took longer says little of a window."""
+_LATE = "a decision missed its deadline"
+_SHORTEST, _LONGEST = 0.5, 1.5
+"""of a window: one that took less or more says little of a window."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a window, beside what the simulator expected of it."""
+
+    seen: Expectation
+    """what was measured, in the terms of the expectations."""
+    in_force: Expectation
+    """what the simulator expected under the knobs that were in force."""
+    policy: Expectation
+    """under those of the policy, on the same traffic from the start."""
+    static: Expectation
+    """under the best static ones, likewise."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """All that a controller asks for at the end of a window."""
+
+    window: LiveWindow
+    engines: EngineState
+    knobs: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,15 +80,9 @@ class Report:
     mode: str
     reason: str | None
     """why the static setting is in force, None where it is not."""
-    seen: Expectation
-    """what was measured, in the terms of the expectations."""
-    in_force: Expectation
-    """what the simulator expected under the knobs that were in force."""
-    policy: Expectation
-    """under those of the policy, on the same traffic from the start."""
-    static: Expectation
-    """under the best static ones, likewise."""
-    told: dict[str, float]
+    outcome: Outcome | None = None
+    """None where nothing could be measured."""
+    told: dict[str, float] = field(default_factory=dict)
     """knobs that were turned, or would be."""
 
 
@@ -94,6 +113,7 @@ class Controller:
         conduct: how much it may do.
         """
         self._env = env = setup.env
+        self._spec = setup.spec
         self._streams = Streams.of(setup.spec)
         self._turned = setup.spec.knobs
         self._static = as_values(env.effective_action(static))
@@ -111,71 +131,89 @@ class Controller:
         self._supervision = Supervision()
         self._since_costly = conduct.guard.dwell_windows
         self._wanted = dict(self._static)
+        self._last: Look | None = None
+        """at the beginning of this window; None where nothing could be seen then."""
 
     async def run(self, windows: int | None, tell: Callable[[Report], None]) -> None:
-        """Operates until it is cancelled, or for so many windows.
+        """Operates until it is cancelled, or for so many windows; then the lease ends.
 
         Raises:
-          InputError: the deployment is not that of the task.
+          InputError: the deployment is not that of the task, or the log cannot be written.
         """
         self._compile()
-        before, last = await self._begin()
-        start_s = time.monotonic()
+        await self._begin()
+        window_s = self._env.window_s
+        due_s = time.monotonic()
         count = 0
-        while windows is None or count < windows:
-            count += 1
-            # An absolute schedule; windows that were slept through are not caught up with.
-            now_s = time.monotonic() - start_s
-            count_s = max(count * self._env.window_s, now_s)
-            await asyncio.sleep(count_s - now_s)
-            before, last = await self._one(before, last, tell)
-        if self._mode.steers:
-            await self._gateway.release()
-
-    async def _begin(self) -> tuple[EngineState, LiveWindow]:
         try:
-            knobs = await self._gateway.knobs()
-            engines = parse_engines(await self._gateway.engines(), knobs)
-            first = parse_window(await self._gateway.window(None, self._env.ticks))
+            while windows is None or count < windows:
+                count += 1
+                # An absolute schedule, but windows that were slept through are not caught up with.
+                now_s = time.monotonic()
+                due_s += window_s
+                due_s = due_s if due_s > now_s else now_s + window_s
+                await asyncio.sleep(due_s - now_s)
+                await self._one(tell)
+        finally:
+            if self._mode.steers:
+                await self._release()
+
+    async def _begin(self) -> None:
+        try:
+            self._last = seen = await self._look()
+            state = await self._gateway.state()
         except GatewayError as error:
             raise InputError(str(error)) from None
+        fits = "`jaxserve live-task` makes one that fits"
         for name in self._turned:
-            if knobs["knobs"][name]["how"] not in TURNED:
+            offer = seen.knobs["knobs"][name]
+            if offer["how"] not in TURNED:
                 raise InputError(
                     f"the task turns {name}, which the deployment does not "
-                    f"({knobs['knobs'][name].get('reason')}); `jaxserve live-task` makes one that "
-                    "fits"
+                    f"({offer.get('reason')}); {fits}"
                 )
         gpus = int(self._env.deployment.num_gpus)
-        if engines.count != gpus:
+        if seen.engines.count != gpus:
             raise InputError(
-                f"the task has {gpus} GPUs and the gateway {engines.count} engines; `jaxserve "
-                "live-task` makes one that fits"
+                f"the task has {gpus} GPUs and the gateway {seen.engines.count} engines; {fits}"
             )
-        return engines, first
+        check_objectives(self._spec, state)
 
-    async def _one(
-        self, before: EngineState, last: LiveWindow, tell: Callable[[Report], None]
-    ) -> tuple[EngineState, LiveWindow]:
+    async def _look(self) -> Look:
+        """Raises GatewayError, or InputError where an answer cannot be."""
+        since_s = None if self._last is None else self._last.window.until_s
+        answers = await asyncio.gather(
+            self._gateway.window(since_s, self._env.ticks),
+            self._gateway.engines(),
+            self._gateway.knobs(),
+        )
+        knobs = parse_knobs(answers[2])
+        return Look(parse_window(answers[0]), parse_engines(answers[1], knobs), knobs)
+
+    async def _one(self, tell: Callable[[Report], None]) -> None:
         """The end of one window and the beginning of the next."""
         started_s = time.monotonic()
         self._window += 1
+        before = self._last
         try:
-            answers = await asyncio.gather(
-                self._gateway.window(last.until_s, self._env.ticks),
-                self._gateway.engines(),
-                self._gateway.knobs(),
-            )
-            window = parse_window(answers[0])
-            engines = parse_engines(answers[1], answers[2])
-            knobs = answers[2]
+            self._last = seen = await self._look()
         except (GatewayError, InputError) as error:
-            await self._blind(str(error))
-            return before, last
-        fault = self._fault(before, engines, last, window, knobs)
+            self._last = None
+            await self._blind(str(error), tell)
+            return
+        if before is None:
+            await self._blind("nothing was known when the window began", tell)
+            return
+        window, knobs = seen.window, seen.knobs
+        fault = self._fault(before, seen)
         in_force = self._now(knobs)
         metrics = measure(
-            self._env, self._streams, window, before, engines, make_action(**in_force)
+            self._env,
+            self._streams,
+            window,
+            before.engines,
+            seen.engines,
+            make_action(**in_force),
         )
         counts = arrivals_by_tick(self._env, self._streams, window)
         depth = int(in_force["speculation_depth"])
@@ -191,29 +229,25 @@ class Controller:
             self._decide()
         except ArithmeticError as error:
             fault = fault or str(error)
-        held = bool(knobs.get("held"))
+        if self._late(started_s):
+            fault = fault or _LATE
+        held = bool(knobs["held"])
         mode = Mode.OFF if held else self._mode
         good = float(np.sum(np.asarray(metrics.good)))
         if mode.steers:
             health = Health(fault, good, expected[2].good)
             self._supervision = supervise(self._rules, self._supervision, health)
         told = self._next(knobs, in_force)
-        late = time.monotonic() - started_s > _DEADLINE_SHARE * self._env.window_s
         if mode.steers:
-            knobs = await self._steer(told, knobs, late)
+            knobs = await self._steer(told, knobs, started_s)
+        measured = Expectation(
+            good, float(np.sum(np.asarray(metrics.ttft_met))), float(metrics.itl_s), math.nan
+        )
         report = Report(
             window=self._window,
-            mode="off (the switch)" if held else mode,
-            reason=fault if not mode.steers else self._supervision.reason,
-            seen=Expectation(
-                good,
-                float(np.sum(np.asarray(metrics.ttft_met))),
-                float(metrics.itl_s),
-                math.nan,
-            ),
-            in_force=expected[0],
-            policy=expected[1],
-            static=expected[2],
+            mode="off (the switch)" if held else str(mode),
+            reason=self._supervision.reason if mode.steers else fault,
+            outcome=Outcome(measured, *expected),
             told=told,
         )
         self._log.window(
@@ -224,7 +258,7 @@ class Controller:
                 "window": self._window,
                 "unix_s": time.time(),
                 "seconds": window.seconds,
-                "mode": str(report.mode),
+                "mode": report.mode,
                 "reason": report.reason,
                 "strangers": list(self._streams.strangers(window)),
                 "acceptance_scale": self._scale,
@@ -238,29 +272,25 @@ class Controller:
             },
         )
         tell(report)
-        return engines, window
 
-    def _fault(
-        self,
-        before: EngineState,
-        after: EngineState,
-        last: LiveWindow,
-        window: LiveWindow,
-        knobs: dict[str, Any],
-    ) -> str | None:
+    def _late(self, started_s: float) -> bool:
+        return time.monotonic() - started_s > _DEADLINE_SHARE * self._env.window_s
+
+    def _fault(self, before: Look, after: Look) -> str | None:
         """What is wrong with a window, in one sentence."""
-        if window.gateway != last.gateway:
+        window, window_s = after.window, self._env.window_s
+        if window.gateway != before.window.gateway:
             return "the gateway was restarted"
-        if after.identity != before.identity:
+        if after.engines.identity != before.engines.identity:
             return "an engine was restarted, or can no longer be read"
         if not window.complete:
             return "the gateway does not have all of the window"
-        if not 0.0 < window.seconds < _LONG_SHARE * self._env.window_s:
-            return f"the window took {window.seconds:.1f} s in place of {self._env.window_s:g} s"
-        shown = [name for name, value in after.counters.items() if value is not None]
-        if any(counted(before, after, name) is None for name in shown):
-            return "a counter of the engines went back"
-        missing = [n for n in self._turned if knobs["knobs"][n]["how"] not in TURNED]
+        if not _SHORTEST * window_s < window.seconds < _LONGEST * window_s:
+            return f"the window took {window.seconds:.3g} s in place of {window_s:g} s"
+        if (counter := fell(before.engines, after.engines)) is not None:
+            return f"the engines' counter of {counter} went back"
+        knobs = after.knobs["knobs"]
+        missing = [name for name in self._turned if knobs[name]["how"] not in TURNED]
         return f"{missing[0]} can no longer be turned" if missing else None
 
     def _decide(self) -> None:
@@ -276,38 +306,57 @@ class Controller:
         self._wanted = as_values(self._env.effective_action(action))
 
     def _next(self, knobs: dict[str, Any], in_force: dict[str, float]) -> dict[str, float]:
-        """The knobs to turn: the policy's or the static ones, as far as one window may go."""
+        """The knobs to turn: the policy's, as far as one window may go, or the static ones."""
         limits = Limits.of(knobs["knobs"], self._turned)
-        wanted = self._wanted if self._supervision.steering else self._static
-        if self._mode is not Mode.FREE:
-            wanted = guarded(self._guard, in_force, wanted, self._since_costly)
+        if not self._supervision.steering:
+            # At once: whoever falls step by step stays long in what has just gone wrong.
+            wanted = self._static
+        elif self._mode is Mode.FREE:
+            wanted = self._wanted
+        else:
+            wanted = guarded(
+                self._guard, in_force, self._wanted, self._since_costly, limits.allowed
+            )
         self._since_costly = 0 if changed_costly(in_force, wanted) else self._since_costly + 1
         return limits.nearest(wanted)
 
     async def _steer(
-        self, told: dict[str, float], knobs: dict[str, Any], late: bool
+        self, told: dict[str, float], knobs: dict[str, Any], started_s: float
     ) -> dict[str, Any]:
-        lease_s = LEASE_WINDOWS * self._env.window_s
-        reason = "a decision missed its deadline" if late else None
+        """Turns knobs; what is in force then."""
+        if len(told) < len(self._turned):
+            # To renew the lease would hold the others' last values as well.
+            await self._fall("fault", str(self._supervision.reason))
+            return knobs
         try:
-            knobs = await self._gateway.put(told, lease_s)
-            reason = reason or unacknowledged(knobs, told)
-        except GatewayError as error:
+            lease_s = LEASE_WINDOWS * self._env.window_s
+            knobs = parse_knobs(await self._gateway.put(told, lease_s))
+            reason = unacknowledged(knobs, told) or (_LATE if self._late(started_s) else None)
+        except (GatewayError, InputError) as error:
             reason = str(error)
         if reason is not None:
-            self._supervision = supervise(self._rules, self._supervision, Health(reason))
-            self._log.event("fault", reason)
+            await self._fall("fault", reason)
         return knobs
 
-    async def _blind(self, reason: str) -> None:
-        """Nothing is known: the static setting, if it can be told; else the lease ends."""
-        self._supervision = supervise(self._rules, self._supervision, Health(reason))
-        self._log.event("blind", reason)
+    async def _blind(self, reason: str, tell: Callable[[Report], None]) -> None:
+        """Nothing is known of the window."""
         if self._mode.steers:
-            try:
-                await self._gateway.release()
-            except GatewayError as error:
-                self._log.event("blind", f"the static values cannot be told: {error}")
+            await self._fall("blind", reason)
+        else:
+            self._log.event(self._window, "blind", reason)
+        tell(Report(self._window, str(self._mode), reason))
+
+    async def _fall(self, what: str, reason: str) -> None:
+        """The static values, if they can be told; else the lease ends."""
+        self._supervision = supervise(self._rules, self._supervision, Health(reason))
+        self._log.event(self._window, what, reason)
+        await self._release()
+
+    async def _release(self) -> None:
+        try:
+            await self._gateway.release()
+        except GatewayError as error:
+            self._log.event(self._window, "blind", f"the static values cannot be told: {error}")
 
     def _now(self, knobs: dict[str, Any]) -> dict[str, float]:
         """The knobs in force; those that nobody says are as the task locks them."""
@@ -316,7 +365,7 @@ class Controller:
         now = {name: locked[name] if value is None else value for name, value in found.items()}
         # A gateway's cap may lie far above any knob's range.
         return {
-            name: min(max(float(value), bound.low), bound.high)
+            name: bound.number(min(max(float(value), bound.low), bound.high))
             for (name, value), bound in zip(now.items(), ACTION_BOUNDS.values(), strict=True)
         }
 

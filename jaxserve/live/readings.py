@@ -6,11 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
+from jaxserve.gateway.knob_values import KNOBS
+
+HOW = ("exact", "approximated", "restart_required", "unsupported")
+"""Ways in which a deployment turns a knob, or does not."""
 
 _COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
-_STATES = ("running", "waiting", "kv_use")
+_RANGE = ("least", "most")
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ def parse_window(data: Any) -> LiveWindow:
       InputError: a field is missing, or no number that it may be.
     """
     top = JsonObject(data, "the window")
-    in_flight = JsonObject(top.get("in_flight", {}), "in_flight")
+    in_flight = top.inside("in_flight")
     classes = top.inside("classes")
     priorities = top.inside("arrivals_by_priority")
     return LiveWindow(
@@ -97,18 +102,49 @@ def parse_window(data: Any) -> LiveWindow:
         itl_p50_s=_optional(top, "itl_p50_s"),
         ttft_p50_s=_optional(top, "ttft_p50_s"),
         ttft_p99_s=_optional(top, "ttft_p99_s"),
-        arrivals_by_priority={int(name): priorities.whole(name, 0) for name in priorities},
+        arrivals_by_priority={
+            _whole_text(priorities, name): priorities.whole(name, 0) for name in priorities
+        },
     )
 
 
-def parse_engines(data: Any, knobs: Any) -> EngineState:
-    """The answers of ``/control/engines`` and ``/control/knobs``.
+def parse_knobs(data: Any) -> dict[str, Any]:
+    """The answer of ``/control/knobs``, checked as far as a controller relies on it.
+
+    Raises:
+      InputError: a field is missing, or no number that it may be.
+    """
+    top = JsonObject(data, "the knobs")
+    top.flag("held")
+    engines, knobs = top.inside("engines"), top.inside("knobs")
+    for name in engines:
+        engines.inside(name)
+    for name in KNOBS:
+        knob = knobs.inside(name)
+        knob.one_of("how", HOW)
+        if knob.get("where") is None:
+            continue
+        for key in _RANGE:
+            knob.number(key)
+        for key in ("now", "static"):
+            if knob.get(key) is not None:
+                knob.number(key)
+        if "allowed" in knob:
+            knob.numbers("allowed", len(knob.entries("allowed")))
+    return dict(top)
+
+
+def parse_engines(data: Any, knobs: Mapping[str, Any]) -> EngineState:
+    """The answer of ``/control/engines``.
+
+    Args:
+      knobs: as ``parse_knobs`` gives them.
 
     Raises:
       InputError: a field is missing, or no number that it may be.
     """
     engines = JsonObject(data, "the engines")
-    controls = JsonObject(JsonObject(knobs, "the knobs").get("engines", {}), "the engines' control")
+    controls = knobs["engines"]
     read = {name: engines.inside(name) for name in engines}
     well = [engine for engine in read.values() if "error" not in engine]
     if not well:
@@ -131,7 +167,7 @@ def parse_engines(data: Any, knobs: Any) -> EngineState:
         kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
         kv_tokens=min(kv_tokens) if kv_tokens else None,
         identity=tuple(
-            f"{name}:{(controls.get(name) or {}).get('engine_id')}:{engine.get('started_unix_s')}"
+            f"{name}:{controls.get(name, {}).get('engine_id')}:{engine.get('started_unix_s')}"
             for name, engine in sorted(read.items())
             if "error" not in engine
         ),
@@ -141,22 +177,32 @@ def parse_engines(data: Any, knobs: Any) -> EngineState:
 
 
 def counted(before: EngineState, after: EngineState, name: str) -> float | None:
-    """What a counter has risen by; None where it is not shown, or fell (a restart)."""
+    """What a counter has risen by; None where it is not shown, or fell."""
     first, second = before.counters[name], after.counters[name]
     if first is None or second is None or second < first:
         return None
     return second - first
 
 
+def fell(before: EngineState, after: EngineState) -> str | None:
+    """The first counter that went back, as in a restart; None where none did."""
+    for name in _COUNTERS:
+        first, second = before.counters[name], after.counters[name]
+        if first is not None and second is not None and second < first:
+            return name
+    return None
+
+
 def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
-    flight = JsonObject(in_flight or {"waiting": 0, "running": 0}, f"{data.where}: in flight")
-    times = data.get("ttft_s", [])
+    nothing = {"waiting": 0, "running": 0}
+    flight = JsonObject(nothing if in_flight is None else in_flight, f"{data.where}: in flight")
+    times = data.get("ttft_s")
     if not isinstance(times, list):
         raise InputError(f"{data.where}: ttft_s is no list; ask for slices")
     slices = data.entries("arrivals_by_slice")
-    arrivals = data.numbers("arrivals_by_slice", len(slices), 0.0)
+    name = data.name("arrivals_by_slice")
     return ClassWindow(
-        arrivals=tuple(int(count) for count in arrivals),
+        arrivals=tuple(checks.whole(name, count, 0) for count in slices),
         first_tokens=data.whole("first_tokens", 0),
         ttft_s=data.numbers("ttft_s", len(times), 0.0),
         completed=data.whole("completed", 0),
@@ -169,6 +215,13 @@ def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
         prompt_tokens=data.whole("prompt_tokens", 0),
         output_tokens=data.whole("output_tokens", 0),
     )
+
+
+def _whole_text(data: JsonObject, name: str) -> int:
+    try:
+        return int(name)
+    except ValueError:
+        raise InputError(f"{data.where}: {name!r:.60} is no priority") from None
 
 
 def _optional(data: JsonObject, key: str) -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -18,16 +17,16 @@ if TYPE_CHECKING:
 
 def print_report(report: Report) -> None:
     """One line for a window, at once."""
-    knobs = ", ".join(f"{name} {value:g}" for name, value in report.told.items())
-    steers = report.mode in ("guarded", "free")
     why = "" if report.reason is None else f" [{report.reason}]"
-    print(
-        f"{report.window:6d} {report.mode}{why}: good {report.seen.good:.0f}, expected "
-        f"{report.in_force.good:.1f} (policy {report.policy.good:.1f}, static "
-        f"{report.static.good:.1f}); {'set' if steers else 'would set'} {knobs}",
-        flush=True,
-        file=sys.stdout,
-    )
+    line = f"{report.window:6d} {report.mode}{why}"
+    if (found := report.outcome) is not None:
+        knobs = ", ".join(f"{name} {value:g}" for name, value in report.told.items())
+        does = "set" if report.mode in ("guarded", "free") else "would set"
+        line += (
+            f": good {found.seen.good:.0f}, expected {found.in_force.good:.1f} (policy "
+            f"{found.policy.good:.1f}, static {found.static.good:.1f}); {does} {knobs}"
+        )
+    print(line, flush=True)
 
 
 def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:

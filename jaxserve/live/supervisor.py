@@ -38,9 +38,9 @@ class Rules:
     """requests that must have been expected in them for the comparison to count."""
     recover: int = 3
     """windows without a fault after which the policy steers again; twice as many after each fall
-    for goodput that was followed by another."""
+    for goodput that follows another, until it has held for longer."""
     longest: int = 192
-    """windows, at most."""
+    """of these windows, at most."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def supervise(rules: Rules, state: Supervision, health: Health) -> Supervision:
     if state.reason is not None:
         return _recovering(rules, state, health)
     if health.fault is not None:
-        return Supervision(health.fault, recover=rules.recover)
+        return Supervision(health.fault, recover=max(state.recover, rules.recover))
     recent = (*state.recent, (health.good, health.expected))[-rules.windows :]
     if reason := _too_low(rules, recent):
         again = min(max(2 * state.recover, rules.recover), rules.longest)

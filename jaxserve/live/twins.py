@@ -43,7 +43,6 @@ class Twins:
         idle = init_sim(classes, jnp.float32(1.0))
         self._count = count
         self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), idle)
-        self._advance = jax.jit(jax.vmap(self._window, in_axes=(0, 0, None)))
 
     def compile(self) -> None:
         """Before the first window: compilation takes longer than a window."""
@@ -69,7 +68,7 @@ class Twins:
             acceptance_scale=jnp.float32(acceptance_scale),
         )
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *actions)
-        self._states, (metrics, rewards) = self._advance(self._states, stacked, arrivals)
+        self._states, metrics, rewards = _advance(self._env, self._states, stacked, arrivals)
         good, met = (
             np.asarray(getattr(metrics, name)).sum(axis=1) for name in ("good", "ttft_met")
         )
@@ -80,10 +79,14 @@ class Twins:
             )
         ]
 
-    def _window(
-        self, state: SimState, action: ServeAction, arrivals: Arrivals
-    ) -> tuple[SimState, tuple[WindowMetrics, jax.Array]]:
-        env = self._env
+
+@jax.jit
+def _advance(
+    env: ServeEnv, states: SimState, actions: ServeAction, arrivals: Arrivals
+) -> tuple[SimState, WindowMetrics, jax.Array]:
+    """A window of every twin; leaves [count, ...] but those of the arrivals."""
+
+    def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
         state, metrics = advance_window(
             state,
             env.effective_action(action),
@@ -94,7 +97,9 @@ class Twins:
             slo=env.slo,
             window_s=env.window_s,
         )
-        return state, (metrics, compute_reward(env.reward, metrics).total)
+        return state, metrics, compute_reward(env.reward, metrics).total
+
+    return jax.vmap(window)(states, actions)
 
 
 def acceptance_scale(env: ServeEnv, counts: np.ndarray, depth: int, seen: float) -> float | None:

@@ -316,10 +316,14 @@ def _locked(data: Any, where: str) -> dict[str, float]:
 
 def _limits(data: Any, where: str) -> dict[str, tuple[float, float]]:
     item = JsonObject(data, where, KNOBS)
-    return {
-        knob: item.rising_pair(knob, ACTION_BOUNDS[knob].low, ACTION_BOUNDS[knob].high)
-        for knob in item
-    }
+    found = {}
+    for knob in item:
+        bound = ACTION_BOUNDS[knob]
+        pair = item.rising_pair(knob, bound.low, bound.high)
+        if bound.integer and any(value != round(value) for value in pair):
+            refuse(item.name(knob), pair, "two whole numbers")
+        found[knob] = pair
+    return found
 
 
 _FAMILIES = {

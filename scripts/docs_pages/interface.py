@@ -5,6 +5,7 @@ from __future__ import annotations
 from docs_pages.markdown import code, number, table
 from jaxserve.env import FEATURE_NAMES
 from jaxserve.fields import Bound
+from jaxserve.live.measured import MEASURED
 from jaxserve.spaces import KNOB_FIELDS, OBSERVATION_FIELDS
 
 
@@ -33,6 +34,14 @@ def observation_table() -> str:
         for name, entry in OBSERVATION_FIELDS.items()
     ]
     return table(["entry", "bounds", "unit", "what it is"], rows)
+
+
+def measured_table() -> str:
+    """One entry of the observation a row: where a real deployment has it from."""
+    rows = [
+        [code(name), source.kind, source.how, source.error] for name, source in MEASURED.items()
+    ]
+    return table(["entry", "source", "how", "how far off it can be"], rows)
 
 
 def feature_list() -> str:

@@ -19,7 +19,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +73,8 @@ class Seen:
 class StubEngine:
     """``with StubEngine() as engine: ... engine.url, engine.seen``."""
 
-    def __init__(self, port: int = 0) -> None:
-        """Args: port to listen on; 0 takes a free one."""
+    def __init__(self, port: int = 0, more: Sequence[Route] = ()) -> None:
+        """Args: port to listen on, 0 takes a free one; and routes beside those of inference."""
         self.seen: list[Seen] = []
         """in the order in which they arrived."""
         self.running = 0
@@ -89,6 +89,7 @@ class StubEngine:
             Route("/v1/responses", self._answer, methods=["POST"]),
             Route("/v1/models", self._models),
             Route("/health", lambda request: Response()),
+            *more,
         ]
         config = uvicorn.Config(
             Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"

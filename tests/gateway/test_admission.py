@@ -331,3 +331,58 @@ def test_a_told_priority(engine: StubEngine, start: Start) -> None:
     gateway.post({"priority": 5}, headers={"x-vllm-priority": "4"})
     assert engine.seen[1].headers["x-vllm-priority"] == "4"
     wait_until(lambda: len(gateway.app.ledger.records.ring) == 2)
+
+
+@given(
+    priorities=st.lists(st.integers(-3, 3), min_size=1, max_size=20),
+    turns=st.lists(st.booleans(), min_size=1, max_size=4),
+    late=st.lists(st.integers(-3, 3), max_size=5),
+)
+def test_the_order_of_those_who_wait_is_changed(
+    priorities: list[int], turns: list[bool], late: list[int]
+) -> None:
+    """Whoever waits and whoever comes is served in the order that was asked for last."""
+
+    async def play() -> None:
+        pool = make_pool([1])
+        (replica,) = pool.replicas
+        holder = Visitor(pool, 0)
+        waiting = [Visitor(pool, priority) for priority in priorities]
+        await settle()
+        for by_priority in turns:
+            pool.serve_by_priority(by_priority)
+        waiting += [Visitor(pool, priority) for priority in late]
+        await settle()
+        assert holder.task.done()
+        expected = sorted(waiting, key=lambda one: (one.priority * turns[-1], one.number))
+        for visitor in expected:
+            pool.leave(replica)
+            await settle()
+            assert [one for one in waiting if one.task.done()] == [
+                one for one in waiting if one in expected[: expected.index(visitor) + 1]
+            ]
+
+    asyncio.run(play())
+
+
+def test_places_that_change_while_requests_run() -> None:
+    """Fewer places end nobody and let nobody in until enough have left; more let in at once."""
+
+    async def play() -> None:
+        pool = make_pool([4])
+        (replica,) = pool.replicas
+        visitors = [Visitor(pool, 0) for _ in range(8)]
+        await settle()
+        replica.places = 2
+        pool.places_changed()
+        for left, running in ((1, 3), (2, 2), (3, 2)):
+            pool.leave(replica)
+            await settle()
+            assert replica.in_flight == running
+            assert sum(one.task.done() for one in visitors) == 4 + max(0, left - 2)
+        replica.places = None
+        pool.places_changed()
+        await settle()
+        assert all(one.task.done() for one in visitors)
+
+    asyncio.run(play())

@@ -12,9 +12,16 @@ from prometheus_client.parser import text_string_to_metric_families
 from jaxserve.gateway.settings import Tokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import PROMPT_TOKENS, StubEngine
+from tests.gateway.stub_engine import PROMPT_TOKENS, StubEngine, wait_until
 
-PAGES = ("/metrics", "/control/window", "/control/records", "/control/state")
+PAGES = (
+    "/metrics",
+    "/control/window",
+    "/control/records",
+    "/control/state",
+    "/control/engines",
+    "/control/knobs",
+)
 
 
 def samples(gateway: RunningGateway) -> dict[tuple[str, ...], float]:
@@ -43,6 +50,10 @@ def test_its_own_door(engine: StubEngine, start: Start) -> None:
             assert answer.status_code == 401 and "token" in answer.json()["error"]
     assert gateway.control.post("/v1/completions", headers=control, json={}).status_code == 404
     assert gateway.control.post("/control/state", headers=control).status_code == 405
+    for method, page in (("PUT", "knobs"), ("DELETE", "knobs"), ("PUT", "hold")):
+        for headers in ({}, client):
+            answer = gateway.control.request(method, f"/control/{page}", headers=headers, json={})
+            assert answer.status_code == 401
     assert not engine.seen
 
 
@@ -88,6 +99,76 @@ def test_a_window_that_cannot_be(query: str, gateway: RunningGateway) -> None:
     answer = gateway.control.get(f"/control/window?{query}")
     assert answer.status_code == 400
     assert answer.json()["error"].startswith(query.partition("=")[0])
+
+
+COMMANDS = [
+    (b"", "the command is not JSON"),
+    (b"[]", "the command is []; it must be a JSON object"),
+    (b'{"knobs": {}}', "the command: lease_s is missing"),
+    (b'{"lease_s": 0, "knobs": {}}', "lease_s is 0; it must be a number from 0.1 to 3600"),
+    (b'{"lease_s": 1e9, "knobs": {}}', "lease_s is 1000000000.0; it must be"),
+    (b'{"lease_s": true, "knobs": {}}', "lease_s is True"),
+    (b'{"lease_s": 1}', "the command: knobs is missing"),
+    (b'{"lease_s": 1, "knobs": {"warp": 1}}', "field 'warp' is unknown"),
+    (b'{"lease_s": 1, "knobs": {"batch_cap": "8"}}', "batch_cap is '8'; it must be a finite"),
+    (b'{"lease_s": 1, "knobs": {"batch_cap": 0}}', "batch_cap is 0; it must be from 1"),
+    (b'{"lease_s": 1, "knobs": {"token_budget": 64}}', "token_budget cannot be turned here"),
+    (b'{"lease_s": 1, "knobs": {}, "now": 1}', "field 'now' is unknown"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), COMMANDS)
+def test_commands_that_cannot_be(body: bytes, message: str, gateway: RunningGateway) -> None:
+    """One sentence, and nothing is turned."""
+    answer = gateway.control.put("/control/knobs", content=body)
+    assert answer.status_code == 400 and message in answer.json()["error"]
+    assert gateway.control.get("/control/knobs").json()["mode"] == "static"
+
+
+def test_commands_have_a_limit(gateway: RunningGateway) -> None:
+    """Of bytes; and the switch is on or off, nothing between."""
+    answer = gateway.control.put("/control/knobs", content=b" " * 20_000)
+    assert answer.status_code == 413
+    answer = gateway.control.put("/control/hold", json={"held": 1})
+    assert answer.json()["error"] == "the command: held is 1; it must be true or false"
+
+
+def test_what_is_in_flight(engine: StubEngine, start: Start) -> None:
+    """By class: without a first token, and with one; and the objectives of each."""
+    gateway = start([engine], slo=("chat:ttft=0.5,tpot=0.05", "batch:ttft=9"))
+    first = Leaver(gateway.port, {"stream": True, "stub": {"gated": True}})
+    engine.wait_for(1)
+    assert gateway.state()["in_flight"] == {"default": {"waiting": 1, "running": 0}}
+    engine.seen[0].allow(1)
+    wait_until(lambda: gateway.state()["in_flight"]["default"]["running"] == 1)
+    whole = Leaver(gateway.port, {"stub": {"gated": True}})
+    wait_until(lambda: gateway.state()["in_flight"]["default"]["running"] == 2)
+    objectives = gateway.state()["objectives"]
+    assert objectives["chat"] == {"ttft_s": 0.5, "tpot_s": 0.05}
+    assert objectives["batch"] == {"ttft_s": 9.0, "tpot_s": None}
+    for client in (first, whole):
+        client.leave()
+
+
+def test_slices_of_a_window(gateway: RunningGateway) -> None:
+    """Single measurements on demand, not without bound."""
+    since = gateway.state()["now_s"]
+    for _ in range(3):
+        gateway.post({"stream": True})
+    asked = {"since": since, "slices": 4}
+    window = gateway.control.get("/control/window", params=asked).json()["classes"]["default"]
+    assert len(window["arrivals_by_slice"]) == 4 and sum(window["arrivals_by_slice"]) == 3
+    assert len(window["ttft_s"]) == 3
+    answer = gateway.control.get("/control/window", params={"slices": 1e6})
+    assert answer.status_code == 400
+
+
+def test_engines_without_metrics(gateway: RunningGateway) -> None:
+    """Each has figures or the reason why not."""
+    answer = gateway.control.get("/control/engines").json()
+    assert answer["engines"] == {
+        "vllm-0": {"error": "engine vllm-0 answers /metrics with status 404"}
+    }
 
 
 def test_metrics_add_up(engine: StubEngine, start: Start) -> None:

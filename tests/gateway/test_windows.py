@@ -69,6 +69,34 @@ def test_windows_that_follow_each_other(
     assert sorted([*first, *second]) == sorted(value for _, value, _ in samples)
 
 
+@given(
+    samples=SAMPLES,
+    edges=st.tuples(st.floats(-1.0, 6.0), st.floats(-1.0, 6.0)),
+    slices=st.integers(1, 9),
+)
+def test_slices(
+    samples: list[tuple[float, float, int]], edges: tuple[float, float], slices: int
+) -> None:
+    """Equal parts of the window: each measurement is in one of them, the one of its time."""
+    since, until = sorted(edges)
+    classes = Classes(("a:ttft=1",))
+    windows = Windows(classes, 1e9)
+    for time_s, value, place in sorted(samples):
+        windows.arrivals.add(time_s, 0.0, place)
+        windows.ttft_s.add(time_s, value, place)
+    found = windows.window(Records(10), since, until, slices)["classes"]
+    for place, name in enumerate(classes.names):
+        mine = [one for one in sorted(samples) if since < one[0] <= until and one[2] == place]
+        counts, length_s = found[name]["arrivals_by_slice"], (until - since) / slices
+        assert len(counts) == slices and sum(counts) == found[name]["arrivals"] == len(mine)
+        assert found[name]["ttft_s"] == [value for _, value, _ in mine]
+        for part in range(slices):
+            before = sum(time_s < since + (part + 1) * length_s - 1e-9 for time_s, _, _ in mine)
+            after = sum(time_s <= since + (part + 1) * length_s + 1e-9 for time_s, _, _ in mine)
+            assert before <= sum(counts[: part + 1]) <= after
+    assert "ttft_s" not in windows.window(Records(10), since, until)["classes"]["a"]
+
+
 def ended(at_s: float, outcome: str = "completed", **fields: Any) -> RequestRecord:
     return RequestRecord("x", "chat", 0.0, 0.0, ended_s=at_s, outcome=outcome, **fields)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from jaxserve.live.calibration.plan import Plan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu, load_model
 from tests.docs.snippets import blocks
+from tests.gateway.running import RunningGateway
 from tests.live.calibration.batching import HttpEngine, measured_in_virtual_time
+from tests.mock_engine.conftest import running
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "live.md"
 H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
@@ -49,14 +52,15 @@ def test_the_page(
         records.add(record)
     records.close()
     names: dict[str, object] = {}
-    for block in blocks(PAGE):
-        if block.language == "python":
-            exec(compile(block.code, str(PAGE), "exec"), names)
-            continue
-        for line in block.code.replace("\\\n", " ").strip().splitlines():
-            line = line.replace("http://127.0.0.1:8000", engine.url)
-            line = line.replace("default,best_static", "default --episodes 2")
-            assert cli.main(shlex.split(line)[1:]) == 0, line
+    with ExitStack() as servers:
+        for block in blocks(PAGE):
+            if block.language == "python":
+                exec(compile(block.code, str(PAGE), "exec"), names)
+            elif block.file is not None:
+                Path(block.file).write_text(block.code)
+            else:
+                for line in block.code.replace("\\\n", " ").strip().splitlines():
+                    run_line(line, engine, servers)
     assert names["env"].deployment.kv_pool_tokens[0, 0] == 60_000  # pyright: ignore
     printed = capsys.readouterr().out
     assert "36 points in at most 6 minutes" in printed
@@ -64,6 +68,37 @@ def test_the_page(
     assert "KV pool: 60,000 tokens, as the engine says" in printed
     assert "wrote trace.csv: 600 requests in 698.0 s; 100 left out (100 failed)" in printed
     assert "2 test episodes" in printed
+    assert "batch_cap: exact, 1 to 64" in printed
+    assert "speculation_depth: restart_required" in printed or "speculation_depth: uns" in printed
+    assert " shadow: good " in printed and "would set batch_cap " in printed
+    assert " guarded" in printed and "control is off" in printed
+    assert "mine, measured, 3 windows" in printed and Path("live.png").stat().st_size > 10_000
+
+
+def run_line(line: str, engine: HttpEngine, servers: ExitStack) -> None:
+    """A command of the page. Gateways stay; from the first one on the engine is a mock engine,
+    which has knobs."""
+    words = shlex.split(line)[1:]
+    if words[0] == "gateway":
+        mock = servers.enter_context(
+            running(max_model_len=2048, kv_blocks=4000, batch_cap=64, token_budget=2048)
+        )
+        _, _, url, _, *slo = words
+        assert url == "vllm=http://127.0.0.1:8000"
+        gateway = RunningGateway([f"vllm={mock.url}"], slo=tuple(slo))
+        ADDRESSES["9000"] = servers.enter_context(gateway).url
+        ADDRESSES["9001"] = gateway.control_url
+        return
+    line = line.replace("http://127.0.0.1:8000", engine.url)
+    line = line.replace("default,best_static", "default --episodes 2")
+    if words[0] in ("live-task", "operate", "switch"):
+        line += f" --gateway {ADDRESSES['9001']}"
+    line = line.replace("http://127.0.0.1:9000", ADDRESSES.get("9000", ""))
+    assert cli.main(shlex.split(line)[1:]) == 0, line
+
+
+ADDRESSES: dict[str, str] = {}
+"""where the page's gateway is, by the port that the page names."""
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

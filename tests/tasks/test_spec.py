@@ -99,6 +99,14 @@ def test_locked_values_override_the_default(content: dict[str, Any]) -> None:
     assert task.locked["kv_budget_fraction"] == 0.5
 
 
+def test_limits_narrow_the_range_of_knobs(content: dict[str, Any]) -> None:
+    """Those of a deployment; a knob without limits has its whole range."""
+    assert parse_task(content, "mine").limits == {}
+    content["limits"] = {"batch_cap": [2, 48], "kv_budget_fraction": [0.3, 0.9]}
+    limits = parse_task(content, "mine").limits
+    assert limits == {"batch_cap": (2, 48), "kv_budget_fraction": (0.3, 0.9)}
+
+
 def test_quantiles_are_a_length_distribution(content: dict[str, Any]) -> None:
     """A file may give recorded lengths."""
     content["streams"][0]["prompt"] = {"kind": "quantiles", "values": [100, 200, 300]}
@@ -142,6 +150,14 @@ WRONG = [
     (("locked",), {"batch_cap": 513}, "batch_cap"),
     (("locked",), {"quantization_tier": 0.5}, "quantization_tier"),
     (("locked",), {"kv_budget_fraction": NAN}, "kv_budget_fraction"),
+    (("limits",), [], "limits"),
+    (("limits",), {"warp": [1, 2]}, "warp"),
+    (("limits",), {"batch_cap": 8}, "batch_cap"),
+    (("limits",), {"batch_cap": [8]}, "batch_cap"),
+    (("limits",), {"batch_cap": [16, 8]}, "batch_cap"),
+    (("limits",), {"batch_cap": [1, 513]}, "batch_cap"),
+    (("limits",), {"batch_cap": [1.5, 8]}, "batch_cap"),
+    (("limits",), {"kv_budget_fraction": [NAN, 1]}, "kv_budget_fraction"),
     (("deployment",), 2, "deployment"),
     (("deployment", "gpus"), 2, "gpus"),
     (("deployment", "num_gpus"), 0, "num_gpus"),

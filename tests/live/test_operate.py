@@ -1,0 +1,361 @@
+"""The controller in virtual time: whatever breaks, static values are in force within two windows,
+the reason is told and written down, and the policy steers again when it has been well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jaxserve.agents.panel import TaskSetup
+from jaxserve.errors import InputError
+from jaxserve.live.episode_file import EpisodeWriter, read_episode
+from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.supervisor import Mode, Rules
+from jaxserve.spaces import make_action
+from tests.live.deployment import WINDOW_S, Deployment, Moody, knobs_answer, locked, virtual
+
+STATIC = {"batch_cap": 48, "kv_budget_fraction": 1.0}
+"""the best static setting, which is not that of the engine."""
+STEADY: list[float | None] = [40.0]
+Script = dict[int, Callable[[Deployment], object]]
+"""what happens to a deployment, by the window in which it does."""
+
+
+class Played:
+    """What came of operating a deployment for some windows."""
+
+    def __init__(
+        self,
+        setup: TaskSetup,
+        monkeypatch: pytest.MonkeyPatch,
+        path: Path,
+        windows: int,
+        script: Script | None = None,
+        mode: Mode = Mode.GUARDED,
+        caps: list[float | None] = STEADY,
+        deployment: Deployment | None = None,
+        rules: Rules | None = None,
+    ) -> None:
+        self.deployment = deployment or Deployment()
+        self.log = path / "log.jsonl"
+        self.reports: list[Report] = []
+        self.in_force: list[float] = []
+        """batch cap at the end of each window."""
+        script = script or {}
+
+        def tell(report: Report) -> None:
+            self.reports.append(report)
+            self.in_force.append(self.deployment.in_force()["batch_cap"])
+            script.get(report.window, lambda one: None)(self.deployment)
+
+        async def operate() -> None:
+            with EpisodeWriter(self.log, {"task": setup.spec.name, "agent": "moody"}) as log:
+                conduct = Conduct(mode, rules or Rules(recover=3))
+                client: Any = self.deployment
+                policy: Any = Moody(caps)
+                static = make_action(**STATIC)
+                await Controller(setup, policy, static, client, log, conduct).run(windows, tell)
+
+        virtual(monkeypatch, self.deployment)
+        asyncio.run(operate())
+
+    @property
+    def reasons(self) -> list[str | None]:
+        return [report.reason for report in self.reports]
+
+    def lines(self, kind: str) -> list[dict[str, Any]]:
+        """Of the log."""
+        entries = [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [entry for entry in entries if entry["kind"] == kind]
+
+
+Play = Callable[..., Played]
+
+
+@pytest.fixture
+def play(setup: TaskSetup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    return lambda *arguments, **options: Played(setup, monkeypatch, tmp_path, *arguments, **options)
+
+
+def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:
+    """The policy steers, every command is obeyed, the lease ends with the controller."""
+    played = play(6)
+    assert played.reasons == [None] * 6
+    assert (
+        played.deployment.commands[:-1]
+        == [{"batch_cap": 40, "kv_budget_fraction": pytest.approx(0.9)}] * 6
+    )
+    assert played.deployment.commands[-1] is None and played.deployment.values == {
+        "batch_cap": 64,
+        "kv_budget_fraction": 1.0,
+    }
+    outcome = played.reports[-1].outcome
+    assert outcome is not None and outcome.seen.good == 8.0
+    assert outcome.in_force.good > 0.0 and outcome.static.good > 0.0
+    episode = read_episode(played.log, setup.env)
+    assert episode.rollout.timesteps.reward.shape == (1, 6)
+    assert [float(cap) for cap in episode.rollout.actions.batch_cap[0]] == [64, *[40] * 5]
+    assert episode.notes[-1]["echo"]["batch_cap"] == {"how": "exact", "asked": 40, "now": 40}
+    assert episode.notes[-1]["echo"]["speculation_depth"]["how"] == "restart_required"
+
+
+FAULTS: dict[str, tuple[Callable[[Deployment], object], Callable[[Deployment], object], str]] = {
+    "the engine was restarted": (
+        lambda one: setattr(one, "engine_id", "b"),
+        lambda one: None,
+        "an engine was restarted",
+    ),
+    "a counter went back": (
+        lambda one: setattr(one, "counters", 0.0),
+        lambda one: None,
+        "the engines' counter of output_tokens went back",
+    ),
+    "the gateway was restarted": (
+        lambda one: setattr(one, "gateway", "two"),
+        lambda one: None,
+        "the gateway was restarted",
+    ),
+    "metrics are garbage": (
+        lambda one: one.engine_fields.update(kv_use=float("nan")),
+        lambda one: one.engine_fields.clear(),
+        "the engines: vllm-0: kv_use is nan",
+    ),
+    "the engine cannot be read": (
+        lambda one: one.engine_fields.update(error="engine vllm-0 cannot be reached"),
+        lambda one: one.engine_fields.clear(),
+        "no engine shows its metrics: engine vllm-0 cannot be reached",
+    ),
+    "the window is garbage": (
+        lambda one: one.window_fields.update(classes=7),
+        lambda one: one.window_fields.clear(),
+        "the window: classes is 7; it must be a JSON object",
+    ),
+    "the window is forgotten": (
+        lambda one: one.window_fields.update(complete=False),
+        lambda one: one.window_fields.clear(),
+        "the gateway does not have all of the window",
+    ),
+    "the gateway cannot be reached": (
+        lambda one: setattr(one, "unreachable", True),
+        lambda one: setattr(one, "unreachable", False),
+        "the gateway cannot be reached",
+    ),
+    "an action is not acknowledged": (
+        lambda one: one.lies.update(batch_cap=7.0),
+        lambda one: one.lies.clear(),
+        "batch_cap is 7.0 after it was told",
+    ),
+    "an engine refuses": (
+        lambda one: setattr(one, "refuses", "engine vllm-0 refused"),
+        lambda one: setattr(one, "refuses", None),
+        "engine vllm-0 refused",
+    ),
+    "an answer is slow": (
+        lambda one: setattr(one, "slow_s", 0.6),
+        lambda one: setattr(one, "slow_s", 0.0),
+        "a decision missed its deadline",
+    ),
+    "the machine stood still": (
+        lambda one: setattr(one, "stopped_s", 7.3),
+        lambda one: None,
+        "the window took 8.3 s in place of 1 s",
+    ),
+    "a knob is gone": (
+        lambda one: setattr(one, "answers", knobs_answer(batch_cap=locked())),
+        lambda one: setattr(one, "answers", knobs_answer()),
+        "batch_cap can no longer be turned",
+    ),
+    "knobs are garbage": (
+        lambda one: setattr(one, "answers", {"knobs": 7}),
+        lambda one: setattr(one, "answers", knobs_answer()),
+        "the knobs: engines is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_a_fault(what: str, play: Play) -> None:
+    """It happens after the fourth window and ends after the sixth."""
+    happen, end, reason = FAULTS[what]
+    played = play(20, {4: happen, 6: end})
+    assert played.reasons[:4] == [None] * 4 and played.in_force[:4] == [40.0] * 4
+    told = [str(why) for why in played.reasons[4:6]]
+    assert any(reason in why for why in told), told
+    # Static, of the controller or of the engine: in the first window, or by the lease.
+    assert played.in_force[5] in (48.0, 64.0)
+    assert played.reasons[-1] is None and played.in_force[-1] == 40.0
+    fallen = [place for place, why in enumerate(played.reasons) if why is not None]
+    assert len(fallen) >= 3 and fallen == list(range(4, 4 + len(fallen)))
+    # It comes back as soon as it may: two windows of trouble, one to look again, three in peace.
+    assert len(fallen) <= 7
+    logged = played.lines("window") + played.lines("event")
+    assert any(reason in str(line["reason"]) for line in logged)
+
+
+def test_the_gateway_was_on_another_machine(play: Play) -> None:
+    """Its clock begins anew: the time of the last window is in its future."""
+
+    def restart(one: Deployment) -> None:
+        one.now_s, one.gateway = 5.0, "two"
+
+    played = play(16, {4: restart})
+    assert played.reasons[4] is not None and played.reasons[-1] is None
+    assert played.in_force[-1] == 40.0
+
+
+def test_no_window_is_played_twice_after_a_stop(play: Play) -> None:
+    """Windows that were slept through are not made up for by short ones."""
+    played = play(12, {4: lambda one: setattr(one, "stopped_s", 7.3)})
+    seconds = [line["seconds"] for line in played.lines("window")]
+    assert sorted(seconds)[-1] == pytest.approx(8.3)
+    assert sorted(seconds)[:-1] == pytest.approx([WINDOW_S] * 11)
+
+
+def test_a_policy_whose_output_is_no_number(play: Play) -> None:
+    """Not a NaN goes to an engine."""
+    played = play(14, caps=[40.0, 40.0, None, None, 40.0])
+    assert played.reasons[2] == "the policy's output is not finite"
+    assert played.in_force[2] == 48.0
+    assert all(
+        command is None or command["batch_cap"] in (40, 48)
+        for command in played.deployment.commands
+    )
+    assert played.reasons[-1] is None and played.in_force[-1] == 40.0
+
+
+def test_goodput_below_what_static_would_give(play: Play) -> None:
+    """It falls back with the figures, comes back, falls again and then rests for longer."""
+    rules = Rules(windows=4, recover=2, fewest=5.0)
+    played = play(30, {2: lambda one: setattr(one, "good", 0.2)}, rules=rules)
+    reasons = [why for why in played.reasons if why is not None]
+    assert all(why.startswith("goodput was ") for why in reasons)
+    runs = "".join("s" if why is None else "f" for why in played.reasons)
+    rests = [len(run) for run in runs.split("s") if run]
+    assert rests[:2] == [2, 4]
+    for cap, why in zip(played.in_force, played.reasons, strict=True):
+        assert cap == (40.0 if why is None else 48.0)
+
+
+def test_shadow_changes_nothing(play: Play) -> None:
+    """It says what it would do, and what is expected of that."""
+    played = play(5, mode=Mode.SHADOW)
+    assert played.deployment.commands == []
+    assert {report.mode for report in played.reports} == {"shadow"}
+    assert played.reports[-1].told["batch_cap"] == 40
+    outcome = played.reports[-1].outcome
+    assert outcome is not None and outcome.policy.good > 0.0
+    assert all(line["told"] == {} for line in played.lines("window"))
+    assert play(3, mode=Mode.OFF).deployment.commands == []
+
+
+def test_shadow_says_what_is_wrong(play: Play) -> None:
+    """And turns nothing then either."""
+    played = play(8, {2: FAULTS["the gateway cannot be reached"][0]}, mode=Mode.SHADOW)
+    assert played.reports[3].outcome is None and "reached" in str(played.reasons[3])
+    assert played.deployment.commands == []
+
+
+def test_the_switch(play: Play) -> None:
+    """Off, nothing is told, whoever asks; on again, the policy steers from where things are."""
+
+    def off(one: Deployment) -> None:
+        one.held, one.values = True, dict(one.static)
+
+    played = play(9, {3: off, 6: lambda one: setattr(one, "held", False)})
+    modes = [report.mode for report in played.reports]
+    assert modes == ["guarded"] * 3 + ["off (the switch)"] * 3 + ["guarded"] * 3
+    assert len([c for c in played.deployment.commands if c is not None]) == 6
+    assert played.in_force[3:6] == [64.0] * 3 and played.in_force[-1] == 40.0
+
+
+def test_steps_of_the_modes(play: Play) -> None:
+    """Guarded halves at most; free does as the policy says."""
+    assert play(5, caps=[4.0]).in_force == [32.0, 16.0, 8.0, 4.0, 4.0]
+    assert play(2, caps=[4.0], mode=Mode.FREE).in_force == [4.0, 4.0]
+
+
+def test_back_to_static_at_once(play: Play) -> None:
+    """However far the policy has gone."""
+    played = play(9, {6: lambda one: setattr(one, "engine_id", "b")}, caps=[2.0])
+    assert played.in_force[5] == 2.0 and played.in_force[6] == 48.0
+
+
+EVENTS = st.dictionaries(st.integers(1, 12), st.sampled_from(sorted(FAULTS)), max_size=4)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(happen=EVENTS, end=EVENTS)
+def test_any_faults_together(
+    play: Play, happen: dict[int, str], end: dict[int, str], tmp_path: Path
+) -> None:
+    """No fault ends the controller; commands are allowed values; all is well some time after."""
+    (tmp_path / "log.jsonl").unlink(missing_ok=True)
+
+    def script(window: int) -> Callable[[Deployment], object]:
+        def act(one: Deployment) -> None:
+            if window in happen:
+                FAULTS[happen[window]][0](one)
+            if window in end:
+                FAULTS[end[window]][1](one)
+            if window == 13:
+                for _, well, _ in FAULTS.values():
+                    well(one)
+
+        return act
+
+    played = play(24, {window: script(window) for window in range(1, 14)})
+    assert played.reasons[-1] is None and played.in_force[-1] == 40.0
+    for command in played.deployment.commands:
+        assert command is None or 1 <= command["batch_cap"] <= 64
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda one: setattr(one, "unreachable", True), "the gateway cannot be reached"),
+        (FAULTS["a knob is gone"][0], "the task turns batch_cap, which the deployment does not"),
+        (FAULTS["metrics are garbage"][0], "kv_use is nan"),
+    ],
+)
+def test_a_deployment_that_does_not_fit(
+    change: Callable[[Deployment], object], message: str, play: Play
+) -> None:
+    """One sentence before anything is turned."""
+    deployment = Deployment()
+    change(deployment)
+    with pytest.raises(InputError, match=message):
+        play(3, deployment=deployment)
+    assert deployment.commands == []
+
+
+def test_other_objectives_at_the_gateway(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goodput would be that of something else."""
+
+    async def state(self: Deployment) -> dict[str, Any]:
+        return {"objectives": {"chat": {"ttft_s": 0.5, "tpot_s": None}}}
+
+    monkeypatch.setattr(Deployment, "state", state)
+    with pytest.raises(InputError, match=r"start it with --slo chat:ttft=0\.5,tpot=0\.05"):
+        play(3)
+
+
+def test_a_log_that_cannot_be_written(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends with one sentence, and the lease with it."""
+    deployment = Deployment()
+
+    def full(one: Deployment) -> None:
+        def write(*arguments: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("os.write", write)
+
+    with pytest.raises(InputError, match=r"--log is .*: No space left on device"):
+        play(6, {3: full}, deployment=deployment)
+    assert deployment.commands[-1] is None

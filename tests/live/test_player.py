@@ -1,0 +1,98 @@
+"""Traffic of a task, sent to a real server at its times."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from jaxserve.agents.panel import TaskSetup
+from jaxserve.errors import InputError
+from jaxserve.live.engine_client import EngineClient, Prompts, Target
+from jaxserve.live.player import Outcome, episode_traffic, play, summarise
+from jaxserve.seeds import episode_key
+from tests.gateway.running import RunningGateway
+from tests.mock_engine.conftest import running
+
+
+def send(url: str, setup: TaskSetup, windows: int = 1) -> list[Outcome]:
+    """Sends the first windows of an episode."""
+    requests = episode_traffic(setup.env, episode_key(0, "test"), windows)
+
+    async def run() -> list[Outcome]:
+        async with EngineClient(Target(url)) as client:
+            return await play(client, setup.env, setup.spec, requests, Prompts(0))
+
+    return asyncio.run(run())
+
+
+def test_through_a_gateway(setup: TaskSetup) -> None:
+    """Every request arrives in its class, with its lengths, and both ends agree on what it was."""
+    slo = ("chat:ttft=0.5,tpot=0.05",)
+    with (
+        running(batch_cap=64, kv_blocks=2000, token_budget=2048) as engine,
+        RunningGateway([f"vllm={engine.url}"], slo=slo) as gateway,
+    ):
+        told: list[Outcome] = []
+        outcomes = send(gateway.url, setup)
+        assert outcomes and all(one.error is None for one in outcomes), outcomes
+        records = gateway.records(len(outcomes))
+    assert {one["class_name"] for one in records} == {"chat"}
+    sent = sorted((one.prompt_tokens, one.output_tokens) for one in outcomes)
+    assert sorted((one["prompt_tokens"], one["output_tokens"]) for one in records) == sent
+    summary = summarise(outcomes, 1.0)
+    assert summary.requests == len(outcomes) and summary.errors == 0 and told == []
+    assert summary.ttft_mean_s > 0.0 and summary.itl_mean_s > 0.0
+
+
+def test_storms_of_429(setup: TaskSetup) -> None:
+    """Requests that are turned away are errors with a sentence, and end nothing else."""
+    with (
+        running(batch_cap=8, speed=1.0) as engine,
+        RunningGateway([f"vllm={engine.url},cap=1"], queue=0, look_ahead=0) as gateway,
+    ):
+        with pytest.raises(InputError, match="--queue"):
+            RunningGateway([f"vllm={engine.url}"], queue=-1)
+        outcomes = send(gateway.url, setup)
+    turned_away = [one for one in outcomes if one.error is not None]
+    assert turned_away and len(turned_away) < len(outcomes)
+    assert all("429" in str(one.error) and not one.good for one in turned_away)
+    summary = summarise(outcomes, 1.0)
+    assert summary.errors == len(turned_away)
+
+
+def test_requests_longer_than_the_engine_serves(setup: TaskSetup) -> None:
+    """Are refused before anything is sent."""
+    with running(max_model_len=64) as engine, pytest.raises(InputError, match="--max-model-len"):
+        send(engine.url, setup)
+
+
+def outcome(**fields: Any) -> Outcome:
+    usual = dict(
+        stream="chat",
+        arrival_s=0.0,
+        late_s=0.0,
+        prompt_tokens=8,
+        output_tokens=5,
+        ttft_s=0.1,
+        tpot_s=0.02,
+        itl_tokens=4,
+        good=True,
+        error=None,
+    )
+    return Outcome(**(usual | fields))
+
+
+def test_a_summary() -> None:
+    """Goodput over the time, attainment over all requests, ITL over tokens."""
+    failed = outcome(ttft_s=None, tpot_s=None, itl_tokens=0, good=False, error="x")
+    slow = outcome(ttft_s=0.3, tpot_s=0.08, itl_tokens=12, good=False)
+    found = summarise([outcome(), slow, failed, outcome(tpot_s=None, itl_tokens=0)], 4.0)
+    assert (found.requests, found.errors) == (4, 1)
+    assert (found.goodput_rps, found.slo_attainment) == (0.5, 0.5)
+    assert found.ttft_mean_s == pytest.approx(0.5 / 3)
+    assert found.itl_mean_s == pytest.approx((0.02 * 4 + 0.08 * 12) / 16)
+    empty = summarise([], 4.0)
+    assert empty.requests == 0 and empty.goodput_rps == 0.0 and math.isnan(empty.ttft_mean_s)
