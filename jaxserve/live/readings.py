@@ -9,7 +9,8 @@ from typing import Any
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 
-_COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
+COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
+"""What engines count from their start."""
 _STATES = ("running", "waiting", "kv_use")
 
 
@@ -127,7 +128,7 @@ def parse_engines(data: Any, knobs: Any) -> EngineState:
 
     kv_use, kv_tokens = of_all("kv_use"), of_all("kv_tokens")
     return EngineState(
-        counters={name: total(name) for name in _COUNTERS},
+        counters={name: total(name) for name in COUNTERS},
         kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
         kv_tokens=min(kv_tokens) if kv_tokens else None,
         identity=tuple(
