@@ -1,6 +1,7 @@
 """Windows of requests that this process sends itself, where there is no gateway to measure them.
 
-What is measured, and in which window it counts, is as at the gateway (``jaxserve.gateway.windows``).
+What is measured, and in which window it counts, is as at the gateway
+(``jaxserve.gateway.windows``).
 """
 
 from __future__ import annotations

@@ -278,9 +278,7 @@ class EngineClient:
         for secret in (self.target.key, self.target.control_token):
             answer = answer.replace(secret, "***") if secret else answer
         told = " ".join(answer.split())[:_SHOWN]
-        return EngineError(
-            f"engine {self.target.url} answers {path} with an error: {told}", status
-        )
+        return EngineError(f"engine {self.target.url} answers {path} with an error: {told}", status)
 
 
 class ChatClient(EngineClient):
