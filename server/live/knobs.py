@@ -79,7 +79,7 @@ async def turn(
       InputError: the plug-in refuses, or answers something else.
     """
     state = None if engine is None else await engine.plug_in("control")
-    offers = {} if state is None else JsonObject(state, "the plug-in").inside("knobs")
+    offers = JsonObject(state or {"knobs": {}}, "the plug-in").inside("knobs")
     told, reasons = {}, dict.fromkeys(active, _NO_PLUG_IN)
     for name in active:
         if name in offers:
@@ -101,6 +101,7 @@ async def turn(
         asked = ACTION_BOUNDS[name].number(wanted[name])
         entry = {"how": "unsupported", "asked": asked, "now": now.get(name)}
         if name in now:
+            entry["now"] = ACTION_BOUNDS[name].number(now[name])
             # A share of the KV blocks is rounded to whole blocks.
             same = abs(now[name] - asked) <= (1e-2 if name == "kv_budget_fraction" else 0)
             entry["how"] = "exact" if same else "approximated"

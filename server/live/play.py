@@ -9,6 +9,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import ServeEnv
@@ -26,7 +28,6 @@ from jaxserve.live.guard import as_values
 from jaxserve.live.measured import Streams, measure, observe
 from jaxserve.live.player import episode_traffic
 from jaxserve.live.readings import EngineState
-from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action
 from jaxserve.tasks.reward import compute_reward
@@ -44,12 +45,15 @@ _LONGEST_S = 120.0
 """A request that takes longer has failed."""
 _CONTROL_S = 10.0
 """Likewise what the engine is asked of itself."""
+_SILENT = "the engine did not answer in time"
 _NO_ROOM = (429, 503)
 """Answers by which an engine turns a request away, as a full queue does."""
 _LEARN_TOKENS = 1200
 """More than it takes to find out how many tokens the words of a prompt have."""
 _TEMPLATE_TOKENS = 64
 """That a chat's template or a tokenizer adds to a prompt, at most."""
+
+_reward = jax.jit(compute_reward)
 
 
 class Connection:
@@ -72,9 +76,10 @@ class Connection:
         s = self.settings
         try:
             target = Target(s.url, s.key, s.control_token, s.model)
-            client = await (ChatClient if s.chat else EngineClient)(target).__aenter__()
-        except InputError as error:
-            raise EngineFailure(f"{error}; no episode was begun") from None
+            async with asyncio.timeout(_CONTROL_S):
+                client = await (ChatClient if s.chat else EngineClient)(target).__aenter__()
+        except (InputError, TimeoutError) as error:
+            raise EngineFailure(_not_begun(error)) from None
         try:
             self.log.spend(_LEARN_TOKENS)
             async with asyncio.timeout(_LONGEST_S):
@@ -82,9 +87,7 @@ class Connection:
         except BaseException as error:
             await client.__aexit__()
             if isinstance(error, InputError | TimeoutError):
-                raise EngineFailure(
-                    f"{error or 'the engine is silent'}; no episode was begun"
-                ) from None
+                raise EngineFailure(_not_begun(error)) from None
             raise
         self._client = client
         return client
@@ -123,7 +126,8 @@ class Play:
         # A hosted model has neither knobs nor metrics, and no business with the plug-in's token.
         self._own = None if connection.settings.chat else client
         spec = built_in_task(episode.task)
-        self._env: ServeEnv = environment(episode.task, episode.config)
+        env = environment(episode.task, episode.config)
+        self._env = _with_limits(env, self._settings)
         self._windows_count = int(self._env.horizon)
         self._active = [
             name
@@ -132,7 +136,7 @@ class Play:
         ]
         self._streams = Streams.of(spec)
         self._window_s = float(self._env.window_s)
-        traffic = episode_traffic(self._env, episode.key(), self._windows_count)
+        traffic = episode_traffic(env, episode.key(), self._windows_count)
         self._traffic: list[list[Request]] = [[] for _ in range(self._windows_count)]
         for request in traffic:
             place = min(int(request.arrival_s / self._window_s), self._windows_count - 1)
@@ -145,9 +149,11 @@ class Play:
         self._gate = Gate()
         self._failure: str | None = None
         self._until_s = time.monotonic()
-        idle = idle_metrics(len(np.asarray(self._env.slo.ttft_s)))
-        observe(self._env, self._seen, idle, None, 0)
-        compute_reward(self._env.reward, idle)
+        # A first window would wait for what it compiles.
+        idle, silent = self._measured.window(self._until_s, time.monotonic()), silent_state()
+        metrics = measure(self._env, self._streams, idle, silent, silent, self._env.locked)
+        _window(self._env, observe(self._env, self._seen, metrics, idle, 0), metrics, False)
+        self._until_s = time.monotonic()
 
     @property
     def in_flight(self) -> int:
@@ -167,8 +173,7 @@ class Play:
         try:
             return await self._window(knobs)
         except (InputError, TimeoutError) as error:
-            reason = str(error) or "the engine did not answer in time"
-            raise EngineFailure(await self._give_up(reason)) from None
+            raise EngineFailure(await self._give_up(str(error) or _SILENT)) from None
 
     async def close(self) -> None:
         """Gives up what is in flight, and the lease."""
@@ -335,11 +340,29 @@ class Play:
         self._until_s = time.monotonic()
 
 
+def _not_begun(error: BaseException) -> str:
+    return f"{str(error) or _SILENT}; no episode was begun"
+
+
 def _thinned(requests: Sequence[Request], most: int) -> list[Request]:
     """At most so many of them, evenly chosen."""
     if len(requests) <= most:
         return list(requests)
     return [requests[place * len(requests) // most] for place in range(most)]
+
+
+def _with_limits(env: ServeEnv, settings: LiveSettings) -> ServeEnv:
+    """The environment with the mean lengths that classes have once they are cut."""
+
+    def mean(quantiles: Any, most: int) -> jax.Array:
+        return jnp.asarray(np.minimum(np.asarray(quantiles), most).mean(axis=1), jnp.float32)
+
+    classes = dataclasses.replace(
+        env.workload.classes,
+        prompt_tokens=mean(env.workload.classes.prompt_quantiles, settings.max_prompt_tokens),
+        output_tokens=mean(env.workload.classes.output_quantiles, settings.max_completion_tokens),
+    )
+    return dataclasses.replace(env, workload=dataclasses.replace(env.workload, classes=classes))
 
 
 def _cut(asked: Sequence[Request], planned: Sequence[_Planned], name: str) -> int:
@@ -349,7 +372,7 @@ def _cut(asked: Sequence[Request], planned: Sequence[_Planned], name: str) -> in
 
 
 def _window(env: ServeEnv, seen: Any, metrics: WindowMetrics, done: bool) -> Window:
-    parts = compute_reward(env.reward, metrics)
+    parts = _reward(env.reward, metrics)
     completed, good, failed = (
         float(np.sum(np.asarray(value)))
         for value in (

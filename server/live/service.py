@@ -59,6 +59,10 @@ class LiveEpisode:
         idle_s = time.monotonic() - self.used_s
         return self.play is not None and not self.session.over and idle_s < _IDLE_S
 
+    def means(self, session_id: str | None) -> bool:
+        """Whether it is the session of that id, None being the default one."""
+        return self.is_default if session_id is None else session_id == self.session.id
+
     def append(self, step: LiveStep) -> None:
         """Moves on by one window."""
         self.steps.append(step)
@@ -214,10 +218,10 @@ class LiveService(Service):
 
     async def _reset(self, session_id: str | None, name: str | None, episode: Episode) -> View:
         current = self._current
+        own = current is not None and current.means(session_id)
         is_default = session_id is None and self.settings.token is None
-        own = current is not None and (
-            current.session.id == session_id or (is_default and current.is_default)
-        )
+        # A default session that is named stays it.
+        is_default = is_default or (own and current is not None and current.is_default)
         if self._busy:
             raise EpisodeConflict(_BUSY)
         if current is not None and not own and current.plays:
@@ -285,9 +289,8 @@ class LiveService(Service):
 
     def _find(self, session_id: str | None) -> LiveEpisode:
         current = self._current
-        if current is not None:
-            if session_id == current.session.id or (session_id is None and current.is_default):
-                return current
+        if current is not None and current.means(session_id):
+            return current
         if session_id is None and self.settings.token is not None:
             raise UnknownSession(
                 "session_id is missing; this server asks for a token and has no default session"
