@@ -25,3 +25,15 @@ class StorageFailure(Problem):
     """The session log could not be written or read; nothing was acknowledged."""
 
     status = 507
+
+
+class SpendingLimit(Problem):
+    """A live window would spend more tokens than are left; nothing was sent."""
+
+    status = 402
+
+
+class EngineFailure(Problem):
+    """The real engine failed; no window was counted."""
+
+    status = 502

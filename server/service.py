@@ -38,6 +38,27 @@ class History:
     steps: tuple[LoggedStep, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class LiveGrade:
+    """What was measured of a live episode. It has no score: that is a place between simulated
+    anchors, on which no real engine lies."""
+
+    mean_reward: float
+    """over the windows that were played."""
+    windows: int
+    requests_completed: float
+    requests_good: float
+    goodput_rps: float
+    """requests inside their objectives, per second of the windows."""
+    slo_attainment: float | None
+    """share of the requests that ended; None where none did."""
+    tokens_booked: int
+    """in and out, for the episode's windows."""
+    feedback: str
+    score: None = None
+    mode: str = "live"
+
+
 class Service:
     """Sessions, by whatever protocol they are played."""
 
@@ -80,6 +101,11 @@ class Service:
         return len(self._sessions)
 
     @property
+    def live(self) -> dict[str, Any] | None:
+        """What plays on a real engine, and what it has spent; None where nothing does."""
+        return None
+
+    @property
     def durable(self) -> bool:
         """Whether sessions outlive the process."""
         return not self._sessions.store.in_memory
@@ -103,14 +129,8 @@ class Service:
         Raises:
           InputError, UnknownSession.
         """
-        split = DEFAULT_SPLIT if split is None else split
-        if index is not None:
-            listed = listed_episode(split, index)
-            task = listed[0] if task is None else task
-            seed = listed[1] if seed is None else seed
-        chosen = secrets.randbelow(MAX_SEED) if seed is None else seed
-        name = DEFAULT_TASK if task is None else task
-        episode = await asyncio.to_thread(parse_episode, name, chosen, split, config)
+        chosen = chosen_episode(task, seed, split, index)
+        episode = await asyncio.to_thread(parse_episode, *chosen, config)
         return await self._worker.run(lambda s: s.begin(session_id, episode_id, episode).view())
 
     async def step(self, session_id: str | None, knobs: Knobs, number: int | None = None) -> View:
@@ -192,7 +212,7 @@ class Service:
         """The reset and every window of a log, computed again."""
         return await self._beside(_replayed, history)
 
-    async def grade_session(self, session_id: str | None) -> tuple[View, Grade]:
+    async def grade_session(self, session_id: str | None) -> tuple[View, Grade | LiveGrade]:
         """What a session's episode is worth so far, by its log.
 
         Raises:
@@ -237,6 +257,23 @@ class Service:
         assert self._grading is not None
         async with self._grading:
             return await asyncio.to_thread(function, *arguments)
+
+
+def chosen_episode(
+    task: str | int | None, seed: int | None, split: str | None, index: int | None
+) -> tuple[str | int, int, str]:
+    """Task, seed and split of a reset; what is left out is the entry's, the default or random.
+
+    Raises:
+      InputError: unknown split, or no such entry.
+    """
+    split = DEFAULT_SPLIT if split is None else split
+    if index is not None:
+        listed = listed_episode(split, index)
+        task = listed[0] if task is None else task
+        seed = listed[1] if seed is None else seed
+    seed = secrets.randbelow(MAX_SEED) if seed is None else seed
+    return DEFAULT_TASK if task is None else task, seed, split
 
 
 def _stacked(knobs: Sequence[Knobs]) -> Actions:

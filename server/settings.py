@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from server.live_settings import LiveSettings
 
 IN_MEMORY = ":memory:"
 _PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
@@ -59,6 +60,8 @@ class Settings:
     """server processes that share the log."""
     port: int = 7860
     """where ``python -m server.app`` listens, unless it is told otherwise."""
+    live: LiveSettings | None = None
+    """the real engine that it plays on; None: episodes are simulated."""
 
     @classmethod
     def from_environment(
@@ -90,6 +93,7 @@ class Settings:
             max_connections=whole("MAX_CONCURRENT_ENVS", cls.max_connections, 1, 100_000),
             workers=whole("WEB_CONCURRENCY", cls.workers, 1, 1024),
             port=whole("PORT", cls.port, 1, 65535),
+            live=LiveSettings.from_environment(variables),
         )
 
 

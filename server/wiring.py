@@ -7,6 +7,7 @@ import asyncio
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
+from jaxserve.errors import InputError
 from server.doors.answers import answer_problems
 from server.doors.auth import RequireToken
 from server.doors.limits import LimitBody, LimitRate
@@ -37,7 +38,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     Raises:
       InputError: settings that cannot work together.
     """
-    service = Service(settings)
+    service = _service(settings)
     tools = build_tools(service)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
@@ -78,6 +79,20 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     app.router.on_startup.append(start)
     app.router.on_shutdown.append(stop)
     return app
+
+
+def _service(settings: Settings) -> Service:
+    if settings.live is None:
+        return Service(settings)
+    try:
+        # What asks engines is not needed, nor perhaps installed, where nothing is asked.
+        from server.live.service import LiveService
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"JAXSERVE_MODE is live and {error.name} is not installed; "
+            "pip install '.[server,gateway]' in the checkout"
+        ) from None
+    return LiveService(settings)
 
 
 def _add_limits(app: FastAPI, settings: Settings) -> None:

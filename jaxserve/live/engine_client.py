@@ -7,7 +7,7 @@ import json
 import random
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,10 +21,25 @@ _CONNECT_S = 10.0
 _SILENT_S = 300.0
 _SHOWN = 200
 """Characters of an engine's answer in an error."""
+_READ = 65_536
+"""Bytes of an error that are read."""
+_MOST_TOKENS = 2**40
+"""No engine counts more in one request."""
+_SPARE_EVENTS = 8
+"""Events of a stream beyond one for each token: its role, its end, its usage."""
 
 # Ids of single bytes or common pieces in every vocabulary; longer ones might not be in a small one.
 _LOW_ID, _HIGH_ID = 16, 250
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+class EngineError(InputError):
+    """An engine did not do what it was asked for."""
+
+    def __init__(self, sentence: str, status: int | None = None) -> None:
+        """Args: what happened, and the HTTP status it answered with, if that is what was wrong."""
+        super().__init__(sentence)
+        self.status = status
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,8 @@ class Target:
     """of its interface, None where it asks for none."""
     control_token: str | None = field(default=None, repr=False)
     """of the plug-in jaxserve-vllm."""
+    model: str | None = None
+    """the name to ask for, None for the first that the engine lists."""
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"https?://[^/?#\s@]+", self.url):
@@ -61,6 +78,9 @@ class Answer:
 
 class EngineClient:
     """``async with EngineClient(target) as engine``."""
+
+    path = "/v1/completions"
+    """where completions are asked for."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -91,52 +111,65 @@ class EngineClient:
         prompt: list[int] | str,
         output_tokens: int,
         headers: Mapping[str, str] | None = None,
+        priority: int | None = None,
+        told: Callable[[float], None] = lambda time_s: None,
     ) -> Answer:
         """Streams a completion of ``output_tokens``, which the engine may not end before.
 
         Args:
           headers: beside those that every request has.
+          priority: vLLM's field, for engines that serve by priority; the least is served first.
+          told: called with the time of every event with output, monotonic clock, s.
 
         Raises:
-          InputError: it cannot be reached, answers with an error, or does not count tokens.
+          InputError: it cannot be reached, answers with an error, streams more than was asked for,
+            or does not count tokens.
         """
-        body = {
+        body = self._body(prompt, output_tokens) | {
             "model": self.model,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        if priority is not None:
+            body["priority"] = priority
         sent_s, first_s, last_s = time.monotonic(), None, 0.0
         usage: Any = None
-        async with self._ask(
-            "POST", "/v1/completions", self.target.key, headers, json=body
-        ) as response:
-            await self._expect_success(response, "/v1/completions")
+        events = 0
+        async with self._ask("POST", self.path, self.target.key, headers, json=body) as response:
+            await self._expect_success(response, self.path)
             async for line in response.content:
                 if not line.startswith(b"data: {"):
                     continue
                 now = time.monotonic()
                 event = _json_object(line[6:])
                 if event.get("error"):
-                    raise self._failed("/v1/completions", json.dumps(event["error"]))
-                if event.get("choices"):
+                    raise self._failed(self.path, json.dumps(event["error"]))
+                events += 1
+                if events > output_tokens + _SPARE_EVENTS:
+                    raise EngineError(
+                        f"engine {self.target.url} streams more than the {output_tokens} tokens "
+                        "that it was asked for"
+                    )
+                if self._has_output(event):
                     first_s, last_s = (now if first_s is None else first_s), now
+                    told(now)
                 usage = event.get("usage") or usage
         if first_s is None:
-            raise InputError(f"engine {self.target.url} streamed a completion without output")
+            raise EngineError(f"engine {self.target.url} streamed a completion without output")
         counts = checks.JsonObject(usage or {}, "the engine's usage")
         prompt_tokens, output = (
-            counts.whole(name, 1) for name in ("prompt_tokens", "completion_tokens")
+            counts.whole(name, 1, _MOST_TOKENS) for name in ("prompt_tokens", "completion_tokens")
         )
         return Answer(sent_s, first_s, last_s, prompt_tokens, output)
 
+    async def metrics(self) -> str | None:
+        """The text of ``/metrics``; None where there is none."""
+        async with self._ask("GET", "/metrics", self.target.key) as response:
+            return await response.text(errors="replace") if response.status == 200 else None
+
     async def kv_pool_tokens(self) -> int | None:
         """KV tokens that vLLM says it has room for; None where there is no such metric."""
-        async with self._ask("GET", "/metrics", self.target.key) as response:
-            text = await response.text() if response.status == 200 else ""
+        text = await self.metrics() or ""
         found = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.M)
         labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
         counts = [labels.get(name, "") for name in ("block_size", "num_gpu_blocks")]
@@ -151,8 +184,30 @@ class EngineClient:
         Raises:
           InputError: it refuses, or there are several engines behind the server.
         """
-        async with self._ask("GET", f"/jaxserve/{path}", self.target.control_token) as response:
-            if response.status in (404, 503):
+        return await self._plug_in("GET", path)
+
+    async def turn(self, knobs: Mapping[str, float], lease_s: float) -> Mapping[str, Any] | None:
+        """Turns knobs of the plug-in under a lease; what is then in force, as ``plug_in``.
+
+        Raises:
+          InputError: it refuses.
+        """
+        return await self._plug_in("PUT", "control", {"lease_s": lease_s, "knobs": dict(knobs)})
+
+    async def release(self) -> None:
+        """Ends the lease: the static values come back.
+
+        Raises:
+          InputError: it refuses.
+        """
+        await self._plug_in("DELETE", "control")
+
+    async def _plug_in(
+        self, method: str, path: str, command: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any] | None:
+        token = self.target.control_token
+        async with self._ask(method, f"/jaxserve/{path}", token, json=command) as response:
+            if response.status in (404, 405, 503):
                 return None
             await self._expect_success(response, "/jaxserve")
             answer = _json_object(await response.read())
@@ -162,7 +217,7 @@ class EngineClient:
         if len(engines) > 1:
             raise InputError(
                 f"engine {self.target.url} has {len(engines)} data-parallel engines; "
-                "a calibration measures a server with one"
+                "only a server with one is measured"
             )
         return checks.JsonObject(engines[0], "the plug-in's answer")
 
@@ -173,9 +228,25 @@ class EngineClient:
             models = _json_object(await response.read()).get("data")
         if not isinstance(models, list) or not models or not isinstance(models[0], Mapping):
             raise InputError(f"engine {self.target.url} lists no model at /v1/models")
-        self.model = str(models[0].get("id"))
-        longest = models[0].get("max_model_len")
+        cards = [card for card in models if isinstance(card, Mapping)]
+        named = [card for card in cards if card.get("id") == self.target.model]
+        card = (named or cards)[0]
+        self.model = self.target.model or str(card.get("id"))
+        longest = card.get("max_model_len") if named or self.target.model is None else None
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
+
+    def _body(self, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
+        """What is asked, beside what every stream is asked with."""
+        return {
+            "prompt": prompt,
+            "max_tokens": output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+
+    def _has_output(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event of a stream has output."""
+        return bool(event.get("choices"))
 
     def _ask(
         self,
@@ -199,11 +270,39 @@ class EngineClient:
 
     async def _expect_success(self, response: aiohttp.ClientResponse, path: str) -> None:
         if response.status != 200:
-            raise self._failed(path, f"{response.status} {await response.text(errors='replace')}")
+            text = (await response.content.read(_READ)).decode(errors="replace")
+            raise self._failed(path, f"{response.status} {text}", response.status)
 
-    def _failed(self, path: str, answer: str) -> InputError:
+    def _failed(self, path: str, answer: str, status: int | None = None) -> EngineError:
+        # Some engines repeat the key that they do not like.
+        for secret in (self.target.key, self.target.control_token):
+            answer = answer.replace(secret, "***") if secret else answer
         told = " ".join(answer.split())[:_SHOWN]
-        return InputError(f"engine {self.target.url} answers {path} with an error: {told}")
+        return EngineError(f"engine {self.target.url} answers {path} with an error: {told}", status)
+
+
+class ChatClient(EngineClient):
+    """Asks for chats, as hosted models want it: in words, and outputs end when the model ends
+    them."""
+
+    path = "/v1/chat/completions"
+
+    def _body(self, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
+        if not isinstance(prompt, str):
+            raise InputError("a chat is asked in words, not in token ids")
+        return {
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": output_tokens,
+            "temperature": 0,
+        }
+
+    def _has_output(self, event: Mapping[str, Any]) -> bool:
+        choices = event.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        delta = choice.get("delta") if isinstance(choice, Mapping) else None
+        if not isinstance(delta, Mapping):
+            return False
+        return any(value for name, value in delta.items() if name != "role")
 
 
 class _Reached:
@@ -222,9 +321,12 @@ class _Reached:
         await self._request.__aexit__(kind, error, trace)
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise self._problem(error) from None
+        if isinstance(error, ValueError) and not isinstance(error, InputError):
+            # aiohttp's, of a line without an end.
+            raise EngineError(f"engine {self._url} streams no events: {error!s:.80}") from None
 
-    def _problem(self, error: BaseException) -> InputError:
-        return InputError(f"engine {self._url} cannot be reached: {error or type(error).__name__}")
+    def _problem(self, error: BaseException) -> EngineError:
+        return EngineError(f"engine {self._url} cannot be reached: {error or type(error).__name__}")
 
 
 class Prompts:

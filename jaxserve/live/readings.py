@@ -14,7 +14,8 @@ from jaxserve.gateway.knob_values import KNOBS
 HOW = ("exact", "approximated", "restart_required", "unsupported")
 """Ways in which a deployment turns a knob, or does not."""
 
-_COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
+COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
+"""What engines count from their start."""
 _RANGE = ("least", "most")
 
 
@@ -163,7 +164,7 @@ def parse_engines(data: Any, knobs: Mapping[str, Any]) -> EngineState:
 
     kv_use, kv_tokens = of_all("kv_use"), of_all("kv_tokens")
     return EngineState(
-        counters={name: total(name) for name in _COUNTERS},
+        counters={name: total(name) for name in COUNTERS},
         kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
         kv_tokens=min(kv_tokens) if kv_tokens else None,
         identity=tuple(
@@ -186,7 +187,7 @@ def counted(before: EngineState, after: EngineState, name: str) -> float | None:
 
 def fell(before: EngineState, after: EngineState) -> str | None:
     """The first counter that went back, as in a restart; None where none did."""
-    for name in _COUNTERS:
+    for name in COUNTERS:
         first, second = before.counters[name], after.counters[name]
         if first is not None and second is not None and second < first:
             return name

@@ -15,7 +15,7 @@ from server.doors.routes_episodes import Named
 from server.players.baseline_scores import Baselines
 from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
-from server.wire.schemas import GradeBody, ServeAction
+from server.wire.schemas import LIVE, SIMULATED, GradeBody, ServeAction
 from server.wire.sentences import checked
 
 
@@ -23,11 +23,18 @@ def grading_routes(service: Service) -> APIRouter:
     """The grader always replays; figures that a client states are compared and never used."""
     router = APIRouter(tags=["Grading"], default_response_class=Answer)
     baselines = Baselines(service.agents)
+    # Where episodes are live, what is simulated says so.
+    simulated = {} if service.settings.live is None else {"mode": SIMULATED}
 
     @router.post("/grader", summary="The score of a session, of actions or of an episode's log")
     async def grader(
         named: Named, body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)]
     ) -> Response:
+        if body.mode == LIVE:
+            raise InputError(
+                "mode is 'live'; the log of a live episode has no simulated score, and what was "
+                "measured is in it"
+            )
         if body.actions is None and body.episode_log is None:
             view, grade = await service.grade_session(body.session_id or named)
             episode = view.episode
@@ -49,7 +56,8 @@ def grading_routes(service: Service) -> APIRouter:
             else:
                 grade = await service.grade_log(episode, _plain_log(body.episode_log or []))
         return Answer(
-            dataclasses.asdict(grade)
+            simulated
+            | dataclasses.asdict(grade)
             | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
         )
 
@@ -60,8 +68,8 @@ def grading_routes(service: Service) -> APIRouter:
         use_openai: bool = False,
     ) -> Response:
         if use_openai:
-            return Answer(await baselines.language_model(seed))
-        return Answer(await baselines.deterministic(agent, seed))
+            return Answer(simulated | await baselines.language_model(seed))
+        return Answer(simulated | await baselines.deterministic(agent, seed))
 
     return router
 

@@ -16,7 +16,7 @@ from server.doors.answers import Answer
 from server.service import Service
 from server.sessions.compiling import Compilation
 from server.wire.catalogue import describe_tasks, reward_weights
-from server.wire.schemas import ServeAction, ServeObservation, ServeState
+from server.wire.schemas import LIVE, SIMULATED, ServeAction, ServeObservation, ServeState
 
 
 def information_routes(service: Service, compilation: Compilation) -> APIRouter:
@@ -45,8 +45,10 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
 
     @router.get("/runtime", summary="What runs here")
     async def runtime() -> Response:
+        live = service.live
         return Answer(
             {
+                "mode": SIMULATED if live is None else LIVE,
                 "version": jaxserve.__version__,
                 "jax": jax.__version__,
                 "backend": jax.default_backend(),
@@ -57,6 +59,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "default_session": service.settings.token is None,
                 "max_connections": service.settings.max_connections,
             }
+            | ({} if live is None else {"live": live})
         )
 
     @router.get("/demo", include_in_schema=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -107,6 +107,8 @@ class View(NamedTuple):
     window_s: float
     load: float
     """the last window's arrivals, relative to the task's mean."""
+    live: Mapping[str, Any] | None = None
+    """of an episode on a real engine: what was sent in the last window, and its knobs."""
 
 
 class BatchView(NamedTuple):

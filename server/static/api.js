@@ -20,6 +20,7 @@ async function ask(method, path, body) {
 const named = (path, session) => `${path}?session_id=${encodeURIComponent(session)}`;
 
 export const tasks = () => ask("GET", "/tasks");
+export const runtime = () => ask("GET", "/runtime");
 export const agents = async () => (await ask("GET", "/info")).agents;
 export const reset = (task, seed, split) => ask("POST", "/reset", { task_id: task, seed, split });
 export const step = (session, action) => ask("POST", "/step", { session_id: session, action });

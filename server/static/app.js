@@ -3,6 +3,7 @@
 import * as server from "./api.js";
 import { Charts } from "./charts.js";
 import { Knobs } from "./knobs.js";
+import { Live } from "./live.js";
 import { showScore } from "./score.js";
 
 const find = (id) => document.getElementById(id);
@@ -16,6 +17,11 @@ let task = null;
 let session = null;
 let windows = []; // {observation, reward, action, done}; the first is the reset
 let stopped = false;
+let isLive = false; // whether steps go to a real engine
+const live = new Live(showLive, (text, failed) => {
+  find("live_status").textContent = text;
+  find("live_status").classList.toggle("error", Boolean(failed));
+});
 
 const BUSY = ["reset", "step", "run", "drive", "grade"];
 
@@ -42,7 +48,29 @@ function say(text, failed = false) {
 
 function show() {
   charts.draw(windows);
-  showScore(windows, task.mean_reward_anchors);
+  showScore(windows, isLive ? null : task.mean_reward_anchors);
+}
+
+// The live tab shows an episode in the same charts; the one that is played is drawn again after it.
+function showLive(name, episode) {
+  // Tasks of one's own have no limits that this server knows of.
+  const own = { classes: [], knob_ranges: known[0].knob_ranges };
+  const other = known.find((one) => one.task_id === name) ?? own;
+  charts.build(other, fields);
+  charts.draw(episode);
+  showScore(episode, null);
+}
+
+function turnTo(tab) {
+  const toLive = tab === "live";
+  find("play").hidden = toLive;
+  find("live").hidden = !toLive;
+  find("tab_play").setAttribute("aria-pressed", String(!toLive));
+  find("tab_live").setAttribute("aria-pressed", String(toLive));
+  if (toLive) return;
+  live.stop();
+  charts.build(task, fields);
+  show();
 }
 
 function choose(name) {
@@ -74,7 +102,12 @@ async function reset() {
   show();
 }
 
+function needSession() {
+  if (!session) throw new Error("no episode has been started; reset first");
+}
+
 async function run(count) {
+  needSession();
   for (let left = count; left > 0 && !stopped && !windows.at(-1).done; left -= 1) {
     const action = knobs.action();
     add(await server.step(session, action), action);
@@ -83,6 +116,7 @@ async function run(count) {
 }
 
 async function drive() {
+  needSession();
   while (!stopped && !windows.at(-1).done) {
     for (const answer of await server.drive(session, find("agent").value, CHUNK)) {
       add(answer, answer.info.action);
@@ -92,8 +126,9 @@ async function drive() {
 }
 
 async function grade() {
+  needSession();
   const found = await server.grade(session);
-  find("graded").textContent = found.score.toFixed(3);
+  find("graded").textContent = found.score?.toFixed(3) ?? "–"; // a live episode has none
   find("feedback").textContent = found.feedback;
 }
 
@@ -111,6 +146,7 @@ async function resume(id) {
 
 async function start() {
   const { tasks, action_schema: schema } = await server.tasks();
+  isLive = (await server.runtime()).mode === "live";
   known = tasks;
   fields = schema.properties;
   find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));
@@ -126,9 +162,15 @@ async function start() {
       // The session is gone: begin another.
     }
   }
-  await reset();
+  choose(known[0].task_id);
+  if (!isLive) return reset();
+  // A reset is played on the engine: not before somebody asks for it.
+  turnTo("live");
+  live.follow();
 }
 
+find("tab_play").addEventListener("click", () => turnTo("play"));
+find("tab_live").addEventListener("click", () => turnTo("live"));
 find("episode").addEventListener("submit", (event) => {
   event.preventDefault();
   during("Starting an episode", reset);

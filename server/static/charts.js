@@ -7,17 +7,18 @@ const cost = (o, before) => 1000 * (o.cost_so_far - (before?.cost_so_far ?? 0));
 // `limit` is a level that must not be crossed.
 function plan(task, fields) {
   const least = (field) => Math.min(...task.classes.map((one) => one[field]));
+  const level = (label, value) => (Number.isFinite(value) ? [label, value] : undefined);
   return [
     { title: "Traffic and queue", lines: [
       ["arrivals /s", (w) => w.observation.request_arrival_rate],
       ["queue", (w) => w.observation.queue_depth],
       ["running", (w) => w.observation.active_requests],
     ] },
-    { title: "Time to first token (ms)", log: true, limit: ["tightest SLO", least("ttft_slo_ms")], lines: [
+    { title: "Time to first token (ms)", log: true, limit: level("tightest SLO", least("ttft_slo_ms")), lines: [
       ["p50", (w) => Math.max(w.observation.p50_ttft_ms, 1)],
       ["p99", (w) => Math.max(w.observation.p99_ttft_ms, 1)],
     ] },
-    { title: "Inter-token latency (ms)", limit: ["tightest SLO", least("tpot_slo_ms")], lines: [
+    { title: "Inter-token latency (ms)", limit: level("tightest SLO", least("tpot_slo_ms")), lines: [
       ["p50", (w) => w.observation.p50_itl_ms],
       ["mean", (w) => w.observation.mean_itl_ms],
     ] },
@@ -25,7 +26,7 @@ function plan(task, fields) {
       ["tokens /s", (w) => w.observation.throughput_tps],
       ["inside SLO", (w) => 100 * w.observation.slo_compliance_rate, "%"],
     ] },
-    { title: "Memory of one GPU (GiB)", limit: ["limit", task.memory_limit_gb], lines: [
+    { title: "Memory of one GPU (GiB)", limit: level("limit", task.memory_limit_gb), lines: [
       ["peak", (w) => w.observation.gpu_memory_used_gb],
     ] },
     { title: "Cost (US$ per 1,000 windows) and reward", lines: [
@@ -55,12 +56,12 @@ export class Charts {
     this.resize();
   }
 
-  // Windows from the reset on; window 0 is the reset.
+  // Windows from the reset on; window 0 is the reset, of which a log may show nothing.
   draw(windows) {
     const numbers = windows.map((_, index) => index);
     for (const { one, chart } of this.charts) {
       const columns = one.lines.map(([, read]) =>
-        windows.map((window, index) => read(window, windows[index - 1])));
+        windows.map((window, index) => (window.observation ? read(window, windows[index - 1]) : null)));
       if (one.limit) columns.push(windows.map(() => one.limit[1]));
       chart.setData([numbers, ...columns]);
     }

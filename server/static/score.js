@@ -11,10 +11,11 @@ export function scoreOf(mean, anchors) {
 }
 
 export function showScore(windows, anchors) {
-  const rewards = windows.slice(1).map((window) => window.reward);
+  const played = windows.slice(1);
+  const rewards = played.map((window) => window.reward).filter((reward) => reward !== null);
   const text = (id, value) => (document.getElementById(id).textContent = value);
   const marker = document.getElementById("marker");
-  text("window", rewards.length);
+  text("window", played.length);
   marker.style.display = "none";
   text("mean", "–");
   text("so_far", "–");

@@ -28,6 +28,8 @@ from server.wire.openenv_api import Action, Observation, State
 from server.wire.sentences import check_names, complaint
 from server.wire.spellings import ALIASES, SPELLINGS, TRUE_OR_FALSE, knob_values
 
+LIVE, SIMULATED = "live", "simulated"
+"""Modes of a server and of what it answers."""
 MAX_SESSIONS = 1024
 """Sessions that one ``step_many`` advances at most."""
 
@@ -167,6 +169,7 @@ def observation(view: View) -> ServeObservation:
 
 def information(view: View) -> dict[str, Any]:
     """What goes beside an observation."""
+    mode = {} if view.live is None else {"mode": LIVE, "live": dict(view.live)}
     return {
         "session_id": view.session_id,
         "episode_id": view.episode_id,
@@ -179,7 +182,7 @@ def information(view: View) -> dict[str, Any]:
         "requests_completed": view.window.completed,
         "requests_good": view.window.good,
         "truncated": view.window.done,
-    }
+    } | mode
 
 
 def action_fields(knobs: Knobs) -> dict[str, float]:
@@ -343,6 +346,7 @@ class GradeBody(EpisodeBody):
     episode_log: list[dict[str, Any]] | None = None
     task_version: int | None = Field(None, description="must be the task's, if it is given")
     episode_id: Label | None = Field(None, description="of a log; nothing depends on it")
+    mode: Label | None = Field(None, description="of a log; a live one has no simulated score")
 
 
 class DriveBody(Body):
@@ -378,4 +382,4 @@ def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -
         "config": view.episode.weights | view.episode.overrides,
         "episode_id": view.episode_id,
         "episode_log": entries,
-    }
+    } | ({} if view.live is None else {"mode": LIVE})

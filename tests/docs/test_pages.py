@@ -16,6 +16,7 @@ ELSEWHERE = {
     "gateway.md": "tests/gateway/test_page.py",
     "mock_engine.md": "tests/mock_engine/test_page.py",
     "live.md": "tests/live/test_page.py",
+    "live_environment.md": "tests/server/test_live_server.py",
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.live.engine_client import EngineClient, Prompts, Target
+from jaxserve.live.engine_client import ChatClient, EngineClient, EngineError, Prompts, Target
 from jaxserve.sim.machine.cost_model import IterationTimer
 from tests.gateway.stub_engine import RawServer, StubEngine
 from tests.live.calibration.batching import HttpEngine
+from tests.server.live.paid_engine import PaidEngine
 
 
 class Quick(IterationTimer):
@@ -142,3 +143,46 @@ def test_completions_that_fail(
 
         with pytest.raises(InputError, match=said):
             ask(engine.url, complete)
+
+
+def test_a_chat_is_asked_in_words() -> None:
+    """As hosted models want it; its first event, which has only a role, is no output."""
+    events: list[float] = []
+
+    async def chat(url: str) -> tuple[Any, Any]:
+        async with ChatClient(Target(url, model="small")) as engine:
+            prompts = Prompts(0)
+            await prompts.learn(engine)
+            return await engine.complete("four words of text", 3, told=events.append), engine.model
+
+    with PaidEngine() as engine:
+        answer, model = asyncio.run(chat(engine.url))
+        (asked,) = [one for one in engine.requests if "four words" in str(one)]
+    assert model == "small" == asked["model"] and "ignore_eos" not in asked
+    assert asked["messages"] == [{"role": "user", "content": "four words of text"}]
+    assert len(events) == answer.output_tokens == 3
+    assert (answer.first_s, answer.last_s) == (events[0], events[-1])
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("endless", "streams more than the 3 tokens"),
+        ("garbage", "streams no events|streamed a completion without output"),
+        ("cut", "cannot be reached"),
+        ("uncounted", "prompt_tokens is missing"),
+        ("telltale", "401"),
+    ],
+)
+def test_a_stream_that_is_none(mode: str, reason: str) -> None:
+    """One sentence, in which an engine cannot repeat the key."""
+    with PaidEngine(mode) as engine, pytest.raises(InputError, match=reason) as caught:
+        ask(engine.url, lambda client: client.complete([20] * 9, 3), key="sk-secret")
+    assert "sk-secret" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_the_status_of_a_refusal_is_told() -> None:
+    """So that a full engine is known from a broken one."""
+    with PaidEngine("full") as engine, pytest.raises(EngineError) as caught:
+        ask(engine.url, lambda client: client.complete([20] * 9, 3))
+    assert caught.value.status == 429

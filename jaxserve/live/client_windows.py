@@ -1,0 +1,142 @@
+"""Windows of requests that this process sends itself, where there is no gateway to measure them.
+
+What is measured, and in which window it counts, is as at the gateway
+(``jaxserve.gateway.windows``).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+
+from jaxserve.gateway.objectives import Classes
+from jaxserve.gateway.records import Records, RequestRecord
+from jaxserve.gateway.scrape import parse_metrics
+from jaxserve.gateway.windows import Windows
+from jaxserve.live.engine_client import Answer, EngineClient
+from jaxserve.live.player import stream_of_class
+from jaxserve.live.readings import COUNTERS, EngineState, LiveWindow, parse_engines, parse_window
+from jaxserve.sim.reference.request import Request
+from jaxserve.tasks.spec import TaskSpec
+
+_KEPT_S = 3600.0
+_KEPT = 1_000_000
+_ENGINE = "engine"
+
+
+@dataclass
+class Sending:
+    """One request on its way."""
+
+    record: RequestRecord
+    class_index: int
+
+
+@dataclass
+class ClientWindows:
+    """What became of requests, by the stream of the task that each belongs to."""
+
+    spec: TaskSpec
+    in_flight: dict[str, Counter[str]] = field(init=False)
+    """by stream: waiting for a first token, and running with one."""
+
+    def __post_init__(self) -> None:
+        self._stream_of = stream_of_class(self.spec)
+        self._classes = Classes(
+            [
+                f"{stream.name}:ttft={stream.ttft_slo_s!r},tpot={stream.tpot_slo_s!r}"
+                for stream in self.spec.streams
+            ]
+        )
+        self._windows = Windows(self._classes, _KEPT_S)
+        self._records = Records(_KEPT)
+        self.in_flight = {stream.name: Counter() for stream in self.spec.streams}
+
+    def arrived(self, request: Request, due_s: float) -> Sending:
+        """A request is to be sent.
+
+        Args:
+          due_s: when it was meant to be, from which its TTFT counts; monotonic clock.
+        """
+        name = self._stream_of[request.traffic_class]
+        record = RequestRecord(
+            id=str(request.id),
+            dialect="completions",
+            arrival_unix_s=time.time(),
+            arrival_s=due_s,
+            class_name=name,
+            priority=request.priority,
+            streamed=True,
+        )
+        sending = Sending(record, self._windows.class_index(name))
+        self._windows.arrivals.add(time.monotonic(), request.priority, sending.class_index)
+        self.in_flight[name]["waiting"] += 1
+        return sending
+
+    def output(self, sending: Sending, time_s: float) -> None:
+        """An event with output came."""
+        record = sending.record
+        if record.last_token_s is None:
+            record.first_token_s = time_s
+            flight = self.in_flight[record.class_name]
+            flight["waiting"] -= 1
+            flight["running"] += 1
+            self._windows.ttft_s.add(time_s, time_s - record.arrival_s, sending.class_index)
+        else:
+            self._windows.itl_s.add(time_s, time_s - record.last_token_s, sending.class_index)
+        record.last_token_s = time_s
+        record.token_events += 1
+
+    def completed(self, sending: Sending, answer: Answer) -> None:
+        """The answer is whole."""
+        record = sending.record
+        record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
+        objective = self._classes.objectives[record.class_name]
+        record.good = record.ttft_s is not None and objective.met(record.ttft_s, record.tpot_s)
+        self._ended(sending, "completed")
+
+    def rejected(self, sending: Sending, reason: str) -> None:
+        """The engine has no room for it."""
+        sending.record.reason = reason
+        self._ended(sending, "rejected")
+
+    def window(self, since_s: float, until_s: float) -> LiveWindow:
+        """What happened in ``(since_s, until_s]``, monotonic clock."""
+        found = self._windows.window(self._records, since_s, until_s, slices=1)
+        flight = {
+            name: {word: counts[word] for word in ("waiting", "running")}
+            for name, counts in self.in_flight.items()
+        }
+        return parse_window({"gateway": "none", "in_flight": flight, **found})
+
+    def _ended(self, sending: Sending, outcome: str) -> None:
+        record = sending.record
+        record.outcome, record.ended_s = outcome, time.monotonic()
+        flight = self.in_flight[record.class_name]
+        flight["waiting" if record.first_token_s is None else "running"] -= 1
+        self._records.add(record)
+
+
+async def read_state(engine: EngineClient) -> EngineState | None:
+    """What a vLLM server says of itself; None where it has no metrics of that kind.
+
+    Raises:
+      InputError: it cannot be reached, or its metrics are no numbers.
+    """
+    text = await engine.metrics()
+    if text is None or "vllm:num_requests_running" not in text:
+        return None
+    return parse_engines({_ENGINE: asdict(parse_metrics("vllm", text))}, {})
+
+
+def silent_state() -> EngineState:
+    """An engine that says nothing of itself."""
+    return EngineState(
+        counters=dict.fromkeys(COUNTERS),
+        kv_use=None,
+        kv_tokens=None,
+        identity=(),
+        up=1,
+        count=1,
+    )

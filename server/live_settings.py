@@ -1,0 +1,156 @@
+"""Whether a server plays on a real engine, which one, and how much it may send there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+
+OPENAI_URL = "https://api.openai.com"
+_MODES = {"simulated": False, "sim": False, "live": True, "real": True}
+_PROVIDERS = {"engine": False, "vllm": False, "sglang": False, "openai": True}
+_EARLIER = {
+    "JAXSERVE_MODE": "LLMSERVE_MODE",
+    "JAXSERVE_LIVE_PROVIDER": "LLMSERVE_REAL_PROVIDER",
+    "JAXSERVE_LIVE_MODEL": "LLMSERVE_REAL_MODEL",
+    "JAXSERVE_LIVE_MAX_REQUESTS_PER_STEP": "LLMSERVE_REAL_MAX_REQUESTS_PER_STEP",
+    "JAXSERVE_LIVE_MAX_PROMPT_TOKENS": "LLMSERVE_REAL_MAX_PROMPT_TOKENS",
+    "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS": "LLMSERVE_REAL_MAX_COMPLETION_TOKENS",
+}
+"""Names that variables had in earlier projects."""
+_KEY, _CONTROL_TOKEN = "JAXSERVE_LIVE_KEY", "JAXSERVE_CONTROL_TOKEN"
+_OPENAI_KEY = "OPENAI_API_KEY"
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """A real engine, and the limits of what it is sent."""
+
+    url: str
+    """without a path."""
+    chat: bool
+    """whether it is a hosted model that answers chats, and no engine of one's own."""
+    model: str | None
+    """None: the first that the engine lists."""
+    key: str | None = field(repr=False)
+    control_token: str | None = field(repr=False)
+    """of the engine's plug-in jaxserve-vllm."""
+    max_requests: int = 8
+    """sent in one step."""
+    max_prompt_tokens: int = 512
+    """longer prompts are cut."""
+    max_completion_tokens: int = 64
+    """longer outputs are cut."""
+    token_limit: int = 1_000_000
+    """tokens in and out that may ever be spent, by all starts of the server on one log."""
+
+    @property
+    def provider(self) -> str:
+        """By the name that ``JAXSERVE_LIVE_PROVIDER`` has for it."""
+        return "openai" if self.chat else "engine"
+
+    @classmethod
+    def from_environment(cls, variables: Mapping[str, str]) -> LiveSettings | None:
+        """Reads ``JAXSERVE_MODE`` and, where it is live, the rest; None where it is simulated.
+
+        Raises:
+          InputError: a value is not allowed, is missing, or is given twice and differs.
+        """
+        names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
+        if not _word("JAXSERVE_MODE", names, _MODES, "simulated"):
+            return None
+        chat = _word("JAXSERVE_LIVE_PROVIDER", names, _PROVIDERS, "engine")
+        model = names["JAXSERVE_LIVE_MODEL"]
+        if chat and model is None:
+            raise InputError("JAXSERVE_LIVE_MODEL is missing; the provider openai has many models")
+        key = _secret(_KEY, variables)
+        if chat:
+            key = _one_key(key, _secret(_OPENAI_KEY, variables))
+
+        def whole(name: str, default: int, high: int) -> int:
+            text = names.get(name, variables.get(name))
+            if not text:
+                return default
+            number = int(text) if re.fullmatch("[0-9]{1,18}", text) else text
+            return checks.whole(name, number, 1, high)
+
+        return cls(
+            url=_address(variables.get("JAXSERVE_LIVE_URL"), chat),
+            chat=chat,
+            model=model,
+            key=key,
+            control_token=_secret(_CONTROL_TOKEN, variables),
+            max_requests=whole("JAXSERVE_LIVE_MAX_REQUESTS_PER_STEP", cls.max_requests, 10_000),
+            max_prompt_tokens=whole(
+                "JAXSERVE_LIVE_MAX_PROMPT_TOKENS", cls.max_prompt_tokens, 2**20
+            ),
+            max_completion_tokens=whole(
+                "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS", cls.max_completion_tokens, 2**20
+            ),
+            token_limit=whole("JAXSERVE_LIVE_TOKEN_LIMIT", cls.token_limit, 10**15),
+        )
+
+
+def _of_both(name: str, earlier: str, variables: Mapping[str, str]) -> str | None:
+    """A variable by its name or its earlier one."""
+    now, before = variables.get(name) or None, variables.get(earlier) or None
+    if now is not None and before is not None and _meaning(now) != _meaning(before):
+        raise InputError(
+            f"{name} is {now!r:.60} and {earlier} is {before!r:.60}; they must be the same, or one "
+            "of them left out"
+        )
+    return before if now is None else now
+
+
+def _meaning(text: str) -> object:
+    """What two spellings of the same have in common."""
+    word = text.lower()
+    if word in _MODES:
+        return "mode", _MODES[word]
+    return ("provider", _PROVIDERS[word]) if word in _PROVIDERS else text
+
+
+def _word(
+    name: str, values: Mapping[str, str | None], known: Mapping[str, bool], default: str
+) -> bool:
+    value = values[name] or default
+    return known[checks.one_of(name, value.lower(), known)]
+
+
+def _address(text: str | None, chat: bool) -> str:
+    if not text and chat:
+        return OPENAI_URL
+    if not text:
+        raise InputError(
+            "JAXSERVE_LIVE_URL is missing; it is the engine's address, such as "
+            "http://127.0.0.1:8000, or set JAXSERVE_LIVE_PROVIDER to openai"
+        )
+    address = text.rstrip("/").removesuffix("/v1")
+    if not re.fullmatch(r"https?://[^/?#\s@]+", address):
+        # Not the value: an address that is refused for its @ may have a password.
+        raise InputError(
+            "JAXSERVE_LIVE_URL is no address such as http://127.0.0.1:8000, without a user and "
+            "without a path but /v1"
+        )
+    return address
+
+
+def _secret(name: str, variables: Mapping[str, str]) -> str | None:
+    text = variables.get(name)
+    if text and (not text.isascii() or not text.isprintable() or " " in text):
+        raise InputError(f"{name} has other than printable ASCII characters without spaces")
+    return text or None
+
+
+def _one_key(key: str | None, openai: str | None) -> str:
+    if key and openai and key != openai:
+        raise InputError(
+            f"{_KEY} and {_OPENAI_KEY} differ; they must be the same, or one of them left out"
+        )
+    found = key or openai
+    if found is None:
+        raise InputError(f"{_KEY} is missing; the provider openai asks for one")
+    return found

@@ -1,0 +1,89 @@
+// Live episodes: a log that was opened, or the session that plays on this server's engine.
+
+import * as server from "./api.js";
+
+const find = (id) => document.getElementById(id);
+const BETWEEN_MS = 1000;
+const BEGINNING = { observation: null, reward: null, done: false };
+
+// The task and the windows of a log: what GET /episode_log gives, or lines of `jaxserve operate`.
+function readLog(text) {
+  let data = null;
+  try {
+    data = JSON.parse(text);
+  } catch {
+    // Lines.
+  }
+  if (Array.isArray(data?.episode_log) && data.episode_log.length) {
+    return { task: data.task_id, windows: [...data.episode_log] };
+  }
+  const lines = text.split("\n").filter(Boolean).flatMap((line, index, all) => {
+    try {
+      return [JSON.parse(line)];
+    } catch {
+      if (index < all.length - 1) throw new Error("the file is no log of an episode");
+      return []; // torn
+    }
+  });
+  const windows = lines.filter((line) => line?.kind === "window" && line.observation);
+  if (lines[0]?.kind !== "header" || !windows.length) throw new Error("the file is no log of an episode");
+  // Its rewards are computed by `jaxserve live-log`.
+  const shown = windows.map(({ observation, action }) => ({ observation, action, reward: null }));
+  return { task: lines[0].task, windows: [BEGINNING, ...shown] };
+}
+
+export class Live {
+  // `draw(task, windows)` shows an episode, `say(text, failed)` a sentence.
+  constructor(draw, say) {
+    this.draw = draw;
+    this.say = say;
+    this.following = false;
+    find("log").addEventListener("change", () => this.#open());
+    find("follow").addEventListener("click", () => this.follow());
+  }
+
+  // Shows the session on the engine again and again, until `stop`.
+  async follow() {
+    if (this.following) return;
+    this.following = true;
+    let last = "";
+    while (this.following) {
+      try {
+        const { live } = await server.runtime();
+        const id = live?.session_id;
+        const log = id ? await server.log(id) : null;
+        if (!this.following) return;
+        const state = log ? `${id} ${log.episode_id} ${log.episode_log.length}` : "";
+        if (log && state !== last) this.draw(log.task_id, log.episode_log);
+        last = state;
+        this.say(spending(live));
+      } catch (error) {
+        this.say(error.message, true);
+      }
+      await new Promise((resume) => setTimeout(resume, BETWEEN_MS));
+    }
+  }
+
+  stop() {
+    this.following = false;
+  }
+
+  async #open() {
+    this.stop();
+    const [file] = find("log").files;
+    if (!file) return;
+    try {
+      const { task, windows } = readLog(await file.text());
+      this.draw(task, windows);
+      this.say(`${file.name}: ${windows.length - 1} windows of ${task}`);
+    } catch (error) {
+      this.say(error.message, true);
+    }
+  }
+}
+
+function spending(live) {
+  if (!live) return "This server simulates: open a log.";
+  const playing = live.session_id ? `${live.requests_in_flight} requests in flight` : "no session plays";
+  return `${playing}; ${live.tokens_spent.toLocaleString()} of ${live.token_limit.toLocaleString()} tokens spent`;
+}
