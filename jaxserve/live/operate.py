@@ -112,8 +112,17 @@ class Controller:
         self._since_costly = conduct.guard.dwell_windows
         self._wanted = dict(self._static)
 
-    async def run(self, windows: int | None, tell: Callable[[Report], None]) -> None:
+    async def run(
+        self,
+        windows: int | None,
+        tell: Callable[[Report], None],
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         """Operates until it is cancelled, or for so many windows.
+
+        Args:
+          tell: told about every window when it is over.
+          begun: called when the first one begins.
 
         Raises:
           InputError: the deployment is not that of the task.
@@ -121,6 +130,7 @@ class Controller:
         self._compile()
         before, last = await self._begin()
         start_s = time.monotonic()
+        begun()
         count = 0
         while windows is None or count < windows:
             count += 1
