@@ -140,7 +140,7 @@ class Controller:
             await asyncio.sleep(count_s - now_s)
             before, last = await self._one(before, last, tell)
         if self._mode.steers:
-            await self._gateway.release()
+            await self._let_go()
 
     async def _begin(self) -> tuple[EngineState, LiveWindow]:
         try:
@@ -314,10 +314,14 @@ class Controller:
         self._supervision = supervise(self._rules, self._supervision, Health(reason))
         self._log.event("blind", reason)
         if self._mode.steers:
-            try:
-                await self._gateway.release()
-            except GatewayError as error:
-                self._log.event("blind", f"the static values cannot be told: {error}")
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        """Ends the lease; where that cannot be told, it ends by itself."""
+        try:
+            await self._gateway.release()
+        except GatewayError as error:
+            self._log.event("blind", f"the static values cannot be told: {error}")
 
     def _now(self, knobs: dict[str, Any]) -> dict[str, float]:
         """The knobs in force; those that nobody says are as the task locks them."""
