@@ -2,7 +2,8 @@
 
 A host may need longer for a token than the device that is emulated on it. So the device is slowed
 down, and with it all that the task says of time: then the same requests in the same order meet the
-same device, and only the clock differs. Nothing of the simulators knows of it.
+same device, and only the clock differs. Nothing of the simulators knows of it. (Stays in a traffic
+regime are rounded to whole seconds of the deployment's clock.)
 """
 
 from __future__ import annotations
