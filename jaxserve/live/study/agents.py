@@ -153,7 +153,7 @@ def prepare(
     }
     for setting in server.settings:
         name = setting_name(setting)
-        action = make_action(**(as_values(env.locked) | setting))
+        action = make_action(**as_values(env.locked) | dict(setting))
         policies[name] = StaticPolicy(action, name)
     said = folder / "calibration.json"
     return Prepared(

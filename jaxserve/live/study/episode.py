@@ -118,7 +118,7 @@ async def play_episode(
     async def operate() -> None:
         header = {"task": setup.spec.name, "inputs": dict(setup.inputs), "agent": agent}
         header |= {"mode": str(Mode.FREE), "repeat": repeat}
-        static = make_action(**(as_values(env.locked) | prepared.static))
+        static = make_action(**as_values(env.locked) | dict(prepared.static))
         with EpisodeWriter(log, header) as writer:
             async with GatewayClient(
                 running.control_url, patience_s=_PATIENCE_SHARE * env.window_s

@@ -14,7 +14,7 @@ from jaxserve.live.calibration.plan import Plan
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
 
-AGENTS = ("default", "best_static", "heuristic", "ppo")
+AGENTS: tuple[str, ...] = ("default", "best_static", "heuristic", "ppo")
 """Those whose order is compared."""
 SPEC_VERSION = 1
 _STUDY_FIELDS = ("spec_version", "repeats", "train_windows", "calibration", "servers")

@@ -147,7 +147,7 @@ def _process(
         try:
             running = subprocess.Popen(
                 command,
-                env=variables | settings,
+                env=variables | dict(settings),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

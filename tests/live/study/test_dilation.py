@@ -29,7 +29,7 @@ from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import parse_task
 
 COST = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
-TASK = dict(load_study(study_path()).servers[0].task) | {"horizon": 12}
+TASK: dict[str, Any] = dict(load_study(study_path()).servers[0].task) | {"horizon": 12}
 # Powers of two, which multiply without rounding, so that random draws fall alike.
 factors = st.sampled_from([2.0, 4.0, 16.0])
 whole = st.integers(0, 4000)

@@ -11,7 +11,7 @@ from jaxserve.live.study.pages import markdown, sentences, server_table
 from jaxserve.live.study.plan import AGENTS
 from jaxserve.live.study.results import AgentResult, ServerResult, orders
 
-GOODPUT = {"default": 10.0, "best_static": 11.0, "heuristic": 10.5, "ppo": 13.0}
+GOODPUT: dict[str, float] = {"default": 10.0, "best_static": 11.0, "heuristic": 10.5, "ppo": 13.0}
 SPREAD = (-0.2, 0.1, 0.0, 0.15, -0.05)
 
 
@@ -65,7 +65,7 @@ def test_a_study_that_does_not() -> None:
 @given(st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4))
 def test_a_pair_is_judged_by_sign(goodput: list[float]) -> None:
     """A simulator that is right orders all pairs that the engine tells apart, whatever they are."""
-    named = dict(zip(AGENTS, goodput, strict=True))
+    named: dict[str, float] = dict(zip(AGENTS, goodput, strict=True))
     found = result(named, named)
     decided, alike = orders(found.pairs("reference"))
     assert decided == alike

@@ -25,8 +25,9 @@ DILATION = 4
 def study(tmp_path: Path) -> Path:
     """A study of one episode of four seconds; search and training were done by an earlier call."""
     data = json.loads(study_path().read_text())
-    [server] = [data["servers"]["h100"]]
-    server |= {"time_dilation": DILATION, "settings": []}
+    server = data["servers"]["h100"]
+    server["time_dilation"] = DILATION
+    del server["settings"]
     data |= {"repeats": 1, "servers": {"h100": server}}
     task = json.loads(study_path().with_name("live_h100.json").read_text())
     (tmp_path / "live_h100.json").write_text(json.dumps(task | {"horizon": WINDOWS}))
