@@ -17,6 +17,7 @@ from jaxserve.cli.calibrate import calibrate_engine, record_trace
 from jaxserve.cli.live import (
     make_live_task,
     operate_gateway,
+    run_live_study,
     send_traffic,
     show_live_log,
     throw_switch,
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "send": send_traffic,
     "switch": throw_switch,
     "live-log": show_live_log,
+    "live-study": run_live_study,
     "mock-engine": run_mock_engine,
     "calibrate": calibrate_engine,
     "record": record_trace,

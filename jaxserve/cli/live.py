@@ -223,6 +223,79 @@ def show_live_log(
         write_output(plot, content, "--plot")
 
 
+def run_live_study(
+    directory: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    study: File = None,
+    server: Annotated[str, tyro.conf.arg(metavar="NAMES")] = "all",
+    vllm: Directory = None,
+    repeats: Number = None,
+    markdown: File = None,
+    json: File = None,
+) -> None:
+    """Compare agents on a real engine with what the simulators predict of them.
+
+    Every server of the study is started with a gateway in front, calibrated, searched for its best
+    static setting, and PPO is trained for it in the simulator. Then every agent operates it under
+    the same requests. What is in --directory is not done again.
+
+    Args:
+        directory: Where tables, weights and all outcomes are kept.
+        study: Study file instead of the packaged one.
+        server: Servers of the study, separated by commas, or all.
+        vllm: Environment of vLLM with the plug-in jaxserve-vllm; without it the mock engine stands
+            in for vLLM, and no --markdown is written.
+        repeats: Test episodes that every agent plays, instead of the study's.
+        markdown: File to write the findings to.
+        json: File to write every episode's figures to.
+    """
+    import dataclasses
+    import shlex
+    from json import dumps
+
+    from jaxserve import checks
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.terminal import progress_bars, result_console
+
+    with needing("gateway", "live-study"):
+        from jaxserve.live.study import pages, results
+        from jaxserve.live.study.plan import load_study, study_path
+        from jaxserve.live.study.run import run_server
+
+    check_outputs({"--markdown": markdown, "--json": json})
+    if vllm is None and markdown is not None:
+        raise InputError("--markdown is for results of a real engine; name its --vllm environment")
+    if vllm is not None and not (vllm / "bin" / "vllm").is_file():
+        raise InputError(f"--vllm is {vllm}, where there is no bin/vllm")
+    planned = load_study(study or study_path())
+    if repeats is not None:
+        planned = dataclasses.replace(planned, repeats=checks.whole("--repeats", repeats, 1, 1000))
+    known = {each.name: each for each in planned.servers}
+    names = list(known) if server == "all" else server.split(",")
+    for name in names:
+        checks.one_of("--server", name, known)
+    found = []
+    for name in names:
+        folder = directory / name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--directory is {directory}: {error.strerror}") from None
+        with progress_bars() as progress:
+            found.append(run_server(planned, known[name], folder, vllm, progress))
+        result_console().print(pages.server_table(found[-1]).rich())
+        for sentence in pages.sentences(found[-1]):
+            result_console().print(sentence, soft_wrap=True)
+    if markdown is not None:
+        options = {"--study": study, "--server": None if server == "all" else server}
+        options |= {"--repeats": repeats}
+        given = [f"{k} {shlex.quote(str(v))}" for k, v in options.items() if v is not None]
+        command = " ".join(["jaxserve live-study --directory DIR --vllm ENVIRONMENT", *given])
+        write_output(markdown, pages.markdown(found, command).encode(), "--markdown")
+    if json is not None:
+        text = dumps(results.to_json(found), indent=1)
+        write_output(json, f"{text}\n".encode(), "--json")
+
+
 def throw_switch(
     position: Annotated[Literal["off", "on"], tyro.conf.Positional],
     gateway: Gateway = "http://127.0.0.1:9001",

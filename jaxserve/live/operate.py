@@ -134,8 +134,17 @@ class Controller:
         self._last: Look | None = None
         """at the beginning of this window; None where nothing could be seen then."""
 
-    async def run(self, windows: int | None, tell: Callable[[Report], None]) -> None:
+    async def run(
+        self,
+        windows: int | None,
+        tell: Callable[[Report], None],
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
         """Operates until it is cancelled, or for so many windows; then the lease ends.
+
+        Args:
+          tell: told about every window when it is over.
+          begun: called when the first one begins.
 
         Raises:
           InputError: the deployment is not that of the task, or the log cannot be written.
@@ -144,6 +153,7 @@ class Controller:
         await self._begin()
         window_s = self._env.window_s
         due_s = time.monotonic()
+        begun()
         count = 0
         try:
             while windows is None or count < windows:

@@ -110,8 +110,7 @@ async def play(
             tpot_s=tpot_s,
             itl_tokens=tokens,
             good=ttft_s is not None
-            and ttft_s <= ttft_slo_s[group]
-            and (tpot_s or 0.0) <= tpot_slo_s[group],
+            and bool(ttft_s <= ttft_slo_s[group] and (tpot_s or 0.0) <= tpot_slo_s[group]),
             error=error,
         )
         ended(outcome)

@@ -37,8 +37,8 @@ def python() -> Path:
 def url(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server that speculates, so that vLLM has every knob."""
     folder = tmp_path_factory.mktemp("vllm")
-    script = Path(__file__).with_name("cyclic_model.py")
-    subprocess.run([python, script, folder / "model"], check=True, capture_output=True)
+    make = [python, "-m", "jaxserve_vllm.cyclic_model", folder / "model"]
+    subprocess.run(make, check=True, capture_output=True)
     times = folder / "times.json"
     times.write_text(json.dumps({"seconds": {"step": 0.03, "token": 5e-5}}))
     speculation = {

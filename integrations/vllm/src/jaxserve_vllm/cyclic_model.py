@@ -1,6 +1,7 @@
+# pyright: reportMissingImports=false
 """Writes a tiny random Llama whose greedy output runs in cycles of 8: n-gram drafts are right.
 
-usage, in vLLM's environment: python cyclic_model.py FOLDER
+usage, in vLLM's environment: python -m jaxserve_vllm.cyclic_model FOLDER
 """
 
 import sys

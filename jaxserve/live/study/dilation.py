@@ -1,0 +1,79 @@
+"""Slower time: a device whose steps take ``factor`` times as long, and the task as it sees it.
+
+A host may need longer for a token than the device that is emulated on it. So the device is slowed
+down, and with it all that the task says of time: then the same requests in the same order meet the
+same device, and only the clock differs. Nothing of the simulators knows of it. (Stays in a traffic
+regime are rounded to whole seconds of the deployment's clock.)
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.deployment import DeploymentSettings
+from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.table.build import build, fill_grid
+from jaxserve.sim.table.file import TableFile
+from jaxserve.tasks.spec import Regime, TaskSpec
+
+_LONGER_IN_TASK = ("window_s", "cycle_period_s")
+_LONGER_IN_DEPLOYMENT = ("restart_s", "rerole_s", "oom_restart_s", "frontend_s", "frontend_tail_s")
+_LONGER_IN_STREAM = ("ttft_slo_s", "tpot_slo_s")
+_SLOWER_WITH_BURSTS = ("burst_start_per_s", "burst_stop_per_s")
+
+
+def dilated_task(content: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """The content of a task file for a device that is ``factor`` times as slow.
+
+    Times that the file leaves out are written down, since their defaults would not be dilated.
+
+    Raises:
+      InputError: its traffic is a recording, whose times are in a file of its own.
+    """
+    if "trace" in content:
+        raise InputError(f"a task that replays {content['trace']!r} cannot be dilated")
+    task = copy.deepcopy(dict(content))
+    for name in _LONGER_IN_TASK:
+        task[name] = factor * task.get(name, getattr(TaskSpec, name))
+    deployment = dict(task.get("deployment", {}))
+    for name in _LONGER_IN_DEPLOYMENT:
+        deployment[name] = factor * deployment.get(name, getattr(DeploymentSettings, name))
+    task["deployment"] = deployment
+    for stream in task["streams"]:
+        stream |= {name: factor * stream[name] for name in _LONGER_IN_STREAM}
+    for regime in task["regimes"]:
+        regime["dwell_s"] = [factor * end for end in regime.get("dwell_s", Regime.dwell_s)]
+        bursts = "burst_start_per_s" in regime
+        for name in ("rate_rps", *(_SLOWER_WITH_BURSTS if bursts else ())):
+            regime[name] = regime.get(name, getattr(Regime, name, None)) / factor
+    return task
+
+
+def dilated_cost(cost: CostModel, factor: float) -> CostModel:
+    """Iteration times ``factor`` times as long."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(CostModel):
+        value = getattr(cost, field.name)
+        if field.name.endswith("_s") or "_s_per_" in field.name:
+            changed[field.name] = (
+                tuple(factor * each for each in value)
+                if isinstance(value, tuple)
+                else factor * value
+            )
+    return dataclasses.replace(cost, **changed)
+
+
+def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float) -> TableFile:
+    """The table of a model on a GPU that is ``factor`` times as slow.
+
+    Raises:
+      InputError: an unknown name, or a model that does not fit.
+    """
+    known = build(hardware, model, tensor_parallel=tensor_parallel).metadata
+    slow = dataclasses.replace(known, cost_model=dilated_cost(known.cost_model, factor))
+    return fill_grid(slow, load_gpu(hardware), load_model(model))

@@ -1,0 +1,125 @@
+"""What an episode came to, by one rule for real engines and both simulators, in the GPU's time.
+
+A request counts as good if it *ends* inside its objectives before the episode does; TTFT is the
+mean over first tokens inside the episode, ITL the mean over the tokens of requests that ended in
+it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.env import ServeEnv
+from jaxserve.live.player import Outcome
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.types import WindowMetrics
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures of an episode; NaN where nothing was served."""
+
+    goodput_rps: float
+    """requests per second that ended inside their objectives."""
+    slo_attainment: float
+    """share of the arrivals that did."""
+    ttft_mean_s: float
+    """mean time to first token, s."""
+    itl_mean_s: float
+    """mean inter-token latency over tokens, s."""
+
+    def in_gpu_time(self, time_dilation: float) -> Figures:
+        """Of an episode that was played ``time_dilation`` times as slowly."""
+        return dataclasses.replace(
+            self,
+            goodput_rps=self.goodput_rps * time_dilation,
+            ttft_mean_s=self.ttft_mean_s / time_dilation,
+            itl_mean_s=self.itl_mean_s / time_dilation,
+        )
+
+
+NAMES = tuple(field.name for field in dataclasses.fields(Figures))
+
+
+def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
+    """Of requests that a real server served."""
+
+    def column(values: Sequence[float | None]) -> Array:
+        return np.array([np.nan if value is None else value for value in values], np.float64)
+
+    sent_s = column([each.arrival_s + each.late_s for each in outcomes])
+    ttft_s = column([each.ttft_s for each in outcomes])
+    # A single token has no time after it.
+    tpot_s = column([0.0 if each.tpot_s is None else each.tpot_s for each in outcomes])
+    tokens = column([each.itl_tokens for each in outcomes])
+    good = np.array([each.good for each in outcomes], bool)
+    return _figures(sent_s, ttft_s, tpot_s, tokens, good, seconds)
+
+
+def of_reference(log: np.ndarray, good: NDArray[np.bool_], seconds: float) -> Figures:
+    """Of the reference simulator's log.
+
+    Args:
+      good: bool[n], see ``ReferenceEpisode.meets_slo``.
+    """
+    tokens = log["output_tokens"] - 1.0
+    tpot_s = np.where(tokens > 0, log["tpot_s"], 0.0)
+    return _figures(log["arrival_s"], log["ttft_s"], tpot_s, tokens, good, seconds)
+
+
+def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
+    """Of the fast simulator's windows, leaves [T, ...]."""
+    good, arrivals, first = (
+        float(np.sum(np.asarray(getattr(metrics, name), np.float64)))
+        for name in ("good", "arrivals", "first_tokens")
+    )
+    itl_s, tokens = (np.asarray(each, np.float64) for each in (metrics.itl_s, metrics.tokens))
+    exceeded = np.asarray(metrics.ttft_exceeded, np.float64).sum(axis=0)
+    return Figures(
+        goodput_rps=good / (len(itl_s) * float(env.window_s)),
+        slo_attainment=good / max(arrivals, 1.0),
+        ttft_mean_s=_mean_of_tail(exceeded / first) if first else float("nan"),
+        itl_mean_s=float((itl_s * tokens).sum() / tokens.sum()) if tokens.sum() else float("nan"),
+    )
+
+
+def _figures(
+    sent_s: Array,
+    ttft_s: Array,
+    tpot_s: Array,
+    tokens: Array,
+    good: NDArray[np.bool_],
+    seconds: float,
+) -> Figures:
+    """float64[n] each; NaN where something has not happened."""
+    begun = sent_s + ttft_s <= seconds
+    ended = sent_s + ttft_s + tpot_s * tokens <= seconds
+    count = int((good & ended).sum())
+    tokens_s, ended_tokens = (tpot_s * tokens)[ended].sum(), tokens[ended].sum()
+    return Figures(
+        goodput_rps=count / seconds,
+        slo_attainment=count / max(len(sent_s), 1),
+        ttft_mean_s=float(ttft_s[begun].mean()) if begun.any() else float("nan"),
+        itl_mean_s=float(tokens_s / ended_tokens) if ended_tokens else float("nan"),
+    )
+
+
+def _mean_of_tail(later: Array) -> float:
+    """Mean from float64[edges], the share that is later than each edge of the histogram.
+
+    Between two edges the share falls in proportion to the logarithm of time; nothing is later than
+    an octave beyond the last edge.
+    """
+    edges = np.concatenate([TTFT_EDGES_S.astype(np.float64), 2.0 * TTFT_EDGES_S[-1:]])
+    shares = np.concatenate([later, [0.0]])
+    low, high = edges[:-1], edges[1:]
+    # The mean of log-uniform times between two edges.
+    centre = (high - low) / np.log(high / low)
+    return float((1.0 - later[0]) * edges[0] / 2 + ((shares[:-1] - shares[1:]) * centre).sum())

@@ -1,0 +1,98 @@
+"""The tables of a study, for the terminal and for docs/live_results.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from jaxserve.evaluation.episode_statistics import Interval
+from jaxserve.live.study.plan import AGENTS
+from jaxserve.live.study.results import BAR, SIMULATORS, AgentResult, ServerResult, orders
+from jaxserve.show.text_table import TextTable
+
+_COLUMNS = (
+    ("goodput req/s", "goodput_rps", 1.0),
+    ("SLO met %", "slo_attainment", 100.0),
+    ("mean TTFT ms", "ttft_mean_s", 1000.0),
+    ("mean ITL ms", "itl_mean_s", 1000.0),
+)
+"""Title, figure and factor."""
+
+
+def server_table(result: ServerResult) -> TextTable:
+    """What was measured of every agent, and below it what the simulators said."""
+    rows = []
+    for each in result.agents:
+        cells = [_measured(each.interval(name), factor) for _, name, factor in _COLUMNS]
+        rows.append((each.agent, *cells))
+        for simulator in SIMULATORS:
+            told = [_predicted(each, name, factor, simulator) for _, name, factor in _COLUMNS]
+            rows.append((f"- {simulator} simulator", *told))
+    return TextTable(
+        title=result.title,
+        header=("agent", *(title for title, _, _ in _COLUMNS)),
+        rows=tuple(rows),
+        caption=f"mean over {result.repeats} episodes and its 95 % interval, in the GPU's time",
+    )
+
+
+def sentences(result: ServerResult) -> list[str]:
+    """The findings, each with the figure that it rests on."""
+    gain = result.gain("ppo", "best_static")
+    verdict = "above" if gain.low > 0 else "not clearly above"
+    found = [
+        f"Goodput of PPO {verdict} best static: {_measured(gain, 1.0, '+')} requests/s, paired by "
+        "episode."
+    ]
+    for simulator in SIMULATORS:
+        agent, figure, error = result.worst_error(simulator)
+        bar = "within" if abs(error) <= BAR else "beyond"
+        pairs = result.pairs(simulator)
+        told_apart, alike = orders(pairs)
+        found.append(
+            f"The {simulator} simulator is {bar} {BAR:.0%} of goodput, mean TTFT and mean ITL: "
+            f"farthest off is {figure} of {agent}, {error:+.1%}. Of the {len(pairs)} pairs of the "
+            f"{len(AGENTS)} agents the real engine tells {told_apart} apart, and the simulator "
+            f"orders {alike} of these alike."
+        )
+    played = result.agents
+    found.append(
+        f"Agents were in force in {min(each.steered for each in played):.0%} of the windows or "
+        f"more; {sum(each.errors for each in played)} requests ended with an error; requests were "
+        f"sent at most {1000 * max(each.late_s for each in played):.0f} ms late (99th percentile, "
+        "the host's time)."
+    )
+    return [*found, *result.notes, *result.calibration]
+
+
+def markdown(results: Sequence[ServerResult], command: str) -> str:
+    """The page."""
+    parts = [
+        "# Live results\n",
+        f"Written by `{command}`; nothing here is typed in. What is compared and how: "
+        "[live](live.md#study). Rows of the simulators are predictions for the very same requests, "
+        "with the error of their mean.\n",
+    ]
+    for result in results:
+        table = server_table(result)
+        lines = "".join(f"- {sentence}\n" for sentence in sentences(result))
+        parts.append(f"## {table.title}\n\n{table.markdown()}\n{table.caption}.\n\n{lines}")
+    return "\n".join(parts)
+
+
+def _measured(found: Interval, factor: float, sign: str = "") -> str:
+    mean, low, high = (factor * end for end in (found.mean, found.low, found.high))
+    digits = _digits(mean)
+    return f"{mean:{sign}.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def _predicted(result: AgentResult, name: str, factor: float, simulator: str) -> str:
+    value = factor * float(result.column(name, simulator).mean())
+    return f"{value:.{_digits(value)}f} [{result.error(name, simulator):+.1%}]"
+
+
+def _digits(value: float) -> int:
+    """Decimals of three significant digits."""
+    if not math.isfinite(value) or value == 0:
+        return 1
+    return max(0, 2 - math.floor(math.log10(abs(value))))

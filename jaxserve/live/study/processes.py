@@ -1,0 +1,203 @@
+"""The processes of a study: an engine, and the gateway in front of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxserve.errors import InputError
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
+from jaxserve.live.study.dilation import dilated_task
+from jaxserve.live.study.plan import Server
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
+
+_START_S = 600.0  # a busy machine takes minutes to import vLLM
+_GRACE_S = 15.0
+_LOG_CHARACTERS = 400
+_MODEL_MODULE = "jaxserve_vllm.cyclic_model"
+# Tokens of the user's own servers; those of a study listen on loopback and ask for none.
+_NOT_FOR_THEM = (
+    CONTROL_TOKEN_VARIABLE,
+    TOKEN_VARIABLE,
+    "JAXSERVE_CONTROL_TOKEN",
+    "JAXSERVE_CONTROL_FILE",
+    "JAXSERVE_STATIC",
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a study talks to."""
+
+    engine_url: str
+    gateway_url: str
+    control_url: str
+
+
+@contextmanager
+def deployment(server: Server, folder: Path, vllm: Path | None) -> Iterator[Running]:
+    """An engine and a gateway while the block runs; what they say is in ``folder``.
+
+    Args:
+      vllm: environment of vLLM and its plug-in; None for the mock engine.
+
+    Raises:
+      InputError: one of them does not start.
+    """
+    ports = _free_ports(3)
+    engine_url, gateway_url, control_url = (f"http://127.0.0.1:{port}" for port in ports)
+    if vllm is None:
+        command, settings = _mock_engine(server, ports[0]), {}
+    else:
+        command, settings = _vllm(server, folder, vllm, ports[0])
+    with _process(command, settings, folder / "engine.log", f"{engine_url}/health"):
+        gateway = _gateway(server, engine_url, *ports[1:])
+        with _process(gateway, {}, folder / "gateway.log", f"{gateway_url}/health"):
+            yield Running(engine_url, gateway_url, control_url)
+
+
+def _mock_engine(server: Server, port: int) -> list[str]:
+    spec = server.spec
+    return [
+        *(sys.executable, "-m", "jaxserve.cli", "mock-engine"),
+        *("--model", spec.model, "--hardware", spec.hardware, "--port", str(port)),
+        *("--tensor-parallel", str(spec.deployment.tensor_parallel)),
+        *("--batch-cap", str(server.batch_cap), "--token-budget", str(server.token_budget)),
+        *("--max-model-len", str(server.longest), "--speed", str(1 / server.time_dilation)),
+    ]
+
+
+def _vllm(
+    server: Server, folder: Path, vllm: Path, port: int
+) -> tuple[list[str], Mapping[str, str]]:
+    """The command, and its environment; writes the model and the step times."""
+    model, times = folder / "model", folder / "step_times.json"
+    gpu, llm = load_gpu(server.spec.hardware), load_model(server.spec.model)
+    group = server.spec.deployment.tensor_parallel
+    seconds = step_times(CostModel.of(gpu, llm, group), 0, server.time_dilation)
+    times.write_text(json.dumps(seconds, indent=2) + "\n")
+    pool_tokens = kv_pool_bytes(gpu, llm, 0, False, group) / kv_bytes_per_token(llm, False, group)
+    if not (model / "config.json").is_file():
+        made = subprocess.run(
+            [vllm / "bin" / "python", "-m", _MODEL_MODULE, model], capture_output=True, text=True
+        )
+        if made.returncode:
+            raise InputError(
+                f"--vllm is {vllm}, in which no model can be made: {_last_line(made.stderr)}"
+            )
+    blocks = -(-server.longest // CPU_BLOCK_TOKENS)
+    command = [
+        *(str(vllm / "bin" / "vllm"), "serve", str(model), "--served-model-name", "tiny"),
+        *("--host", "127.0.0.1", "--port", str(port), "--enforce-eager"),
+        *("--max-model-len", str(blocks * CPU_BLOCK_TOKENS)),
+        *("--max-num-seqs", str(server.batch_cap)),
+        *("--max-num-batched-tokens", str(server.token_budget)),
+        *("--block-size", str(CPU_BLOCK_TOKENS)),
+        *("--num-gpu-blocks-override", str(int(pool_tokens // CPU_BLOCK_TOKENS))),
+        *("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
+        *("--scheduler-cls", "jaxserve_vllm.scheduler.ControlledScheduler"),
+        *("--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"),
+    ]
+    settings = {
+        "VLLM_PLUGINS": "jaxserve",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "JAXSERVE_EMULATE": str(times),
+    }
+    return command, settings
+
+
+def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> list[str]:
+    """Its objectives are those of the task, which its windows count good requests by."""
+    slow = dilated_task(server.task, server.time_dilation)
+    objectives = [
+        f"{stream['name']}:ttft={stream['ttft_slo_s']!r},tpot={stream['tpot_slo_s']!r}"
+        for stream in slow["streams"]
+    ]
+    return [
+        *(sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine_url}"),
+        *("--port", str(port), "--control-port", str(control_port)),
+        *(word for objective in objectives for word in ("--slo", objective)),
+    ]
+
+
+@contextmanager
+def _process(
+    command: Sequence[str], settings: Mapping[str, str], log: Path, url: str
+) -> Iterator[None]:
+    """A server in a process group of its own, from its first answer to the end of the block."""
+    variables = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
+    with log.open("wb") as out:
+        try:
+            running = subprocess.Popen(
+                command,
+                env=variables | dict(settings),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InputError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        _wait_until(lambda: _answers(url), running, log)
+        yield
+    finally:
+        _end(running)
+
+
+def _wait_until(ready: Callable[[], bool], running: subprocess.Popen[bytes], log: Path) -> None:
+    until_s = time.monotonic() + _START_S
+    while not ready():
+        if running.poll() is not None or time.monotonic() > until_s:
+            said = _last_line(log.read_text(errors="replace"))
+            raise InputError(f"a server of the study did not start ({said}); see {log}")
+        time.sleep(0.2)
+
+
+def _end(running: subprocess.Popen[bytes]) -> None:
+    """A server that is told to end may leave others of its group behind."""
+    for signal_ in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(running.pid, signal_)
+            running.wait(_GRACE_S)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """All held until all are known, so that they differ."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines() or ["it said nothing"]
+    return lines[-1].strip()[:_LOG_CHARACTERS]

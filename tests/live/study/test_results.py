@@ -1,0 +1,73 @@
+"""What a study concludes follows from the figures, and from nothing else."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.live.study.figures import Figures
+from jaxserve.live.study.pages import markdown, sentences, server_table
+from jaxserve.live.study.plan import AGENTS
+from jaxserve.live.study.results import AgentResult, ServerResult, orders
+
+GOODPUT: dict[str, float] = {"default": 10.0, "best_static": 11.0, "heuristic": 10.5, "ppo": 13.0}
+SPREAD = (-0.2, 0.1, 0.0, 0.15, -0.05)
+
+
+def figures(goodput: float) -> Figures:
+    return Figures(goodput, goodput / 20, 0.25, 0.01)
+
+
+def result(measured: dict[str, float], predicted: dict[str, float]) -> ServerResult:
+    agents = []
+    for agent in AGENTS:
+        told = tuple(figures(predicted[agent] + each) for each in SPREAD)
+        agents.append(
+            AgentResult(
+                agent=agent,
+                measured=tuple(figures(measured[agent] + each) for each in SPREAD),
+                predicted={"fast": told, "reference": told},
+                steered=1.0,
+                errors=0,
+                late_s=0.002,
+            )
+        )
+    return ServerResult("h100", "llama on h100", 6.0, 5, tuple(agents), (), ("Engine: one.",))
+
+
+def test_a_study_that_holds() -> None:
+    """Every bar is met, and the page says so with the figures."""
+    found = result(GOODPUT, GOODPUT)
+    gain = found.gain("ppo", "best_static")
+    assert gain.mean == pytest.approx(2.0) and gain.low > 0
+    assert orders(found.pairs("fast")) == (6, 6)
+    assert found.worst_error("reference")[2] == pytest.approx(0.0)
+    first, *others = sentences(found)
+    assert first.startswith("Goodput of PPO above best static: +2.00 (2.00 to 2.00)")
+    assert "within 10% of goodput" in others[0] and "tells 6 apart" in others[0]
+    page = markdown([found], "jaxserve live-study")
+    assert "| ppo | 13.0 (12.9 to 13.1) |" in page
+    assert "| - fast simulator | 13.0 [+0.0%] |" in page
+    assert len(server_table(found).rows) == 3 * len(AGENTS)
+
+
+def test_a_study_that_does_not() -> None:
+    """A wrong order and a wrong figure are said, with how far off they are."""
+    found = result(GOODPUT | {"ppo": 10.8}, GOODPUT | {"default": 12.0})
+    assert orders(found.pairs("fast")) == (6, 3)
+    said = " ".join(sentences(found))
+    assert "PPO not clearly above best static" in said
+    assert "beyond 10% of goodput" in said
+    assert "farthest off is goodput_rps of ppo, +20.4%" in said
+
+
+@given(st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4))
+def test_a_pair_is_judged_by_sign(goodput: list[float]) -> None:
+    """A simulator that is right orders all pairs that the engine tells apart, whatever they are."""
+    named: dict[str, float] = dict(zip(AGENTS, goodput, strict=True))
+    found = result(named, named)
+    decided, alike = orders(found.pairs("reference"))
+    assert decided == alike
+    for pair in found.pairs("reference"):
+        assert pair.measured.mean == pytest.approx(named[pair.first] - named[pair.second], abs=1e-9)
