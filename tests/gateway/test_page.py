@@ -48,7 +48,7 @@ def running(command: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
 def test_the_page(engine: StubEngine) -> None:
     """A gateway as on the page, the official client through it, and a window that saw it."""
     single, pools = (block.code.strip() for block in blocks(PAGE) if block.language == "sh")
-    chat, control = (block.code for block in blocks(PAGE) if block.language == "python")
+    codes = [block.code for block in blocks(PAGE) if block.language == "python"]
     port, control_port = free_port(), free_port()
     for command in (single, pools):
         assert command.startswith("jaxserve gateway --engine vllm=http://127.0.0.1:8000")
@@ -57,11 +57,13 @@ def test_the_page(engine: StubEngine) -> None:
     printed = StringIO()
     with running(command, f"http://127.0.0.1:{port}"), redirect_stdout(printed):
         names: dict[str, object] = {}
-        for code in (chat, control):
+        for code in codes:
             code = code.replace(":9000", f":{port}").replace(":9001", f":{control_port}")
             exec(compile(code, str(PAGE), "exec"), names)
     answer, window = printed.getvalue().split("t2 ")
     assert answer == "t0 t1 "
+    window, offered, turned = window.strip().splitlines()
+    assert "'batch_cap': 'approximated'" in offered and turned == "leased 8.0"
     arrivals, ttft_s, _, attainment = window.split()
     assert (arrivals, attainment) == ("1", "1.0") and float(ttft_s) > 0.0
     assert engine.seen[-1].headers["user-agent"].startswith("OpenAI")

@@ -35,7 +35,6 @@ def test_through_a_gateway(setup: TaskSetup) -> None:
         running(batch_cap=64, kv_blocks=2000, token_budget=2048) as engine,
         RunningGateway([f"vllm={engine.url}"], slo=slo) as gateway,
     ):
-        told: list[Outcome] = []
         outcomes = send(gateway.url, setup)
         assert outcomes and all(one.error is None for one in outcomes), outcomes
         records = gateway.records(len(outcomes))
@@ -43,7 +42,7 @@ def test_through_a_gateway(setup: TaskSetup) -> None:
     sent = sorted((one.prompt_tokens, one.output_tokens) for one in outcomes)
     assert sorted((one["prompt_tokens"], one["output_tokens"]) for one in records) == sent
     summary = summarise(outcomes, 1.0)
-    assert summary.requests == len(outcomes) and summary.errors == 0 and told == []
+    assert summary.requests == len(outcomes) and summary.errors == 0
     assert summary.ttft_mean_s > 0.0 and summary.itl_mean_s > 0.0
 
 
@@ -53,8 +52,6 @@ def test_storms_of_429(setup: TaskSetup) -> None:
         running(batch_cap=8, speed=1.0) as engine,
         RunningGateway([f"vllm={engine.url},cap=1"], queue=0, look_ahead=0) as gateway,
     ):
-        with pytest.raises(InputError, match="--queue"):
-            RunningGateway([f"vllm={engine.url}"], queue=-1)
         outcomes = send(gateway.url, setup)
     turned_away = [one for one in outcomes if one.error is not None]
     assert turned_away and len(turned_away) < len(outcomes)

@@ -1,0 +1,95 @@
+"""What the commands for real deployments refuse: one sentence, exit code 2, and no file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jaxserve import cli
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, Tokens
+from server.local import free_port
+from tests.gateway.knob_engines import PluginEngine
+from tests.gateway.running import RunningGateway
+from tests.live.deployment import TASK
+
+
+@pytest.fixture
+def task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task file in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.json").write_text(json.dumps(TASK))
+    return "mine.json"
+
+
+@pytest.fixture
+def engine() -> Iterator[PluginEngine]:
+    """An engine with knobs. To be named before ``capsys``: uvicorn closes the handlers of logging,
+    of which one may have what pytest reads."""
+    with PluginEngine() as running:
+        yield running
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one sentence of a command that fails."""
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert not any("Traceback" in line for line in error)
+    return error[-1].removeprefix("jaxserve: ")
+
+
+def test_live_task(engine: PluginEngine, task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a gateway that is there, into a file that is none yet."""
+    nobody = f"http://127.0.0.1:{free_port()}"
+    made = ["live-task", "--task", task, "--out", "live.json", "--gateway"]
+    assert "the gateway cannot be reached" in refused(capsys, *made, nobody)
+    assert "--gateway is 'localhost'" in refused(capsys, *made, "localhost")
+    assert "--out is 'live.txt'" in refused(
+        capsys, "live-task", "--task", task, "--out", "live.txt", "--gateway", nobody
+    )
+    with RunningGateway([engine]) as gateway:
+        engine.metrics = b"garbage"
+        assert "no engine shows its metrics" in refused(capsys, *made, gateway.control_url)
+        assert not Path("live.json").exists()
+
+
+def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Agents that nobody can be, and nobody to talk to."""
+    nobody = f"http://127.0.0.1:{free_port()}"
+    operate = ["operate", "--task", task, "--log", "x.jsonl", "--gateway", nobody]
+    assert "--agent is planner, which is shown the simulator's state" in refused(
+        capsys, *operate, "--agent", "planner"
+    )
+    assert "--windows is 0" in refused(capsys, *operate, "--windows", "0")
+    assert "cannot be reached" in refused(capsys, "send", "--task", task, "--url", nobody)
+    assert "--seed is -1" in refused(capsys, "send", "--task", task, "--seed", "-1")
+    assert "the gateway cannot be reached" in refused(capsys, "switch", "off", "--gateway", nobody)
+    assert not Path("x.jsonl").exists()
+
+
+def test_live_log(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files that are no logs."""
+    log = ["live-log", "x.jsonl", "--task", task]
+    assert "cannot be read: No such file" in refused(capsys, *log)
+    Path("x.jsonl").write_text('{"kind": "header", "spec_version": 1, "task": "mine"}\n')
+    assert "has no window" in refused(capsys, *log)
+
+
+def test_the_switch(
+    engine: PluginEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Off and on, with the token of the gateway."""
+    with RunningGateway([engine], tokens=Tokens(control="secret")) as gateway:
+        url = gateway.control_url
+        assert "asks for a token" in refused(capsys, "switch", "off", "--gateway", url)
+        monkeypatch.setenv(CONTROL_TOKEN_VARIABLE, "secret")
+        gateway.control.headers["authorization"] = "Bearer secret"
+        turned = {"lease_s": 60, "knobs": {"batch_cap": 8}}
+        assert gateway.control.put("/control/knobs", json=turned).status_code == 200
+        for position, held, cap in (("off", True, 64), ("on", False, 64)):
+            assert cli.main(["switch", position, "--gateway", url]) == 0
+            assert capsys.readouterr().out == f"control is {position}\n"
+            assert gateway.control.get("/control/knobs").json()["held"] is held
+            assert engine.now("batch_cap") == cap
