@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,8 +47,11 @@ class AgentResult:
         return interval(self.column(name))
 
     def error(self, name: str, simulator: str) -> float:
-        """Relative error of the predicted mean over repeats."""
-        return float(self.column(name, simulator).mean() / self.column(name).mean() - 1.0)
+        """Relative error of the predicted mean over repeats; infinite where that measured is 0."""
+        predicted, measured = (
+            float(self.column(name, source).mean()) for source in (simulator, None)
+        )
+        return predicted / measured - 1.0 if measured > 0.0 else math.inf
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,19 @@ def test_a_study_that_does_not() -> None:
     assert "PPO not clearly above best static" in said
     assert "beyond 10% of goodput" in said
     assert "farthest off is goodput_rps of ppo, +20.4%" in said
+
+
+def test_nothing_measured() -> None:
+    """No error of prediction is made up where the engine served nobody well."""
+    flat = dict.fromkeys(AGENTS, 0.2) | {"ppo": 1.0}
+    measured = {agent: tuple(figures(0.0) for _ in SPREAD) for agent in AGENTS}
+    found = result(flat, flat)
+    agents = tuple(
+        dataclasses.replace(each, measured=measured[each.agent]) for each in found.agents
+    )
+    none = dataclasses.replace(found, agents=agents)
+    assert none.worst_error("fast")[2] == float("inf")
+    assert orders(none.pairs("fast"))[0] == 0
 
 
 @given(st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4))
