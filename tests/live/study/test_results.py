@@ -64,6 +64,25 @@ def test_a_study_that_does_not() -> None:
     assert "farthest off is goodput_rps of ppo, +20.4%" in said
 
 
+def test_what_says_nothing() -> None:
+    """A single episode decides no pair, and a run whose agents were seldom in force says so."""
+    found = result(GOODPUT, GOODPUT)
+    agents = tuple(
+        dataclasses.replace(
+            each,
+            steered=0.4,
+            measured=each.measured[:1],
+            predicted={name: told[:1] for name, told in each.predicted.items()},
+        )
+        for each in found.agents
+    )
+    once = dataclasses.replace(found, agents=agents, repeats=1)
+    assert orders(once.pairs("fast")) == (0, 0)
+    first, second, *_ = sentences(once)
+    assert first.startswith("This run says nothing of its agents: the worst was in force in 40%")
+    assert second.startswith("Goodput of PPO not clearly above")
+
+
 def test_nothing_measured() -> None:
     """No error of prediction is made up where the engine served nobody well."""
     flat = dict.fromkeys(AGENTS, 0.2) | {"ppo": 1.0}
