@@ -7,7 +7,14 @@ from collections.abc import Sequence
 
 from jaxserve.evaluation.episode_statistics import Interval
 from jaxserve.live.study.plan import AGENTS
-from jaxserve.live.study.results import BAR, SIMULATORS, AgentResult, ServerResult, orders
+from jaxserve.live.study.results import (
+    BAR,
+    FEWEST_STEERED,
+    SIMULATORS,
+    AgentResult,
+    ServerResult,
+    orders,
+)
 from jaxserve.show.text_table import TextTable
 
 _COLUMNS = (
@@ -39,8 +46,16 @@ def server_table(result: ServerResult) -> TextTable:
 def sentences(result: ServerResult) -> list[str]:
     """The findings, each with the figure that it rests on."""
     gain = result.gain("ppo", "best_static")
-    verdict = "above" if gain.low > 0 else "not clearly above"
-    found = [
+    verdict = "above" if result.repeats > 1 and gain.low > 0 else "not clearly above"
+    found = []
+    if result.least_steered < FEWEST_STEERED:
+        found.append(
+            f"This run says nothing of its agents: the worst was in force in "
+            f"{result.least_steered:.0%} of its windows, and the best static setting in the others, "
+            f"after a fault; {FEWEST_STEERED:.0%} are needed. The machine was too busy, or time "
+            "must be dilated more."
+        )
+    found += [
         f"Goodput of PPO {verdict} best static: {_measured(gain, 1.0, '+')} requests/s, paired by "
         "episode."
     ]
@@ -57,7 +72,7 @@ def sentences(result: ServerResult) -> list[str]:
         )
     played = result.agents
     found.append(
-        f"Agents were in force in {min(each.steered for each in played):.0%} of the windows or "
+        f"Agents were in force in {result.least_steered:.0%} of the windows or "
         f"more; {sum(each.errors for each in played)} requests ended with an error; requests were "
         f"sent at most {1000 * max(each.late_s for each in played):.0f} ms late (99th percentile, "
         "the host's time)."

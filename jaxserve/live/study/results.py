@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from jaxserve.live.study.plan import AGENTS
 SIMULATORS = ("fast", "reference")
 BAR = 0.10
 """Largest relative error of a prediction."""
+FEWEST_STEERED = 0.95
+"""Share of the windows in which every agent must have been in force for a run to say anything."""
 _PREDICTED = ("goodput_rps", "ttft_mean_s", "itl_mean_s")
 """Figures that the bar is for."""
 
@@ -46,8 +49,11 @@ class AgentResult:
         return interval(self.column(name))
 
     def error(self, name: str, simulator: str) -> float:
-        """Relative error of the predicted mean over repeats."""
-        return float(self.column(name, simulator).mean() / self.column(name).mean() - 1.0)
+        """Relative error of the predicted mean over repeats; infinite where that measured is 0."""
+        predicted, measured = (
+            float(self.column(name, source).mean()) for source in (simulator, None)
+        )
+        return predicted / measured - 1.0 if measured > 0.0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ class ServerResult:
         """Difference in measured goodput, requests per second, paired by repeat."""
         return interval(self.of(agent).column("goodput_rps") - self.of(over).column("goodput_rps"))
 
+    @property
+    def least_steered(self) -> float:
+        """Share of the windows in which its agents were in force, of the one with the least."""
+        return min(each.steered for each in self.agents)
+
     def worst_error(self, simulator: str) -> tuple[str, str, float]:
         """Agent, figure and relative error that is farthest from 0."""
         every = [
@@ -87,7 +98,7 @@ class ServerResult:
     def _pair(self, first: str, second: str, simulator: str) -> Pair:
         columns = [self.of(name).column("goodput_rps", simulator) for name in (first, second)]
         predicted = float((columns[0] - columns[1]).mean())
-        return Pair(first, second, self.gain(first, second), predicted)
+        return Pair(first, second, self.gain(first, second), predicted, self.repeats)
 
 
 @dataclass(frozen=True)
@@ -100,11 +111,14 @@ class Pair:
     """goodput of the first less that of the second, requests per second."""
     predicted: float
     """the same in a simulator."""
+    episodes: int
+    """that both are means of."""
 
     @property
     def decided(self) -> bool:
-        """Whether the real engine tells them apart."""
-        return not self.measured.low <= 0.0 <= self.measured.high
+        """Whether the real engine tells them apart; a single episode cannot, as its interval has no
+        width."""
+        return self.episodes > 1 and not self.measured.low <= 0.0 <= self.measured.high
 
     @property
     def agrees(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,38 @@ def test_a_study_that_does_not() -> None:
     assert "PPO not clearly above best static" in said
     assert "beyond 10% of goodput" in said
     assert "farthest off is goodput_rps of ppo, +20.4%" in said
+
+
+def test_what_says_nothing() -> None:
+    """A single episode decides no pair, and a run whose agents were seldom in force says so."""
+    found = result(GOODPUT, GOODPUT)
+    agents = tuple(
+        dataclasses.replace(
+            each,
+            steered=0.4,
+            measured=each.measured[:1],
+            predicted={name: told[:1] for name, told in each.predicted.items()},
+        )
+        for each in found.agents
+    )
+    once = dataclasses.replace(found, agents=agents, repeats=1)
+    assert orders(once.pairs("fast")) == (0, 0)
+    first, second, *_ = sentences(once)
+    assert first.startswith("This run says nothing of its agents: the worst was in force in 40%")
+    assert second.startswith("Goodput of PPO not clearly above")
+
+
+def test_nothing_measured() -> None:
+    """No error of prediction is made up where the engine served nobody well."""
+    flat = dict.fromkeys(AGENTS, 0.2) | {"ppo": 1.0}
+    measured = {agent: tuple(figures(0.0) for _ in SPREAD) for agent in AGENTS}
+    found = result(flat, flat)
+    agents = tuple(
+        dataclasses.replace(each, measured=measured[each.agent]) for each in found.agents
+    )
+    none = dataclasses.replace(found, agents=agents)
+    assert none.worst_error("fast")[2] == float("inf")
+    assert orders(none.pairs("fast"))[0] == 0
 
 
 @given(st.lists(st.floats(1.0, 20.0), min_size=4, max_size=4))

@@ -43,6 +43,7 @@ def study(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_study_of_the_mock_engine(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All agents face the requests of the test episode; a second call plays nothing again."""
     command = [
