@@ -127,7 +127,7 @@ async def read_state(engine: EngineClient) -> EngineState | None:
     text = await engine.metrics()
     if text is None or "vllm:num_requests_running" not in text:
         return None
-    return parse_engines({_ENGINE: asdict(parse_metrics("vllm", text))}, {})
+    return parse_engines({_ENGINE: asdict(parse_metrics("vllm", text))}, {"engines": {}})
 
 
 def silent_state() -> EngineState:
