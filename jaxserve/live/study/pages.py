@@ -51,9 +51,9 @@ def sentences(result: ServerResult) -> list[str]:
     if result.least_steered < FEWEST_STEERED:
         found.append(
             f"This run says nothing of its agents: the worst was in force in "
-            f"{result.least_steered:.0%} of its windows, and the best static setting in the "
-            f"others, after a fault; {FEWEST_STEERED:.0%} are needed. The machine was too busy, or "
-            "time must be dilated more."
+            f"{result.least_steered:.0%} of its windows, and best static in the others, after a "
+            f"fault; {FEWEST_STEERED:.0%} are needed. The machine was too busy, or time must be "
+            "dilated more."
         )
     found += [
         f"Goodput of PPO {verdict} best static: {_measured(gain, 1.0, '+')} requests/s, paired by "
