@@ -61,8 +61,10 @@ def test_any_sequence(rules: Rules, healths: list[Health]) -> None:
 
 @given(rules=RULES, healths=st.lists(HEALTH, max_size=60))
 def test_it_always_comes_back(rules: Rules, healths: list[Health]) -> None:
-    """Whatever has happened, enough windows that are well give the policy the wheel."""
-    states = after(rules, [*healths, *[GOOD] * (max(rules.longest, rules.recover) + 1)])
+    """Whatever has happened, enough windows that are well give the policy the wheel: those after
+    which no low one counts any more, and then the longest rest."""
+    enough = rules.windows + max(rules.longest, rules.recover)
+    states = after(rules, [*healths, *[GOOD] * enough])
     assert states[-1].steering
 
 
