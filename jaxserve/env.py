@@ -24,6 +24,7 @@ from jaxserve.sim.fast.window import advance_window, idle_metrics
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.workload import (
+    Arrivals,
     TrafficClasses,
     Workload,
     WorkloadState,
@@ -145,16 +146,7 @@ class ServeEnv:
         workload_state, arrivals = draw_arrivals(
             self.workload, state.workload, state.step, self.ticks, self.window_s
         )
-        sim, metrics = advance_window(
-            state.sim,
-            action,
-            arrivals,
-            deployment=self.deployment,
-            classes=self.workload.classes,
-            table=self.table,
-            slo=self.slo,
-            window_s=self.window_s,
-        )
+        sim, metrics = self.simulate(state.sim, action, arrivals)
         step = state.step + 1
         parts = compute_reward(self.reward, metrics)
         observation = self.next_observation(state.observation, metrics, step)
@@ -166,6 +158,21 @@ class ServeEnv:
             truncated=step >= self.horizon,
             metrics=metrics,
             parts=parts,
+        )
+
+    def simulate(
+        self, sim: SimState, action: ServeAction, arrivals: Arrivals
+    ) -> tuple[SimState, WindowMetrics]:
+        """One window of the deployment under these arrivals; ``action`` as it acts."""
+        return advance_window(
+            sim,
+            action,
+            arrivals,
+            deployment=self.deployment,
+            classes=self.workload.classes,
+            table=self.table,
+            slo=self.slo,
+            window_s=self.window_s,
         )
 
     def effective_action(self, action: ServeAction) -> ServeAction:

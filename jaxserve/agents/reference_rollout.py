@@ -328,6 +328,12 @@ def reference_rollout(
     return ReferenceRollout(metrics, parts, actions, episode.log())
 
 
+def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
+    """The requests of an episode: those that both simulators face under the same key."""
+    traffic, _, _ = _start(env, key, windows)
+    return episode_requests(traffic, env.workload.classes, key, env.window_s)
+
+
 @functools.partial(jax.jit, static_argnums=2)
 def _start(env: ServeEnv, key: jax.Array, windows: int) -> tuple[Arrivals, jax.Array, jax.Array]:
     """An episode's traffic, the slowness of its hardware, and a seed for what is left to chance."""

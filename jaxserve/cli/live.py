@@ -155,12 +155,13 @@ def send_traffic(
 
     from jaxserve import checks
     from jaxserve.agents.panel import load_setup
+    from jaxserve.agents.reference_rollout import episode_traffic
     from jaxserve.seeds import episode_key
     from jaxserve.show.terminal import progress_bars, result_console
 
     with needing("gateway", "send"):
         from jaxserve.live.engine_client import EngineClient, Prompts, Target
-        from jaxserve.live.player import episode_traffic, play, summarise
+        from jaxserve.live.player import play, summarise
     from jaxserve.live.show import summary_table
 
     checks.whole("--seed", seed, 0)

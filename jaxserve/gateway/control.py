@@ -20,10 +20,10 @@ from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.engine_knobs import EngineRefused
-from jaxserve.gateway.knob_values import KNOBS
+from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
-from jaxserve.gateway.steering import MAX_LEASE_S, Steering
+from jaxserve.gateway.steering import Steering
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_WINDOW_S = 86_400.0

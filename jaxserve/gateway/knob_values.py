@@ -13,11 +13,13 @@ KNOBS = (
     "token_budget",
     "kv_budget_fraction",
     "speculation_depth",
+    "priority_routing",
     "quantization_tier",
     "prefill_decode_split",
-    "priority_routing",
 )
-_SHARES = ("kv_budget_fraction", "prefill_decode_split")
+"""In the order of the plug-in for vLLM."""
+MAX_LEASE_S = 3600.0
+_SHARE = "kv_budget_fraction"
 """The others are whole numbers."""
 
 
@@ -41,7 +43,7 @@ def check_values(values: Mapping[str, float], knobs: Mapping[str, Mapping[str, A
             raise InputError(
                 f"{name} is {value:g}; it must be from {knob['least']:g} to {knob['most']:g}"
             )
-        if name not in _SHARES and value != round(value):
+        if name != _SHARE and value != round(value):
             raise InputError(f"{name} is {value:g}; it must be a whole number")
         if "allowed" in knob and value not in knob["allowed"]:
             allowed = ", ".join(f"{each:g}" for each in knob["allowed"])
@@ -53,4 +55,4 @@ def obeyed(name: str, told: float, now: float | None) -> bool:
     if now is None:
         return False
     # A share of the KV blocks is rounded to whole blocks.
-    return math.isclose(now, told, rel_tol=1e-6, abs_tol=0.01 if name in _SHARES else 0.0)
+    return math.isclose(now, told, rel_tol=1e-6, abs_tol=0.01 if name == _SHARE else 0.0)

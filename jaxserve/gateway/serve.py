@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import gc
 import logging
-import signal
 import socket
 import sys
 from contextlib import ExitStack
-from types import FrameType
-
-import uvicorn
 
 from jaxserve.gateway.app import Gateway
 from jaxserve.gateway.engines import parse_engines
 from jaxserve.gateway.protocol import limited_protocol
 from jaxserve.gateway.settings import GatewaySettings, Tokens, check_exposure
-from jaxserve.runtime.listening import BACKLOG, address, listen
+from jaxserve.runtime.listening import CommandServer, address, listen
 
 _AFTER_DRAIN_S = 10.0
 """After the last request was told to end, until the process ends in any case."""
@@ -24,38 +20,24 @@ _FILES_BESIDE = 256
 """Open files that are no connections."""
 
 
-class GatewayServer(uvicorn.Server):
-    """uvicorn that tells the gateway when it stops, and whose end by a signal is a success."""
+class GatewayServer(CommandServer):
+    """Tells the gateway when it stops."""
 
     def __init__(self, gateway: Gateway, settings: GatewaySettings) -> None:
         """Args: what is served, and its limits."""
         self._gateway = gateway
         self._drain_s = settings.drain_s
         super().__init__(
-            uvicorn.Config(
-                gateway,
-                http=limited_protocol(settings),
-                ws="none",
-                lifespan="on",
-                log_level="error",
-                access_log=False,
-                proxy_headers=False,
-                server_header=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=max(1, round(settings.head_s)),
-                timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
-            )
+            gateway,
+            http=limited_protocol(settings),
+            timeout_keep_alive=max(1, round(settings.head_s)),
+            timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets running requests end, or ends them when their time is up."""
         self._gateway.calls.stop(self._drain_s)
         await super().shutdown(sockets)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second Ctrl-C ends at once."""
-        self.force_exit = self.should_exit and sig == signal.SIGINT
-        self.should_exit = True
 
 
 def open_gateway(

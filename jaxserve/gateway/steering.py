@@ -19,7 +19,6 @@ from jaxserve.gateway.engine_knobs import EngineKnobs, EngineOffer, EngineRefuse
 from jaxserve.gateway.gateway_knobs import gateway_knobs
 from jaxserve.gateway.knob_values import KNOBS, check_values
 
-MAX_LEASE_S = 3600.0
 _AGAIN_S = 5.0
 """Until an engine that could not be put back is asked once more."""
 _RESTART = ("quantization_tier", "prefill_decode_split", "speculation_depth")

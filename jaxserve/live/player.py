@@ -7,13 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Prompts
-from jaxserve.sim.reference.episode_requests import episode_requests, roll_traffic
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 
@@ -39,13 +37,6 @@ class Outcome:
     """whether it ended inside its objectives."""
     error: str | None
     """why it did not end, None where it did."""
-
-
-def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
-    """The requests of an episode: those that a simulator faces under the same key."""
-    state, _ = env.reset(key)
-    traffic = roll_traffic(env.workload, state.workload, windows, env.ticks, env.window_s)
-    return episode_requests(traffic, env.workload.classes, key, env.window_s)
 
 
 def stream_of_class(spec: TaskSpec) -> list[str]:

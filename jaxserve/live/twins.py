@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.sim.fast.state import SimState, init_sim
-from jaxserve.sim.fast.window import advance_window
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
 from jaxserve.types import ServeAction, WindowMetrics
@@ -87,16 +86,7 @@ def _advance(
     """A window of every twin; leaves [count, ...] but those of the arrivals."""
 
     def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
-        state, metrics = advance_window(
-            state,
-            env.effective_action(action),
-            arrivals,
-            deployment=env.deployment,
-            classes=env.workload.classes,
-            table=env.table,
-            slo=env.slo,
-            window_s=env.window_s,
-        )
+        state, metrics = env.simulate(state, env.effective_action(action), arrivals)
         return state, metrics, compute_reward(env.reward, metrics).total
 
     return jax.vmap(window)(states, actions)

@@ -12,17 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from jaxserve.errors import InputError
-
-KNOBS = (
-    "batch_cap",
-    "token_budget",
-    "kv_budget_fraction",
-    "speculation_depth",
-    "priority_routing",
-    "quantization_tier",
-    "prefill_decode_split",
-)
-MAX_LEASE_S = 3600.0
+from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,13 @@
-"""Sockets of the servers that commands run."""
+"""Sockets of the servers that commands run, and uvicorn as these have it."""
 
 from __future__ import annotations
 
+import signal
 import socket
+from types import FrameType
+from typing import Any
+
+import uvicorn
 
 from jaxserve.errors import InputError
 
@@ -28,3 +33,31 @@ def address(listening: socket.socket) -> str:
     """The URL at which a socket listens."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class CommandServer(uvicorn.Server):
+    """Serves an application on open sockets: no log of its own, and an end by a signal succeeds."""
+
+    def __init__(self, application: Any, **options: Any) -> None:
+        """Args:
+        application: what is served.
+        options: of ``uvicorn.Config``, beside those that are the same for all.
+        """
+        super().__init__(
+            uvicorn.Config(
+                application,
+                ws="none",
+                lifespan="on",
+                log_level="error",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                **options,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A second Ctrl-C ends at once."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True

@@ -17,10 +17,10 @@ from filelock import FileLock, Timeout
 
 from jaxserve.errors import InputError
 from server.problems import SpendingLimit, StorageFailure
+from server.sessions.database import connect
 from server.sessions.engine import Knobs, Window
 
 _SCHEMA_VERSION = 1
-_BUSY_S = 10.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS spending (
   one INTEGER PRIMARY KEY CHECK (one = 1),
@@ -84,7 +84,8 @@ class LiveLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            self._connection = _connect(self.path)
+            # What is booked must outlive a power cut: money is spent right after.
+            self._connection = connect(self.path, _SCHEMA, _SCHEMA_VERSION, synchronous="FULL")
         except Timeout:
             raise InputError(
                 f"the live log {self.path} is in use; one server at a time plays live"
@@ -176,25 +177,6 @@ class LiveLog:
         """Lets another server have it."""
         self._connection.close()
         self._lock.release()
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        # What is booked must outlive a power cut: money is spent right after.
-        connection.execute("PRAGMA synchronous = FULL")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _SCHEMA_VERSION):
-            raise sqlite3.DatabaseError(f"it has schema version {version}, not {_SCHEMA_VERSION}")
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.client_windows import ClientWindows, Sending, read_state, silent_state
@@ -26,7 +27,6 @@ from jaxserve.live.engine_client import (
 )
 from jaxserve.live.guard import as_values
 from jaxserve.live.measured import Streams, measure, observe
-from jaxserve.live.player import episode_traffic
 from jaxserve.live.readings import EngineState
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action

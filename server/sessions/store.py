@@ -19,12 +19,12 @@ from filelock import FileLock
 
 from jaxserve.spaces import KNOBS
 from server.problems import StorageFailure
+from server.sessions.database import connect
 from server.sessions.engine import Knobs
 from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 2
-_BUSY_S = 10.0
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
 """Heads that are remembered."""
@@ -325,24 +325,7 @@ def _opened(path: str) -> sqlite3.Connection:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-    )
-    try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version not in (0, _SCHEMA_VERSION):
-            raise sqlite3.DatabaseError(f"it has schema version {version}, not {_SCHEMA_VERSION}")
-        (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            raise sqlite3.DatabaseError(state)
-        connection.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
-        connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+    return connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
 
 
 def _set_aside(file: Path, reason: str) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Prompts, Target
-from jaxserve.live.player import Outcome, episode_traffic, play, summarise
+from jaxserve.live.player import Outcome, play, summarise
 from jaxserve.seeds import episode_key
 from tests.gateway.running import RunningGateway
 from tests.mock_engine.conftest import running

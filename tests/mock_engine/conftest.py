@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.mock_engine.serve import MockServer, open_mock_engine
+from jaxserve.mock_engine.serve import open_mock_engine
+from jaxserve.runtime.listening import CommandServer
 from tests.gateway.stub_engine import PATIENCE_S, wait_until
 from tests.mock_engine.virtual import machine
 
@@ -17,7 +18,7 @@ from tests.mock_engine.virtual import machine
 class Running:
     """A server that runs."""
 
-    def __init__(self, server: MockServer, port: int) -> None:
+    def __init__(self, server: CommandServer, port: int) -> None:
         self.loop = server.config.app.loop  # type: ignore[union-attr]
         self.url = f"http://127.0.0.1:{port}"
 

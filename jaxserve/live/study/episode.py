@@ -17,6 +17,7 @@ import numpy as np
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Prompts, Target
@@ -24,7 +25,7 @@ from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import Limits, as_values
 from jaxserve.live.operate import Conduct, Controller, Report
-from jaxserve.live.player import Outcome, episode_traffic, play
+from jaxserve.live.player import Outcome, play
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.processes import Running
 from jaxserve.live.supervisor import Mode, Rules

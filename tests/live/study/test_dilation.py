@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.agents.open_loop import StaticPolicy
-from jaxserve.agents.reference_rollout import reference_rollout
+from jaxserve.agents.reference_rollout import episode_traffic, reference_rollout
 from jaxserve.agents.rollout import rollout
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.live.player import episode_traffic
 from jaxserve.live.study.dilation import dilated_cost, dilated_table, dilated_task
 from jaxserve.live.study.figures import of_windows
 from jaxserve.live.study.plan import load_study, study_path
