@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ def _memory_maps() -> int:
         return 0
 
 
-@pytest.fixture(scope="session")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
-    """Starts servers in processes of their own: ``start_server(JAXSERVE_TOKEN="x")``."""
+@contextmanager
+def _servers(factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers in processes of their own, which end with the block: one takes most of a
+    gigabyte, and a run starts dozens."""
     started: list[LocalServer] = []
 
     def start(
@@ -77,20 +79,37 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
         arguments: tuple[str, ...] = (),
         **variables: str,
     ) -> LocalServer:
-        chosen = folder or tmp_path_factory.mktemp("server")
+        chosen = folder or factory.mktemp("server")
         server = LocalServer(chosen, port=port, arguments=arguments, variables=variables)
         started.append(server)
         return server.wait()
 
-    yield start
-    for server in started:
-        server.stop()
+    try:
+        yield start
+    finally:
+        for server in started:
+            server.stop()
+
+
+@pytest.fixture
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers for one test: ``start_server(JAXSERVE_TOKEN="x")``."""
+    with _servers(tmp_path_factory) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_servers_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServer]:
+    """Starts servers for the tests of a file."""
+    with _servers(tmp_path_factory) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")
-def server(start_server: StartServer) -> LocalServer:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
     """One server with default settings that many tests share."""
-    return start_server()
+    with _servers(tmp_path_factory) as start:
+        yield start()
 
 
 _DIED = pytest.StashKey[bool]()

@@ -44,9 +44,9 @@ def rewards_of(server: LocalServer, session_id: str, windows: int) -> list[float
 
 
 @pytest.fixture(scope="module")
-def undisturbed(start_server: Start) -> list[float]:
+def undisturbed(start_servers_of_module: Start) -> list[float]:
     """Rewards of 40 windows on a server that nothing happens to."""
-    server = start_server()
+    server = start_servers_of_module()
     begun = post(server, "/reset", task_id=3, seed=11)
     return rewards_of(server, begun["session_id"], 40)
 

@@ -24,9 +24,9 @@ BEARER = {"Authorization": f"Bearer {TOKEN}"}
 
 
 @pytest.fixture(scope="module")
-def guarded(start_server: Start) -> LocalServer:
+def guarded(start_servers_of_module: Start) -> LocalServer:
     """A server with a token, an origin and a small body limit."""
-    return start_server(
+    return start_servers_of_module(
         JAXSERVE_TOKEN=TOKEN,
         JAXSERVE_CORS_ORIGINS="https://lab.example",
         JAXSERVE_MAX_BODY_BYTES="20000",
