@@ -72,6 +72,15 @@ def test_a_real_process_reports_bad_input() -> None:
     assert found.stderr.count("\n") == 1
 
 
+def test_a_reader_who_leaves_is_no_error() -> None:
+    """Output into ``head`` ends as a shell expects it, without a traceback."""
+    command = [sys.executable, "-m", "jaxserve.cli", "tasks", "bursty_workload"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
