@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-      the exit code: 0, 2 after bad input, 130 when interrupted, 141 when nobody reads what it prints.
+      the exit code: 0, 2 after bad input, 130 when interrupted, 141 when nobody reads the output.
     """
     # orbax says there how long it waited for a disk, in the middle of a bar.
     logging.getLogger("absl").setLevel(logging.ERROR)
