@@ -48,7 +48,7 @@ def test_all_of_it() -> None:
         (("vllm=http://a,cap",), "option 'cap' is not understood; allowed are tier, depth"),
         (("vllm=http://a,cap=1,cap=2",), "each once"),
         (("vllm=http://a,cap=0",), "cap is 0; it must be a whole number from 1 to 100000"),
-        (("vllm=http://a,tier=3",), "tier is '3'; it must be a whole number from 0 to 2"),
+        (("vllm=http://a,tier=3",), "tier is 3; it must be a whole number from 0 to 2"),
         (("vllm=http://a,depth=-1",), "depth is '-1'"),
         (("vllm=http://a,pool=a b",), "pool='a b'"),
         (("sglang=http://a,priority=1",), "priority is for vllm"),
