@@ -34,8 +34,8 @@ from jaxserve.spaces import (
 )
 from jaxserve.tasks.spec import task_names
 from jaxserve.types import ServeAction, ServeObservation
+from tests.sizes import EPISODES
 
-EPISODES = 16
 HARD = "adversarial_multitenant"
 
 

@@ -12,8 +12,8 @@ from jaxserve.agents.open_loop import RandomPolicy, StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
+from tests.sizes import EPISODES
 
-EPISODES = 16
 ENV = jaxserve.make("bursty_workload")
 KEYS = episode_keys(EPISODES, "validation")
 

@@ -27,8 +27,8 @@ from jaxserve.evaluation.held_out import (
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors, anchors_score
 from jaxserve.tasks.spec import load_task
+from tests.sizes import EPISODES
 
-EPISODES = 16
 ANCHORS = Anchors(
     task="bursty_workload",
     task_version=1,
@@ -91,16 +91,16 @@ def test_gains_are_paired() -> None:
 
 
 def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes played in batches of 16 are those of one batch, the odd last batch included."""
+    """Episodes played in batches are those of one batch, the odd last batch included."""
     policy = StaticPolicy(make_action(batch_cap=64))
-    monkeypatch.setattr(evaluation, "_CHUNK", 16)
+    monkeypatch.setattr(evaluation, "_CHUNK", EPISODES)
     seen = []
-    whole = evaluate(setup(), policy, 16)
+    whole = evaluate(setup(), policy, EPISODES)
     parts = evaluate(setup(), policy, 40, progress=lambda *report: seen.append(report))
     assert len(parts.statistics.objective) == 40
-    np.testing.assert_array_equal(parts.statistics.objective[:16], whole.statistics.objective)
+    np.testing.assert_array_equal(parts.statistics.objective[:EPISODES], whole.statistics.objective)
     assert len(np.unique(parts.statistics.objective)) == 40
-    assert seen == [(done, 40) for done in (0, 16, 32, 40)]
+    assert seen == [(done, 40) for done in (*range(0, 40, EPISODES), 40)]
 
 
 def test_splits_differ() -> None:
@@ -144,7 +144,12 @@ def test_json_holds_every_episode() -> None:
     assert set(default) == {"score", *STATISTICS}
     np.testing.assert_allclose(default["objective"]["episodes"], first.statistics.objective)
     assert default["objective"]["low"] <= default["objective"]["mean"]
-    assert default["itl_s"] == {"mean": None, "low": None, "high": None, "episodes": [None] * 16}
+    assert default["itl_s"] == {
+        "mean": None,
+        "low": None,
+        "high": None,
+        "episodes": [None] * EPISODES,
+    }
 
 
 def test_evaluations_repeat() -> None:

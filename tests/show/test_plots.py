@@ -16,6 +16,7 @@ from jaxserve.errors import InputError
 from jaxserve.evaluation.held_out import Evaluations, evaluate_all, example_rollout
 from jaxserve.show import plots
 from jaxserve.show.plots import draw_episodes, evaluation_picture, first_episode, picture_format
+from tests.sizes import EPISODES
 
 MEDIUM, HARD = "bursty_workload", "adversarial_multitenant"
 
@@ -23,7 +24,7 @@ MEDIUM, HARD = "bursty_workload", "adversarial_multitenant"
 @functools.cache
 def compared(task: str, agents: tuple[str, ...]) -> Evaluations:
     """Some agents on a task."""
-    return evaluate_all(load_setup(task), agents, 16)
+    return evaluate_all(load_setup(task), agents, EPISODES)
 
 
 def drawn(task: str, *agents: str) -> Figure:
