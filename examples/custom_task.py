@@ -28,10 +28,10 @@ def main() -> None:
     setup = load_setup(arguments.task)
     print(f"{setup.spec.title}: {setup.spec.description}")
     evaluated = evaluate_all(setup, ["random", "default", "batch_512"], arguments.episodes)
-    for evaluation in evaluated.agents:
+    for agent, evaluation in evaluated.agents.items():
         found = evaluation.summary()
         print(
-            f"{evaluation.agent:10} reward {found['objective'].mean:6.3f}  "
+            f"{agent:10} reward {found['objective'].mean:6.3f}  "
             f"SLO met {found['slo_attainment'].mean:6.1%}  "
             f"TTFT p50 {found['ttft_p50_s'].mean:6.3f} s"
         )

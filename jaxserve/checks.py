@@ -7,6 +7,7 @@ checks to its fields.
 from __future__ import annotations
 
 import math
+import re
 import reprlib
 import sys
 from collections.abc import Collection, Mapping
@@ -63,6 +64,19 @@ def whole(name: str, value: Any, low: float, high: float = _LARGEST) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         refuse(name, value, _range("a whole number", low, high))
     return int(value)
+
+
+def digits(name: str, text: str, low: float, high: float = _LARGEST) -> int:
+    """A whole number that a variable or an option has in plain digits."""
+    return whole(name, int(text) if re.fullmatch("[0-9]{1,18}", text) else text, low, high)
+
+
+def secret(variables: Mapping[str, str], name: str) -> str | None:
+    """A token or key from a variable, None where it is empty or not set; no error shows it."""
+    text = variables.get(name)
+    if text and (not text.isascii() or not text.isprintable() or " " in text):
+        raise InputError(f"{name} has other than printable ASCII characters without spaces")
+    return text or None
 
 
 def one_of(name: str, value: Any, allowed: Collection[str]) -> str:

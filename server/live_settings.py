@@ -66,23 +66,20 @@ class LiveSettings:
         model = names["JAXSERVE_LIVE_MODEL"]
         if chat and model is None:
             raise InputError("JAXSERVE_LIVE_MODEL is missing; the provider openai has many models")
-        key = _secret(_KEY, variables)
+        key = checks.secret(variables, _KEY)
         if chat:
-            key = _one_key(key, _secret(_OPENAI_KEY, variables))
+            key = _one_key(key, checks.secret(variables, _OPENAI_KEY))
 
         def whole(name: str, default: int, high: int) -> int:
             text = names.get(name, variables.get(name))
-            if not text:
-                return default
-            number = int(text) if re.fullmatch("[0-9]{1,18}", text) else text
-            return checks.whole(name, number, 1, high)
+            return checks.digits(name, text, 1, high) if text else default
 
         return cls(
             url=_address(variables.get("JAXSERVE_LIVE_URL"), chat),
             chat=chat,
             model=model,
             key=key,
-            control_token=_secret(_CONTROL_TOKEN, variables),
+            control_token=checks.secret(variables, _CONTROL_TOKEN),
             max_requests=whole("JAXSERVE_LIVE_MAX_REQUESTS_PER_STEP", cls.max_requests, 10_000),
             max_prompt_tokens=whole(
                 "JAXSERVE_LIVE_MAX_PROMPT_TOKENS", cls.max_prompt_tokens, 2**20
@@ -136,13 +133,6 @@ def _address(text: str | None, chat: bool) -> str:
             "without a path but /v1"
         )
     return address
-
-
-def _secret(name: str, variables: Mapping[str, str]) -> str | None:
-    text = variables.get(name)
-    if text and (not text.isascii() or not text.isprintable() or " " in text):
-        raise InputError(f"{name} has other than printable ASCII characters without spaces")
-    return text or None
 
 
 def _one_key(key: str | None, openai: str | None) -> str:

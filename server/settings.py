@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve import checks
-from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 
 IN_MEMORY = ":memory:"
@@ -79,12 +78,12 @@ class Settings:
 
         def whole(name: str, default: int, low: int, high: int) -> int:
             text = variables.get(name)
-            return checks.whole(name, _number(text), low, high) if text else default
+            return checks.digits(name, text, low, high) if text else default
 
         rate = variables.get("JAXSERVE_RATE_LIMIT")
         return cls(
             database=variables.get("JAXSERVE_DATABASE") or str(default_database(variables)),
-            token=_token(variables.get("JAXSERVE_TOKEN")),
+            token=checks.secret(variables, "JAXSERVE_TOKEN"),
             cors_origins=_origins(variables.get("JAXSERVE_CORS_ORIGINS", "")),
             rate_limit=Rate.parse(rate, "JAXSERVE_RATE_LIMIT") if rate else cls.rate_limit,
             max_body_bytes=whole("JAXSERVE_MAX_BODY_BYTES", cls.max_body_bytes, 1024, 2**30),
@@ -122,16 +121,3 @@ def _origins(text: str) -> tuple[str, ...]:
             allowed = "an origin like https://lab.example without a path, or *"
             checks.refuse("JAXSERVE_CORS_ORIGINS", origin, allowed)
     return origins
-
-
-def _token(text: str | None) -> str | None:
-    if not text:
-        return None
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise InputError("JAXSERVE_TOKEN has other than printable ASCII characters without spaces")
-    return text
-
-
-def _number(text: str) -> int | str:
-    """The number that a text is in plain digits, else the text."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else text

@@ -91,3 +91,24 @@ def test_numbers_of_numpy_are_numbers() -> None:
     """NumPy's scalars pass, and come out as Python's own."""
     assert type(checks.whole("x", np.int64(3), 0)) is int
     assert type(checks.number("x", np.float32(0.5))) is float
+
+
+@given(st.text() | st.integers(-5, 120).map(str))
+def test_digits(text: str) -> None:
+    """A whole number in plain ASCII digits within the range, and nothing else."""
+    try:
+        found = checks.digits("N", text, 1, 100)
+    except InputError as error:
+        assert str(error).startswith("N is ") and text not in map(str, range(1, 101))
+    else:
+        assert text.isascii() and found == int(text) and 1 <= found <= 100
+
+
+def test_secrets_are_not_shown() -> None:
+    """What cannot be sent in a header is refused without its value; nothing is no secret."""
+    assert checks.secret({"KEY": "sk-1"}, "KEY") == "sk-1"
+    assert checks.secret({"KEY": ""}, "KEY") is checks.secret({}, "KEY") is None
+    for text in ("two words", "line\n", "gehe\xefm"):
+        with pytest.raises(InputError, match="KEY has other than printable ASCII") as refused:
+            checks.secret({"KEY": text}, "KEY")
+        assert text not in str(refused.value)

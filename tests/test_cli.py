@@ -17,6 +17,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu, load_model
 from jaxserve.sim.machine.step_times import step_times
 from jaxserve.tasks.spec import load_task, task_names
+from tests.sizes import EPISODES
 
 DATA = Path(__file__).parent / "data"
 
@@ -70,6 +71,15 @@ def test_a_real_process_reports_bad_input() -> None:
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("jaxserve: task is 'nonsense'; it must be one of static_")
     assert found.stderr.count("\n") == 1
+
+
+def test_a_reader_who_leaves_is_no_error() -> None:
+    """Output into ``head`` ends as a shell expects it, without a traceback."""
+    command = [sys.executable, "-m", "jaxserve.cli", "tasks", "bursty_workload"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(120)) == (b"", 141)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +174,7 @@ def test_malformed_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 
 def test_json_that_cannot_be_written(capsys: pytest.CaptureFixture[str]) -> None:
     """A file system that refuses at the end is one sentence as well; the table was printed."""
-    arguments = ("--task", "2", "--agent", "default", "--episodes", "16")
+    arguments = ("--task", "2", "--agent", "default", "--episodes", str(EPISODES))
     assert cli.main(["evaluate", *arguments, "--json", "/proc/x.json"]) == 2
     output = capsys.readouterr()
     assert "default" in output.out
@@ -204,14 +214,20 @@ def test_interrupt(
 def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Table, JSON and picture of one run."""
     data, plot = tmp_path / "x.json", tmp_path / "x.png"
-    arguments = ["--task", "2", "--agent", "default,heuristic", "--episodes", "16"]
+    arguments = ["--task", "2", "--agent", "default,heuristic", "--episodes", str(EPISODES)]
     assert cli.main(["evaluate", *arguments, "--json", str(data), "--plot", str(plot)]) == 0
     printed = capsys.readouterr().out
-    for text in ("bursty_workload, 16 test episodes", "default", "heuristic", "TTFT", "goodput"):
+    for text in (
+        f"bursty_workload, {EPISODES} test episodes",
+        "default",
+        "heuristic",
+        "TTFT",
+        "goodput",
+    ):
         assert text in printed
     (evaluated,) = json.loads(data.read_text())["evaluations"]
     assert set(evaluated["agents"]) == {"default", "heuristic"}
-    assert len(evaluated["agents"]["default"]["objective"]["episodes"]) == 16
+    assert len(evaluated["agents"]["default"]["objective"]["episodes"]) == EPISODES
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
@@ -223,10 +239,10 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         for i in range(500)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = ["--trace", str(trace), "--agent", "default", "--episodes", "16"]
+    arguments = ["--trace", str(trace), "--agent", "default", "--episodes", str(EPISODES)]
     assert cli.main(["evaluate", *arguments]) == 0
     printed = capsys.readouterr()
-    assert "trace_replay, 16 test episodes" in printed.out
+    assert f"trace_replay, {EPISODES} test episodes" in printed.out
     assert "no scores, because the anchors are for the task's own trace" in printed.out
     assert "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids)" in printed.err
 

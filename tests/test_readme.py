@@ -84,7 +84,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
     assert len(steps) == 3
     short = "--steps 60_000 --environments 64"
     commands = "\n".join(steps).replace("--steps 5_000_000", short)
-    commands = commands.replace(".venv/bin/", "").replace("--episodes 20", "--episodes 2")
+    commands = commands.replace(".venv/bin/", "").replace("--episodes 20", "--episodes 4")
     assert short in commands and shlex.split(commands)
     printed = run_code("sh", commands, tmp_path)
     assert "ppo" in printed and "best_static" in printed

@@ -98,7 +98,6 @@ class HeuristicPolicy:
     """windows between switches of tier or split."""
     routing_rest: int = 20
     """windows without a queue after which priority routing goes off."""
-    name: str = flax.struct.field(pytree_node=False, default="heuristic")
 
     def init(self, env: ServeEnv) -> OperatorMemory:
         """Prior beliefs, an idle deployment in FP16 and colocated."""

@@ -239,7 +239,6 @@ class NetworkPolicy:
     normaliser: Normaliser
     network: Network = flax.struct.field(pytree_node=False)
     greedy: bool = flax.struct.field(pytree_node=False, default=True)
-    name: str = flax.struct.field(pytree_node=False, default="ppo")
 
     def init(self, env: ServeEnv) -> NetworkMemory:
         """Nothing seen yet, knobs at the task's own values."""

@@ -18,8 +18,6 @@ from jaxserve.types import ServeAction, ServeObservation
 class RandomPolicy:
     """Every window every knob at a random point of its grid."""
 
-    name: str = flax.struct.field(pytree_node=False, default="random")
-
     def init(self, env: ServeEnv) -> Any:
         """No memory."""
         del env
@@ -41,7 +39,6 @@ class StaticPolicy:
     """One setting for the whole episode."""
 
     action: ServeAction
-    name: str = flax.struct.field(pytree_node=False, default="static")
 
     def init(self, env: ServeEnv) -> Any:
         """No memory."""
@@ -62,7 +59,6 @@ class FlappingPolicy:
 
     first: ServeAction
     second: ServeAction
-    name: str = flax.struct.field(pytree_node=False, default="flapping")
 
     def init(self, env: ServeEnv) -> Any:
         """int32, windows so far."""
@@ -82,12 +78,12 @@ class FlappingPolicy:
 
 def default_policy(env: ServeEnv) -> StaticPolicy:
     """An operator who turns no knob: the task's locked values for all six."""
-    return StaticPolicy(env.locked, "default")
+    return StaticPolicy(env.locked)
 
 
 def noop_policy() -> StaticPolicy:
     """Every knob at its smallest value: batches of one request in a tenth of the KV memory."""
-    return StaticPolicy(_extreme("low"), "noop")
+    return StaticPolicy(_extreme("low"))
 
 
 def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
@@ -98,18 +94,16 @@ def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
     """
     policies: dict[str, StaticPolicy | FlappingPolicy] = {
         "noop": noop_policy(),
-        "batch_1": StaticPolicy(make_action(batch_cap=1), "batch_1"),
-        "batch_512": StaticPolicy(make_action(batch_cap=512), "batch_512"),
-        "everything_max": StaticPolicy(_extreme("high"), "everything_max"),
-        "int4_always": StaticPolicy(make_action(quantization_tier=2), "int4_always"),
-        "speculation_8": StaticPolicy(make_action(speculation_depth=8), "speculation_8"),
-        "tier_flapping": FlappingPolicy(
-            make_action(), make_action(quantization_tier=1), "tier_flapping"
-        ),
+        "batch_1": StaticPolicy(make_action(batch_cap=1)),
+        "batch_512": StaticPolicy(make_action(batch_cap=512)),
+        "everything_max": StaticPolicy(_extreme("high")),
+        "int4_always": StaticPolicy(make_action(quantization_tier=2)),
+        "speculation_8": StaticPolicy(make_action(speculation_depth=8)),
+        "tier_flapping": FlappingPolicy(make_action(), make_action(quantization_tier=1)),
     }
     # The least service that the knobs allow: one GPU decodes one request, all others prefill.
     starve = make_action(batch_cap=1, kv_budget_fraction=0.1, prefill_decode_split=7)
-    return policies | {"reject_all": StaticPolicy(starve, "reject_all")}
+    return policies | {"reject_all": StaticPolicy(starve)}
 
 
 def _extreme(side: str) -> ServeAction:

@@ -155,7 +155,7 @@ def playable(names: Sequence[str], setup: TaskSetup) -> tuple[str, ...]:
 def best_static_policy(setup: TaskSetup, progress: Progress | None = None) -> StaticPolicy:
     """The frozen best static setting of the task, or that of a quick search on training seeds."""
     if setup.anchors is not None:
-        return StaticPolicy(make_action(**setup.anchors.best_static_action), "best_static")
+        return StaticPolicy(make_action(**setup.anchors.best_static_action))
     from jaxserve.agents.search import best_static
 
     indices = best_static(
@@ -165,7 +165,7 @@ def best_static_policy(setup: TaskSetup, progress: Progress | None = None) -> St
         rounds=_QUICK_ROUNDS,
         progress=progress,
     )
-    return StaticPolicy(action_at(jnp.asarray(indices)), "best_static")
+    return StaticPolicy(action_at(jnp.asarray(indices)))
 
 
 def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:

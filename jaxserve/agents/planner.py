@@ -73,7 +73,6 @@ class Planner(PrivilegedPolicy):
     sizes: jax.Array
     """int32[6], grid points of each knob; 1 for those that the task locks."""
     config: PlannerConfig = flax.struct.field(pytree_node=False, default=PlannerConfig())
-    name: str = flax.struct.field(pytree_node=False, default="planner")
 
     def init(self, env: ServeEnv) -> Intent:
         """Nothing planned yet: the task's own knobs."""

@@ -15,8 +15,6 @@ from jaxserve.types import ServeAction, ServeObservation
 class Policy(Protocol):
     """A controller. Its methods are pure, so that episodes run under jit, vmap and scan."""
 
-    name: str
-
     def init(self, env: ServeEnv) -> Any:
         """Memory at the start of an episode, a pytree (``()`` when there is none)."""
         ...

@@ -48,7 +48,6 @@ class RegimeOracle(PrivilegedPolicy):
 
     settings: jax.Array
     """int32[G, 2, 6], grid indices by regime and whether a burst is running."""
-    name: str = flax.struct.field(pytree_node=False, default="regime_oracle")
 
     def init(self, env: ServeEnv) -> Any:
         """No memory."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from typing import Any
 
 import flax.struct
 import jax
@@ -36,9 +34,7 @@ def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
       keys: typed PRNG keys [E]; each is the only source of randomness of its episode, and two
         policies on the same key face the same requests.
     """
-    # Names are static, and a program that depends on them would be compiled once for each.
-    nameless: Any = dataclasses.replace(policy, name="")  # type: ignore[type-var]
-    return _rollout(env, nameless, keys, int(np.max(env.horizon)))
+    return _rollout(env, policy, keys, int(np.max(env.horizon)))
 
 
 @functools.partial(jax.jit, static_argnames="horizon")

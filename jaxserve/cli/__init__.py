@@ -6,6 +6,7 @@ Commands import what they need themselves, so that ``--help`` answers at once.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,9 +54,25 @@ COMMANDS: dict[str, Callable[..., Any]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit code is 0, or 2 after bad input, or 130 when interrupted."""
+    """Runs a command.
+
+    Returns:
+      the exit code: 0, 2 after bad input, 130 when interrupted, 141 when nobody reads the output.
+    """
     # orbax says there how long it waited for a disk, in the middle of a bar.
     logging.getLogger("absl").setLevel(logging.ERROR)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would complain at exit, when it tries to print the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     try:
         enable_compilation_cache()
         use_all_cores()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from jaxserve import checks
 from jaxserve.cli.arguments import (
     Directory,
     File,
@@ -52,7 +53,7 @@ def make_live_task(
     with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
         from jaxserve.live.live_task import derive
-        from jaxserve.live.readings import parse_engines, parse_knobs
+        from jaxserve.live.readings import parse_engine_state, parse_knobs
 
     async def ask() -> tuple[dict[str, Any], Any]:
         async with GatewayClient(gateway, control_token()) as client:
@@ -62,7 +63,7 @@ def make_live_task(
                 raise InputError(str(error)) from None
 
     knobs, read = asyncio.run(ask())
-    engines = parse_engines(read, knobs)
+    engines = parse_engine_state(read, knobs)
     content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines)
     spec = parse_task(content, out.stem)
     write_output(out, (json.dumps(content, indent=2) + "\n").encode(), "--out")
@@ -329,6 +330,6 @@ def control_token() -> str | None:
     """What the gateway's control door asks for, from the environment."""
     import os
 
-    from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, secret
+    from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
 
-    return secret(os.environ, CONTROL_TOKEN_VARIABLE)
+    return checks.secret(os.environ, CONTROL_TOKEN_VARIABLE)

@@ -22,7 +22,7 @@ from jaxserve.agents.panel import (
     load_setup,
 )
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.progress import Progress
+from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.checks import JsonObject
 from jaxserve.compare.intervals import Matrix
 from jaxserve.compare.reference import reference_objectives
@@ -172,17 +172,11 @@ def _played_variant(
 def _reference(case: Case, policies: Trained, progress: Progress | None) -> dict[str, Matrix]:
     """Mean rewards of the same episodes in the reference simulator, a row for each seed of PPO."""
     agents = {name: build_agent(name, case.setup) for name in _ELSEWHERE}
-    stage = f"{case.setup.spec.name}, reference simulator"
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress(stage, done, total)
-
     found = reference_objectives(
         case.setup.spec,
         [*agents.values(), *policies.policies],
         min(case.episodes, REFERENCE_EPISODES),
-        report,
+        stage_progress(f"{case.setup.spec.name}, reference simulator", progress),
     )
     single = {name: found[index : index + 1] for index, name in enumerate(agents)}
     return single | {"ppo": found[len(agents) :]}
@@ -195,14 +189,11 @@ def _plays(
     episodes: int,
     progress: Progress | None,
 ) -> dict[str, Play]:
-    def report(_: str, done: int, total: int) -> None:
-        if progress is not None:
-            progress(stage, done, total)
-
+    steps = stage_progress(stage, progress)
     plays = {}
     for name, policies in agents.items():
         found = [
-            evaluate(setup, policy, episodes, progress=report).statistics for policy in policies
+            evaluate(setup, policy, episodes, progress=steps).statistics for policy in policies
         ]
         plays[name] = Play(
             objective=np.stack([each.objective for each in found]),

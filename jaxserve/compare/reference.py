@@ -6,12 +6,13 @@ so that its scores can be held against those of the fast one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import StageProgress
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.registry import make
 from jaxserve.runtime.processes import map_in_processes
@@ -23,7 +24,7 @@ def reference_objectives(
     spec: TaskSpec,
     policies: Sequence[Policy],
     episodes: int,
-    progress: Callable[[int, int], None] | None = None,
+    progress: StageProgress | None = None,
 ) -> NDArray[np.float64]:
     """float64[P, E]: mean reward per window of each policy on the first test episodes.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup, build_agent
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.progress import Progress
+from jaxserve.agents.progress import Progress, StageProgress, stage_progress
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
@@ -33,10 +33,9 @@ _CHUNK = 32  # episodes per compiled batch
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One agent on one task."""
+    """One policy on one task."""
 
-    task: str
-    agent: str
+    policy: Policy
     statistics: EpisodeStatistics
     anchors: Anchors | None
     """None where scores mean nothing."""
@@ -67,9 +66,8 @@ class Evaluations:
     setup: TaskSetup
     split: str
     episodes: int
-    policies: tuple[Policy, ...]
-    agents: tuple[Evaluation, ...]
-    """one for each policy."""
+    agents: Mapping[str, Evaluation]
+    """by name, in the order asked for."""
 
 
 def evaluate_all(
@@ -84,11 +82,12 @@ def evaluate_all(
     Raises:
       InputError: as ``evaluate``; also an unknown name.
     """
-    policies, found = [], []
+    found = {}
     for name in agents:
-        policies.append(build_agent(name, setup, progress))
-        found.append(evaluate(setup, policies[-1], episodes, split, progress))
-    return Evaluations(setup, split, episodes, tuple(policies), tuple(found))
+        policy = build_agent(name, setup, progress)
+        steps = stage_progress(f"{setup.spec.name}, {name}", progress)
+        found[name] = evaluate(setup, policy, episodes, split, steps)
+    return Evaluations(setup, split, episodes, found)
 
 
 def evaluate(
@@ -96,7 +95,7 @@ def evaluate(
     policy: Policy,
     episodes: int,
     split: str = "test",
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
 ) -> Evaluation:
     """Plays ``episodes`` episodes, seeds 0 to ``episodes - 1`` of the split.
 
@@ -108,14 +107,14 @@ def evaluate(
     parts = []
     for first in range(0, episodes, size):
         if progress is not None:
-            progress(f"{setup.spec.name}, {policy.name}", first, episodes)
+            progress(first, episodes)
         # The last batch is as large as the others, so that one program serves all.
         keys = episode_keys(size, split, first)
         parts.append(episode_statistics(setup.env, rollout(setup.env, policy, keys).timesteps))
     statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
     if progress is not None:
-        progress(f"{setup.spec.name}, {policy.name}", episodes, episodes)
-    return Evaluation(setup.spec.name, policy.name, statistics, setup.anchors)
+        progress(episodes, episodes)
+    return Evaluation(policy, statistics, setup.anchors)
 
 
 def gains(evaluated: Evaluations) -> dict[str, Interval]:
@@ -124,7 +123,7 @@ def gains(evaluated: Evaluations) -> dict[str, Interval]:
     Returns:
       by agent, without best_static itself; nothing where it has not played.
     """
-    rewards = {found.agent: found.statistics.objective for found in evaluated.agents}
+    rewards = {agent: found.statistics.objective for agent, found in evaluated.agents.items()}
     static = rewards.pop("best_static", None)
     if static is None:
         return {}
@@ -136,11 +135,11 @@ def check_episodes(episodes: int) -> None:
     checks.whole("episodes", episodes, 1, MAX_EPISODES)
 
 
-def example_rollout(evaluated: Evaluations, index: int) -> Rollout:
-    """Episodes of policy ``index`` from seed 0 on, window by window."""
+def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
+    """Episodes of an agent from seed 0 on, window by window."""
     # As many episodes as in a batch of ``evaluate``, whose compiled program plays them.
     keys = episode_keys(min(evaluated.episodes, _CHUNK), evaluated.split)
-    return rollout(evaluated.setup.env, evaluated.policies[index], keys)
+    return rollout(evaluated.setup.env, evaluated.agents[agent].policy, keys)
 
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:
@@ -154,8 +153,7 @@ def to_json(evaluations: Sequence[Evaluations]) -> bytes:
                 "split": evaluated.split,
                 "note": evaluated.setup.note,
                 "agents": {
-                    evaluation.agent: _statistics_data(evaluation)
-                    for evaluation in evaluated.agents
+                    agent: _statistics_data(found) for agent, found in evaluated.agents.items()
                 },
                 "gain_over_best_static": {
                     agent: _interval_data(found) for agent, found in gains(evaluated).items()

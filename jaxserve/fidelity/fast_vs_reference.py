@@ -170,7 +170,7 @@ def fast_vs_reference() -> list[FidelityRow]:
     return fidelity_rows(compare(scenario_grid()))
 
 
-def summary_table(comparisons: Sequence[SimulatorComparison]) -> str:
+def comparison_table(comparisons: Sequence[SimulatorComparison]) -> str:
     """Markdown: median signed and mean absolute error by traffic, load and knobs."""
     lines = [
         "| scenarios | " + " | ".join(f"{name}, {unit}" for name, (_, unit) in BARS.items()) + " |",
@@ -308,6 +308,6 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarr
 
 
 if __name__ == "__main__":
-    print(summary_table(measured := compare(scenario_grid())))
+    print(comparison_table(measured := compare(scenario_grid())))
     for row in fidelity_rows(measured):
         print(row)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _UnitTimer:
 
 def our_steps(episode: Episode) -> list[Step]:
     """The iterations of ``episode`` on the reference engine; fewer than vLLM's if it gets stuck."""
-    knobs = EngineKnobs(
+    knobs = GpuKnobs(
         batch_cap=episode.batch_cap,
         kv_capacity_tokens=episode.blocks * episode.block_tokens,
         priority_routing=episode.priority_routing,

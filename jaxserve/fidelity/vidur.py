@@ -32,7 +32,7 @@ from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.machine.hardware import load_gpu, load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 ROWS_FILE = "vidur/vidur_reference.csv"
 TRACE_FILE = "traces/AzureLLMInferenceTrace_conv.csv"
@@ -164,7 +164,7 @@ def workload(row: Mapping[str, Any], lengths: np.ndarray) -> list[Request]:
 
 def compare(row: Mapping[str, Any], timer: VidurTimer, lengths: np.ndarray) -> RowErrors:
     """Serves one row's workload and compares it with Vidur's result."""
-    knobs = EngineKnobs(int(row["batch_cap"]), int(row["kv_blocks"]) * BLOCK_TOKENS)
+    knobs = GpuKnobs(int(row["batch_cap"]), int(row["kv_blocks"]) * BLOCK_TOKENS)
     settings = SchedulerSettings(block_tokens=BLOCK_TOKENS, watermark=WATERMARK)
     log = run_requests(workload(row, lengths), timer, knobs, settings)
     tokens_per_s = log["output_tokens"].sum() / log["finish_s"].max()

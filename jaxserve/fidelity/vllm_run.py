@@ -17,7 +17,7 @@ from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03
@@ -143,7 +143,7 @@ def replay(directory: Path, prefix_caching: bool = True) -> np.ndarray:
     return run_requests(
         requests,
         ProfileTimer(directory),
-        EngineKnobs(engine["max_num_seqs"], blocks * cache["block_size"]),
+        GpuKnobs(engine["max_num_seqs"], blocks * cache["block_size"]),
         SchedulerSettings(
             token_budget=engine["max_num_batched_tokens"],
             block_tokens=cache["block_size"],

@@ -102,7 +102,7 @@ class ControlDoor:
     async def _state(self, request: Request) -> Response:
         objectives = {
             name: {"ttft_s": one.ttft_s, "tpot_s": one.tpot_s}  # no limit becomes null
-            for name, one in self._ledger.classes.objectives.items()
+            for name, one in self._ledger.classes.slos.items()
         }
         return _json({"gateway": self._ledger.id, "objectives": objectives, **self._now()})
 

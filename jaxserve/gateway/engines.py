@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.settings import secret
 
 KINDS = ("vllm", "sglang")
 _NUMBERS = {"tier": (0, 2), "depth": (0, 64), "cap": (1, 100_000), "priority": (0, 1)}
@@ -118,15 +118,8 @@ def _options(parts: Sequence[str], where: str) -> dict[str, str]:
 
 
 def _whole(options: Mapping[str, str], name: str, place: int) -> int | None:
-    text = options.get(name)
-    if text is None:
-        return None
-    low, high = _NUMBERS[name]
-    if not text.isdecimal() or not low <= int(text) <= high:
-        raise InputError(
-            f"--engine {place}: {name} is {text!r}; it must be a whole number from {low} to {high}"
-        )
-    return int(text)
+    text, where = options.get(name), f"--engine {place}: {name}"
+    return None if text is None else checks.digits(where, text, *_NUMBERS[name])
 
 
 def _checked_url(text: str) -> str:
@@ -168,7 +161,7 @@ def _key(option: str, options: Mapping[str, str], variables: Mapping[str, str]) 
         raise InputError(
             f"--engine has a {option} that is no name of a variable; keys are not arguments"
         )
-    found = secret(variables, name)
+    found = checks.secret(variables, name)
     if found is None:
         raise InputError(
             f"--engine has {option}={name}, but the variable {name} is empty or not set"

@@ -53,8 +53,8 @@ class Ledger:
         """It is over, with ``outcome`` and ``reason`` set."""
         record.ended_s = time.monotonic()
         if record.outcome == "completed" and record.ttft_s is not None:
-            objective = self.classes.objectives[record.class_name]
-            record.good = objective.met(record.ttft_s, record.tpot_s)
+            slo = self.classes.slos[record.class_name]
+            record.good = slo.met(record.ttft_s, record.tpot_s)
         self.metrics.ended(record)
         self.records.add(record)
 

@@ -15,8 +15,8 @@ _LIMIT = r"(?:ttft|tpot)=[^,=]+"
 
 
 @dataclass(frozen=True)
-class Objective:
-    """Limits that a good request keeps."""
+class Slo:
+    """Service level objective: the limits that a good request keeps."""
 
     ttft_s: float = math.inf
     """time to first token, s."""
@@ -41,25 +41,25 @@ class Classes:
         Raises:
           InputError: one is not understood, or a class is given twice.
         """
-        self.objectives: dict[str, Objective] = {DEFAULT: Objective()}
+        self.slos: dict[str, Slo] = {DEFAULT: Slo()}
         given: set[str] = set()
         for text in texts:
-            name, objective = _parse(text)
+            name, slo = _parse(text)
             if name in given:
-                raise InputError(f"--slo {name} is given twice; a class has one objective")
+                raise InputError(f"--slo {name} is given twice; a class has one SLO")
             given.add(name)
-            self.objectives[name] = objective
-        self.objectives.setdefault(OTHER, Objective())
-        self.names = tuple(self.objectives)
+            self.slos[name] = slo
+        self.slos.setdefault(OTHER, Slo())
+        self.names = tuple(self.slos)
 
     def name(self, asked: str | None) -> str:
         """The class of a request that asks for one, or for none."""
         if asked is None:
             return DEFAULT
-        return asked if asked in self.objectives else OTHER
+        return asked if asked in self.slos else OTHER
 
 
-def _parse(text: str) -> tuple[str, Objective]:
+def _parse(text: str) -> tuple[str, Slo]:
     found = re.fullmatch(rf"([A-Za-z0-9_.-]{{1,64}}):({_LIMIT}(?:,{_LIMIT})?)", text)
     if found is None:
         raise InputError(
@@ -76,4 +76,4 @@ def _parse(text: str) -> tuple[str, Objective]:
             raise InputError(
                 f"--slo {text!r}: {name} is {value}; it must be above 0 and at most 86400 s"
             )
-    return found[1], Objective(**limits)
+    return found[1], Slo(**limits)

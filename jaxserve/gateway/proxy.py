@@ -13,11 +13,10 @@ from collections.abc import Mapping
 import aiohttp
 from starlette.types import Receive, Scope, Send
 
-from jaxserve.gateway import calls as waits
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.admission import Pool, Replica
 from jaxserve.gateway.answers import Answer
-from jaxserve.gateway.calls import Call, Calls
+from jaxserve.gateway.calls import Call, Calls, body_wait, first_byte_wait, queue_wait
 from jaxserve.gateway.dialects import INFERENCE
 from jaxserve.gateway.engine_knobs import EngineKnobs, engine_knobs
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
@@ -128,13 +127,13 @@ class Proxy:
                         response.close()
                     return response.status, names.to_client(response.raw_headers), body
         except TimeoutError:
-            raise waits.first_byte_wait(_LOOK_S) from None
+            raise first_byte_wait(_LOOK_S) from None
         raise _unreachable("any")
 
     async def _read(self, call: Call, scope: Scope, receive: Receive, path: str) -> Incoming:
         record, settings, headers = call.record, self._settings, scope["headers"]
         try:
-            call.expect(waits.body_wait, settings.body_s)
+            call.expect(body_wait, settings.body_s)
             body = await read_body(receive, headers, settings.max_body_bytes)
             record.bytes_in = len(body)
             incoming = understand(body, headers, INFERENCE[path])
@@ -169,7 +168,7 @@ class Proxy:
         record, settings = call.record, self._settings
         number = pool.number()
         while True:
-            call.expect(waits.queue_wait, settings.queue_s)
+            call.expect(queue_wait, settings.queue_s)
             replica = await pool.enter(incoming.priority, number, again=record.attempts > 0)
             self._ledger.admitted(record)
             spec = replica.spec
@@ -177,7 +176,7 @@ class Proxy:
             record.engine = spec.name
             priority = incoming.priority if spec.takes_priority else None
             headers = names.to_engine(scope["headers"], spec.key, priority)
-            call.expect(waits.first_byte_wait, settings.first_byte_s)
+            call.expect(first_byte_wait, settings.first_byte_s)
             try:
                 response = await self._upstream.open(
                     spec, "POST", path, scope["query_string"], headers, incoming.body

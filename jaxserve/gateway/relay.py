@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import aiohttp
 import orjson
 
-from jaxserve.gateway import calls as waits
 from jaxserve.gateway.answers import Answer
-from jaxserve.gateway.calls import Call
+from jaxserve.gateway.calls import Call, idle_wait, write_wait
 from jaxserve.gateway.dialects import NO_USAGE, Dialect, Usage
 from jaxserve.gateway.events import EventStream
 from jaxserve.gateway.headers import to_client
@@ -69,7 +68,7 @@ class Relay:
                 if tokens:
                     clock.tick(tokens)
                 if data:
-                    call.expect(waits.write_wait, settings.write_s)
+                    call.expect(write_wait, settings.write_s)
                     # Not before there is something to say: until then an error has its own status.
                     if not answer.started:
                         await answer.start(200, headers)
@@ -77,7 +76,7 @@ class Relay:
                     await answer.write(data)
         finally:
             record.prompt_tokens, record.output_tokens = stream.usage
-        call.expect(waits.write_wait, settings.write_s)
+        call.expect(write_wait, settings.write_s)
         if not answer.started:
             await answer.start(200, headers)
         await answer.write(stream.end(), more=False)
@@ -92,7 +91,7 @@ class Relay:
             record.prompt_tokens, record.output_tokens = _usage(self.dialect, body)
         else:
             record.reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
-        call.expect(waits.write_wait, settings.write_s)
+        call.expect(write_wait, settings.write_s)
         await answer.whole(status, to_client(response.raw_headers), body)
         record.outcome = outcome_of(record.reason)
 
@@ -101,7 +100,7 @@ class Relay:
             if self.call.record.first_byte_s is None:
                 self.call.record.first_byte_s = time.monotonic()
             yield chunk
-            self.call.expect(waits.idle_wait, self.settings.idle_s)
+            self.call.expect(idle_wait, self.settings.idle_s)
 
 
 def _usage(dialect: Dialect, body: bytes) -> Usage:

@@ -129,23 +129,9 @@ class Tokens:
           InputError: one has other than printable ASCII characters.
         """
         return cls(
-            client=secret(variables, TOKEN_VARIABLE),
-            control=secret(variables, CONTROL_TOKEN_VARIABLE),
+            client=checks.secret(variables, TOKEN_VARIABLE),
+            control=checks.secret(variables, CONTROL_TOKEN_VARIABLE),
         )
-
-
-def secret(variables: Mapping[str, str], name: str) -> str | None:
-    """A token or key from a variable, None where it is empty or not set.
-
-    Raises:
-      InputError: it has other than printable ASCII characters; the value is not shown.
-    """
-    text = variables.get(name)
-    if not text:
-        return None
-    if not text.isascii() or not text.isprintable() or " " in text:
-        raise InputError(f"{name} has other than printable ASCII characters without spaces")
-    return text
 
 
 def is_loopback(host: str) -> bool:

@@ -16,7 +16,13 @@ from jaxserve.gateway.scrape import parse_metrics
 from jaxserve.gateway.windows import Windows
 from jaxserve.live.engine_client import Answer, EngineClient
 from jaxserve.live.player import stream_of_class
-from jaxserve.live.readings import COUNTERS, EngineState, LiveWindow, parse_engines, parse_window
+from jaxserve.live.readings import (
+    COUNTERS,
+    EngineState,
+    LiveWindow,
+    parse_engine_state,
+    parse_window,
+)
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 
@@ -92,8 +98,8 @@ class ClientWindows:
         """The answer is whole."""
         record = sending.record
         record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
-        objective = self._classes.objectives[record.class_name]
-        record.good = record.ttft_s is not None and objective.met(record.ttft_s, record.tpot_s)
+        slo = self._classes.slos[record.class_name]
+        record.good = record.ttft_s is not None and slo.met(record.ttft_s, record.tpot_s)
         self._ended(sending, "completed")
 
     def rejected(self, sending: Sending, reason: str) -> None:
@@ -127,7 +133,7 @@ async def read_state(engine: EngineClient) -> EngineState | None:
     text = await engine.metrics()
     if text is None or "vllm:num_requests_running" not in text:
         return None
-    return parse_engines({_ENGINE: asdict(parse_metrics("vllm", text))}, {"engines": {}})
+    return parse_engine_state({_ENGINE: asdict(parse_metrics("vllm", text))}, {"engines": {}})
 
 
 def silent_state() -> EngineState:

@@ -30,7 +30,7 @@ from jaxserve.live.readings import (
     EngineState,
     LiveWindow,
     fell,
-    parse_engines,
+    parse_engine_state,
     parse_knobs,
     parse_window,
 )
@@ -50,8 +50,8 @@ _SHORTEST, _LONGEST = 0.5, 1.5
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a window, beside what the simulator expected of it."""
+class Comparison:
+    """A window as it was measured, beside what the simulator expected of it."""
 
     seen: Expectation
     """what was measured, in the terms of the expectations."""
@@ -80,7 +80,7 @@ class Report:
     mode: str
     reason: str | None
     """why the static setting is in force, None where it is not."""
-    outcome: Outcome | None = None
+    comparison: Comparison | None = None
     """None where nothing could be measured."""
     told: dict[str, float] = field(default_factory=dict)
     """knobs that were turned, or would be."""
@@ -198,7 +198,7 @@ class Controller:
             self._gateway.knobs(),
         )
         knobs = parse_knobs(answers[2])
-        return Look(parse_window(answers[0]), parse_engines(answers[1], knobs), knobs)
+        return Look(parse_window(answers[0]), parse_engine_state(answers[1], knobs), knobs)
 
     async def _one(self, tell: Callable[[Report], None]) -> None:
         """The end of one window and the beginning of the next."""
@@ -257,7 +257,7 @@ class Controller:
             window=self._window,
             mode="off (the switch)" if held else str(mode),
             reason=self._supervision.reason if mode.steers else fault,
-            outcome=Outcome(measured, *expected),
+            comparison=Comparison(measured, *expected),
             told=told,
         )
         self._log.window(

@@ -135,7 +135,7 @@ def parse_knobs(data: Any) -> dict[str, Any]:
     return dict(top)
 
 
-def parse_engines(data: Any, knobs: Mapping[str, Any]) -> EngineState:
+def parse_engine_state(data: Any, knobs: Mapping[str, Any]) -> EngineState:
     """The answer of ``/control/engines``.
 
     Args:

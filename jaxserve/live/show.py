@@ -19,7 +19,7 @@ def print_report(report: Report) -> None:
     """One line for a window, at once."""
     why = "" if report.reason is None else f" [{report.reason}]"
     line = f"{report.window:6d} {report.mode}{why}"
-    if (found := report.outcome) is not None:
+    if (found := report.comparison) is not None:
         knobs = ", ".join(f"{name} {value:g}" for name, value in report.told.items())
         does = "set" if report.mode in ("guarded", "free") else "would set"
         line += (

@@ -30,7 +30,7 @@ from jaxserve.mock_engine.steps import StepTrace
 from jaxserve.sim.reference.counters import Counters
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -165,9 +165,9 @@ class EngineLoop:
         budget = int(values["token_budget"])
         self._engine.settings = replace(self._engine.settings, token_budget=budget)
 
-    def _knobs(self) -> EngineKnobs:
+    def _knobs(self) -> GpuKnobs:
         values = self._control.values
-        return EngineKnobs(
+        return GpuKnobs(
             batch_cap=int(values["batch_cap"]),
             kv_capacity_tokens=self._control.kv_blocks * BLOCK_TOKENS,
             speculation_depth=int(values.get("speculation_depth", 0)),

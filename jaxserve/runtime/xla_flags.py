@@ -14,16 +14,10 @@ def avoid_hanging_reductions() -> None:
     On two cores that other processes used as well, updates of the learner that this release had
     compiled to such reductions stopped and did not go on; without them that has not been seen.
     """
-    _set("--xla_cpu_experimental_ynn_fusion_type", "")
+    set_flag("--xla_cpu_experimental_ynn_fusion_type", "")
 
 
-def compile_quickly() -> None:
-    """A third of the time to compile for programs of a third of the speed: for short tests."""
-    _set("--xla_cpu_use_fusion_emitters", "false")
-    _set("--xla_backend_optimization_level", "0")
-
-
-def _set(flag: str, value: str) -> None:
+def set_flag(flag: str, value: str) -> None:
     """Has an effect before the first computation only, which is when XLA reads its flags."""
     flags = os.environ.get("XLA_FLAGS", "")
     if jaxlib_version.__version__.startswith("0.10.") and flag not in flags:

@@ -104,12 +104,12 @@ def evaluation_picture(evaluated: Evaluations, path: Path) -> bytes:
     Raises:
       InputError: as ``picture_format``.
     """
-    names = [evaluation.agent for evaluation in evaluated.agents]
-    rank = {name: place for place, name in enumerate(_DRAWN_FIRST)}
-    order = sorted(range(len(names)), key=lambda index: rank.get(names[index], len(rank)))
+    rank = {agent: place for place, agent in enumerate(_DRAWN_FIRST)}
+    two = sorted(evaluated.agents, key=lambda agent: rank.get(agent, len(rank)))[:2]
     drawn = {
-        names[index].replace("_", " "): example_rollout(evaluated, index)
-        for index in sorted(order[:2])
+        agent.replace("_", " "): example_rollout(evaluated, agent)
+        for agent in evaluated.agents
+        if agent in two
     }
     setup = evaluated.setup
     title = f"{setup.spec.name}, {evaluated.split} seed 0"

@@ -27,7 +27,7 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
     from jaxserve.evaluation.held_out import gains
 
     setup = evaluated.setup
-    rows = {evaluation.agent: evaluation.summary() for evaluation in evaluated.agents}
+    rows = {agent: found.summary() for agent, found in evaluated.agents.items()}
     for agent, gain in gains(evaluated).items():
         rows[agent]["gain"] = gain
     shown = set.union(*(set(found) for found in rows.values()))
@@ -74,13 +74,12 @@ def _best_static_text(evaluated: Evaluations) -> str | None:
     """Which setting that is, and where it comes from."""
     from jaxserve.agents.open_loop import StaticPolicy
 
-    setup = evaluated.setup
-    for policy in evaluated.policies:
-        if policy.name == "best_static" and isinstance(policy, StaticPolicy):
-            knobs = action_text(policy.action, setup.env.knob_active.tolist())
-            source = "a quick search" if setup.anchors is None else "the search for the anchors"
-            return f"best_static is {knobs}, by {source} on training episodes"
-    return None
+    setup, found = evaluated.setup, evaluated.agents.get("best_static")
+    if found is None or not isinstance(found.policy, StaticPolicy):
+        return None
+    knobs = action_text(found.policy.action, setup.env.knob_active.tolist())
+    source = "a quick search" if setup.anchors is None else "the search for the anchors"
+    return f"best_static is {knobs}, by {source} on training episodes"
 
 
 _Show: TypeAlias = "Callable[[Interval], tuple[str, str, str]]"

@@ -14,8 +14,8 @@ from jaxserve.tasks.spec import (
     Regime,
     TaskSpec,
     parse_deployment,
-    parse_knobs,
     parse_objective,
+    parse_open_knobs,
 )
 
 _OVERRIDES = (
@@ -52,7 +52,7 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> Ta
         names = given["knobs"]
         if not isinstance(names, list | tuple):
             refuse(given.name("knobs"), names, "a list of knob names")
-        changes["knobs"] = parse_knobs(names, given.where)
+        changes["knobs"] = parse_open_knobs(names, given.where)
     for name, parse in (("deployment", parse_deployment), ("objective", parse_objective)):
         if name in given:
             own = vars(getattr(spec, name)).items()

@@ -198,7 +198,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         hardware=top.text("hardware"),
         model=top.text("model"),
         deployment=parse_deployment(top.get("deployment", {}), f"{where}: deployment"),
-        knobs=parse_knobs(top.entries("knobs"), where),
+        knobs=parse_open_knobs(top.entries("knobs"), where),
         streams=streams,
         regimes=regimes,
         objective=parse_objective(top.get("objective", {}), f"{where}: objective"),
@@ -216,7 +216,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
     )
 
 
-def parse_knobs(names: Sequence[Any], where: str) -> tuple[str, ...]:
+def parse_open_knobs(names: Sequence[Any], where: str) -> tuple[str, ...]:
     """Knobs that an agent may turn."""
     for name in names:
         one_of(f"{where}: a knob", name, KNOBS)

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass
-class LiveEpisode:
+class SessionEpisode:
     """An episode of a session, under way or from the log."""
 
     session: Session
@@ -47,7 +47,7 @@ class LiveEpisode:
     """when it was begun or last stepped, monotonic clock."""
 
     @classmethod
-    def begin(cls, logged: LoggedEpisode, play: Play | None) -> LiveEpisode:
+    def begin(cls, logged: LoggedEpisode, play: Play | None) -> SessionEpisode:
         """Before its first window."""
         episode = Episode.from_json(logged.spec)
         session = begin_session(logged.session, logged.number, logged.name, episode)
@@ -97,7 +97,7 @@ class LiveService(Service):
         self._limits = settings.live
         self._log = LiveLog(Path(settings.database), settings.live.token_limit)
         self._connection = Connection(settings.live, self._log)
-        self._current: LiveEpisode | None = None
+        self._current: SessionEpisode | None = None
         self._busy = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -239,7 +239,7 @@ class LiveService(Service):
             session_id = session_id or secrets.token_urlsafe(16)
             name = name or secrets.token_hex(16)
             logged = self._log.begin(session_id, name, episode.to_json(), is_default)
-            self._current = LiveEpisode.begin(logged, play)
+            self._current = SessionEpisode.begin(logged, play)
             return self._current.view()
         finally:
             self._busy = False
@@ -287,7 +287,7 @@ class LiveService(Service):
         found = self._find(session_id)
         return _Logged(found.view(), tuple(found.steps), found.first)
 
-    def _find(self, session_id: str | None) -> LiveEpisode:
+    def _find(self, session_id: str | None) -> SessionEpisode:
         current = self._current
         if current is not None and current.means(session_id):
             return current
@@ -300,7 +300,7 @@ class LiveService(Service):
             raise UnknownSession("no episode has been started; call reset first")
         if found is None:
             raise UnknownSession(f"session {session_id!r} does not exist")
-        ended = LiveEpisode.begin(found, None)
+        ended = SessionEpisode.begin(found, None)
         for step in self._log.windows(found.number):
             ended.append(step)
         return ended

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -70,8 +69,7 @@ def _driver(agent: str, task: str) -> Driver:
     setup = load_setup(task)
     if agent == "best_static" and setup.anchors is None:
         raise InputError(f"there is no best static setting for {task}; {setup.note}")
-    policy: Any = build_agent(agent, setup)
-    policy = dataclasses.replace(policy, name="")
+    policy = build_agent(agent, setup)
     act = functools.partial(_act, policy)
 
     def drive(session: Session) -> Knobs:

@@ -16,8 +16,8 @@ from jaxserve.agents.open_loop import default_policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_keys
+from tests.sizes import EPISODES
 
-EPISODES = 16
 MEDIUM, HARD = "bursty_workload", "adversarial_multitenant"
 TASKS = ("static_workload", MEDIUM, HARD, "azure_code")
 

@@ -18,16 +18,16 @@ from jaxserve.grids import action_at, grid_sizes
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import REGIME_COUNT
+from tests.sizes import SEARCH_EPISODES, SEARCH_HORIZON
 
-HORIZON = 12  # windows; long enough for a queue, too short for most switches
-KEYS = episode_keys(8, "validation")
+KEYS = episode_keys(SEARCH_EPISODES, "validation")
 HARD = "adversarial_multitenant"
 
 
 @functools.cache
 def environment() -> ServeEnv:
     """The hard task, shortened."""
-    return jaxserve.make(HARD, overrides={"horizon": HORIZON})
+    return jaxserve.make(HARD, overrides={"horizon": SEARCH_HORIZON})
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def test_the_oracle_is_at_least_the_best_static_setting() -> None:
     assert settings.shape == (len(KEYS), SITUATIONS, len(KNOBS))
     assert ((settings >= 0) & (settings < grid_sizes(environment()))).all()
     assert lead.shape == (len(KEYS),)
-    assert ((lead >= 0) & (lead < HORIZON)).all()
+    assert ((lead >= 0) & (lead < SEARCH_HORIZON)).all()
 
 
 def test_the_oracles_value_is_that_of_its_plans() -> None:
@@ -85,6 +85,6 @@ def test_the_same_seed_finds_the_same_plans() -> None:
 def test_schedules_are_what_happens() -> None:
     """The regimes that the oracle knows are those that come, whoever plays."""
     schedule = np.asarray(episode_schedules(environment(), KEYS).situation)
-    assert schedule.shape == (len(KEYS), HORIZON)
+    assert schedule.shape == (len(KEYS), SEARCH_HORIZON)
     assert ((schedule >= 0) & (schedule < SITUATIONS)).all()
     np.testing.assert_array_equal(schedule // 2, played().timesteps.metrics.regime)

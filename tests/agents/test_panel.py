@@ -44,14 +44,15 @@ ANCHORS = Anchors(
 
 
 def test_every_name_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each agent is known under the name of its policy."""
+    """Each has the two functions of a policy."""
     monkeypatch.setattr(
         "jaxserve.agents.regime_oracle.search_regime_oracle",
         lambda env, static, progress: RegimeOracle(jnp.zeros((4, 2, 6), jnp.int32)),
     )
     setup = dataclasses.replace(load_setup("static_workload"), anchors=ANCHORS)
     for name in agent_names():
-        assert build_agent(name, setup).name == name
+        policy = build_agent(name, setup)
+        assert callable(policy.init) and callable(policy.act), name
 
 
 def test_all_is_the_panel_without_exploits() -> None:

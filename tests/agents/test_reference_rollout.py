@@ -18,8 +18,9 @@ from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.types import WindowMetrics
+from tests.sizes import EPISODES
 
-KEYS = episode_keys(16, "validation")
+KEYS = episode_keys(EPISODES, "validation")
 KEY = KEYS[0]
 
 

@@ -12,8 +12,8 @@ from jaxserve.agents.open_loop import RandomPolicy, StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
+from tests.sizes import EPISODES
 
-EPISODES = 16
 ENV = jaxserve.make("bursty_workload")
 KEYS = episode_keys(EPISODES, "validation")
 
@@ -64,11 +64,11 @@ def test_locked_knobs_are_reported_at_their_locked_value() -> None:
 
 
 def test_one_program_serves_all_tasks() -> None:
-    """Neither a policy's name and numbers nor the task and its hardware compile it anew."""
-    rollout(ENV, StaticPolicy(make_action(), "one"), KEYS)
+    """Neither a policy's numbers nor the task and its hardware compile it anew."""
+    rollout(ENV, StaticPolicy(make_action()), KEYS)
     before = rollout_module._rollout._cache_size()
-    rollout(ENV, StaticPolicy(make_action(batch_cap=8), "two"), KEYS)
-    rollout(jaxserve.make("static_workload"), StaticPolicy(make_action(), "one"), KEYS)
+    rollout(ENV, StaticPolicy(make_action(batch_cap=8)), KEYS)
+    rollout(jaxserve.make("static_workload"), StaticPolicy(make_action()), KEYS)
     elsewhere = jaxserve.make("adversarial_multitenant", hardware="l40s-48gb")
-    rollout(elsewhere, StaticPolicy(make_action(), "one"), KEYS)
+    rollout(elsewhere, StaticPolicy(make_action()), KEYS)
     assert rollout_module._rollout._cache_size() == before

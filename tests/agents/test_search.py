@@ -22,9 +22,9 @@ from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS
+from tests.sizes import SEARCH_EPISODES, SEARCH_HORIZON
 
-HORIZON = 12  # windows; long enough for a queue, too short for most switches
-KEYS = episode_keys(8, "validation")
+KEYS = episode_keys(SEARCH_EPISODES, "validation")
 GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
 HARD = "adversarial_multitenant"
 
@@ -32,7 +32,7 @@ HARD = "adversarial_multitenant"
 @functools.cache
 def environment(task: str) -> ServeEnv:
     """A short task: one program serves all."""
-    return jaxserve.make(task, overrides={"horizon": HORIZON})
+    return jaxserve.make(task, overrides={"horizon": SEARCH_HORIZON})
 
 
 @functools.cache

@@ -30,7 +30,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def reference(spec, policies, episodes, progress):
-        progress(1, 1)
+        if progress is not None:
+            progress(1, 1)
         return np.arange(len(policies) * episodes, dtype=float).reshape(-1, episodes)
 
     monkeypatch.setattr(protocol, "reference_objectives", reference)

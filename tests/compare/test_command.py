@@ -12,6 +12,7 @@ from jaxserve import cli
 from jaxserve.agents.panel import load_setup
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import Interrupted, train
+from tests.sizes import EPISODES
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -32,20 +33,20 @@ def test_a_run_is_taken_over_and_results_are_kept(
     run = out / "static_workload" / "ppo"
     train(load_setup("static_workload"), check_run(400, 0, 2, 16, 2e-3, 0.97), (0, 1), run)
     arguments = ["compare", "static_workload", "--out", str(out), "--seeds", "2"]
-    arguments += ["--episodes", "3", "--markdown", str(report), "--json", str(data)]
+    arguments += ["--episodes", str(EPISODES), "--markdown", str(report), "--json", str(data)]
     assert cli.main(arguments) == 0
     printed = capsys.readouterr().out
     for part in ("test episodes", "replayed there", "both simulators", "score (95 % interval)"):
         assert part in printed
     assert "earlier call" not in printed
     text = report.read_text()
-    assert "`jaxserve compare static_workload --seeds 2 --episodes 3" in text
+    assert f"`jaxserve compare static_workload --seeds 2 --episodes {EPISODES}" in text
     assert str(tmp_path) not in text
-    assert "2 training seeds of PPO with 400 windows each; 3 test episodes" in text
+    assert f"2 training seeds of PPO with 400 windows each; {EPISODES} test episodes" in text
     (task,) = json.loads(data.read_text())["tasks"]
     assert task["about"]["task"] == "static_workload"
     assert len(task["plays"]["ppo"]["objective"]) == 2
-    assert len(task["plays"]["heuristic"]["objective"][0]) == 3
+    assert len(task["plays"]["heuristic"]["objective"][0]) == EPISODES
     assert task["about"]["seeds"] == [0, 1] and task["about"]["windows"] == 400
     pictures = {"learning.png", "policy_map.png", "episode.png", "results.json", "ppo"}
     assert {path.name for path in (out / "static_workload").iterdir()} == pictures

@@ -19,6 +19,7 @@ from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import DEFAULT_ACTION, KNOBS, make_action
 from jaxserve.tasks.anchors import Anchors
+from tests.sizes import EPISODES
 
 TASK = "bursty_workload"
 ANCHORS = Anchors(
@@ -45,7 +46,7 @@ def played() -> Rollout:
     settings = np.tile(nearest_indices(make_action(speculation_depth=3)), (4, 2, 1))
     settings[..., KNOBS.index("batch_cap")] = np.arange(5, 9)[:, None]
     policy = RegimeOracle(jnp.asarray(settings, jnp.int32))
-    return rollout(setup().env, policy, episode_keys(8, "test"))
+    return rollout(setup().env, policy, episode_keys(EPISODES, "test"))
 
 
 def test_curves_are_interquartile_means() -> None:

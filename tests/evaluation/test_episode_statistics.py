@@ -24,6 +24,7 @@ from jaxserve.seeds import episode_keys
 from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.spaces import make_action
 from jaxserve.types import TimeStep
+from tests.sizes import EPISODES
 
 ENV = jaxserve.make("adversarial_multitenant")
 
@@ -32,7 +33,7 @@ ENV = jaxserve.make("adversarial_multitenant")
 def timesteps() -> TimeStep:
     """Busy episodes with a switch in each."""
     policy = StaticPolicy(make_action(batch_cap=64, quantization_tier=1))
-    return rollout(ENV, policy, episode_keys(16, "validation")).timesteps
+    return rollout(ENV, policy, episode_keys(EPISODES, "validation")).timesteps
 
 
 @functools.cache

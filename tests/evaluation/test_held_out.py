@@ -27,8 +27,8 @@ from jaxserve.evaluation.held_out import (
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors, anchors_score
 from jaxserve.tasks.spec import load_task
+from tests.sizes import EPISODES
 
-EPISODES = 16
 ANCHORS = Anchors(
     task="bursty_workload",
     task_version=1,
@@ -56,8 +56,8 @@ def evaluated() -> Evaluations:
 def test_every_agent_plays_the_same_episodes() -> None:
     """One entry per agent and episode, in the order asked for."""
     found = evaluated()
-    assert [item.agent for item in found.agents] == ["default", "best_static"]
-    for item in found.agents:
+    assert list(found.agents) == ["default", "best_static"]
+    for item in found.agents.values():
         for name in STATISTICS:
             assert getattr(item.statistics, name).shape == (EPISODES,)
 
@@ -65,7 +65,7 @@ def test_every_agent_plays_the_same_episodes() -> None:
 def test_scores_are_those_of_the_anchors() -> None:
     """Each episode's mean reward goes through the anchors, and so does the mean of all, which
     is not the mean of clipped scores; without anchors there is no score."""
-    item = evaluated().agents[1]
+    item = evaluated().agents["best_static"]
     expected = [anchors_score(ANCHORS, mean) for mean in item.statistics.objective]
     assert item.scores is not None
     np.testing.assert_allclose(item.scores, expected)
@@ -79,29 +79,28 @@ def test_scores_are_those_of_the_anchors() -> None:
 
 def test_gains_are_paired() -> None:
     """An agent's reward above that of the best static setting, episode by episode."""
-    default, static = (item.statistics.objective for item in evaluated().agents)
+    default, static = (item.statistics.objective for item in evaluated().agents.values())
     found = gains(evaluated())
     assert list(found) == ["default"]
     assert found["default"].mean == pytest.approx(float(np.mean(default - static)))
     assert found["default"] == interval(default - static)
-    alone = dataclasses.replace(evaluated(), agents=evaluated().agents[:1])
+    alone = dataclasses.replace(evaluated(), agents={"default": evaluated().agents["default"]})
     assert gains(alone) == {}
     (data,) = json.loads(to_json([evaluated()]))["evaluations"]
     assert data["gain_over_best_static"]["default"]["mean"] == found["default"].mean
 
 
 def test_batches_do_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Episodes played in batches of 16 are those of one batch, the odd last batch included."""
+    """Episodes played in batches are those of one batch, the odd last batch included."""
     policy = StaticPolicy(make_action(batch_cap=64))
-    monkeypatch.setattr(evaluation, "_CHUNK", 16)
+    monkeypatch.setattr(evaluation, "_CHUNK", EPISODES)
     seen = []
-    whole = evaluate(setup(), policy, 16)
+    whole = evaluate(setup(), policy, EPISODES)
     parts = evaluate(setup(), policy, 40, progress=lambda *report: seen.append(report))
     assert len(parts.statistics.objective) == 40
-    np.testing.assert_array_equal(parts.statistics.objective[:16], whole.statistics.objective)
+    np.testing.assert_array_equal(parts.statistics.objective[:EPISODES], whole.statistics.objective)
     assert len(np.unique(parts.statistics.objective)) == 40
-    stage = "bursty_workload, static"
-    assert seen == [(stage, done, 40) for done in (0, 16, 32, 40)]
+    assert seen == [(done, 40) for done in (*range(0, 40, EPISODES), 40)]
 
 
 def test_splits_differ() -> None:
@@ -125,32 +124,39 @@ def test_number_of_episodes(episodes: int) -> None:
 def test_example_is_an_evaluated_episode() -> None:
     """What is drawn is what was scored."""
     found = evaluated()
-    rewards = np.asarray(example_rollout(found, 1).timesteps.reward)
-    np.testing.assert_allclose(rewards.mean(1), found.agents[1].statistics.objective, rtol=1e-5)
+    rewards = np.asarray(example_rollout(found, "best_static").timesteps.reward)
+    np.testing.assert_allclose(
+        rewards.mean(1), found.agents["best_static"].statistics.objective, rtol=1e-5
+    )
 
 
 def test_json_holds_every_episode() -> None:
     """Plain JSON, with null instead of NaN."""
-    first = evaluated().agents[0]
+    first = evaluated().agents["default"]
     hidden = dataclasses.replace(
         first,
         statistics=dataclasses.replace(first.statistics, itl_s=np.full(EPISODES, np.nan)),
     )
-    found = dataclasses.replace(evaluated(), agents=(hidden,))
+    found = dataclasses.replace(evaluated(), agents={"default": hidden})
     data = json.loads(to_json([found]))["evaluations"][0]
     assert (data["task"], data["split"]) == ("bursty_workload", "test")
     default = data["agents"]["default"]
     assert set(default) == {"score", *STATISTICS}
     np.testing.assert_allclose(default["objective"]["episodes"], first.statistics.objective)
     assert default["objective"]["low"] <= default["objective"]["mean"]
-    assert default["itl_s"] == {"mean": None, "low": None, "high": None, "episodes": [None] * 16}
+    assert default["itl_s"] == {
+        "mean": None,
+        "low": None,
+        "high": None,
+        "episodes": [None] * EPISODES,
+    }
 
 
 def test_evaluations_repeat() -> None:
     """The same call gives the same numbers."""
     again = evaluate_all(setup(), ("default", "best_static"), EPISODES)
     first, second = (
-        jax.tree.leaves([item.statistics for item in found.agents])
+        jax.tree.leaves([item.statistics for item in found.agents.values()])
         for found in (evaluated(), again)
     )
     for a, b in zip(first, second, strict=True):

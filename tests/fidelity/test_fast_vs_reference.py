@@ -10,8 +10,8 @@ from jaxserve.fidelity.fast_vs_reference import (
     Outcome,
     SimulatorComparison,
     compare,
+    comparison_table,
     fidelity_rows,
-    summary_table,
 )
 from jaxserve.fidelity.scenarios import Scenario, Traffic, environment, scenario_grid, workload_at
 
@@ -53,7 +53,7 @@ def test_rows_judge_means_and_for_ttft_medians() -> None:
 
 def test_summary_counts_every_scenario_in_each_grouping() -> None:
     """All, by load, by traffic and by knobs."""
-    lines = summary_table([compared(), compared(completed=102.0)]).splitlines()[2:]
+    lines = comparison_table([compared(), compared(completed=102.0)]).splitlines()[2:]
     names = [line.split("|")[1].strip() for line in lines]
     assert names == ["all (2)", "load 0.6 (2)", "static_workload (2)", "batch_cap=64 (2)"]
 

@@ -149,10 +149,11 @@ def test_the_rest_of_an_answer_that_nobody_reads(
 
 def test_a_client_that_reads_slowly_is_served(engine: StubEngine, gateway: RunningGateway) -> None:
     """Back-pressure reaches the engine: nothing is lost, and little is kept in between."""
-    body = {"model": "stub", "stream": True, "stub": {"tokens": 300, "pad": 20_000}}
+    # More than the sockets of both sides take.
+    body = {"model": "stub", "stream": True, "stub": {"tokens": 400, "pad": 50_000}}
     with gateway.http.stream("POST", "/v1/completions", json=body) as answer:
         raw = answer.iter_raw(1000)
         first = next(raw)
         assert engine.seen[0].outcome == "running"
         rest = first + b"".join(raw)
-    assert rest.count(b'"text":"t') == 300 and rest.endswith(b"data: [DONE]\n\n")
+    assert rest.count(b'"text":"t') == 400 and rest.endswith(b"data: [DONE]\n\n")

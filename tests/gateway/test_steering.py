@@ -304,7 +304,7 @@ def test_a_cap_of_the_gateway_is_felt(engine: StubEngine, start: Start) -> None:
     assert put(gateway, batch_cap=2).json()["knobs"]["batch_cap"]["how"] == "approximated"
     clients = [Leaver(gateway.port, {"stream": True, "stub": {"gated": True}}) for _ in range(5)]
     gateway.wait_for_queue(3)
-    assert engine.running == 2
+    wait_until(lambda: engine.running == 2)
     gateway.control.delete("/control/knobs")
     wait_until(lambda: engine.running == 5)
     for client in clients:

@@ -11,7 +11,7 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import Tokens
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
-from jaxserve.live.readings import parse_engines, parse_knobs, parse_window
+from jaxserve.live.readings import parse_engine_state, parse_knobs, parse_window
 from server.local import free_port
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import RunningGateway
@@ -46,7 +46,7 @@ def test_a_real_gateway() -> None:
             assert window.classes["chat"].completed == sum(window.classes["chat"].arrivals) == 1
             assert len(window.classes["chat"].arrivals) == 4
             knobs = parse_knobs(await client.knobs())
-            engines = parse_engines(await client.engines(), knobs)
+            engines = parse_engine_state(await client.engines(), knobs)
             assert (engines.count, engines.kv_tokens) == (1, 1600.0)
             assert engines.counters["output_tokens"] == 200.0
             assert engines.identity == ("vllm-0:first:1700000000.0",)

@@ -13,13 +13,13 @@ import jaxserve
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.live.live_task import check_objectives, derive, echo, unacknowledged
-from jaxserve.live.readings import parse_engines, parse_knobs
+from jaxserve.live.readings import parse_engine_state, parse_knobs
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from jaxserve.tasks.spec import load_task, parse_task, task_names, task_path
 from tests.live.deployment import TASK, engines_answer, knobs_answer, locked, offered
 
 OFFER = parse_knobs(knobs_answer())
-ENGINES = parse_engines(engines_answer(), OFFER)
+ENGINES = parse_engine_state(engines_answer(), OFFER)
 BASE = {key: value for key, value in TASK.items() if key not in ("limits", "locked")}
 
 
@@ -45,7 +45,7 @@ def test_what_is_offered_stays_free() -> None:
 def test_every_built_in_task_has_a_live_one(name: str) -> None:
     """Whatever it frees, if the deployment turns any of it."""
     base = read_json(task_path(name), name)
-    engines = parse_engines(engines_answer(), OFFER)
+    engines = parse_engine_state(engines_answer(), OFFER)
     spec = parse_task(derive(base, "mine", OFFER, engines), "mine")
     assert set(spec.knobs) <= {"batch_cap", "kv_budget_fraction"} and spec.alias is None
     assert [one.name for one in spec.streams] == [one.name for one in load_task(name).streams]
@@ -62,7 +62,7 @@ def test_more_engines_than_a_task_has() -> None:
     """One sentence."""
     many = {f"vllm-{i}": engines_answer()["vllm-0"] for i in range(9)}
     with pytest.raises(InputError, match="there are 9 engines"):
-        derive(BASE, "mine", OFFER, parse_engines(many, OFFER))
+        derive(BASE, "mine", OFFER, parse_engine_state(many, OFFER))
 
 
 @given(

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 import jaxserve
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.live.measured import MEASURED, Streams, arrivals_by_tick, measure, observe
-from jaxserve.live.readings import EngineState, LiveWindow, parse_engines, parse_knobs, parse_window
+from jaxserve.live.readings import (
+    EngineState,
+    LiveWindow,
+    parse_engine_state,
+    parse_knobs,
+    parse_window,
+)
 from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.spaces import OBSERVATION_BOUNDS, OBSERVATION_FIELDS
 from jaxserve.tasks.spec import load_task
@@ -23,7 +29,7 @@ KNOBS = parse_knobs(knobs_answer())
 
 
 def engines(**fields: Any) -> EngineState:
-    return parse_engines(engines_answer(**fields), KNOBS)
+    return parse_engine_state(engines_answer(**fields), KNOBS)
 
 
 def seen(setup: TaskSetup, window: LiveWindow, before: Any = None, after: Any = None) -> Any:

@@ -96,9 +96,9 @@ def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:
         "batch_cap": 64,
         "kv_budget_fraction": 1.0,
     }
-    outcome = played.reports[-1].outcome
-    assert outcome is not None and outcome.seen.good == 8.0
-    assert outcome.in_force.good > 0.0 and outcome.static.good > 0.0
+    found = played.reports[-1].comparison
+    assert found is not None and found.seen.good == 8.0
+    assert found.in_force.good > 0.0 and found.static.good > 0.0
     episode = read_episode(played.log, setup.env)
     assert episode.rollout.timesteps.reward.shape == (1, 6)
     assert [float(cap) for cap in episode.rollout.actions.batch_cap[0]] == [64, *[40] * 5]
@@ -249,8 +249,8 @@ def test_shadow_changes_nothing(play: Play) -> None:
     assert played.deployment.commands == []
     assert {report.mode for report in played.reports} == {"shadow"}
     assert played.reports[-1].told["batch_cap"] == 40
-    outcome = played.reports[-1].outcome
-    assert outcome is not None and outcome.policy.good > 0.0
+    found = played.reports[-1].comparison
+    assert found is not None and found.policy.good > 0.0
     assert all(line["told"] == {} for line in played.lines("window"))
     assert play(3, mode=Mode.OFF).deployment.commands == []
 
@@ -258,7 +258,7 @@ def test_shadow_changes_nothing(play: Play) -> None:
 def test_shadow_says_what_is_wrong(play: Play) -> None:
     """And turns nothing then either."""
     played = play(8, {2: FAULTS["the gateway cannot be reached"][0]}, mode=Mode.SHADOW)
-    assert played.reports[3].outcome is None and "reached" in str(played.reasons[3])
+    assert played.reports[3].comparison is None and "reached" in str(played.reasons[3])
     assert played.deployment.commands == []
 
 

@@ -90,7 +90,7 @@ def run_line(line: str, engine: HttpEngine, servers: ExitStack) -> None:
         ADDRESSES["9001"] = gateway.control_url
         return
     line = line.replace("http://127.0.0.1:8000", engine.url)
-    line = line.replace("default,best_static", "default --episodes 2")
+    line = line.replace("default,best_static", "default --episodes 4")
     if words[0] in ("live-task", "operate", "switch"):
         line += f" --gateway {ADDRESSES['9001']}"
     line = line.replace("http://127.0.0.1:9000", ADDRESSES.get("9000", ""))

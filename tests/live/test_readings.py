@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.live.readings import counted, fell, parse_engines, parse_knobs, parse_window
+from jaxserve.live.readings import counted, fell, parse_engine_state, parse_knobs, parse_window
 from tests.live.deployment import engines_answer, knobs_answer, window_answer
 
 KNOBS = parse_knobs(knobs_answer())
@@ -32,19 +32,21 @@ def test_engines() -> None:
     """Counters are added up, pools are as small as the smallest, and who is away is named."""
     one = engines_answer(output_tokens=5.0, kv_tokens=100.0, kv_use=0.2)["vllm-0"]
     other = engines_answer(output_tokens=7.0, kv_tokens=90.0, kv_use=0.4)["vllm-0"]
-    found = parse_engines({"vllm-0": one, "vllm-1": other}, KNOBS)
+    found = parse_engine_state({"vllm-0": one, "vllm-1": other}, KNOBS)
     assert (found.counters["output_tokens"], found.kv_tokens, found.kv_use) == (
         12.0,
         90.0,
         pytest.approx(0.3),
     )
     assert found.counters["drafted"] is None and (found.up, found.count) == (2, 2)
-    away = parse_engines({"vllm-0": one, "vllm-1": {"error": "gone"}}, KNOBS)
+    away = parse_engine_state({"vllm-0": one, "vllm-1": {"error": "gone"}}, KNOBS)
     assert (away.up, away.count) == (1, 2) and away.counters["output_tokens"] is None
     assert away.identity != found.identity
     assert (
         found.identity
-        != parse_engines({"vllm-0": one, "vllm-1": other | {"started_unix_s": 2e9}}, KNOBS).identity
+        != parse_engine_state(
+            {"vllm-0": one, "vllm-1": other | {"started_unix_s": 2e9}}, KNOBS
+        ).identity
     )
 
 
@@ -52,7 +54,7 @@ def test_counters() -> None:
     """What they have risen by; one that appears later, as SGLang's do, has not gone back."""
 
     def state(**values: Any) -> Any:
-        return parse_engines(engines_answer(**values), KNOBS)
+        return parse_engine_state(engines_answer(**values), KNOBS)
 
     before, after = state(output_tokens=10.0), state(output_tokens=15.0)
     assert counted(before, after, "output_tokens") == 5.0 and fell(before, after) is None
@@ -133,7 +135,7 @@ def test_garbage_anywhere(data: st.DataObject, junk: Any, which: str) -> None:
         target = inner
     try:
         if which == "engines":
-            parse_engines(answer, KNOBS)
+            parse_engine_state(answer, KNOBS)
         else:
             (parse_window if which == "window" else parse_knobs)(answer)
     except InputError as error:

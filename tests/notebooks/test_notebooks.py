@@ -46,7 +46,7 @@ CLAIMS = {
         factors = {constant.name: constant.factor for constant in report.constants}
         assert factors["weight streaming"] > 1.1
         assert report.held_out_tpot_error < min(0.05, report.prior_tpot_error)
-        means = {each.agent: each.summary() for each in evaluated.agents}
+        means = {name: each.summary() for name, each in evaluated.agents.items()}
         assert means["random"]["slo_attainment"].mean < 0.05
         assert means["best_static"]["objective"].mean > means["default"]["objective"].mean
         assert setup.note and means.keys() == set(agents)

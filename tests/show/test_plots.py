@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from pathlib import Path
@@ -15,6 +16,7 @@ from jaxserve.errors import InputError
 from jaxserve.evaluation.held_out import Evaluations, evaluate_all, example_rollout
 from jaxserve.show import plots
 from jaxserve.show.plots import draw_episodes, evaluation_picture, first_episode, picture_format
+from tests.sizes import EPISODES
 
 MEDIUM, HARD = "bursty_workload", "adversarial_multitenant"
 
@@ -22,13 +24,13 @@ MEDIUM, HARD = "bursty_workload", "adversarial_multitenant"
 @functools.cache
 def compared(task: str, agents: tuple[str, ...]) -> Evaluations:
     """Some agents on a task."""
-    return evaluate_all(load_setup(task), agents, 16)
+    return evaluate_all(load_setup(task), agents, EPISODES)
 
 
 def drawn(task: str, *agents: str) -> Figure:
     """Their first episode."""
     found = compared(task, agents)
-    episodes = [first_episode(name, example_rollout(found, i)) for i, name in enumerate(agents)]
+    episodes = [first_episode(name, example_rollout(found, name)) for name in agents]
     regimes = [regime.name for regime in found.setup.spec.regimes]
     return draw_episodes(found.setup.env, episodes, "a title", regimes)
 
@@ -47,7 +49,7 @@ def test_one_panel_per_active_knob() -> None:
 def test_lines_are_the_episode() -> None:
     """Queue, memory and knobs are drawn as they were, the objectives where they are."""
     found = compared(HARD, ("heuristic",))
-    rollout = example_rollout(found, 0)
+    rollout = example_rollout(found, "heuristic")
     axes = drawn(HARD, "heuristic").axes
     lines = {line.get_label(): line for axis in axes[:5] for line in axis.get_lines()}
     observation, metrics = rollout.timesteps.observation, rollout.timesteps.metrics
@@ -90,7 +92,7 @@ def test_labels_do_not_overlap() -> None:
 def test_nothing_happened_yet() -> None:
     """Before the first token there is no latency to draw."""
     found = compared("trace_replay", ("noop",))
-    episode = first_episode("noop", example_rollout(found, 0))
+    episode = first_episode("noop", example_rollout(found, "noop"))
     figure = draw_episodes(found.setup.env, [episode], "quiet", ["recorded"])
     figure.savefig(io.BytesIO(), format="png")
 
@@ -119,16 +121,7 @@ def test_two_agents_are_shown(
         return Figure(figsize=(1, 1))
 
     static = compared(MEDIUM, ("default",))
-    found = Evaluations(
-        static.setup,
-        static.split,
-        static.episodes,
-        static.policies * len(agents),
-        tuple(
-            type(static.agents[0])(MEDIUM, name, static.agents[0].statistics, None)
-            for name in agents
-        ),
-    )
+    found = dataclasses.replace(static, agents=dict.fromkeys(agents, static.agents["default"]))
     monkeypatch.setattr(plots, "draw_episodes", draw)
     assert evaluation_picture(found, Path("x.png")).startswith(b"\x89PNG")
     assert titles == shown

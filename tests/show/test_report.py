@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxserve.agents.open_loop import StaticPolicy
+from jaxserve.agents.open_loop import StaticPolicy, noop_policy
 from jaxserve.agents.panel import load_setup
 from jaxserve.evaluation.episode_statistics import STATISTICS, EpisodeStatistics
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
@@ -54,8 +54,8 @@ def compared(score: bool = False, **columns: float) -> Evaluations:
     spread = np.array([0.5, 1.5])
     statistics = EpisodeStatistics(**{name: spread * columns.get(name, 1.0) for name in STATISTICS})
     setup = dataclasses.replace(load_setup("static_workload"), note=None, anchors=None)
-    evaluation = Evaluation("static_workload", "default", statistics, ANCHORS if score else None)
-    return Evaluations(setup, "test", 2, (), (evaluation,))
+    evaluation = Evaluation(noop_policy(), statistics, ANCHORS if score else None)
+    return Evaluations(setup, "test", 2, {"default": evaluation})
 
 
 def test_units() -> None:
@@ -84,11 +84,9 @@ def test_scores() -> None:
 def test_gain() -> None:
     """Beside the reward, with the setting that it is above, in 120 characters."""
     found = compared(score=True, objective=0.8, slo_attainment=0.6)
-    (one,) = found.agents
-    (other,) = compared(score=True, slo_attainment=0.6).agents
-    static = dataclasses.replace(other, agent="best_static")
-    policy = StaticPolicy(make_action(batch_cap=96), "best_static")
-    both = dataclasses.replace(found, agents=(one, static), policies=(policy,))
+    other = compared(score=True, slo_attainment=0.6).agents["default"]
+    static = dataclasses.replace(other, policy=StaticPolicy(make_action(batch_cap=96)))
+    both = dataclasses.replace(found, agents={**found.agents, "best_static": static})
     text = printed(evaluation_table(both).rich(), 120)
     assert "gain" in text and "-0.20" in text and "-0.30..-0.10" in text
     assert "best_static is batch_cap 96, kv_budget_fraction 1, by a quick search" in text

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict
 from jaxserve.live.calibration.plan import Plan
-from jaxserve.live.calibration.sweep import Measured, Progress, measure
+from jaxserve.live.calibration.sweep import Measured, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.machine.cost_model import CostModel

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.plan import Plan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
@@ -26,9 +26,6 @@ _FEWEST_COUNTED = 6
 _COUNTED_PER_SLOT = 2
 _ANSWERS_TO_WARM_UP = 3
 _SEED = 0
-
-Progress = Callable[[str, int, int], None]
-"""Takes a stage's name, steps done and steps in all."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from jaxserve.live.engine_client import Target
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import as_values
 from jaxserve.live.live_task import derive
-from jaxserve.live.readings import parse_engines
+from jaxserve.live.readings import parse_engine_state
 from jaxserve.live.study.dilation import dilated_table, dilated_task
 from jaxserve.live.study.plan import Server, Study, setting_name
 from jaxserve.live.study.processes import Running
@@ -86,7 +86,7 @@ async def live_task(
         except GatewayError as error:
             raise InputError(str(error)) from None
     path = folder / "task.json"
-    content = derive(base, path.stem, knobs, parse_engines(read, knobs))
+    content = derive(base, path.stem, knobs, parse_engine_state(read, knobs))
     text = f"{json.dumps(content, indent=2)}\n"
     if path.is_file() and path.read_text() != text:
         raise InputError(f"{path} is of another deployment than the one that runs now")
@@ -147,14 +147,13 @@ def prepare(
         train(setup, config, (0,), weights, resume=weights.is_dir(), watch=watch)
     policies: dict[str, Policy] = {
         "default": default_policy(env),
-        "best_static": StaticPolicy(make_action(**static), "best_static"),
+        "best_static": StaticPolicy(make_action(**static)),
         "heuristic": HeuristicPolicy(),
         "ppo": load_weights(weights, env, setup.spec.name),
     }
     for setting in server.settings:
-        name = setting_name(setting)
         action = make_action(**as_values(env.locked) | dict(setting))
-        policies[name] = StaticPolicy(action, name)
+        policies[setting_name(setting)] = StaticPolicy(action)
     said = folder / "calibration.json"
     return Prepared(
         setup=setup,

@@ -85,7 +85,7 @@ class Episode:
         )
 
 
-def episode_requests(setup: TaskSetup, repeat: int) -> list[Request]:
+def sent_requests(setup: TaskSetup, repeat: int) -> list[Request]:
     """The very requests of a repeat, which the simulators face under the same key."""
     return episode_traffic(setup.env, episode_key(repeat, "test"), int(setup.env.horizon))
 
@@ -112,7 +112,7 @@ async def play_episode(
     """
     setup, env = prepared.setup, prepared.setup.env
     policy, windows = prepared.policies[agent], int(env.horizon)
-    requests = episode_requests(setup, repeat)
+    requests = sent_requests(setup, repeat)
     begun = threading.Event()
     reports: list[Report] = []
     log.unlink(missing_ok=True)

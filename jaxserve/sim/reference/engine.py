@@ -21,7 +21,7 @@ from jaxserve.sim.reference.counters import Counters
 from jaxserve.sim.reference.decode_batch import DecodeBatch
 from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 
 class Role(Enum):
@@ -42,7 +42,7 @@ class Engine:
     def __init__(
         self,
         timer: IterationTimer,
-        knobs: EngineKnobs,
+        knobs: GpuKnobs,
         settings: SchedulerSettings,
         rng: np.random.Generator,
         memory: MemoryMeter | None = None,
@@ -95,7 +95,7 @@ class Engine:
         decoding = self.decoding.sequences[: self._rows]
         return [(request, self._depth + 1) for request in decoding] + self._chunks
 
-    def set_knobs(self, knobs: EngineKnobs) -> None:
+    def set_knobs(self, knobs: GpuKnobs) -> None:
         """Applies ``knobs`` from the next iteration on."""
         self.knobs = knobs
         self.waiting.set_order(knobs.priority_routing)

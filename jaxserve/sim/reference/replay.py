@@ -10,13 +10,13 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request, request_log
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 
 def run_requests(
     requests: Sequence[Request],
     timer: IterationTimer,
-    knobs: EngineKnobs,
+    knobs: GpuKnobs,
     settings: SchedulerSettings | None = None,
     seed: int = 0,
 ) -> np.ndarray:

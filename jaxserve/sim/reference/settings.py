@@ -31,7 +31,7 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True)
-class EngineKnobs:
+class GpuKnobs:
     """What an operator sets on one GPU."""
 
     batch_cap: int
@@ -53,7 +53,7 @@ class EngineKnobs:
 
 
 @dataclass(frozen=True)
-class Knobs(EngineKnobs):
+class Knobs(GpuKnobs):
     """The operator's knobs of a deployment."""
 
     prefill_gpus: int = 0

@@ -12,7 +12,7 @@ from jaxserve import cli
 from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
 from jaxserve.agents.panel import load_setup
 from jaxserve.agents.weights import save_weights
-from jaxserve.live.study.episode import Episode, episode_requests
+from jaxserve.live.study.episode import Episode, sent_requests
 from jaxserve.live.study.plan import AGENTS, study_path
 from jaxserve.registry import make
 from jaxserve.tasks.spec import load_task, parse_task
@@ -61,7 +61,7 @@ def test_a_study_of_the_mock_engine(study: Path, capsys: pytest.CaptureFixture[s
     assert task.window_s == DILATION * 0.25 and task.knobs == ("batch_cap",)
     assert task.limits["batch_cap"] == (1, 96) and task.objective.memory_weight == 0
     setup = load_setup(str(folder / "task.json"), table=str(folder / "table.parquet"))
-    requests = episode_requests(setup, 0)
+    requests = sent_requests(setup, 0)
     for agent in AGENTS:
         episode = Episode.from_json(folder / "episodes" / f"{agent}-0.json")
         assert [each.arrival_s for each in episode.outcomes] == [r.arrival_s for r in requests]

@@ -14,12 +14,13 @@ from server.players.agents import Agents
 from server.sessions import engine
 from server.sessions.episodes import parse_episode
 from server.sessions.session import begin_session
+from tests.sizes import EPISODES
 
 
 def test_the_random_agent_plays_as_in_a_rollout() -> None:
     """The same draws on the same episode, however the agent's windows are asked for."""
     task, seed, windows = "static_workload", 3, 6
-    keys = episode_keys(16, "validation")  # as many as in tests/agents: one compiled program
+    keys = episode_keys(EPISODES, "validation")
     expected = rollout(jaxserve.make(task), RandomPolicy(), keys).actions
     session = begin_session("", 0, "", parse_episode(task, seed, "validation", None))
     driver = Agents().load("random", task)

@@ -11,7 +11,7 @@ from jaxserve.errors import InputError
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request, WaitingQueue
-from jaxserve.sim.reference.settings import EngineKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from tests.sim.reference.doubles import ACCEPTANCE, LinearTimer
 
 
@@ -121,7 +121,7 @@ def naive_run(requests, timer, knobs, config):
 )
 def test_matches_a_naive_scheduler(rows, cap, blocks, by_priority, budget):
     """Counters, aggregates and heaps give the schedule of the plain algorithm, event by event."""
-    knobs = EngineKnobs(cap, blocks * 16, priority_routing=by_priority)
+    knobs = GpuKnobs(cap, blocks * 16, priority_routing=by_priority)
     config = SchedulerSettings(token_budget=budget)
     timer, plain = LinearTimer(), LinearTimer()
     log = run_requests(make(rows), timer, knobs, config)
@@ -152,7 +152,7 @@ def test_every_iteration_respects_batch_cap_blocks_and_budget(
     requests = make(rows)
     for request in requests:
         request.acceptance = ACCEPTANCE
-    knobs = EngineKnobs(cap, blocks * 16, depth, 0, by_priority)
+    knobs = GpuKnobs(cap, blocks * 16, depth, 0, by_priority)
     config = SchedulerSettings(token_budget=budget, prefix_caching=caching)
     timer = LinearTimer()
     engine = Engine(timer, knobs, config, np.random.default_rng(0))
@@ -180,7 +180,7 @@ def test_every_iteration_respects_batch_cap_blocks_and_budget(
 
 def test_first_come_first_served():
     """Equal requests start in the order in which they arrived."""
-    log = run_requests(burst(30, gap_s=0.001), LinearTimer(), EngineKnobs(4, 10_000))
+    log = run_requests(burst(30, gap_s=0.001), LinearTimer(), GpuKnobs(4, 10_000))
     assert np.all(np.diff(log["first_scheduled_s"]) >= 0)
     assert np.all(np.diff(log["first_token_s"]) >= 0)
 
@@ -188,7 +188,7 @@ def test_first_come_first_served():
 def test_one_request_takes_one_iteration_per_token():
     """TTFT is the prefill iteration, TPOT one decode iteration."""
     timer = LinearTimer(base_s=0.01, token_s=0.0001)
-    (row,) = run_requests(burst(1, prompt=100, output=11), timer, EngineKnobs(8, 10_000))
+    (row,) = run_requests(burst(1, prompt=100, output=11), timer, GpuKnobs(8, 10_000))
     assert row["ttft_s"] == pytest.approx(0.01 + 100 * 0.0001)
     assert row["tpot_s"] == pytest.approx(0.01 + 0.0001)
     assert len(timer.seen) == 11
@@ -197,7 +197,7 @@ def test_one_request_takes_one_iteration_per_token():
 def test_decode_reads_the_context_it_has_written():
     """KV tokens of decode step i: the prompt and the i tokens sampled before it."""
     timer = LinearTimer()
-    run_requests(burst(1, prompt=100, output=4), timer, EngineKnobs(8, 10_000))
+    run_requests(burst(1, prompt=100, output=4), timer, GpuKnobs(8, 10_000))
     assert [kv for _, kv, _, _, _ in timer.seen] == [0, 101, 102, 103]
 
 
@@ -205,7 +205,7 @@ def test_long_prompts_are_prefilled_in_chunks_beside_decodes():
     """Chunks take what decoding leaves of the token budget and carry on from their prefix."""
     timer = LinearTimer()
     requests = [Request(0, 0.0, 10, 50), Request(1, 0.011, 1000, 2)]
-    run_requests(requests, timer, EngineKnobs(8, 10_000), SchedulerSettings(token_budget=401))
+    run_requests(requests, timer, GpuKnobs(8, 10_000), SchedulerSettings(token_budget=401))
     mixed = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding == 1 and chunks]
     assert mixed == [((400, 0),), ((400, 400),), ((200, 800),)]
 
@@ -216,9 +216,7 @@ def test_md1_waiting_matches_pollaczek_khinchine():
     gaps = np.random.default_rng(1).exponential(service_s / rho, count)
     requests = [Request(i, float(t), 256, 1) for i, t in enumerate(np.cumsum(gaps))]
     timer = LinearTimer(base_s=service_s, token_s=0.0)
-    log = run_requests(
-        requests, timer, EngineKnobs(1000, 10**6), SchedulerSettings(token_budget=256)
-    )
+    log = run_requests(requests, timer, GpuKnobs(1000, 10**6), SchedulerSettings(token_budget=256))
     expected_s = service_s + rho * service_s / (2 * (1 - rho))
     assert log["ttft_s"].mean() == pytest.approx(expected_s, rel=0.03)
 
@@ -235,7 +233,7 @@ def test_priority_order_conserves_mean_ttft_and_helps_the_high_class():
             for i, (t, c) in enumerate(zip(arrivals, classes, strict=True))
         ]
         timer = LinearTimer(base_s=0.002, token_s=0.00004)
-        return run_requests(requests, timer, EngineKnobs(64, 10**6, priority_routing=by_priority))
+        return run_requests(requests, timer, GpuKnobs(64, 10**6, priority_routing=by_priority))
 
     fcfs, priority = run(False), run(True)
     assert priority["ttft_s"].mean() == pytest.approx(fcfs["ttft_s"].mean(), rel=0.05)
@@ -248,7 +246,7 @@ def test_preemption_recomputes_prompt_and_output():
     """The newest sequence loses its KV and later prefills everything that it had."""
     timer = LinearTimer()
     requests = [Request(0, 0.0, 64, 80), Request(1, 0.0, 64, 80)]
-    log = run_requests(requests, timer, EngineKnobs(8, 160))
+    log = run_requests(requests, timer, GpuKnobs(8, 160))
     assert log["preemptions"].tolist() == [0, 1]
     recomputed = [chunk for _, _, chunks, _, _ in timer.seen[1:] for chunk, _ in chunks]
     # Ten blocks: both hold five after 16 tokens; the 17th needs one more.
@@ -259,7 +257,7 @@ def test_preemption_recomputes_prompt_and_output():
 def test_preempted_request_returns_before_later_arrivals():
     """A preempted sequence is at the front of the queue, not at its end."""
     requests = [Request(0, 0.0, 64, 80), Request(1, 0.0, 64, 80), Request(2, 0.1, 16, 1)]
-    log = run_requests(requests, LinearTimer(), EngineKnobs(2, 160))
+    log = run_requests(requests, LinearTimer(), GpuKnobs(2, 160))
     assert log["preemptions"][1] == 1
     assert log["first_token_s"][2] > log["finish_s"][0]
 
@@ -267,7 +265,7 @@ def test_preempted_request_returns_before_later_arrivals():
 def test_priority_preempts_the_least_important_sequence():
     """Under priority order the victim is the lowest class, although it was admitted first."""
     requests = [Request(0, 0.0, 64, 80, priority=2), Request(1, 0.0, 64, 80, priority=0)]
-    log = run_requests(requests, LinearTimer(), EngineKnobs(8, 160, priority_routing=True))
+    log = run_requests(requests, LinearTimer(), GpuKnobs(8, 160, priority_routing=True))
     assert log["preemptions"].tolist() == [1, 0]
 
 
@@ -279,7 +277,7 @@ def test_an_iteration_that_preempts_admits_nobody():
         Request(2, 0.1, 16, 5, priority=1),
     ]
     timer = LinearTimer()
-    run_requests(requests, timer, EngineKnobs(2, 160, priority_routing=True))
+    run_requests(requests, timer, GpuKnobs(2, 160, priority_routing=True))
     alone = next(i for i, seen in enumerate(timer.seen[1:], 1) if seen[0] == 1)
     assert timer.seen[alone][2] == ()
     assert timer.seen[alone + 1][2] == ((16, 0),)
@@ -308,7 +306,7 @@ def make_engine(requests, knobs, **settings_):
 def test_a_sequence_that_preempts_itself_ends_the_step():
     """As in vLLM: those admitted after it wait for the next step, although they have blocks."""
     first = [Request(0, 0.0, 1, 20, priority=0), Request(1, 0.0, 14, 20, priority=2)]
-    engine = make_engine(first, EngineKnobs(8, 64, priority_routing=True))
+    engine = make_engine(first, GpuKnobs(8, 64, priority_routing=True))
     steps = served(engine, 5, arrivals=[Request(2, 0.1, 20, 20, priority=1)])
     assert steps[1] == {0: 1, 1: 1, 2: 20}
     assert steps[3] == {0: 1} and first[1].preemptions == 1
@@ -317,7 +315,7 @@ def test_a_sequence_that_preempts_itself_ends_the_step():
 
 def test_decodes_beyond_the_token_budget_wait():
     """Those admitted last; nobody is admitted meanwhile."""
-    engine = make_engine(burst(6, prompt=4, output=9), EngineKnobs(8, 10_000), token_budget=12)
+    engine = make_engine(burst(6, prompt=4, output=9), GpuKnobs(8, 10_000), token_budget=12)
     served(engine, 1)
     assert served(engine, 1) == [{0: 1, 1: 1, 2: 1, 3: 4, 4: 4, 5: 1}]
     engine.settings = SchedulerSettings(token_budget=2)
@@ -326,10 +324,10 @@ def test_decodes_beyond_the_token_budget_wait():
 
 def test_a_prompt_takes_blocks_chunk_by_chunk():
     """Admitted if all of it fits, it holds what is computed; decodes can have the rest."""
-    engine = make_engine(burst(2, prompt=64, output=9), EngineKnobs(8, 112), token_budget=64)
+    engine = make_engine(burst(2, prompt=64, output=9), GpuKnobs(8, 112), token_budget=64)
     served(engine, 1)
     assert (engine.pool.used, engine.running) == (4, 1)
-    engine = make_engine(burst(1, prompt=64, output=9), EngineKnobs(8, 112), token_budget=20)
+    engine = make_engine(burst(1, prompt=64, output=9), GpuKnobs(8, 112), token_budget=20)
     for blocks in (2, 3, 4, 4):
         served(engine, 1)
         assert engine.pool.used == blocks
@@ -337,7 +335,7 @@ def test_a_prompt_takes_blocks_chunk_by_chunk():
 
 def test_the_watermark_does_not_keep_out_the_only_request():
     """A request that would leave fewer blocks free than the watermark is admitted alone."""
-    engine = make_engine(burst(2, prompt=144, output=2), EngineKnobs(8, 160), watermark=0.5)
+    engine = make_engine(burst(2, prompt=144, output=2), GpuKnobs(8, 160), watermark=0.5)
     assert served(engine, 1) == [{0: 144}]
 
 
@@ -359,7 +357,7 @@ def test_prefix_cache_shortens_recomputation():
         timer = LinearTimer()
         requests = [Request(0, 0.0, 64, 40), Request(1, 0.0, 64, 80)]
         settings_ = SchedulerSettings(prefix_caching=caching)
-        run_requests(requests, timer, EngineKnobs(8, 160), settings_)
+        run_requests(requests, timer, GpuKnobs(8, 160), settings_)
         return sum(chunk for _, _, chunks, _, _ in timer.seen for chunk, _ in chunks) - 128
 
     assert recomputed(False) == 64 + 17
@@ -368,9 +366,9 @@ def test_prefix_cache_shortens_recomputation():
 
 def test_lowering_kv_capacity_preempts_until_it_fits():
     """A smaller KV pool preempts as soon as a sequence asks for a block, and loses no request."""
-    engine = make_engine(burst(8, prompt=100, output=50), EngineKnobs(8, 1600))
+    engine = make_engine(burst(8, prompt=100, output=50), GpuKnobs(8, 1600))
     served(engine, 1)
-    engine.set_knobs(EngineKnobs(8, 480))
+    engine.set_knobs(GpuKnobs(8, 480))
     # 100 tokens are in seven blocks, and the seventh is full after 112.
     served(engine, 12)
     assert engine.pool.used == 56
@@ -384,7 +382,7 @@ def test_lowering_kv_capacity_preempts_until_it_fits():
 def test_an_aborted_request_leaves_nothing_behind(rows, depth, by_priority, caching, chance):
     """Wherever it is: its blocks are free again, and all others are served to the end."""
     requests = make(rows)
-    knobs = EngineKnobs(4, 416, depth, priority_routing=by_priority)
+    knobs = GpuKnobs(4, 416, depth, priority_routing=by_priority)
     config = SchedulerSettings(token_budget=64, prefix_caching=caching)
     engine = Engine(LinearTimer(), knobs, config, np.random.default_rng(0))
     for request in requests:
@@ -407,7 +405,7 @@ def test_an_aborted_request_leaves_nothing_behind(rows, depth, by_priority, cach
 def test_progress_is_recorded_when_asked_for():
     """Every sequence's tokens so far, speculated ones included."""
     engine = Engine(
-        LinearTimer(), EngineKnobs(8, 1600, 2), SchedulerSettings(), np.random.default_rng(0)
+        LinearTimer(), GpuKnobs(8, 1600, 2), SchedulerSettings(), np.random.default_rng(0)
     )
     for request in burst(3, prompt=10, output=50, acceptance=ACCEPTANCE):
         engine.waiting.push(request)
@@ -429,7 +427,7 @@ def test_speculation_advances_by_the_mean_of_the_acceptance_table(depth):
     requests = burst(40, prompt=16, output=2000, acceptance=ACCEPTANCE)
     timer = LinearTimer()
     engine = Engine(
-        timer, EngineKnobs(64, 10**6, depth), SchedulerSettings(), np.random.default_rng(5)
+        timer, GpuKnobs(64, 10**6, depth), SchedulerSettings(), np.random.default_rng(5)
     )
     for request in requests:
         engine.waiting.push(request)
@@ -450,14 +448,14 @@ def test_speculated_tokens_enter_the_context():
     """When every draft is kept, depth + 1 tokens join the context and the last step is cut."""
     timer = LinearTimer()
     requests = burst(2, prompt=100, output=12, gap_s=1.0, acceptance=np.arange(1.0, 10.0))
-    run_requests(requests, timer, EngineKnobs(8, 10_000, 3))
+    run_requests(requests, timer, GpuKnobs(8, 10_000, 3))
     assert [kv for _, kv, _, _, _ in timer.seen] == 2 * [0, 101, 105, 109]
 
 
 def test_rejected_drafts_cost_time_and_gain_nothing():
     """Without an acceptance table speculation only slows the engine down."""
-    plain = run_requests(burst(4), LinearTimer(), EngineKnobs(8, 10_000, 0))
-    drafted = run_requests(burst(4), LinearTimer(), EngineKnobs(8, 10_000, 4))
+    plain = run_requests(burst(4), LinearTimer(), GpuKnobs(8, 10_000, 0))
+    drafted = run_requests(burst(4), LinearTimer(), GpuKnobs(8, 10_000, 4))
     assert np.all(drafted["tpot_s"] > plain["tpot_s"])
 
 
@@ -465,7 +463,7 @@ def test_deep_verification_leaves_prefill_a_share_of_the_budget():
     """Verified tokens above the token budget do not starve admissions."""
     timer = LinearTimer()
     requests = burst(20, prompt=64, output=40)
-    run_requests(requests, timer, EngineKnobs(64, 10_000, 8), SchedulerSettings(token_budget=128))
+    run_requests(requests, timer, GpuKnobs(64, 10_000, 8), SchedulerSettings(token_budget=128))
     crowded = [chunks for decoding, _, chunks, _, _ in timer.seen if decoding * 9 >= 128]
     assert max(sum(chunk for chunk, _ in chunks) for chunks in crowded) == 16
 
@@ -475,7 +473,7 @@ def test_same_seed_same_log_other_seed_other_log():
 
     def run(seed):
         requests = burst(20, acceptance=ACCEPTANCE)
-        return run_requests(requests, LinearTimer(), EngineKnobs(8, 10_000, 3), seed=seed)
+        return run_requests(requests, LinearTimer(), GpuKnobs(8, 10_000, 3), seed=seed)
 
     assert run(1).tobytes() == run(1).tobytes()
     assert np.any(run(1)["finish_s"] != run(2)["finish_s"])
@@ -484,14 +482,14 @@ def test_same_seed_same_log_other_seed_other_log():
 def test_a_prompt_longer_than_the_pool_does_not_block_the_queue():
     """What can never fit is rejected, and the next request is served."""
     requests = [Request(0, 0.0, 1000, 5), Request(1, 0.0, 50, 5)]
-    log = run_requests(requests, LinearTimer(), EngineKnobs(8, 160))
+    log = run_requests(requests, LinearTimer(), GpuKnobs(8, 160))
     assert log["rejected"].tolist() == [True, False]
     assert math.isnan(log["finish_s"][0]) and math.isfinite(log["finish_s"][1])
 
 
 def test_an_output_longer_than_the_pool_is_lost():
     """A sequence that outgrows the whole pool ends, counted as lost."""
-    (row,) = run_requests(burst(1, prompt=100, output=500), LinearTimer(), EngineKnobs(8, 160))
+    (row,) = run_requests(burst(1, prompt=100, output=500), LinearTimer(), GpuKnobs(8, 160))
     assert row["lost"] and not row["rejected"] and math.isnan(row["finish_s"])
 
 
@@ -499,7 +497,7 @@ def test_watermark_keeps_blocks_free_at_admission():
     """Admission stops short of the last blocks so that running sequences can grow."""
     timer = LinearTimer()
     settings_ = SchedulerSettings(watermark=0.25)
-    run_requests(burst(20, prompt=160, output=2), timer, EngineKnobs(64, 1600), settings_)
+    run_requests(burst(20, prompt=160, output=2), timer, GpuKnobs(64, 1600), settings_)
     assert len(timer.seen[0][2]) == 7
 
 
@@ -527,10 +525,10 @@ def test_queue_orders():
         (lambda: Request(0, 0.0, 0, 1), "prompt_tokens"),
         (lambda: Request(0, 0.0, 1, 0), "output_tokens"),
         (lambda: Request(0, 0.0, 1, 1, acceptance=np.ones(3)), "acceptance"),
-        (lambda: EngineKnobs(0, 100), "batch_cap"),
-        (lambda: EngineKnobs(1, 0), "kv_capacity_tokens"),
-        (lambda: EngineKnobs(1, 100, 9), "speculation_depth"),
-        (lambda: EngineKnobs(1, 100, 0, 3), "tier"),
+        (lambda: GpuKnobs(0, 100), "batch_cap"),
+        (lambda: GpuKnobs(1, 0), "kv_capacity_tokens"),
+        (lambda: GpuKnobs(1, 100, 9), "speculation_depth"),
+        (lambda: GpuKnobs(1, 100, 0, 3), "tier"),
         (lambda: SchedulerSettings(token_budget=0), "token_budget"),
         (lambda: SchedulerSettings(watermark=1.0), "watermark"),
     ],
