@@ -22,6 +22,7 @@ from tests.server.browser import all_drawn, opened, window
 pytestmark = pytest.mark.slow
 
 WINDOWS = 4
+NOTHING = "\u2013"  # an en dash
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_a_session_on_an_engine_is_followed(
             arg=f"{spent:,} of 1,000,000",
         )
         assert "requests in flight" in status.inner_text()
-        assert page.inner_text("#so_far") == "–" and page.is_hidden("#score")
+        assert page.inner_text("#so_far") == NOTHING and page.is_hidden("#score")
         assert page.inner_text("#about").startswith("Chat traffic with log-normal prompts")
 
 
@@ -103,7 +104,7 @@ def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log:
         page.wait_for_function("document.getElementById('live_status').textContent")
         assert page.inner_text("#about") == "mine, a task of your own."
         assert page.inner_text("#live_status") == f"operated.jsonl: {WINDOWS} windows of mine"
-        assert window(page) == WINDOWS and page.inner_text("#mean") == "–"
+        assert window(page) == WINDOWS and page.inner_text("#mean") == NOTHING
         assert all_drawn(page)
         (log.parent / "notes.json").write_text("no log")
         page.set_input_files("#log", log.parent / "notes.json")
@@ -115,7 +116,7 @@ def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log:
             "(text) => document.getElementById('live_status').textContent == text", arg=simulates
         )
         page.click("#tab_play")
-        assert window(page) == 1 and page.inner_text("#mean") != "–"
+        assert window(page) == 1 and page.inner_text("#mean") != NOTHING
         assert page.inner_text("#about") == played and page.is_visible("#score")
         page.click("#tab_live")
         assert window(page) == WINDOWS
