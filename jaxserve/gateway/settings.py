@@ -98,8 +98,8 @@ class GatewaySettings:
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to which a line of JSON is added for every request that has ended."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """File that keeps the switch over restarts; by default gateway-PORT.json, with the control port,
-    in ~/.local/state/jaxserve."""
+    """File that keeps the switch over restarts; by default gateway-PORT.json of the control port in
+    ~/.local/state/jaxserve."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0

@@ -42,9 +42,8 @@ def run_server(
     known = vllm is None
     with deployment(server, folder, vllm) as running:
         times = table(study, server, running, folder, known, progress)
-        measured = read_table_file(times).metadata.calibration
-        frontend_s = None if measured is None else measured.frontend_s
-        task = asyncio.run(live_task(server, running, folder, frontend_s))
+        calibration = read_table_file(times).metadata.calibration
+        task = asyncio.run(live_task(server, running, folder, calibration))
         prepared = prepare(study, server, task, times, folder, progress)
         episodes = _play(study, server, prepared, running, folder, progress)
     predicted = _predict(study, server, prepared, folder, progress)
