@@ -11,7 +11,7 @@ RUN skip="--no-install-package orbax-checkpoint --no-install-package tensorstore
     if [ "$WITH_WEB_INTERFACE" != true ]; then \
       for name in gradio gradio-client pandas pillow; do skip="$skip --no-install-package $name"; done; \
     fi; \
-    uv sync --frozen --no-dev --no-install-project --extra server $skip
+    uv sync --frozen --no-dev --no-install-project --extra server --extra gateway $skip
 RUN find .venv -type d -name tests -prune -exec rm -rf {} + \
     && rm -f .venv/lib/python3.11/site-packages/pyarrow/libarrow_flight* \
              .venv/lib/python3.11/site-packages/pyarrow/libarrow_s3* \
@@ -34,8 +34,9 @@ ENV PATH=/app/.venv/bin:$PATH \
     XDG_STATE_HOME=/tmp/state
 USER jaxserve
 # Compiles while the image is built, so that a container answers within seconds: the byte code of what
-# a server imports, and the simulator's programs.
-RUN python -c "import server.wiring" && python -m server.sessions.compiling
+# servers import (live ones, the gateway and the mock engine too), and the simulator's programs.
+RUN python -c "import server.wiring, server.live.service, jaxserve.gateway.serve, jaxserve.mock_engine.serve" \
+    && python -m server.sessions.compiling
 EXPOSE 7860 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \
   CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:7860/health', timeout=4)"]

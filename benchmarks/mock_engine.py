@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ from server.local import free_port, own_process, wait_until_healthy
 _START_S = 0.5
 """Of the host, until the first request may be sent."""
 _WATCH_S = 0.005
+_WIDTH = 110
+"""Characters of a line of the page."""
 WARM_UP = 5
 """Requests that are not counted."""
 _APART_S = 1000.0
@@ -236,26 +239,30 @@ def main() -> int:
 
 def _page(chosen: argparse.Namespace) -> str:
     lines = [
-        f"{chosen.model} on {chosen.hardware}; client and server share {os.cpu_count()} cores.",
-        "",
-        "| speed | requests/s | running | TTFT, simulated | served | off by | TPOT, simulated "
-        "| served | off by | CPU a token | client late |",
-        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "| speed | requests/s | requests | running | TTFT, simulated | served | off by "
+        "| TPOT, simulated | served | off by | CPU a token | client late |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
+    loads = []
     for speed in chosen.speeds:
         for rate_rps in chosen.rates:
             settings = MockEngineSettings(chosen.model, chosen.hardware, speed=speed)
             count = max(20, round(rate_rps * speed * chosen.seconds))
             load = Load(rate_rps, count)
             expected, run = simulated(settings, load), served(settings, load)
-            cells = [f"{speed:g}", f"{rate_rps:g}", f"{expected.running:.0f}"]
+            loads.append(os.getloadavg()[0])
+            cells = [f"{speed:g}", f"{rate_rps:g}", f"{count}", f"{expected.running:.0f}"]
             for name in ("ttft_s", "tpot_s"):
                 one, other = getattr(expected, name), getattr(run.latencies, name)
                 cells += [f"{1e3 * one:.2f} ms", f"{1e3 * other:.2f} ms", f"{other / one - 1:+.1%}"]
             cells += [f"{run.cpu_us:.0f} us", f"{1e3 * run.late_s:.1f} ms"]
             lines.append(f"| {' | '.join(cells)} |")
             print(lines[-1], file=sys.stderr, flush=True)
-    return "\n".join(lines)
+    told = (
+        f"{chosen.model} on {chosen.hardware}. Client and server shared {os.cpu_count()} cores; "
+        f"the load average was {min(loads):.1f} to {max(loads):.1f} (1 minute, after each run)."
+    )
+    return "\n".join([*lines, "", *textwrap.wrap(told, _WIDTH)]) + "\n"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +12,12 @@ import jax
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output, write_output
 
+_BLOCK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- end -->)", re.DOTALL)
+
 
 def publish(measure: Callable[[], str], markdown: Path | None) -> int:
-    """Measures, prints the text and writes it to ``markdown``; exit code 2 after bad input."""
+    """Measures, prints the text and writes it to ``markdown``, see ``placed``; exit code 2 after
+    bad input."""
     try:
         check_output(markdown, "--markdown")
         # Seconds to compile are those of a first run.
@@ -21,8 +25,17 @@ def publish(measure: Callable[[], str], markdown: Path | None) -> int:
         text = measure()
         print(text)
         if markdown is not None:
-            write_output(markdown, text.encode(), "--markdown")
+            page = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
+            write_output(markdown, placed(page, text).encode(), "--markdown")
     except InputError as error:
         print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def placed(page: str, text: str) -> str:
+    """``page`` with ``text`` between ``<!-- benchmark -->`` and ``<!-- end -->``; where it has no
+    such block, ``text`` alone."""
+    if not _BLOCK.search(page):
+        return text
+    return _BLOCK.sub(lambda found: f"{found[1]}{text.strip()}\n{found[2]}", page)

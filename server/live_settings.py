@@ -12,6 +12,7 @@ from jaxserve.errors import InputError
 OPENAI_URL = "https://api.openai.com"
 _MODES = {"simulated": False, "sim": False, "live": True, "real": True}
 _PROVIDERS = {"engine": False, "vllm": False, "sglang": False, "openai": True}
+_SWITCHES = {"auto": None, "off": False, "on": True}
 _EARLIER = {
     "JAXSERVE_MODE": "LLMSERVE_MODE",
     "JAXSERVE_LIVE_PROVIDER": "LLMSERVE_REAL_PROVIDER",
@@ -44,6 +45,9 @@ class LiveSettings:
     """longer prompts are cut."""
     max_completion_tokens: int = 64
     """longer outputs are cut."""
+    priority: bool | None = False
+    """whether the engine is told the priority of every request; None: if its plug-in says that it
+    serves by priority."""
     token_limit: int = 1_000_000
     """tokens in and out that may ever be spent, by all starts of the server on one log."""
 
@@ -87,6 +91,7 @@ class LiveSettings:
             max_completion_tokens=whole(
                 "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS", cls.max_completion_tokens, 2**20
             ),
+            priority=_priority(variables.get("JAXSERVE_LIVE_PRIORITY"), chat),
             token_limit=whole("JAXSERVE_LIVE_TOKEN_LIMIT", cls.token_limit, 10**15),
         )
 
@@ -115,6 +120,18 @@ def _word(
 ) -> bool:
     value = values[name] or default
     return known[checks.one_of(name, value.lower(), known)]
+
+
+def _priority(text: str | None, chat: bool) -> bool | None:
+    """vLLM refuses the field unless it runs with ``--scheduling-policy priority``, and itself does
+    not say how it runs."""
+    chosen = _SWITCHES[checks.one_of("JAXSERVE_LIVE_PRIORITY", (text or "auto").lower(), _SWITCHES)]
+    if chosen and chat:
+        raise InputError(
+            "JAXSERVE_LIVE_PRIORITY is on; it must be off with the provider openai, which serves "
+            "nobody by it"
+        )
+    return False if chat else chosen
 
 
 def _address(text: str | None, chat: bool) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve import checks
+from jaxserve.runtime.state import state_folder
 from server.live_settings import LiveSettings
 
 IN_MEMORY = ":memory:"
@@ -98,12 +99,8 @@ class Settings:
 
 def default_database(variables: Mapping[str, str]) -> Path:
     """``jaxserve/sessions.sqlite3`` in the user's state directory."""
-    base = variables.get("XDG_STATE_HOME")
-    try:
-        state = Path(base) if base else Path.home() / ".local" / "state"
-    except RuntimeError:
-        return Path(IN_MEMORY)
-    return state / "jaxserve" / "sessions.sqlite3"
+    folder = state_folder(variables)
+    return Path(IN_MEMORY) if folder is None else folder / "sessions.sqlite3"
 
 
 def _with_workers(variables: Mapping[str, str], arguments: Sequence[str]) -> Mapping[str, str]:

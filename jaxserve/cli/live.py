@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -20,22 +20,29 @@ from jaxserve.cli.arguments import (
 )
 from jaxserve.errors import InputError
 
+if TYPE_CHECKING:
+    from jaxserve.sim.table.file import Calibration
+
 Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
 
 
 def make_live_task(
     task: Task,
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    table: File = None,
     gateway: Gateway = "http://127.0.0.1:9001",
 ) -> None:
     """Write a task for exactly what the engines behind a gateway offer.
 
     Its traffic and objectives are another task's. Knobs that the deployment does not turn are
     locked, the others limited to what the engines were started with, and the memory term is off.
+    With --table tier and speculation depth are limited to what was measured, and the front end
+    takes what it was measured to take.
 
     Args:
         task: Name of a task, or path of a task file, with the traffic and its objectives.
         out: Task file to write, ending in .json.
+        table: Latency table of this deployment, see jaxserve calibrate.
         gateway: Control address of the gateway.
     """
     import asyncio
@@ -50,6 +57,7 @@ def make_live_task(
     checks.ending("--out", out, ".json")
     base = load_task(task)
     path = base.file or task_path(base.name)
+    calibration = None if table is None else _calibration(table)
     with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
         from jaxserve.live.live_task import derive
@@ -64,7 +72,7 @@ def make_live_task(
 
     knobs, read = asyncio.run(ask())
     engines = parse_engine_state(read, knobs)
-    content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines)
+    content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines, calibration)
     spec = parse_task(content, out.stem)
     write_output(out, (json.dumps(content, indent=2) + "\n").encode(), "--out")
     for name, offer in knobs["knobs"].items():
@@ -73,6 +81,19 @@ def make_live_task(
             shown = "" if limits is None else f", {limits[0]:g} to {limits[1]:g}"
             turned = "" if name in spec.knobs else f", locked at {spec.locked[name]:g}"
             print(f"{name}: {offer['how']}{shown}{turned}")
+
+
+def _calibration(table: Path) -> Calibration:
+    """What a table was measured at."""
+    from jaxserve.sim.table.file import read_table_file
+
+    calibration = read_table_file(table).metadata.calibration
+    if calibration is None:
+        raise InputError(
+            f"--table is {table}, which does not say what was measured; it must be one that "
+            "jaxserve calibrate wrote"
+        )
+    return calibration
 
 
 def operate_gateway(

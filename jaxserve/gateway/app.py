@@ -18,6 +18,7 @@ from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.records import Records
 from jaxserve.gateway.settings import GatewaySettings, Tokens
 from jaxserve.gateway.steering import Steering
+from jaxserve.gateway.switch import Switch
 from jaxserve.gateway.windows import Windows
 
 
@@ -34,7 +35,8 @@ class Gateway:
         """Args: as read from command line and environment, and the port that was taken.
 
         Raises:
-          InputError: objectives are not understood, or the file of records cannot be written.
+          InputError: objectives are not understood, or the file of records cannot be written,
+            or that of the switch not be read.
         """
         classes = Classes(settings.slo)
         self.calls = Calls()
@@ -44,7 +46,10 @@ class Gateway:
         self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
         self._proxy = Proxy(settings, self.pools, self.ledger, self.calls)
         self._clients = ClientDoor(settings, tokens.client, self.calls, self._proxy)
-        self._steering = Steering(self.pools, lambda: self._proxy.engine_knobs, settings.look_ahead)
+        self.switch = Switch(settings.state)
+        self._steering = Steering(
+            self.pools, lambda: self._proxy.engine_knobs, settings.look_ahead, self.switch
+        )
         self._control = ControlDoor(
             tokens.control,
             self.pools,

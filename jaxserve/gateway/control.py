@@ -24,6 +24,7 @@ from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.steering import Steering
+from jaxserve.gateway.switch import NotKept
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_WINDOW_S = 86_400.0
@@ -70,8 +71,8 @@ class ControlDoor:
                 raise HTTPException(401, "control asks for a token: Authorization: Bearer TOKEN")
             # The router then raises what it would answer itself.
             await self._router({**scope, "app": self}, receive, send)
-        except (HTTPException, InputError, EngineRefused) as error:
-            refused = 502 if isinstance(error, EngineRefused) else 400
+        except (HTTPException, InputError, EngineRefused, NotKept) as error:
+            refused = {EngineRefused: 502, NotKept: 500}.get(type(error), 400)
             status = error.status_code if isinstance(error, HTTPException) else refused
             text = error.detail if isinstance(error, HTTPException) else str(error)
             headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}

@@ -83,8 +83,36 @@ def parse_metrics(kind: str, text: str) -> EngineMetrics:
       InputError: it is no such text, or a value that is looked for is no finite number from 0 on.
     """
     names = _NAMES[kind]
-    wanted = {name: field for field, name in names.items()}
-    pool = {_POOL_OF_VLLM} if kind == "vllm" else ()
+    pool = {_POOL_OF_VLLM} if kind == "vllm" else set()
+    found = _found({name: field for field, name in names.items()}, pool, text)
+    if "running" not in found:
+        raise InputError(f"the engine's metrics have no {names['running']}")
+    return EngineMetrics(
+        **{
+            field.name: _together(field.name, found[field.name])
+            for field in fields(EngineMetrics)
+            if field.name in found
+        }
+    )
+
+
+def parse_pool_tokens(text: str) -> float | None:
+    """Size of a vLLM server's KV pool, tokens; None where it does not say.
+
+    Raises:
+      InputError: as ``parse_metrics``, of text that may have nothing else.
+    """
+    tokens = _found({}, {_POOL_OF_VLLM}, text).get("kv_tokens")
+    return None if tokens is None else _together("kv_tokens", tokens)
+
+
+def _found(wanted: Mapping[str, str], pool: Set[str], text: str) -> dict[str, list[float]]:
+    """The values of each field, of all data-parallel engines behind the address.
+
+    Args:
+      wanted: fields by the names of their metrics.
+      pool: names of metrics whose labels have the size of the KV pool.
+    """
     found: dict[str, list[float]] = {}
     try:
         for family in text_string_to_metric_families(_lines(text, {*wanted, *pool})):
@@ -99,15 +127,7 @@ def parse_metrics(kind: str, text: str) -> EngineMetrics:
         wrong = [value for value in values if not (math.isfinite(value) and value >= 0.0)]
         if wrong:
             raise InputError(f"the engine's metrics have {field} {wrong[0]:g}")
-    if "running" not in found:
-        raise InputError(f"the engine's metrics have no {names['running']}")
-    return EngineMetrics(
-        **{
-            field.name: _together(field.name, found[field.name])
-            for field in fields(EngineMetrics)
-            if field.name in found
-        }
-    )
+    return found
 
 
 class Readings:

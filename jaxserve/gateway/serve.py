@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import socket
 import sys
 from contextlib import ExitStack
@@ -33,6 +34,11 @@ class GatewayServer(CommandServer):
             timeout_keep_alive=max(1, round(settings.head_s)),
             timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
         )
+
+    @property
+    def held(self) -> bool:
+        """Whether control is switched off."""
+        return self._gateway.switch.held
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets running requests end, or ends them when their time is up."""
@@ -71,12 +77,19 @@ def run(settings: GatewaySettings) -> None:
       InputError: settings that cannot be, or a port that is taken.
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
+    settings = settings.with_state(os.environ)
     server, (clients, control) = open_gateway(settings, Tokens.from_environment())
     print(
         f"jaxserve: gateway at {address(clients)}, metrics and control at {address(control)}",
         file=sys.stderr,
         flush=True,
     )
+    if server.held:
+        print(
+            f"jaxserve: control is switched off, as {settings.state} says; "
+            "`jaxserve switch on` ends that",
+            file=sys.stderr,
+        )
     # What is imported stays: looking through it for garbage would stop all streams for a while.
     gc.freeze()
     server.run(sockets=[clients, control])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +13,7 @@ import tyro
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.runtime.state import state_folder
 
 TOKEN_VARIABLE = "JAXSERVE_GATEWAY_TOKEN"
 CONTROL_TOKEN_VARIABLE = "JAXSERVE_GATEWAY_CONTROL_TOKEN"
@@ -96,6 +97,9 @@ class GatewaySettings:
     """Time that running requests have to end when the gateway is told to stop, s."""
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to which a line of JSON is added for every request that has ended."""
+    state: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """File that keeps the switch over restarts; by default gateway-PORT.json of the control port in
+    ~/.local/state/jaxserve."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0
@@ -110,6 +114,16 @@ class GatewaySettings:
                 f"--control-port is {self.control_port}, as --port is; clients and control need "
                 "ports of their own"
             )
+
+    def with_state(self, variables: Mapping[str, str]) -> GatewaySettings:
+        """With the usual file for the switch where none is named.
+
+        A port that is taken at random tells no gateway from another: then there is none.
+        """
+        folder = state_folder(variables)
+        if self.state is not None or folder is None or self.control_port == 0:
+            return self
+        return replace(self, state=folder / f"gateway-{self.control_port}.json")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.engine_knobs import EngineKnobs, EngineOffer, EngineRefused
 from jaxserve.gateway.gateway_knobs import gateway_knobs
 from jaxserve.gateway.knob_values import KNOBS, check_values
+from jaxserve.gateway.switch import Switch
 
 _AGAIN_S = 5.0
 """Until an engine that could not be put back is asked once more."""
@@ -37,9 +38,10 @@ class Steering:
         pools: Mapping[str, Pool],
         engines: Callable[[], Sequence[EngineKnobs]],
         look_ahead: int,
+        switch: Switch,
     ) -> None:
-        """Args: the pools, their engines' knobs (asked for once the gateway runs), and how many
-        requests beyond a cap wait inside an engine."""
+        """Args: the pools, their engines' knobs (asked for once the gateway runs), how many
+        requests beyond a cap wait inside an engine, and the operator's switch."""
         self._own = gateway_knobs(pools, look_ahead)
         self._engines = engines
         self._lock = asyncio.Lock()
@@ -47,11 +49,13 @@ class Steering:
         self._version = 0
         self._expiry: asyncio.Task[None] | None = None
         self._debt: asyncio.Task[None] | None = None
-        self.held = False
-        """whether somebody has switched control off: no command is taken."""
+        self._switch = switch
 
     def begin(self) -> None:
-        """Puts back engines without leases: an earlier gateway may not have come to it."""
+        """Puts back engines without leases: an earlier gateway may not have come to it.
+
+        The others' leases end by themselves.
+        """
         self._owe([engine for engine in self._engines() if not engine.leases])
 
     async def state(self) -> dict[str, Any]:
@@ -67,7 +71,7 @@ class Steering:
           EngineRefused: an engine did not obey; all are back at their static values.
         """
         async with self._lock:
-            if self.held:
+            if self._switch.held:
                 raise InputError("control is switched off; switch it on with PUT /control/hold")
             offers = await self._offers()
             knobs = self._knobs(offers)
@@ -95,9 +99,16 @@ class Steering:
             return self._state(await self._offers())
 
     async def hold(self, held: bool) -> dict[str, Any]:
-        """The switch: on hold nobody turns anything, and the static values are in force."""
-        self.held = held
-        return await self.release() if held else await self.state()
+        """The switch: on hold nobody turns anything, and the static values are in force.
+
+        Raises:
+          NotKept: so it is, but a restart of the gateway will not know.
+        """
+        try:
+            self._switch.throw(held)
+        finally:
+            state = await self.release() if held else await self.state()
+        return state
 
     async def close(self) -> None:
         """Puts everything back when the gateway stops."""
@@ -189,7 +200,7 @@ class Steering:
             "mode": "static" if end is None else "leased",
             "lease_left_s": 0.0 if end is None else max(0.0, end - time.monotonic()),
             "version": self._version,
-            "held": self.held,
+            "held": self._switch.held,
             "engines": {
                 name: {"engine_id": offer.engine_id, "reason": offer.reason}
                 for name, offer in offers.items()

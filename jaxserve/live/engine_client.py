@@ -15,6 +15,7 @@ import aiohttp
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.gateway.scrape import parse_pool_tokens
 
 _KEEP_ALIVE_S = 2.0  # engines' uvicorn closes idle connections after 5 s
 _CONNECT_S = 10.0
@@ -168,14 +169,15 @@ class EngineClient:
             return await response.text(errors="replace") if response.status == 200 else None
 
     async def kv_pool_tokens(self) -> int | None:
-        """KV tokens that vLLM says it has room for; None where there is no such metric."""
-        text = await self.metrics() or ""
-        found = re.search(r"^vllm:cache_config_info\{(.*)\}", text, re.M)
-        labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
-        counts = [labels.get(name, "") for name in ("block_size", "num_gpu_blocks")]
-        if not all(count.isdigit() for count in counts):
-            return None
-        return int(counts[0]) * int(counts[1]) or None
+        """KV tokens that vLLM says it has room for, of all its data-parallel engines together; None
+        where there is no such metric.
+
+        Raises:
+          InputError: it cannot be reached, or its metrics are no numbers.
+        """
+        text = await self.metrics()
+        tokens = parse_pool_tokens(text) if text else None
+        return int(tokens) if tokens else None
 
     async def plug_in(self, path: str) -> Mapping[str, Any] | None:
         """What ``/jaxserve/...`` of jaxserve-vllm says of the one engine; None where it is not

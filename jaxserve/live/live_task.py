@@ -12,6 +12,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.knob_values import obeyed
 from jaxserve.live.readings import EngineState
 from jaxserve.sim.machine.deployment import MAX_GPUS
+from jaxserve.sim.table.file import Calibration
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.spec import TaskSpec, parse_task
 
@@ -19,27 +20,40 @@ TURNED = ("exact", "approximated")
 
 
 def derive(
-    base: Mapping[str, Any], name: str, knobs: Mapping[str, Any], engines: EngineState
+    base: Mapping[str, Any],
+    name: str,
+    knobs: Mapping[str, Any],
+    engines: EngineState,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """The content of a task file.
 
     A knob stays free if the base task frees it and the deployment turns it. The memory term goes,
-    since a smaller KV budget frees no memory of a running engine.
+    since a smaller KV budget frees no memory of a running engine. A calibration narrows tier and
+    speculation depth to what was measured, and says what the front end takes.
 
     Args:
       base: content of the task file that says what the traffic and its objectives are.
       name: of the new task, for errors.
       knobs: the answer of the gateway's ``/control/knobs``, as ``parse_knobs`` gives it.
       engines: what the engines say of themselves.
+      calibration: what the table of the deployment was measured at; None where every tier and depth
+        may be trusted.
 
     Raises:
-      InputError: no knob is left, there are too many engines, or ``base`` is no task.
+      InputError: no knob is left, there are too many engines, the engines run at something else
+        than was measured, or ``base`` is no task.
     """
     spec = parse_task(base, name)
     offered = knobs["knobs"]
     free = [knob for knob in spec.knobs if offered[knob]["how"] in TURNED]
+    measured = {} if calibration is None else _measured(calibration)
+    for knob, (least, most) in measured.items():
+        _check_measured(knob, offered[knob], least, most)
+        if knob in free and max(least, offered[knob]["least"]) >= min(most, offered[knob]["most"]):
+            free.remove(knob)
     if not free:
-        reasons = "; ".join(f"{knob}: {offered[knob].get('reason')}" for knob in spec.knobs)
+        reasons = "; ".join(f"{knob}: {_why_locked(offered[knob])}" for knob in spec.knobs)
         raise InputError(f"the deployment turns none of the task's knobs: {reasons}")
     if engines.count > MAX_GPUS:
         raise InputError(f"there are {engines.count} engines; a task has at most {MAX_GPUS} GPUs")
@@ -48,13 +62,18 @@ def derive(
     limits: dict[str, list[float]] = {}
     for knob in KNOBS:
         bound, offer = ACTION_BOUNDS[knob], offered[knob]
+        least, most = measured.get(knob, (bound.low, bound.high))
+        locked[knob] = bound.number(min(max(locked[knob], least), most))
         if offer["how"] in TURNED:
-            low, high = max(offer["least"], bound.low), min(offer["most"], bound.high)
+            low, high = max(offer["least"], least), min(offer["most"], most)
             limits[knob] = [bound.number(low), bound.number(high)]
             static = offer["static"]
             value = DEFAULT_ACTION[knob] if static is None else static
             locked[knob] = bound.number(min(max(value, low), high))
-    deployment = dict(task.get("deployment", {})) | {"num_gpus": engines.count}
+    deployment = dict(task.get("deployment", {}))
+    if calibration is not None:
+        deployment |= {"frontend_s": calibration.frontend_s, "frontend_tail_s": 0.0}
+    deployment["num_gpus"] = engines.count
     budget = offered["token_budget"].get("static")
     if budget is not None:
         deployment["token_budget"] = int(budget)
@@ -70,6 +89,35 @@ def derive(
     }
     task.pop("alias", None)
     return task
+
+
+def _measured(calibration: Calibration) -> dict[str, tuple[float, float]]:
+    """Least and most of the knobs of which a table may not say everything."""
+    depths = calibration.depths
+    return {
+        "speculation_depth": (min(depths), max(depths)),
+        "quantization_tier": (calibration.tier, calibration.tier),
+    }
+
+
+def _check_measured(knob: str, offer: Mapping[str, Any], least: float, most: float) -> None:
+    """Whether what is in force without a command was measured, where the deployment says what."""
+    static = offer.get("static")
+    if static is not None and not least <= static <= most:
+        raise InputError(
+            f"without a command {knob} is {static:g}, and the table was measured at "
+            f"{_span(least, most)}; calibrate the engines as they run"
+        )
+
+
+def _why_locked(offer: Mapping[str, Any]) -> str:
+    if offer["how"] in TURNED:
+        return "the table was measured at one value of it"
+    return str(offer.get("reason"))
+
+
+def _span(least: float, most: float) -> str:
+    return f"{least:g}" if least == most else f"{least:g} to {most:g}"
 
 
 def echo(knobs: Mapping[str, Any], wanted: Mapping[str, float]) -> dict[str, dict[str, Any]]:

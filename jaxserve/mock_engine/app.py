@@ -99,7 +99,7 @@ class MockEngine:
         watch = asyncio.create_task(_watch(receive, call))
         try:
             if call.asked.stream:
-                await _stream(call, answer, send)
+                await _stream(call, answer, self.loop, send)
             else:
                 await call.news()
                 if call.finished:
@@ -172,7 +172,7 @@ class _Inference:
             await self._engine.infer(self._chat, request, receive, send)
 
 
-async def _stream(call: Call, answer: Answer, send: Send) -> None:
+async def _stream(call: Call, answer: Answer, loop: EngineLoop, send: Send) -> None:
     """Sends events as they come; several iterations' together where the client or host is late."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     try:
@@ -186,6 +186,9 @@ async def _stream(call: Call, answer: Answer, send: Send) -> None:
             if finished:
                 part += answer.end()
             await send({"type": "http.response.body", "body": part, "more_body": not finished})
+            for span in news:
+                if span.start == 0:
+                    loop.delivered(call.sequences[span.index])
     except Problem as problem:
         await send({"type": "http.response.body", "body": event(problem.body())})
 

@@ -8,6 +8,9 @@ import time
 from contextlib import suppress
 from typing import Protocol
 
+_TIMER_S = 1e-3
+"""of the host, by which a timer of an event loop may be late."""
+
 
 class Clock(Protocol):
     """Time that can be waited for, s."""
@@ -42,10 +45,10 @@ class ScaledClock:
 
     async def reach(self, time_s: float) -> None:
         """Returns when it is ``time_s``, having let others run."""
-        await asyncio.sleep((time_s - self.now()) / self._speed)
-        # Event loops count in milliseconds and may wake early.
-        while (left_s := time_s - self.now()) > 0:
-            await asyncio.sleep(left_s / self._speed)
+        # Event loops count in milliseconds; the rest is spent looking for requests.
+        await asyncio.sleep((time_s - self.now()) / self._speed - _TIMER_S)
+        while self.now() < time_s:
+            await asyncio.sleep(0)
 
     async def reach_or(self, time_s: float, wake: asyncio.Event) -> None:
         """Returns when it is ``time_s``, which may be infinite, or when ``wake`` is set."""

@@ -2,7 +2,8 @@
 
 The schedule is made of simulated times alone. An iteration begins when the one before it has ended,
 not when the host has noticed; a request enters at the time at which it came, a front end's delay
-later. A host that is late hands tokens over late, and changes nothing else.
+later. That delay is of the way there and back, so what the host lately took to hand over first
+tokens is part of it. A host that is later still hands tokens over late, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 _log = logging.getLogger(__name__)
+_NEWEST_SHARE = 0.1
+"""of the latest first token in the mean of how late they are."""
+
+_News = tuple[Sequence, int]
+"""A sequence, and how many tokens it has."""
 
 
 class EngineLoop:
@@ -56,6 +62,8 @@ class EngineLoop:
         self._id = uuid4().hex
         self._obeyed: int | None = None
         self._preemptions = 0
+        self._late_s = 0.0
+        """how late first tokens lately were."""
         self.failed = False
         """whether the loop has ended by a defect."""
 
@@ -67,11 +75,14 @@ class EngineLoop:
         """
         if self.failed:
             raise engine_failed()
-        delay_s = self._machine.front_end.draw(self._delays)
+        front_end = self._machine.front_end
+        delay_s = front_end.draw(self._delays)
+        # What the host will take for the way back does not have to be waited for as well.
+        entry_s = received_s + delay_s - min(self._late_s, front_end.fixed_s)
         for sequence in call.sequences:
             sequence.request = Request(
                 id=next(self._ids),
-                arrival_s=received_s + delay_s,
+                arrival_s=entry_s,
                 prompt_tokens=len(call.prompt_of(sequence.index)),
                 output_tokens=sequence.length,
                 priority=call.asked.priority,
@@ -82,6 +93,11 @@ class EngineLoop:
             entry = (sequence.request.arrival_s, sequence.request.id, sequence)
             heapq.heappush(self._entering, entry)
         self._wake.set()
+
+    def delivered(self, sequence: Sequence) -> None:
+        """The first token of a sequence has left."""
+        late_s = self._clock.now() - sequence.request.first_token_s
+        self._late_s += _NEWEST_SHARE * (late_s - self._late_s)
 
     def abandon(self, call: Call) -> None:
         """Ends what is left of a call before the next iteration."""
@@ -128,7 +144,13 @@ class EngineLoop:
                 self.metrics.observe("jaxserve:host_late_seconds", self._clock.now() - end_s)
                 self._engine.finish(end_s)
                 self.trace.ended(*load)
-                self._hand_over(end_s)
+                first, more = self._count_iteration(end_s)
+                # First tokens leave before the others are made into events: TTFT would be late by
+                # the time of a whole batch. And all leave before the next iteration is composed.
+                for told in (first, more):
+                    for sequence, upto in told:
+                        sequence.call.advance(sequence, upto)
+                    await asyncio.sleep(0)
                 now_s = end_s
                 continue
             self._wake.clear()
@@ -175,8 +197,14 @@ class EngineLoop:
             priority_routing=bool(values.get("priority_routing", False)),
         )
 
-    def _hand_over(self, end_s: float) -> None:
-        """Tells calls of the tokens of an iteration, and counts them."""
+    def _count_iteration(self, end_s: float) -> tuple[list[_News], list[_News]]:
+        """Counts an iteration.
+
+        Returns:
+          what its calls are to be told: of first tokens, and of the others.
+        """
+        first: list[_News] = []
+        more: list[_News] = []
         engine, metrics = self._engine, self.metrics
         counters, engine.counters = engine.counters, Counters()
         engine.decoding.record_generated()
@@ -188,7 +216,7 @@ class EngineLoop:
             if sequence.told:
                 gaps[end_s - sequence.last_s] += 1
             sequence.last_s = end_s
-            sequence.call.advance(sequence, request.generated)
+            (more if sequence.told else first).append((sequence, request.generated))
         for gap_s, count in gaps.items():
             metrics.observe("vllm:inter_token_latency_seconds", gap_s, count)
         for request in counters.first_tokens:
@@ -204,6 +232,7 @@ class EngineLoop:
             metrics.count("vllm:spec_decode_num_drafts", drafts)
             metrics.count("vllm:spec_decode_num_draft_tokens", counters.drafted)
             metrics.count("vllm:spec_decode_num_accepted_tokens", counters.draft_accepted)
+        return first, more
 
     def _count(self, sequence: Sequence) -> None:
         """A request is complete."""

@@ -58,6 +58,21 @@ class Gate:
                 place.set_result(None)
 
 
+async def offers(engine: EngineClient, name: str) -> bool:
+    """Whether an engine's plug-in turns a knob.
+
+    Raises:
+      InputError: the plug-in refuses, or answers something else.
+    """
+    known = _offers(await engine.plug_in("control"))
+    return name in known and known.inside(name).flag("offered")
+
+
+def _offers(state: Mapping[str, Any] | None) -> JsonObject:
+    """What the plug-in says of each knob; nothing where there is none."""
+    return JsonObject(state or {"knobs": {}}, "the plug-in").inside("knobs")
+
+
 async def turn(
     engine: EngineClient | None,
     gate: Gate,
@@ -78,19 +93,18 @@ async def turn(
     Raises:
       InputError: the plug-in refuses, or answers something else.
     """
-    state = None if engine is None else await engine.plug_in("control")
-    offers = JsonObject(state or {"knobs": {}}, "the plug-in").inside("knobs")
+    known = _offers(None if engine is None else await engine.plug_in("control"))
     told, reasons = {}, dict.fromkeys(active, _NO_PLUG_IN)
     for name in active:
-        if name in offers:
-            offer = offers.inside(name)
+        if name in known:
+            offer = known.inside(name)
             if offer.flag("offered"):
                 low, high = offer.number("least"), offer.number("most")
                 told[name] = ACTION_BOUNDS[name].number(min(max(wanted[name], low), high))
                 reasons[name] = f"the engine allows {low:g} to {high:g}"
             else:
                 reasons[name] = offer.text("reason")[:200]
-    has_cap = "batch_cap" in offers and offers.inside("batch_cap").flag("offered")
+    has_cap = "batch_cap" in known and known.inside("batch_cap").flag("offered")
     gate.resize(None if has_cap else int(wanted["batch_cap"]))
     now: Mapping[str, Any] = {}
     if told and engine is not None:

@@ -32,7 +32,7 @@ from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action
 from jaxserve.tasks.reward import compute_reward
 from jaxserve.types import WindowMetrics
-from server.live.knobs import Gate, turn
+from server.live.knobs import Gate, offers, turn
 from server.live.log import LiveLog
 from server.live_settings import LiveSettings
 from server.problems import EngineFailure, Problem
@@ -63,6 +63,8 @@ class Connection:
         """Nothing is sent yet."""
         self.settings, self.log = settings, log
         self.prompts = Prompts(time.time_ns())
+        self.tells_priority = bool(settings.priority)
+        """whether requests have the field ``priority``."""
         self._client: EngineClient | None = None
 
     async def open(self) -> EngineClient:
@@ -84,6 +86,8 @@ class Connection:
             self.log.spend(_LEARN_TOKENS)
             async with asyncio.timeout(_LONGEST_S):
                 await self.prompts.learn(client)
+                if s.priority is None:
+                    self.tells_priority = await offers(client, "priority_routing")
         except BaseException as error:
             await client.__aexit__()
             if isinstance(error, InputError | TimeoutError):
@@ -296,6 +300,7 @@ class Play:
             planned.prompt,
             request.output_tokens,
             headers,
+            request.priority if self._connection.tells_priority else None,
             told=lambda time_s: self._measured.output(sending, time_s),
         )
         excess = answer.prompt_tokens + answer.output_tokens - planned.bound

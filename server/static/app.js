@@ -18,6 +18,7 @@ let session = null;
 let windows = []; // {observation, reward, action, done}; the first is the reset
 let stopped = false;
 let isLive = false; // whether steps go to a real engine
+let watched = { name: null, episode: [] }; // what the live tab shows
 const live = new Live(showLive, (text, failed) => {
   find("live_status").textContent = text;
   find("live_status").classList.toggle("error", Boolean(failed));
@@ -51,12 +52,19 @@ function show() {
   showScore(windows, isLive ? null : task.mean_reward_anchors);
 }
 
+function describe(one) {
+  find("about").textContent = `${one.description} ${one.num_gpus} × ${one.hardware}, ${one.model}, `
+    + `${one.max_steps} windows of ${one.window_s} s.`;
+}
+
 // The live tab shows an episode in the same charts; the one that is played is drawn again after it.
 function showLive(name, episode) {
-  // Tasks of one's own have no limits that this server knows of.
-  const own = { classes: [], knob_ranges: known[0].knob_ranges };
-  const other = known.find((one) => one.task_id === name) ?? own;
-  charts.build(other, fields);
+  watched = { name, episode };
+  const other = known.find((one) => one.task_id === name);
+  if (other) describe(other);
+  else find("about").textContent = name ? `${name}, a task of your own.` : "";
+  // Such a task has no limits that this server knows of.
+  charts.build(other ?? { classes: [], knob_ranges: known[0].knob_ranges }, fields);
   charts.draw(episode);
   showScore(episode, null);
 }
@@ -65,10 +73,16 @@ function turnTo(tab) {
   const toLive = tab === "live";
   find("play").hidden = toLive;
   find("live").hidden = !toLive;
+  find("score").hidden = toLive; // measured rewards have no scale
   find("tab_play").setAttribute("aria-pressed", String(!toLive));
   find("tab_live").setAttribute("aria-pressed", String(toLive));
-  if (toLive) return;
+  if (toLive) {
+    showLive(watched.name, watched.episode);
+    if (isLive) live.follow();
+    return;
+  }
   live.stop();
+  describe(task);
   charts.build(task, fields);
   show();
 }
@@ -76,8 +90,7 @@ function turnTo(tab) {
 function choose(name) {
   task = known.find((one) => one.task_id === name);
   find("task").value = name;
-  find("about").textContent = `${task.description} ${task.num_gpus} × ${task.hardware}, ${task.model}, `
-    + `${task.max_steps} windows of ${task.window_s} s.`;
+  describe(task);
   knobs.build(task, fields);
   charts.build(task, fields);
 }
@@ -166,7 +179,6 @@ async function start() {
   if (!isLive) return reset();
   // A reset is played on the engine: not before somebody asks for it.
   turnTo("live");
-  live.follow();
 }
 
 find("tab_play").addEventListener("click", () => turnTo("play"));

@@ -1,5 +1,6 @@
 // Live charts: one column of numbers a window.
 
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500]; // windows between two ticks
 const COLOURS = ["#1f6feb", "#d9534f", "#3c9d5d", "#b07d2b", "#8250df", "#5b6675"];
 const cost = (o, before) => 1000 * (o.cost_so_far - (before?.cost_so_far ?? 0));
 
@@ -92,11 +93,11 @@ export class Charts {
     const ink = getComputedStyle(document.body).color;
     const axis = { stroke: ink, grid: { stroke: "#8884", width: 1 }, ticks: { show: false } };
     const second = one.lines.map(([, , scale]) => scale).find(Boolean);
-    const axes = [{ ...axis }, { ...axis, scale: "y", size: 56 }];
+    const axes = [{ ...axis, incrs: WHOLE }, { ...axis, scale: "y", size: 56 }];
     if (second) axes.push({ ...axis, scale: second, side: 1, grid: { show: false } });
     const chart = new uPlot({
       width: 380, height: 190, series: [{ label: "window" }, ...series], axes,
-      scales: { x: { time: false }, y: one.log ? { distr: 3 } : {} },
+      scales: { x: { time: false }, y: one.log ? { distr: 3 } : {}, "%": { range: [0, 105] } },
     }, [[], ...series.map(() => [])], box);
     return { one, chart, box };
   }

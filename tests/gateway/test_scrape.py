@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import build_pools
 from jaxserve.gateway.engines import EngineSpec
-from jaxserve.gateway.scrape import EngineMetrics, Readings, parse_metrics
+from jaxserve.gateway.scrape import EngineMetrics, Readings, parse_metrics, parse_pool_tokens
 from jaxserve.gateway.upstream import Upstream
 from server.local import free_port
 from tests.gateway.knob_engines import VLLM_METRICS, PluginEngine
@@ -55,13 +55,15 @@ def test_data_parallel_engines_behind_one_address() -> None:
     other = VLLM_METRICS.replace('engine="0"', 'engine="1"').replace("} 0.25", "} 0.75")
     found = parse_metrics("vllm", VLLM_METRICS + other)
     assert (found.running, found.output_tokens, found.kv_use) == (6.0, 400.0, 0.5)
-    assert found.started_unix_s == 1.7e9
+    assert found.started_unix_s == 1.7e9 and found.kv_tokens == 3200.0
+    assert parse_pool_tokens(VLLM_METRICS + other) == 3200.0
 
 
 def test_a_pool_that_is_not_known_yet() -> None:
     """vLLM writes None there before it has measured its memory."""
     text = VLLM_METRICS.replace('num_gpu_blocks="100"', 'num_gpu_blocks="None"')
     assert parse_metrics("vllm", text).kv_tokens is None
+    assert parse_pool_tokens(text) is parse_pool_tokens("") is parse_pool_tokens("# \n") is None
 
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1.0", "many", "", "0x10"])
@@ -83,6 +85,7 @@ GARBAGE = st.text(max_size=60) | st.builds(
 def test_garbage(text: str, kind: str) -> None:
     """Finite numbers from 0 on, or one sentence."""
     try:
+        assert (parse_pool_tokens(text) or 0.0) >= 0.0
         found = parse_metrics(kind, text)
     except InputError as error:
         assert "\n" not in str(error)

@@ -12,14 +12,18 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from jaxserve import cli
 from tests.gateway.conftest import Start
+from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver
 from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+
+NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.listening", "runtime.state")
 
 
 @contextmanager
@@ -41,6 +45,38 @@ def process(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Pope
     finally:
         running.kill()
         running.wait()
+
+
+def test_the_switch_outlives_a_kill(tmp_path: Path) -> None:
+    """Who finds a gateway started anew finds control as it was left, and is told where it is off;
+    a start that was killed while it wrote leaves no half of a file."""
+    kept = tmp_path / "there" / "switch.json"
+    with PluginEngine() as engine:
+        arguments = ("--engine", f"vllm={engine.url}", "--state", str(kept))
+
+        def knobs(control: str, **command: Any) -> httpx.Response:
+            path = "hold" if "held" in command else "knobs"
+            return httpx.put(f"{control}/control/{path}", json=command, timeout=PATIENCE_S)
+
+        def turned(control: str) -> int:
+            return knobs(control, lease_s=30, knobs={"batch_cap": 8}).status_code
+
+        with process(*arguments) as (running, _, control):
+            assert not kept.exists() and turned(control) == 200
+            assert knobs(control, held=True).json()["held"] and engine.now("batch_cap") == 64
+            running.kill()
+        for _ in range(2):
+            with process(*arguments) as (running, _, control):
+                assert running.stderr is not None
+                assert "control is switched off, as" in running.stderr.readline()
+                assert httpx.get(f"{control}/control/knobs", timeout=PATIENCE_S).json()["held"]
+                assert turned(control) == 400 and engine.now("batch_cap") == 64
+                running.kill()
+        with process(*arguments) as (running, _, control):
+            assert not knobs(control, held=False).json()["held"]
+        with process(*arguments) as (_, _, control):
+            assert turned(control) == 200
+    assert [path.name for path in kept.parent.iterdir()] == ["switch.json"]
 
 
 def test_a_stream_outlives_the_signal(engine: StubEngine, tmp_path: Path) -> None:
@@ -152,6 +188,10 @@ def test_a_client_that_stays_does_not_hold_up_the_end(engine: StubEngine, start:
         (("--engine", "vllm=http://a", "--port", "99999"), "--port is 99999; it must be"),
         (("--engine", "vllm=http://a", "--slo", "x"), "it must be like chat:ttft=0.5"),
         (("--engine", "vllm=http://a", "--records", "/proc/x/y"), "--records is /proc/x/y"),
+        (
+            ("--engine", "vllm=http://a", "--state", "/dev/null"),
+            "--state /dev/null is not readable",
+        ),
         (("--engine", "vllm=http://a", "--control-host", "0.0.0.0"), "CONTROL_TOKEN"),
         (("--engine", "vllm=http://a", "--host", "256.1.1.1"), "cannot be used at 256.1.1.1"),
     ],
@@ -187,7 +227,7 @@ def test_a_missing_extra(
 
 
 def test_the_gateway_needs_no_simulator() -> None:
-    """Its modules import errors, checks and sockets of the package, and nothing else of it."""
+    """Its modules import errors, checks, files and sockets of the package, and nothing else."""
     code = (
         "import sys, types, pathlib\n"
         "bare = types.ModuleType('jaxserve'); bare.__path__ = [sys.argv[1]]\n"
@@ -200,5 +240,5 @@ def test_the_gateway_needs_no_simulator() -> None:
     command = [sys.executable, "-c", code, str(package)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     *imported, jax = found.stdout.split()
-    own = {f"jaxserve.{name}" for name in ("checks", "errors", "runtime", "runtime.listening")}
+    own = {f"jaxserve.{name}" for name in NEEDED}
     assert set(imported) == own and jax == "False"

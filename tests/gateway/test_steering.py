@@ -18,6 +18,7 @@ from jaxserve.gateway.engine_knobs import EngineOffer, EngineRefused
 from jaxserve.gateway.engines import EngineSpec
 from jaxserve.gateway.knob_values import KNOBS
 from jaxserve.gateway.steering import Steering
+from jaxserve.gateway.switch import Switch
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
 from tests.gateway.running import Leaver, RunningGateway
@@ -68,7 +69,7 @@ def play(engines: Sequence[FakeEngine], what: Play, pools: Mapping[str, Pool] | 
 
     async def steer() -> Any:
         specs = [EngineSpec("vllm", f"http://{one.name}", one.name, "p") for one in engines]
-        steering = Steering(pools or build_pools(specs, 10, 2), lambda: engines, look_ahead=2)
+        steering = Steering(pools or build_pools(specs, 10, 2), lambda: engines, 2, Switch())
         steering.begin()
         try:
             return await what(steering)

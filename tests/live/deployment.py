@@ -152,6 +152,8 @@ class Deployment:
         """that an answer takes."""
         self.stopped_s = 0.0
         """that the whole machine stands still in the next sleep."""
+        self.wall_s = 1e9
+        """how far the wall clock is ahead of the other."""
         self.answers: Any = knobs_answer()
         self.static = {"batch_cap": 64.0, "kv_budget_fraction": 1.0}
         self.values = dict(self.static)
@@ -162,7 +164,7 @@ class Deployment:
 
     def clock(self) -> SimpleNamespace:
         """In place of the module ``time``."""
-        return SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: 1e9 + self.now_s)
+        return SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: self.wall_s + self.now_s)
 
     async def sleep(self, seconds: float) -> None:
         """In place of ``asyncio.sleep``."""

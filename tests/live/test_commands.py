@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
+from jaxserve.datafiles import data_dir
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, Tokens
 from server.local import free_port
 from tests.gateway.knob_engines import PluginEngine
@@ -53,6 +54,10 @@ def test_live_task(engine: PluginEngine, task: str, capsys: pytest.CaptureFixtur
         engine.metrics = b"garbage"
         assert "no engine shows its metrics" in refused(capsys, *made, gateway.control_url)
         assert not Path("live.json").exists()
+        other = str(data_dir() / "tables" / "llama-3.1-8b__h100-sxm-80gb.parquet")
+        assert "does not say what was measured" in refused(
+            capsys, *made, gateway.control_url, "--table", other
+        )
 
 
 def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.live.live_task import check_objectives, derive, echo, unacknowledged
 from jaxserve.live.readings import parse_engine_state, parse_knobs
+from jaxserve.sim.table.file import Calibration
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from jaxserve.tasks.spec import load_task, parse_task, task_names, task_path
 from tests.live.deployment import TASK, engines_answer, knobs_answer, locked, offered
@@ -63,6 +64,53 @@ def test_more_engines_than_a_task_has() -> None:
     many = {f"vllm-{i}": engines_answer()["vllm-0"] for i in range(9)}
     with pytest.raises(InputError, match="there are 9 engines"):
         derive(BASE, "mine", OFFER, parse_engine_state(many, OFFER))
+
+
+WITH_DRAFTS = BASE | {"knobs": ["batch_cap", "speculation_depth", "quantization_tier"]}
+
+
+def of_tiers(**tier: Any) -> Any:
+    """Pools of other tiers, and engines with drafts of up to four tokens."""
+    tiers = offered(tier.get("static", 0), 0, 2) | {"how": "approximated", "allowed": [0, 2]}
+    depth = offered(0, 0, 4)
+    return parse_knobs(knobs_answer(speculation_depth=depth, quantization_tier=tiers))
+
+
+@pytest.mark.parametrize(
+    ("depths", "free", "limits"),
+    [
+        ((0, 1, 2), ("batch_cap", "speculation_depth"), (0, 2)),
+        ((0,), ("batch_cap",), (0, 0)),
+        ((0, 8), ("batch_cap", "speculation_depth"), (0, 4)),
+    ],
+)
+def test_what_was_not_measured_is_locked(
+    depths: tuple[int, ...], free: tuple[str, ...], limits: tuple[int, int]
+) -> None:
+    """Other tiers and depths than those of the table; the front end is as it was measured."""
+    calibration = Calibration(tier=0, depths=depths, kv_pool_tokens=None, frontend_s=0.012)
+    open_to_all = parse_task(derive(WITH_DRAFTS, "mine", of_tiers(), ENGINES), "mine")
+    assert open_to_all.knobs == ("batch_cap", "speculation_depth", "quantization_tier")
+    spec = parse_task(derive(WITH_DRAFTS, "mine", of_tiers(), ENGINES, calibration), "mine")
+    assert spec.knobs == free and spec.limits["speculation_depth"] == limits
+    assert spec.locked["quantization_tier"] == 0 and spec.locked["speculation_depth"] == 0
+    assert (spec.deployment.frontend_s, spec.deployment.frontend_tail_s) == (0.012, 0.0)
+
+
+def test_a_table_of_something_else() -> None:
+    """What runs without a command was not measured, or nothing is left to turn."""
+    calibration = Calibration(tier=0, depths=(0,), kv_pool_tokens=None, frontend_s=0.0)
+    with pytest.raises(InputError, match="without a command quantization_tier is 2, and the table"):
+        derive(WITH_DRAFTS, "mine", of_tiers(static=2), ENGINES, calibration)
+    with pytest.raises(InputError, match="speculation_depth: the table was measured at one value"):
+        derive(BASE | {"knobs": ["speculation_depth"]}, "mine", of_tiers(), ENGINES, calibration)
+
+
+def test_engines_of_another_tier() -> None:
+    """Where no knob says what they run at, it is what was measured."""
+    calibration = Calibration(tier=2, depths=(0,), kv_pool_tokens=None, frontend_s=0.0)
+    spec = parse_task(derive(BASE, "mine", OFFER, ENGINES, calibration), "mine")
+    assert spec.locked["quantization_tier"] == 2
 
 
 @given(

@@ -4,6 +4,7 @@ the reason is told and written down, and the policy steers again when it has bee
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -216,6 +217,24 @@ def test_no_window_is_played_twice_after_a_stop(play: Play) -> None:
     seconds = [line["seconds"] for line in played.lines("window")]
     assert sorted(seconds)[-1] == pytest.approx(8.3)
     assert sorted(seconds)[:-1] == pytest.approx([WINDOW_S] * 11)
+
+
+def test_a_wall_clock_that_jumps(play: Play) -> None:
+    """An hour ahead and two back: the log has it, and nothing else notices."""
+    steady = play(6)
+    deployment = Deployment()
+
+    def jump(hours: float) -> Callable[[Deployment], object]:
+        return lambda one: setattr(one, "wall_s", one.wall_s + 3600.0 * hours)
+
+    before = len(steady.lines("window"))
+    jumped = play(6, {2: jump(1), 4: jump(-2)}, deployment=deployment)
+    assert jumped.reasons == steady.reasons == [None] * 6
+    assert deployment.commands == steady.deployment.commands
+    lines = jumped.lines("window")[before:]
+    assert [line["seconds"] for line in lines] == pytest.approx([WINDOW_S] * 6)
+    steps = [after["unix_s"] - one["unix_s"] for one, after in itertools.pairwise(lines)]
+    assert [round(step) for step in steps] == [1, 3601, 1, -7199, 1]
 
 
 def test_a_policy_whose_output_is_no_number(play: Play) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -161,3 +164,25 @@ def test_priority_routing_is_turned():
     assert [request.priority for request in by_priority[1:]] == sorted(
         request.priority for request in by_priority[1:]
     )
+
+
+def test_what_the_host_takes_is_part_of_the_front_end() -> None:
+    """Requests enter earlier by as much as first tokens lately left late, and never before they
+    came; figures of the engine are as if nothing had been late."""
+    engine = machine()
+    entries, delays = [], []
+    for late_s in (0.0, 0.04, 1000.0):
+
+        def delivered(played: Played, late_s: float = late_s) -> None:
+            request = SimpleNamespace(first_token_s=4.0 - late_s)
+            left: Any = SimpleNamespace(request=request)
+            played.loop.delivered(left)
+
+        requests = [Request(0, 0.0, 20, 2), Request(1, 5.0, 20, 2)]
+        played = Played(engine, requests, [(4.0, delivered)])
+        entries.append(played.requests[1].arrival_s)
+        delays.append(played.requests[1].frontend_s)
+    assert delays[0] == delays[1] == delays[2]
+    assert entries[0] - entries[1] == pytest.approx(0.004)  # a tenth: it is a mean
+    assert entries[0] - entries[2] == pytest.approx(engine.front_end.fixed_s)
+    assert min(entries) >= 5.0

@@ -45,6 +45,24 @@ def test_the_earlier_names_mean_the_same() -> None:
     assert now is not None and now.url == "https://api.openai.com" and now.max_requests == 3
 
 
+def test_whether_priorities_are_told() -> None:
+    """By default the engine's plug-in decides; a hosted model serves nobody by it."""
+
+    def chosen(**more: str) -> bool | None:
+        settings = LiveSettings.from_environment(LIVE | more)
+        assert settings is not None
+        return settings.priority
+
+    hosted = {"JAXSERVE_LIVE_PROVIDER": "openai", "JAXSERVE_LIVE_MODEL": "m"}
+    assert chosen() is None and chosen(JAXSERVE_LIVE_PRIORITY="ON") is True
+    assert chosen(JAXSERVE_LIVE_PRIORITY="off") is False
+    assert chosen(JAXSERVE_LIVE_KEY="sk-x", **hosted) is False
+    with pytest.raises(InputError, match="JAXSERVE_LIVE_PRIORITY is on; it must be off"):
+        chosen(JAXSERVE_LIVE_KEY="sk-x", JAXSERVE_LIVE_PRIORITY="on", **hosted)
+    with pytest.raises(InputError, match="JAXSERVE_LIVE_PRIORITY is 'yes'"):
+        chosen(JAXSERVE_LIVE_PRIORITY="yes")
+
+
 def test_two_spellings_of_the_same_agree() -> None:
     """Also where they differ in letters."""
     both = {"LLMSERVE_MODE": "real", "LLMSERVE_REAL_PROVIDER": "vllm"}

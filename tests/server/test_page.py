@@ -3,55 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from server.local import LocalServer
-
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("there is no chromium (Debian: apt-get install chromium)", allow_module_level=True)
+from tests.server.browser import all_drawn, opened, wait_until_idle, window
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
-def page(browser: Any, server: LocalServer, request: pytest.FixtureRequest, tmp_path: Any) -> Any:
-    """The page, loaded; at the end a screenshot, and no error on the way."""
-    opened = browser.new_page(viewport={"width": 1400, "height": 1000})
-    opened.set_default_timeout(120_000)
-    problems: list[str] = []
-    opened.on("pageerror", lambda error: problems.append(str(error)))
-    opened.on("requestfailed", lambda failed: problems.append(failed.url))
-    opened.goto(server.url)
-    wait_until_idle(opened)
-    yield opened
-    picture = tmp_path / f"{request.node.name}.png"
-    opened.screenshot(path=picture, full_page=True)
-    assert picture.stat().st_size > 10_000
-    assert problems == []
-    opened.close()
-
-
-def wait_until_idle(page: Any) -> None:
-    page.wait_for_function("!document.getElementById('step').disabled && location.hash")
-
-
-def window(page: Any) -> int:
-    return int(page.inner_text("#window"))
+def page(
+    browser: Any, server: LocalServer, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Any]:
+    """Of a server that simulates."""
+    with opened(browser, server.url, tmp_path / f"{request.node.name}.png") as shown:
+        yield shown
 
 
 def session(page: Any) -> str:
@@ -86,14 +57,7 @@ def test_a_person_plays(page: Any, server: LocalServer) -> None:
         128,
         1,
     )
-    assert page.locator("#charts canvas").count() == 7
-    drawn = page.evaluate(
-        """() => [...document.querySelectorAll('#charts canvas')].every((canvas) => {
-          const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-          return new Set(new Uint32Array(pixels.data.buffer)).size > 10;
-        })"""
-    )
-    assert drawn
+    assert all_drawn(page)
 
 
 def test_knobs_that_a_task_locks_do_not_move(page: Any) -> None:

@@ -61,7 +61,7 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
     await prompts.learn(engine)
     for _ in range(_ANSWERS_TO_WARM_UP):
         await engine.complete(prompts.make(max(plan.prompt_tokens)), 8)
-    knobs = await _knobs(engine)
+    knobs, pool = await _knobs(engine), await engine.kv_pool_tokens()
     reader = await StepReader.of(engine)
     reading = [asyncio.create_task(reader.read_on())] if reader else []
     rows: list[tuple[float, ...]] = []
@@ -88,7 +88,7 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
         latency_s=latency_s,
         requests=requests,
         steps=await reader.all() if reader else None,
-        kv_pool_tokens=await engine.kv_pool_tokens(),
+        kv_pool_tokens=pool,
         batch_cap=knobs.get("batch_cap"),
         token_budget=knobs.get("token_budget"),
     )

@@ -40,7 +40,7 @@ from jaxserve.live.study.plan import Server, Study, setting_name
 from jaxserve.live.study.processes import Running
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.table.file import read_table_file, write_table_file
+from jaxserve.sim.table.file import Calibration, read_table_file, write_table_file
 from jaxserve.spaces import make_action
 
 _SEARCH_EPISODES = 64
@@ -67,26 +67,24 @@ class Prepared:
 
 
 async def live_task(
-    server: Server, running: Running, folder: Path, frontend_s: float | None
+    server: Server, running: Running, folder: Path, calibration: Calibration | None
 ) -> Path:
     """The task file for the running deployment; dilated as the deployment is.
 
     Args:
-      frontend_s: what was measured of the front end; None for what the task says.
+      calibration: what the table was measured at; None where its times are known.
 
     Raises:
       InputError: the deployment does not answer, or is not the one of an earlier call.
     """
     base = dilated_task(server.task, server.time_dilation)
-    if frontend_s is not None:
-        base["deployment"] |= {"frontend_s": frontend_s, "frontend_tail_s": 0.0}
     async with GatewayClient(running.control_url) as gateway:
         try:
             knobs, read = await gateway.knobs(), await gateway.engines()
         except GatewayError as error:
             raise InputError(str(error)) from None
     path = folder / "task.json"
-    content = derive(base, path.stem, knobs, parse_engine_state(read, knobs))
+    content = derive(base, path.stem, knobs, parse_engine_state(read, knobs), calibration)
     text = f"{json.dumps(content, indent=2)}\n"
     if path.is_file() and path.read_text() != text:
         raise InputError(f"{path} is of another deployment than the one that runs now")

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
 from jaxserve.live.study.dilation import dilated_task
@@ -28,6 +30,7 @@ from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
 _START_S = 600.0  # a busy machine takes minutes to import vLLM
 _GRACE_S = 15.0
 _LOG_CHARACTERS = 400
+_ASK_VERSION = "from importlib.metadata import version; print(version('vllm'))"
 _MODEL_MODULE = "jaxserve_vllm.cyclic_model"
 # Tokens of the user's own servers; those of a study listen on loopback and ask for none.
 _NOT_FOR_THEM = (
@@ -46,6 +49,37 @@ class Running:
     engine_url: str
     gateway_url: str
     control_url: str
+
+
+def engine_name(folder: Path, vllm: Path | None) -> str:
+    """What serves, with its version; asked once and kept in ``folder``.
+
+    Args:
+      vllm: environment of vLLM; None for the mock engine.
+
+    Raises:
+      InputError: there is no vLLM in that environment, or the file is not readable.
+    """
+    if vllm is None:
+        return "the mock engine"
+    path = folder / "engine.json"
+    if not path.is_file():
+        version = _vllm_version(vllm)
+        write_atomic(path, f"{json.dumps({'vllm': version})}\n".encode())
+    version = JsonObject(read_json(path, str(path)), str(path)).text("vllm")
+    return f"a real vLLM {version} with an emulated device"
+
+
+def _vllm_version(vllm: Path) -> str:
+    """By the metadata of the distribution, since to import vLLM takes a minute."""
+    asked = [vllm / "bin" / "python", "-c", _ASK_VERSION]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True)
+    except OSError as error:
+        raise InputError(f"{asked[0]} cannot be started: {error.strerror}") from None
+    if told.returncode:
+        raise InputError(f"--vllm is {vllm}, in which no vLLM is installed")
+    return told.stdout.strip()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from jaxserve.live.study.episode import Episode, play_episode
 from jaxserve.live.study.figures import of_outcomes
 from jaxserve.live.study.plan import Server, Study
 from jaxserve.live.study.predict import Predicted, predict
-from jaxserve.live.study.processes import Running, deployment
+from jaxserve.live.study.processes import Running, deployment, engine_name
 from jaxserve.live.study.results import AgentResult, ServerResult
 from jaxserve.sim.table.file import read_table_file
 
@@ -40,15 +40,15 @@ def run_server(
     """
     _claim(study, server, folder, vllm)
     known = vllm is None
+    engine = engine_name(folder, vllm)
     with deployment(server, folder, vllm) as running:
         times = table(study, server, running, folder, known, progress)
-        measured = read_table_file(times).metadata.calibration
-        frontend_s = None if measured is None else measured.frontend_s
-        task = asyncio.run(live_task(server, running, folder, frontend_s))
+        calibration = read_table_file(times).metadata.calibration
+        task = asyncio.run(live_task(server, running, folder, calibration))
         prepared = prepare(study, server, task, times, folder, progress)
         episodes = _play(study, server, prepared, running, folder, progress)
     predicted = _predict(study, server, prepared, folder, progress)
-    return _result(study, server, prepared, episodes, predicted, known)
+    return _result(study, server, prepared, episodes, predicted, engine)
 
 
 def order(agents: Sequence[str], repeat: int) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def _result(
     prepared: Prepared,
     episodes: dict[tuple[str, int], Episode],
     predicted: dict[tuple[str, int], Predicted],
-    known: bool,
+    engine: str,
 ) -> ServerResult:
     slow = server.time_dilation
     agents = []
@@ -128,7 +128,6 @@ def _result(
             )
         )
     loads = [episode.load for episode in episodes.values()]
-    engine = "the mock engine" if known else "a real vLLM with an emulated device"
     static = ", ".join(f"{name} {value:g}" for name, value in prepared.static.items())
     spec = server.spec
     return ServerResult(

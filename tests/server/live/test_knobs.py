@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.spaces import KNOBS
-from server.live.knobs import Gate, turn
+from server.live.knobs import Gate, offers, turn
 from tests.mock_engine.conftest import running
 
 WANTED = dict(zip(KNOBS, (5, 0.8, 3, 1, 0, 0), strict=True))
@@ -40,6 +40,18 @@ def test_an_engine_with_the_plug_in() -> None:
     assert (far["batch_cap"]["how"], far["batch_cap"]["now"]) == ("approximated", 8)
     assert far["batch_cap"]["reason"] == "the engine allows 1 to 8"
     assert after["mode"] == "static" and most is None
+
+
+@pytest.mark.parametrize(("policy", "taken"), [("fcfs", False), ("priority", True)])
+def test_an_engine_that_serves_by_priority(policy: str, taken: bool) -> None:
+    """Says so by its knob."""
+
+    async def ask(url: str) -> bool:
+        async with EngineClient(Target(url)) as engine:
+            return await offers(engine, "priority_routing")
+
+    with running(scheduling_policy=policy) as mock:
+        assert asyncio.run(ask(mock.url)) is taken
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=6), st.integers(1, 12))

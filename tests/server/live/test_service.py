@@ -77,6 +77,23 @@ def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
     assert sent and all(len(one["prompt"]) <= 40 and one["max_tokens"] <= 6 for one in sent)
 
 
+@pytest.mark.parametrize("chosen", ["on", "off", "auto"])
+def test_priorities_are_told(tmp_path: Path, chosen: str) -> None:
+    """In the field that vLLM reads, where it is known to take it; this engine has no plug-in."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task="adversarial_multitenant", seed=3)
+        await service.step(None, KNOBS)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url, priority=chosen), episode)
+    sent = [one.get("priority") for one in engine.requests[1:]]
+    assert len(sent) > 1
+    assert all((told is None) == (chosen != "on") for told in sent)
+    if chosen == "on":
+        assert set(sent) <= {0, 1, 2}
+
+
 @pytest.mark.parametrize("provider", ["engine", "openai"])
 def test_the_limit_cannot_be_passed(tmp_path: Path, provider: str) -> None:
     """By steps, steps at once, resets or restarts, whatever an engine's tokenizer makes of it."""

@@ -1,0 +1,40 @@
+"""What a study says of the engine that it ran."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.live.study.processes import engine_name
+
+
+def environment(folder: Path, script: str) -> Path:
+    """One whose Python is a shell script."""
+    python = folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    return folder
+
+
+def test_the_version_is_asked_once(tmp_path: Path) -> None:
+    """And kept with the episodes: the environment may be another one later."""
+    folder = tmp_path / "h100"
+    folder.mkdir()
+    vllm = environment(tmp_path / "v", "echo 0.32.0+cpu")
+    expected = "a real vLLM 0.32.0+cpu with an emulated device"
+    assert engine_name(folder, vllm) == expected
+    assert json.loads((folder / "engine.json").read_text()) == {"vllm": "0.32.0+cpu"}
+    assert engine_name(folder, environment(tmp_path / "w", "exit 1")) == expected
+    assert engine_name(tmp_path, None) == "the mock engine"
+
+
+def test_an_environment_without_vllm(tmp_path: Path) -> None:
+    """Is named."""
+    with pytest.raises(InputError, match="in which no vLLM is installed"):
+        engine_name(tmp_path, environment(tmp_path / "v", "exit 1"))
+    with pytest.raises(InputError, match="cannot be started: No such file"):
+        engine_name(tmp_path, tmp_path / "nowhere")

@@ -1,0 +1,140 @@
+"""The tab Live in a real browser: a session on an engine, and logs of `jaxserve operate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jax
+import pytest
+
+import jaxserve
+from jaxserve.live.episode_file import EpisodeWriter
+from jaxserve.seeds import episode_key
+from server.local import LocalServer
+from tests.live.deployment import TASK, setup_of
+from tests.mock_engine.conftest import running
+from tests.server.browser import all_drawn, opened, window
+
+pytestmark = pytest.mark.slow
+
+WINDOWS = 4
+NOTHING = "\u2013"  # an en dash
+
+
+@pytest.fixture(scope="module")
+def live(start_server: Callable[..., LocalServer]) -> Iterator[LocalServer]:
+    """A server whose episodes are played on a mock engine."""
+    with running(max_model_len=2048, batch_cap=64) as engine:
+        yield start_server(JAXSERVE_MODE="live", JAXSERVE_LIVE_URL=engine.url)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """As `jaxserve operate` writes it, with a torn line at its end."""
+    (tmp_path / "mine.json").write_text(json.dumps(TASK))
+    setup = setup_of(tmp_path / "mine.json")
+    path, action = tmp_path / "operated.jsonl", jaxserve.make_action(batch_cap=16)
+    state, _ = setup.env.reset(episode_key(1))
+    step = jax.jit(setup.env.step)
+    with EpisodeWriter(path, {"task": "mine", "agent": "ppo"}) as writer:
+        for number in range(1, WINDOWS + 1):
+            state, timestep = step(state, action)
+            notes = {"window": number, "seconds": 1.0, "reason": None}
+            writer.window(timestep.observation, timestep.metrics, action, notes)
+        writer.event(WINDOWS, "blind", "the gateway cannot be reached")
+    path.write_text(path.read_text() + '{"kind": "win')
+    return path
+
+
+def last_drawn(page: Any, chart: int) -> list[str]:
+    """The values in a chart's legend, of its last window."""
+    page.evaluate(
+        """(number) => {
+          const over = document.querySelectorAll('#charts .u-over')[number];
+          const box = over.getBoundingClientRect();
+          over.dispatchEvent(new MouseEvent('mousemove', {
+            clientX: box.right - 1, clientY: box.top + 5, bubbles: true }));
+        }""",
+        chart,
+    )
+    return page.locator("#charts .chart").nth(chart).locator(".u-value").all_inner_texts()
+
+
+def test_a_session_on_an_engine_is_followed(
+    browser: Any, live: LocalServer, tmp_path: Path
+) -> None:
+    """The page begins with it, shows every window without being asked, and what is spent."""
+    with opened(browser, live.url, tmp_path / "followed.png") as page:
+        status = page.locator("#live_status")
+        assert page.is_visible("#live") and page.is_hidden("#play")
+        page.wait_for_function("document.getElementById('live_status').textContent")
+        assert "no session plays; 0 of 1,000,000 tokens spent" in status.inner_text()
+        with httpx.Client(base_url=live.url, timeout=600.0) as http:
+            http.post("/reset", json={"task_id": "bursty_workload", "seed": 1})
+            for number in range(1, WINDOWS):
+                step = http.post("/step", json={"action": {"batch_cap": 16}}).json()
+                shown = "(number) => document.getElementById('window').textContent == number"
+                page.wait_for_function(shown, arg=number)
+            spent = http.get("/runtime").json()["live"]["tokens_spent"]
+        assert all_drawn(page)
+        arrivals = float(last_drawn(page, 0)[1])
+        assert arrivals == pytest.approx(step["observation"]["request_arrival_rate"], rel=1e-3)
+        page.wait_for_function(
+            "(spent) => document.getElementById('live_status').textContent.includes(spent)",
+            arg=f"{spent:,} of 1,000,000",
+        )
+        assert "requests in flight" in status.inner_text()
+        assert page.inner_text("#so_far") == NOTHING and page.is_hidden("#score")
+        assert page.inner_text("#about").startswith("Chat traffic with log-normal prompts")
+
+
+def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log: Path) -> None:
+    """Of a task that the server does not know; the episode that is played comes back after it."""
+    with opened(browser, server.url, log.with_suffix(".png")) as page:
+        page.click("#step")
+        page.wait_for_function("document.getElementById('window').textContent == 1")
+        played = page.inner_text("#about")
+        page.click("#tab_live")
+        assert window(page) == 0 and page.inner_text("#about") == ""
+        page.set_input_files("#log", log)
+        page.wait_for_function("document.getElementById('live_status').textContent")
+        assert page.inner_text("#about") == "mine, a task of your own."
+        assert page.inner_text("#live_status") == f"operated.jsonl: {WINDOWS} windows of mine"
+        assert window(page) == WINDOWS and page.inner_text("#mean") == NOTHING
+        assert all_drawn(page)
+        (log.parent / "notes.json").write_text("no log")
+        page.set_input_files("#log", log.parent / "notes.json")
+        page.wait_for_function("document.getElementById('live_status').className == 'error'")
+        assert page.inner_text("#live_status") == "the file is no log of an episode"
+        page.click("#follow")
+        simulates = "This server simulates: open a log."
+        page.wait_for_function(
+            "(text) => document.getElementById('live_status').textContent == text", arg=simulates
+        )
+        page.click("#tab_play")
+        assert window(page) == 1 and page.inner_text("#mean") != NOTHING
+        assert page.inner_text("#about") == played and page.is_visible("#score")
+        page.click("#tab_live")
+        assert window(page) == WINDOWS
+
+
+def test_a_downloaded_log_is_opened(browser: Any, server: LocalServer, tmp_path: Path) -> None:
+    """What GET /episode_log gives, with its rewards."""
+    with httpx.Client(base_url=server.url, timeout=600.0) as http:
+        session = http.post("/reset", json={"task_id": 1, "seed": 3}).json()["session_id"]
+        rewards = [
+            http.post("/step", json={"session_id": session, "action": {}}).json()["reward"]
+            for _ in range(3)
+        ]
+        text = http.get("/episode_log", params={"session_id": session}).text
+    (tmp_path / "log.json").write_text(text)
+    with opened(browser, server.url, tmp_path / "log.png") as page:
+        page.click("#tab_live")
+        page.set_input_files("#log", tmp_path / "log.json")
+        page.wait_for_function("document.getElementById('window').textContent == 3")
+        assert float(page.inner_text("#mean")) == pytest.approx(sum(rewards) / 3, abs=0.001)
+        assert all_drawn(page)
