@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -147,4 +148,4 @@ def cut_deltas(draw: st.DrawFn, completion: Completion) -> list[Delta]:
 
 def _cut(text: str, places: Iterable[int]) -> list[str]:
     edges = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
