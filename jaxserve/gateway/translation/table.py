@@ -182,13 +182,13 @@ def models_body(path: str, headers: RawHeaders, cards: Sequence[ModelCard]) -> b
 
     Args:
       path: of the request.
-      headers: of it; Anthropic's clients use OpenAI's path, with a header of their own.
+      headers: of it; clients of all dialects use one path, with headers of their own.
       cards: of the models that are served.
 
     Raises:
       Problem: the path names no such model.
     """
-    if path.startswith("/v1beta/"):
+    if path.startswith("/v1beta/") or names.first(headers, b"x-goog-api-key") is not None:
         several, one = google_models, google_model
     elif names.first(headers, b"anthropic-version") is not None:
         several, one = anthropic_models, anthropic_model
