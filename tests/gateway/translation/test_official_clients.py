@@ -373,7 +373,9 @@ def test_counting_models_and_errors_of_google(gateway: ScriptedGateway, google_c
     (model,) = google_client.models.list()
     assert (model.name, model.input_token_limit) == ("models/m", 4096)
     assert google_client.models.get(model="m").name == "models/m"
-    with pytest.raises(errors.ClientError, match=r"400 INVALID_ARGUMENT.*responseLogprobs is not supported"):
+    with pytest.raises(
+        errors.ClientError, match=r"400 INVALID_ARGUMENT.*responseLogprobs is not supported"
+    ):
         google_client.models.generate_content(
             model="m", contents="hi", config={"response_logprobs": True}
         )
