@@ -33,6 +33,7 @@ from jaxserve.gateway.translation.reading import (
     text_part,
     tool_result,
     within,
+    words,
 )
 from jaxserve.gateway.translation.schemas import json_schema
 from jaxserve.gateway.translation.sealed import unsealed
@@ -95,7 +96,7 @@ def _chat(asked: Asked, fields: JsonObject, policy: TemplatePolicy) -> Chat:
     messages = [*_system(fields), *_contents(fields)]
     config = within(fields, "generationConfig")
     refuse_fields(config, _LACKING_OUTPUT)
-    if set(config.get("responseModalities") or ()) - {"TEXT", "text"}:
+    if {*words(config, "responseModalities")} - {"TEXT"}:
         lacks("responseModalities other than TEXT are not supported: the model writes text only")
     request = renamed(config, _NAMES)
     tools = list(_tools(fields))
@@ -278,7 +279,7 @@ def _tool_choice(fields: JsonObject, tools: list[dict[str, Any]]) -> dict[str, A
     mode = config.get("mode") or "AUTO"
     if mode not in (*_MODES, "MODE_UNSPECIFIED"):
         refuse(config.name("mode"), mode, f"one of {', '.join(_MODES)}")
-    names = config.get("allowedFunctionNames") or []
+    names = words(config, "allowedFunctionNames")
     if names and mode in ("ANY", "VALIDATED"):
         allowed = only_named(tools, names, config.name("allowedFunctionNames"))
         if len(allowed) == 1 and mode == "ANY":

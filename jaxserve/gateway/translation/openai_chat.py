@@ -28,6 +28,7 @@ from jaxserve.gateway.translation.reading import (
     refuse_fields,
     refusing,
     within,
+    words,
 )
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -51,7 +52,7 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
     """
     fields = JsonObject(asked.fields, "the request")
     refuse_fields(fields, _LACKING)
-    if set(fields.get("modalities") or ()) - {"text"}:
+    if {*words(fields, "modalities")} - {"text"}:
         lacks("modalities other than text are not supported: the model writes text only")
     for tool in listed(fields, "tools"):
         tool.one_of("type", ("function",))

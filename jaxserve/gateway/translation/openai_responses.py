@@ -32,6 +32,7 @@ from jaxserve.gateway.translation.reading import (
     text_part,
     tool_result,
     within,
+    words,
 )
 from jaxserve.gateway.translation.sealed import unsealed
 
@@ -93,7 +94,7 @@ def counted_chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
 
 def _chat(asked: Asked, fields: JsonObject, policy: TemplatePolicy, streamed: bool) -> Chat:
     refuse_fields(fields, _LACKING)
-    wanted = fields.get("include") or []
+    wanted = words(fields, "include")
     if _LOGPROBS in wanted:
         lacks(f"include {_LOGPROBS} is not supported: ask for them on /v1/chat/completions")
     messages = list(_messages(fields))
@@ -217,7 +218,7 @@ def _assistant_text(item: JsonObject) -> str:
 
 
 def _call(item: JsonObject) -> dict[str, Any]:
-    name = _full_name(item.get("namespace"), item.text("name"))
+    name = _full_name(said(item, "namespace"), item.text("name"))
     if item["type"] == "custom_tool_call":
         arguments = dumped({"input": said(item, "input")})
     else:
@@ -262,7 +263,7 @@ class _Offered:
     """how it is told to the client, if otherwise."""
 
 
-def _full_name(namespace: Any, name: str) -> str:
+def _full_name(namespace: str, name: str) -> str:
     """A function's name at the engine, which knows no namespaces."""
     if not namespace:
         return name
@@ -275,10 +276,10 @@ def _tools(fields: JsonObject) -> Iterator[_Offered]:
             for inner in listed(tool, "tools"):
                 yield from _tool(inner, tool.text("name"))
         else:
-            yield from _tool(tool, None)
+            yield from _tool(tool, "")
 
 
-def _tool(tool: JsonObject, namespace: str | None) -> Iterator[_Offered]:
+def _tool(tool: JsonObject, namespace: str) -> Iterator[_Offered]:
     kind = tool.text("type")
     if kind.startswith(_SERVER_TOOLS):
         return
@@ -310,11 +311,11 @@ def _tool_choice(fields: JsonObject, tools: list[dict[str, Any]]) -> dict[str, A
     kind = choice.one_of("type", ("function", "custom", "allowed_tools"))
     if kind == "allowed_tools":
         names = [
-            _full_name(one.get("namespace"), one.text("name")) for one in listed(choice, "tools")
+            _full_name(said(one, "namespace"), one.text("name")) for one in listed(choice, "tools")
         ]
         allowed = only_named(tools, names, choice.name("tools"))
         return {"tools": allowed, "tool_choice": choice.one_of("mode", ("auto", "required"))}
-    name = _full_name(choice.get("namespace"), choice.text("name"))
+    name = _full_name(said(choice, "namespace"), choice.text("name"))
     only_named(tools, [name], choice.name("name"))
     return {"tool_choice": named_choice(name)}
 

@@ -29,6 +29,8 @@ def refusing(read: Callable[_P, _T]) -> Callable[_P, _T]:
             return read(*arguments, **options)
         except InputError as error:
             raise Problem(400, "bad_request", str(error)) from None
+        except (RecursionError, orjson.JSONEncodeError):
+            raise Problem(400, "bad_request", "the request is nested too deeply") from None
 
     return reads
 
@@ -68,6 +70,16 @@ def said(fields: JsonObject, key: str) -> str:
     if value is not None and not isinstance(value, str):
         refuse(fields.name(key), value, "a text")
     return value or ""
+
+
+def words(fields: JsonObject, key: str) -> list[str]:
+    """A list of texts that may be missing or null."""
+    value = fields.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        refuse(fields.name(key), value, "a list of texts")
+    return value
 
 
 def within(fields: JsonObject, key: str) -> JsonObject:

@@ -50,7 +50,10 @@ def json_schema(schema: Any, where: str) -> dict[str, Any]:
     if schema.get("items") is not None:
         found["items"] = json_schema(schema["items"], f"{where}: items")
     if schema.get("anyOf") is not None:
-        found["anyOf"] = [json_schema(one, f"{where}: anyOf") for one in schema["anyOf"]]
+        others = schema["anyOf"]
+        if not isinstance(others, list):
+            refuse(f"{where}: anyOf", others, "a list of schemas")
+        found["anyOf"] = [json_schema(one, f"{where}: anyOf") for one in others]
     if isinstance(schema.get("properties"), Mapping):
         found["properties"] = {
             name: json_schema(one, f"{where}: {name}") for name, one in schema["properties"].items()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -130,36 +132,177 @@ def test_a_stream_needs_events() -> None:
             sent(path, BODIES["/v1beta/models/m:generateContent"], query)
 
 
-_NAMES = st.sampled_from(
-    (
-        "model", "messages", "role", "content", "type", "text", "input", "tools", "name",
-        "tool_choice", "system", "contents", "parts", "functionCall", "functionResponse",
-        "generationConfig", "thinking", "output_config", "format", "schema", "reasoning",
-        "inlineData", "source", "tool_calls", "include", "stream", "stream_options", "n",
-        "toolConfig", "functionDeclarations", "parameters", "responseSchema", "modalities",
-        "systemInstruction", "namespace", "allowedFunctionNames", "functionCallingConfig", "mode",
-    )
-)  # fmt: skip
-_VALUES = (
-    plain_json
-    | st.sampled_from(("user", "assistant", "model", "function", "ANY", "tool_result", "message"))
-    | st.sampled_from(
-        ("image", "tool_use", "json_schema", "function_call", "namespace", "thinking")
-    )
-)
-_JSON = st.recursive(
-    _VALUES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES, inner, max_size=4),
-    max_leaves=15,
-)
+_IMAGE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+_GOOGLE = {
+    "systemInstruction": {"parts": [{"text": "a"}]},
+    "contents": [
+        {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "a", "thought": True},
+                {"functionCall": {"id": "c", "name": "f", "args": {}}, "thoughtSignature": "a"},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"output": "a"}}}],
+        },
+        {"role": "user", "parts": [{"fileData": {"fileUri": "a", "mimeType": "image/png"}}]},
+    ],
+    "tools": [
+        {
+            "functionDeclarations": [
+                {
+                    "name": "f",
+                    "description": "F",
+                    "parameters": {
+                        "type": "OBJECT",
+                        "properties": {"a": {"type": "ARRAY", "items": {"type": "STRING"}}},
+                        "anyOf": [{"type": "OBJECT"}],
+                        "maxItems": "3",
+                    },
+                }
+            ]
+        }
+    ],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+    "generationConfig": {
+        "responseMimeType": "application/json",
+        "responseSchema": {"type": "OBJECT"},
+        "responseModalities": ["TEXT"],
+        "thinkingConfig": {"thinkingBudget": 5, "thinkingLevel": "LOW", "includeThoughts": True},
+    },
+}
+_ANTHROPIC = {
+    **BODIES["/v1/messages"],
+    "system": [{"type": "text", "text": "a"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "image", "source": _IMAGE}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "a", "signature": "b"},
+                {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": [], "is_error": True},
+                {"type": "document", "title": "a", "source": {"type": "content", "content": []}},
+                {"type": "search_result", "title": "a", "source": "b", "content": []},
+            ],
+        },
+    ],
+    "tools": [{"type": "custom", "name": "f", "description": "F", "input_schema": _SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+}
+_RESPONSES = {
+    **BODIES["/v1/responses"],
+    "instructions": "a",
+    "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": "a", "detail": "low"}]},
+        {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "b"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": []},
+        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "a"},
+    ],
+    "tools": [
+        {"type": "function", "name": "f", "description": "F", "parameters": _SCHEMA},
+        {"type": "custom", "name": "g", "format": {"definition": "a"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+    ],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"name": "f", "namespace": "n"}],
+    },
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
+}
+_CHAT = {
+    **BODIES["/v1/chat/completions"],
+    "messages": [
+        {"role": "system", "content": "a"},
+        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
+        {"role": "assistant", "content": None, "reasoning": "a", "tool_calls": [{"id": "c"}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "modalities": ["text"],
+}
+_RICH = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _ANTHROPIC,
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": _RESPONSES,
+    "/v1beta/models/m:generateContent": _GOOGLE,
+    "/v1beta/models/m:countTokens": {"generateContentRequest": _GOOGLE},
+}
 
 
-@pytest.mark.parametrize("path", BODIES)
-@given(fields=st.dictionaries(_NAMES, _JSON, max_size=4))
-def test_any_json_is_read_or_refused(path: str, fields: dict[str, object]) -> None:
-    """Whatever a client sends, it gets an answer or one sentence with a status of its own fault."""
+def places(value: object, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where something can be put in place of something else."""
+    if here:
+        yield here
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, each in enumerate(value) if isinstance(value, list) else inner:
+        yield from places(each, (*here, key))
+
+
+def with_other(value: Any, place: tuple[Any, ...], other: object) -> object:
+    """A copy with something else at a place."""
+    if not place:
+        return other
+    found = value.copy()
+    found[place[0]] = with_other(found[place[0]], place[1:], other)
+    return found
+
+
+_WORDS = ("user", "assistant", "model", "tool", "function", "text", "base64", "url", "none", "f")
+_OTHERS = plain_json | st.sampled_from(_WORDS) | st.lists(st.just({}), max_size=2)
+
+
+@pytest.mark.parametrize("path", _RICH)
+def test_rich_requests_are_read(path: str) -> None:
+    """Those that the next test spoils."""
+    assert sent(path, _RICH[path]).chat.request["messages"]
+
+
+@pytest.mark.parametrize("path", _RICH)
+@given(data=st.data())
+def test_any_json_is_read_or_refused(path: str, data: st.DataObject) -> None:
+    """Whatever a client sends, it is understood, or told in one sentence why not."""
+    body: object = _RICH[path]
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.sampled_from(list(places(body))))
+        body = with_other(body, place, data.draw(_OTHERS))
     try:
-        sent(path, BODIES[path] | fields)
+        sent(path, body)
+    except Problem as refused:
+        assert refused.status == 400 and "\n" not in str(refused)
+
+
+@pytest.mark.parametrize("path", _RICH)
+@pytest.mark.parametrize("depth", [200, 400, 1000])
+def test_any_depth_is_read_or_refused(path: str, depth: int) -> None:
+    """No request is nested so deeply that it fails inside the gateway."""
+    deep = orjson.Fragment(b'[{"items":' * (depth // 2) + b"1" + b"}]" * (depth // 2))
+    tool = {"name": "f", "parameters": {"default": deep}, "input_schema": {"default": deep}}
+    tools = [tool | {"type": "function", "function": tool, "functionDeclarations": [tool]}]
+    try:
+        sent(path, BODIES[path] | {"tools": tools, "temperature": deep, "x_y": deep})
     except Problem as refused:
         assert refused.status == 400 and "\n" not in str(refused)
 
