@@ -56,6 +56,7 @@ _NAMES = {
     "presencePenalty": "presence_penalty",
     "frequencyPenalty": "frequency_penalty",
 }
+_SNAKE = re.compile(r"_([a-z])")
 _OF_SERVER = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
 """Parts that say what Google's servers did."""
 _MODES = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
@@ -77,7 +78,7 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
     Raises:
       Problem: it is malformed, or asks for what engines lack.
     """
-    return _chat(asked, JsonObject(_camel(asked.fields), "the request"), policy)
+    return _chat(asked, JsonObject(_camel(dict(asked.fields)), "the request"), policy)
 
 
 @refusing
@@ -87,7 +88,7 @@ def counted_chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
     Raises:
       Problem: likewise.
     """
-    fields = JsonObject(_camel(asked.fields), "the request")
+    fields = JsonObject(_camel(dict(asked.fields)), "the request")
     return _chat(asked, within(fields, "generateContentRequest") or fields, policy)
 
 
@@ -120,16 +121,20 @@ def _camel(value: Any) -> Any:
     """With names of fields in the one spelling."""
     if isinstance(value, list):
         return [_camel(each) for each in value]
-    if not isinstance(value, Mapping):
+    if not isinstance(value, dict):
         return value
     found = {}
     for name, inner in value.items():
-        new = re.sub(r"_([a-z])", lambda letter: letter[1].upper(), name)
-        if new == "properties" and isinstance(inner, Mapping):
+        new = _SNAKE.sub(_upper, name) if "_" in name else name
+        if new == "properties" and isinstance(inner, dict):
             found[new] = {key: _camel(schema) for key, schema in inner.items()}
         else:
             found[new] = inner if new in _VERBATIM else _camel(inner)
     return found
+
+
+def _upper(found: re.Match[str]) -> str:
+    return found[1].upper()
 
 
 def _system(fields: JsonObject) -> Iterator[dict[str, Any]]:
@@ -254,8 +259,8 @@ def _result(result: JsonObject, waiting: _Open) -> dict[str, Any]:
     """By their convention ``output`` has what the function gave, ``error`` why it failed."""
     name = result.text("name")
     response = within(result, "response")
-    key = next((key for key in ("output", "error") if set(response) == {key}), None)
-    found: Any = dict(response) if key is None else response[key]
+    key = next(iter(response)) if len(response) == 1 else None
+    found: Any = response[key] if key in ("output", "error") else dict(response)
     content: Any = found if isinstance(found, str) else dumped(found)
     images = [_part(part) for part in listed(result, "parts")]
     if images:
