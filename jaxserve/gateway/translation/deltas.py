@@ -85,7 +85,7 @@ class EventWriter(Protocol):
         ...
 
     def end(self) -> bytes:
-        """Events that close the stream."""
+        """Events that close the stream, once the engine has ended its own as it should."""
         ...
 
 
