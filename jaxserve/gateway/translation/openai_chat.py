@@ -65,7 +65,8 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
         asked,
         fields.text("model"),
         messages,
-        {name: value for name, value in fields.items() if name not in _OWN},
+        # Null is the default, which not every engine reads it as.
+        {name: value for name, value in fields.items() if name not in _OWN and value is not None},
         policy,
         streamed=streamed,
         notes={"usage": wants_usage, "logprobs": fields.get("logprobs") is True},

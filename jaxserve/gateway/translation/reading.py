@@ -106,8 +106,8 @@ def text_part(text: str) -> dict[str, Any]:
 
 
 def image_part(url: str, detail: Any = None) -> dict[str, Any]:
-    """An image by its address, which may hold the data itself."""
-    image = {"url": url} if detail is None else {"url": url, "detail": detail}
+    """An image by its address, which may hold the data itself, in a detail that engines know."""
+    image = {"url": url, "detail": detail} if detail in ("auto", "low", "high") else {"url": url}
     return {"type": "image_url", "image_url": image}
 
 

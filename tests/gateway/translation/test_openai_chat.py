@@ -27,7 +27,7 @@ def chat_of(**fields: Any) -> Chat:
 def test_what_engines_are_told() -> None:
     """All that the client says of sampling, and nothing that is between it and a provider."""
     fields = {"temperature": 0.5, "top_k": 5, "n": 2, "chat_template_kwargs": {"a": 1}}
-    chat = chat_of(**fields, store=True, metadata={"a": "b"}, service_tier="auto")
+    chat = chat_of(**fields, store=True, metadata={"a": "b"}, service_tier="auto", stop=None)
     assert chat.request == {"model": "m", "messages": ASK, **fields}
     assert (chat.id, chat.unix_s, chat.model, chat.streamed) == ("id1", NOW_S, "m", False)
     streamed = chat_of(stream=True, stream_options={"include_usage": False})

@@ -124,6 +124,8 @@ def test_results_images_and_what_servers_did() -> None:
     parts = [{"type": "text", "text": "seen"}, part]
     assert found[0] == {"role": "user", "content": parts}
     assert found[2] == {"role": "tool", "tool_call_id": "c", "content": parts}
+    (finest,) = messages({"role": "user", "content": [text, {**image, "detail": "original"}]})
+    assert finest["content"][1]["image_url"] == {"url": "https://example.com/a.png"}
 
 
 def test_custom_and_named_tools() -> None:
