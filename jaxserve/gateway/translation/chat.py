@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.translation.policy import TemplatePolicy, fitted
+from jaxserve.gateway.translation.policy import TemplatePolicy, fitted, limited
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def chat_from(
       streamed: whether the client waits for events.
       notes: for the way back.
     """
-    request = {"model": model, "messages": fitted(messages, policy), **fields}
+    request = {"model": model, "messages": fitted(messages, policy), **limited(fields, policy)}
     if streamed:
         request["stream"] = True
         # Every dialect tells its usage, if not in each of its streams; captures need it anyway.

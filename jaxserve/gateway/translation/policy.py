@@ -1,4 +1,4 @@
-"""What a model's chat template takes, and messages fitted to it without a change of their order.
+"""What a model and its chat template take, and messages fitted to them in their order.
 
 Whatever is decided here for a message depends on it and on the message right behind it, which an
 agent's history keeps: the prompt of a later request therefore begins like that of the earlier one.
@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 _PARAGRAPH = "\n\n"
 _LINE = "\n"
+_LIMITS = ("max_completion_tokens", "max_tokens")
 
 Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class TemplatePolicy:
-    """One model's template. The defaults are right for most templates of open models."""
+    """One model's template. The defaults are right for most open models."""
 
     knows_developer: bool = False
     """whether it has the role ``developer``; otherwise that becomes ``system``."""
@@ -36,6 +37,9 @@ class TemplatePolicy:
     thinking_budget_field: str | None = None
     """field of the request that limits tokens of reasoning, as vLLM's ``thinking_token_budget``
     where the server is configured for it; None: clients' budgets are not passed on."""
+    max_output_tokens: int | None = None
+    """the most that a request may ask for; more is lowered to it, since engines refuse what their
+    context does not hold and agents ask for what their own models hold. None: as it is asked."""
 
 
 def fitted(messages: Sequence[Message], policy: TemplatePolicy) -> list[Message]:
@@ -50,6 +54,15 @@ def fitted(messages: Sequence[Message], policy: TemplatePolicy) -> list[Message]
     if policy.tool_images == "follow":
         rest = list(_with_images_behind(rest))
     return [_flat(message) if policy.joins_text else message for message in (*head, *rest)]
+
+
+def limited(fields: Mapping[str, Any], policy: TemplatePolicy) -> dict[str, Any]:
+    """Fields of a request that ask for no more output than the policy allows."""
+    most = policy.max_output_tokens
+    wished = [name for name in _LIMITS if isinstance(fields.get(name), int)]
+    if most is None:
+        return dict(fields)
+    return {**fields, **{name: min(fields[name], most) for name in wished}}
 
 
 def text_of(content: Any) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.translation.policy import TemplatePolicy, fitted
+from jaxserve.gateway.translation.policy import TemplatePolicy, fitted, limited
 from tests.gateway.translation.conversations import contents, conversations
 
 policies = st.builds(
@@ -113,6 +113,15 @@ def test_images_of_tools_can_follow() -> None:
         results[1],
         {"role": "user", "content": [image]},
     ]
+
+
+def test_wishes_for_output() -> None:
+    """Are lowered to what the engine holds, if the operator says what that is."""
+    fields = {"max_completion_tokens": 32_000, "max_tokens": 5, "n": 2}
+    assert limited(fields, TemplatePolicy()) == fields
+    lowered = limited(fields, TemplatePolicy(max_output_tokens=1000))
+    assert lowered == {"max_completion_tokens": 1000, "max_tokens": 5, "n": 2}
+    assert limited({"n": 2}, TemplatePolicy(max_output_tokens=1000)) == {"n": 2}
 
 
 def test_text_in_parts() -> None:
