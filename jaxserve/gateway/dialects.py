@@ -65,6 +65,21 @@ _ANTHROPIC_TYPES = {
 }
 
 
+_GOOGLE_STATUSES = {
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    408: "DEADLINE_EXCEEDED",
+    429: "RESOURCE_EXHAUSTED",
+    499: "CANCELLED",
+    501: "UNIMPLEMENTED",
+    502: "UNAVAILABLE",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
 def _client_or(server: str, types: Mapping[int, str], status: int) -> str:
     return types.get(status, "invalid_request_error" if status < 500 else server)
 
@@ -77,6 +92,18 @@ def _openai_error(problem: Problem) -> Mapping[str, Any]:
 def _anthropic_error(problem: Problem) -> Mapping[str, Any]:
     kind = _client_or("api_error", _ANTHROPIC_TYPES, problem.status)
     return {"type": "error", "error": {"type": kind, "message": str(problem)}}
+
+
+def _google_error(problem: Problem) -> Mapping[str, Any]:
+    rest = "INVALID_ARGUMENT" if problem.status < 500 else "INTERNAL"
+    status = _GOOGLE_STATUSES.get(problem.status, rest)
+    reason = {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": problem.reason.upper(),
+        "domain": "jaxserve",
+    }
+    error = {"code": problem.status, "message": str(problem), "status": status}
+    return {"error": {**error, "details": [reason]}}
 
 
 def _openai_event(problem: Problem, events: int) -> bytes:
@@ -96,6 +123,10 @@ def _responses_event(problem: Problem, events: int) -> bytes:
         "sequence_number": events,
     }
     return b"event: error\ndata: %b\n\n" % orjson.dumps(body)
+
+
+def _google_event(problem: Problem, events: int) -> bytes:
+    return b"data: %b\r\n\r\n" % orjson.dumps(_google_error(problem))
 
 
 def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -134,6 +165,26 @@ def _messages_token(event: Mapping[str, Any]) -> bool:
 def _responses_token(event: Mapping[str, Any]) -> bool:
     kind = event.get("type")
     return isinstance(kind, str) and kind.endswith(".delta")
+
+
+def _google_token(event: Mapping[str, Any]) -> bool:
+    candidates = event.get("candidates")
+    for candidate in candidates if isinstance(candidates, list) else ():
+        content = candidate.get("content") if isinstance(candidate, dict) else None
+        if isinstance(content, dict) and content.get("parts"):
+            return True
+    return False
+
+
+def _google_usage(event: Mapping[str, Any]) -> Usage:
+    usage = event.get("usageMetadata")
+    if not isinstance(usage, dict):
+        return NO_USAGE
+    prompt, total = _count(usage, "promptTokenCount"), _count(usage, "totalTokenCount")
+    # The output is told in several counts, of which thoughts are one.
+    if prompt is None or total is None or total < prompt:
+        return Usage(prompt)
+    return Usage(prompt, total - prompt)
 
 
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
@@ -193,15 +244,32 @@ RESPONSES = Dialect(
     usage=lambda event: _usage_at(event, "response"),
 )
 
+GOOGLE = Dialect(
+    name="google",
+    error=_google_error,
+    error_event=_google_event,
+    has_token=_google_token,
+    is_error=lambda event: event.get("error") is not None,
+    usage=_google_usage,
+)
+
 INFERENCE: Mapping[str, Dialect] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,
 }
-"""Dialects by path."""
+"""Dialects that engines speak themselves, by path."""
+
+
+_GOOGLE_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 
 def dialect_of(path: str) -> Dialect:
     """In whose form an error on a path is."""
-    return MESSAGES if path.startswith("/v1/messages") else INFERENCE.get(path, CHAT)
+    if path.startswith("/v1beta/") or path.endswith(_GOOGLE_METHODS):
+        return GOOGLE
+    for beginning, dialect in (("/v1/messages", MESSAGES), ("/v1/responses", RESPONSES)):
+        if path.startswith(beginning):
+            return dialect
+    return INFERENCE.get(path, CHAT)
