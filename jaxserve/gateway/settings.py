@@ -96,6 +96,9 @@ class GatewaySettings:
     """Time that running requests have to end when the gateway is told to stop, s."""
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to which a line of JSON is added for every request that has ended."""
+    sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of sessions of agents, whose completions are recorded token by token. With one, every
+    request must show a session's key or the client token."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0
@@ -167,6 +170,6 @@ def check_exposure(settings: GatewaySettings, tokens: Tokens) -> str | None:
             f"--control-host is {settings.control_host}, which other machines reach; set "
             f"{CONTROL_TOKEN_VARIABLE}, or leave it at 127.0.0.1"
         )
-    if not is_loopback(settings.host) and tokens.client is None:
+    if not is_loopback(settings.host) and tokens.client is None and settings.sessions is None:
         return f"anyone who reaches {settings.host} may use the engines; set {TOKEN_VARIABLE}"
     return None
