@@ -200,5 +200,8 @@ def test_the_gateway_needs_no_simulator() -> None:
     command = [sys.executable, "-c", code, str(package)]
     found = subprocess.run(command, capture_output=True, text=True, check=True)
     *imported, jax = found.stdout.split()
-    own = {f"jaxserve.{name}" for name in ("checks", "errors", "runtime", "runtime.listening")}
+    own = {
+        f"jaxserve.{name}"
+        for name in ("checks", "datafiles", "errors", "runtime", "runtime.listening")
+    }
     assert set(imported) == own and jax == "False"

@@ -112,11 +112,15 @@ def events_of(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The events that make up an answer, few and large: role, what was said, its end, usage."""
     head = {name: answer[name] for name in _HEAD if answer.get(name) is not None}
     head["object"] = "chat.completion.chunk"
+    none = {"finish_reason": None}
     for choice in choices(answer):
         place = {"index": choice.get("index", 0)}
         message = choice.get("message")
         message = message if isinstance(message, dict) else {}
-        yield {**head, "choices": [{**place, "delta": {"role": "assistant", "content": ""}}]}
+        yield {
+            **head,
+            "choices": [{**place, "delta": {"role": "assistant", "content": ""}, **none}],
+        }
         said = {name: message[name] for name in reversed(_TEXTS) if message.get(name)}
         calls = message.get("tool_calls")
         if calls:
@@ -127,7 +131,7 @@ def events_of(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             if name not in ("index", "message", "finish_reason", "stop_reason", "matched_stop")
         }
         if said or beside:
-            yield {**head, "choices": [{**place, "delta": said, **beside}]}
+            yield {**head, "choices": [{**place, "delta": said, **none, **beside}]}
         ends = {k: choice[k] for k in ("stop_reason", "matched_stop") if choice.get(k) is not None}
         ends["finish_reason"] = choice.get("finish_reason")
         yield {**head, "choices": [{**place, "delta": {}, **ends}]}

@@ -88,7 +88,7 @@ class CompletionRecord:
     reason: str = ""
     """why it was not completed."""
     status: int = 200
-    """of the answer, 499 where the client left."""
+    """of the answer; 499 where the client left before it began."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """parameters of sampling that the engine was told; it has its own defaults for others."""
     logprobs_meaning: str = "raw"
