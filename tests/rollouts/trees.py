@@ -1,6 +1,6 @@
 """Random conversation trees: what agents really do to a prompt, recorded as a gateway would.
 
-The oracle knows nothing of links: it remembers for every response under which tokens it was sampled.
+Links are made by the gateway's own code; what was sampled under which tokens is known without.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -245,12 +247,13 @@ def test_a_time_out_is_recorded(tokens: TokenEngine, start: Start, tmp_path: Pat
 def test_megabytes_are_recorded_whole(tokens: TokenEngine, start: Start, tmp_path: Path) -> None:
     """No size makes a record useless for training."""
     agent = Agent(started(start, tokens, tmp_path))
-    reply = "abcdefgh" * 50_000
-    assert agent.say(user("x" * 1_500_000), stub={"reply": reply}).status_code == 200
+    reply = "abcdefgh" * 3_000
+    assert agent.say(user("x" * 400_000), stub={"reply": reply}).status_code == 200
     (record,) = agent.records()
-    assert len(record.received) > 1_500_000 and record.sampled == len(reply) + 1
-    assert record.prompt_ids is not None and len(record.prompt_ids) == 1_500_003
+    assert len(record.received) > 400_000 and record.sampled == len(reply) + 1
+    assert record.prompt_ids is not None and len(record.prompt_ids) == 400_003
     assert json.loads(record.response or b"")["choices"][0]["message"]["content"] == reply
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.jsonl")) > 2**20
 
 
 def test_an_unknown_key_is_refused(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
@@ -329,8 +332,6 @@ def test_a_full_disk_fails_the_answer(
     """No answer counts that is not recorded; later ones do, and the file stays whole."""
     agent = Agent(started(start, tokens, tmp_path))
     agent.say(user("a"))
-    import os
-
     write = os.write
 
     def full(file: int, data: Any) -> int:
@@ -394,8 +395,6 @@ def test_a_leaver_at_a_closed_gate(tokens: TokenEngine, start: Start, tmp_path: 
     assert gateway.control.put("/control/inference/pause").json()["paused"]
     leaver = Leaver(gateway.port, {"model": "stub"})
     leaver.leave()  # without a key, so it is refused anyway
-    import threading
-
     answers: list[httpx.Response] = []
     asking = threading.Thread(target=lambda: answers.append(agent.say(user("a"))))
     asking.start()
