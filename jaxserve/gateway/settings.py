@@ -97,8 +97,7 @@ class GatewaySettings:
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to which a line of JSON is added for every request that has ended."""
     sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of sessions of agents, whose completions are recorded token by token. With one, every
-    request must show a session's key or the client token."""
+    """Folder of agents' sessions, recorded by token; their keys or the client token are asked for."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from jaxserve.gateway.sessions.engines import choices
+from jaxserve.gateway.sessions.engines import choices, objects
 
 _HEAD = ("id", "created", "model", "system_fingerprint")
 _TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
@@ -64,9 +64,8 @@ class _Choice:
         for name in _TEXTS:
             if isinstance(delta.get(name), str):
                 self._texts.setdefault(name, []).append(delta[name])
-        for call in delta.get("tool_calls") or ():
-            if isinstance(call, dict):
-                self._add_call(call)
+        for call in objects(delta.get("tool_calls")):
+            self._add_call(call)
         if isinstance(choice.get("token_ids"), list):
             self._ids = self._ids or []
             self._ids += choice["token_ids"]
@@ -122,7 +121,7 @@ def events_of(answer: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "choices": [{**place, "delta": {"role": "assistant", "content": ""}, **none}],
         }
         said = {name: message[name] for name in reversed(_TEXTS) if message.get(name)}
-        calls = message.get("tool_calls")
+        calls = objects(message.get("tool_calls"))
         if calls:
             said["tool_calls"] = [{**call, "index": number} for number, call in enumerate(calls)]
         beside = {

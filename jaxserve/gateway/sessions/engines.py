@@ -117,7 +117,11 @@ STRATEGIES: Mapping[str, Strategy] = {
 
 def choices(answer: Json) -> Sequence[Json]:
     """Those of an answer or an event."""
-    found = answer.get("choices")
+    return objects(answer.get("choices"))
+
+
+def objects(found: Any) -> Sequence[Json]:
+    """The JSON objects of a list; none of anything else."""
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
@@ -173,7 +177,7 @@ def shown(answer: Json, asked: Json) -> dict[str, Any]:
         wanted.add("logprobs")
     seen = _without(answer, [name for name in _OURS if name not in wanted])
     if asked.get("include_reasoning") is False:
-        for choice in seen.get("choices") or ():
+        for choice in seen["choices"] if isinstance(seen.get("choices"), list) else ():
             for part in ("message", "delta"):
                 if isinstance(choice, dict) and isinstance(choice.get(part), dict):
                     choice[part] = {k: v for k, v in choice[part].items() if k != "reasoning"}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from jaxserve.gateway.sessions.engines import objects
 from jaxserve.gateway.sessions.records import (
     EXACT,
     RETOKENISED,
@@ -133,8 +134,8 @@ def message_digest(message: Mapping[str, Any]) -> bytes:
     """Of what an assistant said: text, reasoning and calls, however they are spelt."""
     calls = [
         [call["function"].get("name"), _arguments(call["function"].get("arguments"))]
-        for call in message.get("tool_calls") or ()
-        if isinstance(call, dict) and isinstance(call.get("function"), dict)
+        for call in objects(message.get("tool_calls"))
+        if isinstance(call.get("function"), dict)
     ]
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
     said = [_text(message.get("content")), reasoning, calls]

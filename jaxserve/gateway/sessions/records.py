@@ -124,7 +124,8 @@ class CompletionRecord:
     def messages(self) -> list[Any]:
         """Those that the engine got."""
         asked = orjson.loads(self.sent) if self.sent else {}
-        return asked.get("messages") or []
+        messages = asked.get("messages")
+        return messages if isinstance(messages, list) else []
 
 
 def encode(record: CompletionRecord) -> bytes:

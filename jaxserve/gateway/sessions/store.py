@@ -89,7 +89,9 @@ class Session:
     @property
     def counts(self) -> Mapping[str, int]:
         """Completions, tokens sampled, and failures."""
-        return self.info.counts if self.info.closed else self._open().counts
+        if self.info.closed and self._said is None:
+            return self.info.counts
+        return self._open().counts
 
     def add(self, draft: CompletionRecord) -> CompletionRecord:
         """Numbers, links and writes a record; one of a session that is gone goes nowhere.
