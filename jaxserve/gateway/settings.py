@@ -97,7 +97,7 @@ class GatewaySettings:
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File to which a line of JSON is added for every request that has ended."""
     sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of agents' sessions, recorded by token; their keys or the client token are asked for."""
+    """Folder of agents' sessions, recorded by token; who has no key of one needs a client token."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0

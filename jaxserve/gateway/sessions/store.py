@@ -139,6 +139,7 @@ class Session:
     def end(self, *, deleted: bool) -> None:
         """Nothing more is told; of a deleted one nothing is written either."""
         self._deleted = deleted
+        self._said = None  # and takes no memory; a request that is on its way reads it anew
         for listener in tuple(self._listeners):
             listener.put_nowait(None)
 

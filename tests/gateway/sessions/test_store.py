@@ -161,6 +161,24 @@ def test_a_deleted_session_gets_no_record(start: Start, tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_an_answer_after_the_close_is_recorded(start: Start, tmp_path: Path) -> None:
+    """Its request was there before; number and link go on from what was said."""
+    with TokenEngine("vllm") as engine:
+        agent = Agent(started(start, engine, tmp_path))
+        said = agent.say(user("a")).json()["choices"][0]["message"]
+        messages = [user("a"), said, user("b")]
+        body = {"model": "stub", "messages": messages, "stream": True, "stub": {"gated": True}}
+        with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
+            engine.wait_for(2)
+            agent.gateway.control.post(f"/sessions/{agent.id}/close")
+            engine.seen[1].allow()
+            answer.read()
+        _, second = agent.records()
+        assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
+        shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
+        assert shown["closed"] and shown["counts"]["completions"] == 2
+
+
 def test_kill_minus_9(tmp_path: Path) -> None:
     """In the middle of a stream: what was answered is there, once; what was not is not; the next
     gateway goes on with the same key, number and line."""
