@@ -221,6 +221,19 @@ def test_half_a_stream_is_recorded(
     assert record.prompt_ids is not None and record.sampled == (1 if "cut" in stub else 3)
 
 
+def test_half_an_answer_takes_no_place_in_line(
+    vllm: TokenEngine, start: Start, tmp_path: Path
+) -> None:
+    """It says what it would have continued; the retry continues it."""
+    agent = Agent(started(start, vllm, tmp_path))
+    messages = [user("a"), agent.say(user("a")).json()["choices"][0]["message"], user("b")]
+    agent.say(*messages, stream=True, stub={"cut": 1})
+    agent.say(*messages)
+    _, half, retry = agent.records()
+    assert half.link.parent == retry.link.parent == (1, 0)
+    assert not half.link.in_line and retry.link.in_line
+
+
 def test_a_client_that_leaves_is_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
     """With the tokens so far; no place at the engine is lost."""
     agent = Agent(started(start, vllm, tmp_path))
