@@ -34,6 +34,8 @@ from docs_pages.server_api import server_api_page  # noqa: E402
 from docs_pages.tasks import task_list, task_pages, task_table  # noqa: E402
 
 from jaxserve.datafiles import write_atomic  # noqa: E402
+from jaxserve.gateway.records import RequestRecord  # noqa: E402
+from jaxserve.gateway.sessions.records import CompletionRecord  # noqa: E402
 from jaxserve.gateway.settings import GatewaySettings  # noqa: E402
 from jaxserve.mock_engine.settings import MockEngineSettings  # noqa: E402
 
@@ -68,10 +70,11 @@ def generated_pages() -> dict[Path, str]:
     pages[DOCS / "server_api.md"] = server_api_page()
     blocks = {
         "actions": action_table(),
+        "completion_records": record_table(CompletionRecord),
         "examples": example_table(ROOT / "examples"),
         "features": feature_list(),
         "gateway_options": option_table(GatewaySettings),
-        "gateway_records": record_table(),
+        "gateway_records": record_table(RequestRecord),
         "grids": grid_table(),
         "measured": measured_table(),
         "mock_engine_options": option_table(MockEngineSettings),

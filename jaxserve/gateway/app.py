@@ -11,11 +11,16 @@ from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.clients import ClientDoor
 from jaxserve.gateway.control import ControlDoor, gauges
 from jaxserve.gateway.engines import EngineSpec
+from jaxserve.gateway.gate import Gate
+from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.metrics import Metrics
 from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.records import Records
+from jaxserve.gateway.sessions.capture import Place
+from jaxserve.gateway.sessions.routes import SessionRoutes, gate_routes
+from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.gateway.settings import GatewaySettings, Tokens
 from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.switch import Switch
@@ -44,8 +49,16 @@ class Gateway:
         records = Records(settings.records_kept, settings.records)
         metrics = Metrics(lambda: gauges(self.pools, self.calls, self.ledger))
         self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
-        self._proxy = Proxy(settings, self.pools, self.ledger, self.calls)
-        self._clients = ClientDoor(settings, tokens.client, self.calls, self._proxy)
+        self.gate = Gate()
+        self.sessions = None if settings.sessions is None else Sessions(settings.sessions)
+        self._proxy = Proxy(settings, self.pools, self.ledger, self.calls, self.gate)
+        self._clients = ClientDoor(
+            settings,
+            tokens.client,
+            self.calls,
+            self._proxy,
+            None if self.sessions is None else self._place_of,
+        )
         self.switch = Switch(settings.state)
         self._steering = Steering(
             self.pools, lambda: self._proxy.engine_knobs, settings.look_ahead, self.switch
@@ -57,6 +70,10 @@ class Gateway:
             self.ledger,
             self._steering,
             lambda: self._proxy.readings,
+            [
+                *gate_routes(self.gate),
+                *(SessionRoutes(self.sessions).routes() if self.sessions is not None else ()),
+            ],
         )
         self._control_port = control_port
 
@@ -69,6 +86,13 @@ class Gateway:
         else:
             await self._clients(scope, receive, send)
 
+    def _place_of(self, headers: RawHeaders) -> Place | None:
+        assert self.sessions is not None
+        session = self.sessions.of(headers)
+        if session is None:
+            return None
+        return Place(self.sessions, session, lambda: self.gate.weight_version)
+
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         await self._proxy.begin()
@@ -78,4 +102,6 @@ class Gateway:
         await self._steering.close()
         await self._proxy.close()
         self.ledger.records.close()
+        if self.sessions is not None:
+            self.sessions.shut()
         await send({"type": "lifespan.shutdown.complete"})

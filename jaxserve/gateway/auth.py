@@ -1,8 +1,9 @@
-"""Tokens of clients and of controllers."""
+"""Tokens of clients and of controllers, and the keys of sessions."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.headers import RawHeaders
@@ -13,6 +14,23 @@ def shows(headers: RawHeaders, token: str | None) -> bool:
     what clients of the messages interface send. Where none is asked for, every request does."""
     if token is None:
         return True
-    scheme, _, bearer = (names.first(headers, b"authorization") or "").partition(" ")
-    given = bearer.strip() if scheme.lower() == "bearer" else names.first(headers, b"x-api-key")
+    bearer = _bearer(headers)
+    given = names.first(headers, b"x-api-key") if bearer is None else bearer
     return given is not None and secrets.compare_digest(given.encode(), token.encode())
+
+
+def keys(headers: RawHeaders) -> Iterator[str]:
+    """Every key that a request shows, in the headers of OpenAI's, Anthropic's and Google's
+    clients."""
+    for key in (
+        _bearer(headers),
+        names.first(headers, b"x-api-key"),
+        names.first(headers, b"x-goog-api-key"),
+    ):
+        if key:
+            yield key
+
+
+def _bearer(headers: RawHeaders) -> str | None:
+    scheme, _, bearer = (names.first(headers, b"authorization") or "").partition(" ")
+    return bearer.strip() if scheme.lower() == "bearer" else None

@@ -47,6 +47,16 @@ def write_wait(seconds: float) -> Problem:
     return client_stalled()
 
 
+def pause_wait(seconds: float) -> Problem:
+    """For the end of a pause."""
+    return Problem(503, "paused", f"inference has been paused for {seconds:g} s; try again", 5)
+
+
+def disk_wait(seconds: float) -> Problem:
+    """For a record to be on the disk."""
+    return Problem(507, "not_recorded", f"the record was not on the disk within {seconds:g} s")
+
+
 class Call:
     """One request in flight."""
 

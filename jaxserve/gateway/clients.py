@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.gateway import headers as names
@@ -11,7 +13,11 @@ from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.dialects import INFERENCE, dialect_of
 from jaxserve.gateway.problems import Problem, stopping
 from jaxserve.gateway.proxy import Proxy
+from jaxserve.gateway.sessions.capture import Place
 from jaxserve.gateway.settings import GatewaySettings
+
+PlaceOf = Callable[[names.RawHeaders], Place | None]
+"""The session whose key a request shows."""
 
 _HEALTH = "/health"
 _LOOKS = frozenset((_HEALTH, "/v1/models"))
@@ -21,9 +27,16 @@ class ClientDoor:
     """ASGI application. The paths here are all that an engine is ever asked for."""
 
     def __init__(
-        self, settings: GatewaySettings, token: str | None, calls: Calls, proxy: Proxy
+        self,
+        settings: GatewaySettings,
+        token: str | None,
+        calls: Calls,
+        proxy: Proxy,
+        place_of: PlaceOf | None,
     ) -> None:
-        """Args: the limits, what clients must show, what is in flight, and what is behind."""
+        """Args: the limits, what clients must show, what is in flight, what is behind, and whose
+        session a request belongs to, None without sessions."""
+        self._place_of = place_of
         self._settings = settings
         self._token = token
         self._calls = calls
@@ -33,9 +46,9 @@ class ClientDoor:
         """Answers one request."""
         path = scope["path"]
         try:
-            self._check(path, scope)
+            place = self._check(path, scope)
             if path in INFERENCE:
-                await self._proxy.infer(path, scope, receive, send)
+                await self._proxy.infer(path, scope, receive, send, place)
             else:
                 status, headers, body = await self._proxy.look(path, scope["query_string"])
                 length = (b"content-length", str(len(body)).encode())
@@ -45,13 +58,14 @@ class ClientDoor:
         except Problem as problem:
             await send_problem(send, dialect_of(path), problem)
 
-    def _check(self, path: str, scope: Scope) -> None:
+    def _check(self, path: str, scope: Scope) -> Place | None:
         headers, most = scope["headers"], self._settings.max_head_bytes
         if names.size(headers) + len(scope["raw_path"]) + len(scope["query_string"]) > most:
             raise Problem(431, "head_too_large", f"the headers are larger than {most} bytes")
         if path not in _LOOKS and path not in INFERENCE:
             raise Problem(404, "unknown_route", "there is no such route at this gateway")
-        if path != _HEALTH and not shows(headers, self._token):
+        place = None if self._place_of is None else self._place_of(headers)
+        if path != _HEALTH and place is None and not self._may_pass(headers):
             raise Problem(
                 401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
             )
@@ -65,3 +79,11 @@ class ClientDoor:
             raise Problem(
                 429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
             )
+        return place
+
+    def _may_pass(self, headers: names.RawHeaders) -> bool:
+        """Whether a request that belongs to no session is served. Where there are sessions, one
+        that shows nothing is not: it could be an agent whose key has been closed."""
+        if self._token is None and self._place_of is not None:
+            return False
+        return shows(headers, self._token)

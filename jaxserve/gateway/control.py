@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.calls import Calls
+from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.engine_knobs import EngineRefused
 from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
@@ -29,7 +28,6 @@ from jaxserve.gateway.switch import NotKept
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LONGEST_WINDOW_S = 86_400.0
 _MOST_SLICES = 1024
-_LONGEST_COMMAND = 16_384
 
 
 class ControlDoor:
@@ -43,9 +41,10 @@ class ControlDoor:
         ledger: Ledger,
         steering: Steering,
         readings: Callable[[], Readings | None],
+        more: Sequence[Route] = (),
     ) -> None:
         """Args: what controllers must show, the engines, what is in flight, the books, the knobs,
-        and what engines say of themselves."""
+        what engines say of themselves, and routes beside its own."""
         self._token = token
         self._steering = steering
         self._readings = readings
@@ -61,6 +60,7 @@ class ControlDoor:
                 Route("/control/engines", self._engines),
                 Route("/control/knobs", self._knobs, methods=["GET", "PUT", "DELETE"]),
                 Route("/control/hold", self._hold, methods=["PUT"]),
+                *more,
             ]
         )
 
@@ -76,7 +76,7 @@ class ControlDoor:
             status = error.status_code if isinstance(error, HTTPException) else refused
             text = error.detail if isinstance(error, HTTPException) else str(error)
             headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-            await _json({"error": text}, status, headers)(scope, receive, send)
+            await plain_json({"error": text}, status, headers)(scope, receive, send)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self._ledger.metrics.text(), media_type=_METRICS_TYPE)
@@ -86,51 +86,51 @@ class ControlDoor:
         follow each other lose and repeat nothing. ``&slices=8`` adds single measurements."""
         until_s = time.monotonic()
         if "since" in request.query_params:
-            since_s = _number(request, "since", 0.0, until_s)
+            since_s = number_in(request, "since", 0.0, until_s)
         else:
-            since_s = until_s - _number(request, "seconds", 0.001, _LONGEST_WINDOW_S, 10.0)
+            since_s = until_s - number_in(request, "seconds", 0.001, _LONGEST_WINDOW_S, 10.0)
         books = self._ledger
-        slices = int(_number(request, "slices", 0.0, _MOST_SLICES, 0.0))
+        slices = int(number_in(request, "slices", 0.0, _MOST_SLICES, 0.0))
         window = books.windows.window(books.records, since_s, until_s, slices)
-        return _json({"gateway": books.id, **window, **self._now()})
+        return plain_json({"gateway": books.id, **window, **self._now()})
 
     async def _records(self, request: Request) -> Response:
         """``?last=100``: requests that ended, the last one last."""
         ring = self._ledger.records.ring
-        count = int(_number(request, "last", 1.0, 1e6, 100.0))
-        return _json({"records": list(ring)[-count:]})
+        count = int(number_in(request, "last", 1.0, 1e6, 100.0))
+        return plain_json({"records": list(ring)[-count:]})
 
     async def _state(self, request: Request) -> Response:
         objectives = {
             name: {"ttft_s": one.ttft_s, "tpot_s": one.tpot_s}  # no limit becomes null
             for name, one in self._ledger.classes.slos.items()
         }
-        return _json({"gateway": self._ledger.id, "objectives": objectives, **self._now()})
+        return plain_json({"gateway": self._ledger.id, "objectives": objectives, **self._now()})
 
     async def _engines(self, request: Request) -> Response:
         """What every engine says of itself on its ``/metrics``."""
         readings = self._readings()
-        return _json(
+        return plain_json(
             {"now_s": time.monotonic(), "engines": await readings.read() if readings else {}}
         )
 
     async def _knobs(self, request: Request) -> Response:
         """GET what is in force, PUT values under a lease, DELETE the lease."""
         if request.method == "GET":
-            return _json(await self._steering.state())
+            return plain_json(await self._steering.state())
         if request.method == "DELETE":
-            return _json(await self._steering.release())
-        command = JsonObject(await _body(request), "the command", ("lease_s", "knobs"))
+            return plain_json(await self._steering.release())
+        command = JsonObject(await command_of(request), "the command", ("lease_s", "knobs"))
         lease_s = command.number("lease_s", 0.1, MAX_LEASE_S)
         knobs = command.inside("knobs", KNOBS)
-        return _json(
+        return plain_json(
             await self._steering.put({name: knobs.number(name) for name in knobs}, lease_s)
         )
 
     async def _hold(self, request: Request) -> Response:
         """``{"held": true}`` switches control off, false on again."""
-        asked = JsonObject(await _body(request), "the command", ("held",))
-        return _json(await self._steering.hold(asked.flag("held")))
+        asked = JsonObject(await command_of(request), "the command", ("held",))
+        return plain_json(await self._steering.hold(asked.flag("held")))
 
     def _now(self) -> dict[str, Any]:
         """What is so at this moment."""
@@ -197,32 +197,3 @@ def _pool_state(pool: Pool) -> dict[str, Any]:
             for one in pool.replicas
         ],
     }
-
-
-def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, "application/json")
-
-
-async def _body(request: Request) -> Any:
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _LONGEST_COMMAND:
-            raise HTTPException(413, f"the command has more than {_LONGEST_COMMAND} bytes")
-    try:
-        return orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise InputError("the command is not JSON") from None
-
-
-def _number(
-    request: Request, name: str, low: float, high: float, default: float | None = None
-) -> float:
-    text = request.query_params.get(name)
-    try:
-        value = default if text is None and default is not None else float(text or "")
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise InputError(f"{name} is {text!r}; it must be a number from {low:g} to {high:g}")
-    return value

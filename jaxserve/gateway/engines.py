@@ -17,7 +17,8 @@ from jaxserve.errors import InputError
 
 KINDS = ("vllm", "sglang")
 _NUMBERS = {"tier": (0, 2), "depth": (0, 64), "cap": (1, 100_000), "priority": (0, 1)}
-_OPTIONS = (*_NUMBERS, "key", "control", "pool")
+_MEANINGS = {"vllm": "raw", "sglang": "scaled"}
+_OPTIONS = (*_NUMBERS, "key", "control", "pool", "logprobs")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class EngineSpec:
     """bearer key that it asks for."""
     control_key: str | None = field(default=None, repr=False)
     """the one that its knobs ask for; ``key`` where None."""
+    logprobs: str = "raw"
+    """meaning of its log-probabilities: ``raw``, of the model itself; ``scaled``, after the
+    temperature; ``processed``, after all that sampling does."""
 
 
 def parse_engines(
@@ -101,6 +105,11 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
         takes_priority=takes_priority,
         key=_key("key", options, variables),
         control_key=_key("control", options, variables),
+        logprobs=checks.one_of(
+            f"--engine {kind}-{place}: logprobs",
+            options.get("logprobs", _MEANINGS[kind]),
+            ("raw", "scaled", "processed"),
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from jaxserve.gateway.dialects import NO_USAGE, Dialect, Usage
+from jaxserve.gateway.problems import Problem
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 
@@ -72,6 +73,35 @@ class EventStream:
             self.events -= 1
             data = data[:start] + data[stop:]
         return data, tokens
+
+
+class EventReader:
+    """A streamed answer of which no byte passes as it is."""
+
+    def __init__(self, max_event_bytes: int) -> None:
+        """Args: the largest event there may be."""
+        self._most = max_event_bytes
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[dict[str, Any] | None]:
+        """The events that are whole now; None is ``[DONE]``. What is no JSON object is left out.
+
+        Raises:
+          Problem: an event is too large.
+        """
+        data = self._rest + chunk
+        end = _end_of_last_event(data)
+        self._rest = data[end:]
+        if len(self._rest) > self._most:
+            raise Problem(502, "answer_too_large", "an event of the engine is too large")
+        found: list[dict[str, Any] | None] = []
+        for start, stop in _events(data[:end]):
+            event = data[start:stop]
+            if (payload := _payload(event)) is not None:
+                found.append(payload)
+            elif event.strip() == b"data: [DONE]":
+                found.append(None)
+        return found
 
 
 def _end_of_last_event(data: bytes) -> int:

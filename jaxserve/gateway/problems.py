@@ -42,6 +42,6 @@ def outcome_of(reason: str) -> str:
     do, ``cancelled`` by its client, or ``failed``."""
     if not reason:
         return "completed"
-    if reason in ("queue_full", "too_many_requests", "queue_timeout", "engine_429"):
+    if reason in ("queue_full", "too_many_requests", "queue_timeout", "paused", "engine_429"):
         return "rejected"
     return "cancelled" if reason in ("client_left", "client_stalled") else "failed"

@@ -16,14 +16,23 @@ from starlette.types import Receive, Scope, Send
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.admission import Pool, Replica
 from jaxserve.gateway.answers import Answer
-from jaxserve.gateway.calls import Call, Calls, body_wait, first_byte_wait, queue_wait
+from jaxserve.gateway.calls import (
+    Call,
+    Calls,
+    body_wait,
+    first_byte_wait,
+    pause_wait,
+    queue_wait,
+)
 from jaxserve.gateway.dialects import INFERENCE
 from jaxserve.gateway.engine_knobs import EngineKnobs, engine_knobs
+from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
-from jaxserve.gateway.relay import Relay
+from jaxserve.gateway.relay import Relay, Way
 from jaxserve.gateway.scrape import Readings
+from jaxserve.gateway.sessions.capture import Captured, Place
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
 
@@ -36,13 +45,19 @@ class Proxy:
     """Everything that requests go through."""
 
     def __init__(
-        self, settings: GatewaySettings, pools: Mapping[str, Pool], ledger: Ledger, calls: Calls
+        self,
+        settings: GatewaySettings,
+        pools: Mapping[str, Pool],
+        ledger: Ledger,
+        calls: Calls,
+        gate: Gate,
     ) -> None:
-        """Args: the limits, the engines, the books and what is in flight."""
+        """Args: the limits, the engines, the books, what is in flight, and what may pause it."""
         self._settings = settings
         self._pools = pools
         self._ledger = ledger
         self._calls = calls
+        self._gate = gate
         self._upstream: Upstream | None = None
         self.engine_knobs: tuple[EngineKnobs, ...] = ()
         """those of every engine, once it has begun."""
@@ -68,19 +83,31 @@ class Proxy:
         if self._upstream is not None:
             await self._upstream.close()
 
-    async def infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request for output."""
+    async def infer(
+        self, path: str, scope: Scope, receive: Receive, send: Send, place: Place | None = None
+    ) -> None:
+        """Serves one request for output.
+
+        Args:
+          place: the session that it is recorded in; None where its bytes pass as they are.
+        """
         dialect = INFERENCE[path]
         record = self._ledger.new_record(dialect.name)
         record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
         answer = Answer(scope, send, dialect, record)
         call = Call(record, self._settings.total_s)
-        relay = Relay(self._settings, self._ledger, dialect, call, answer)
+        way = Way(self._settings, self._ledger, dialect, call, answer)
         self._calls.add(call)
         problem: Problem | None = None
         try:
-            incoming = await self._read(call, scope, receive, path)
-            await self._serve(relay, incoming, path, scope, receive)
+            incoming, body = await self._read(call, scope, receive, path)
+            priority = incoming.priority
+            if place is None:
+                way = Relay(**vars(way), path=path, query=scope["query_string"], incoming=incoming)
+            else:
+                way = Captured(way, body, place)
+            del incoming, body  # may be megabytes
+            await self._serve(way, priority, scope, receive)
         except asyncio.CancelledError:
             problem = call.ended_by or stopping()
             _forget_cancellation()
@@ -93,6 +120,7 @@ class Proxy:
             self._calls.remove(call)
         if problem is not None:
             record.outcome, record.reason = outcome_of(problem.reason), problem.reason
+            way.failed(problem)
             await answer.fail(problem)
         self._ledger.ended(record)
 
@@ -130,7 +158,9 @@ class Proxy:
             raise first_byte_wait(_LOOK_S) from None
         raise _unreachable("any")
 
-    async def _read(self, call: Call, scope: Scope, receive: Receive, path: str) -> Incoming:
+    async def _read(
+        self, call: Call, scope: Scope, receive: Receive, path: str
+    ) -> tuple[Incoming, bytes]:
         record, settings, headers = call.record, self._settings, scope["headers"]
         try:
             call.expect(body_wait, settings.body_s)
@@ -142,44 +172,48 @@ class Proxy:
             record.pool = asked_pool(headers, self._pools) or self._default_pool()
         finally:
             self._ledger.arrived(record)
-        return incoming
+        return incoming, body
 
     async def _serve(
-        self, relay: Relay, incoming: Incoming, path: str, scope: Scope, receive: Receive
+        self, way: Relay | Captured, priority: int, scope: Scope, receive: Receive
     ) -> None:
-        pool = self._pools[relay.call.record.pool]
-        watcher = asyncio.create_task(_end_when_client_leaves(receive, relay.call))
+        call = way.call
+        pool = self._pools[call.record.pool]
+        watcher = asyncio.create_task(_end_when_client_leaves(receive, call))
         try:
-            replica, response = await self._open(relay.call, pool, path, incoming, scope)
-            try:
-                incoming.body = b""  # may be megabytes, and an answer may take minutes
-                await relay.run(response, replica.spec.name, drops_usage=incoming.drops_usage)
-            finally:
-                response.close()
-                pool.leave(replica)
+            if not self._gate.is_open:
+                call.expect(pause_wait, self._settings.total_s)
+            async with self._gate.passage():
+                replica, response = await self._open(way, pool, priority, scope)
+                try:
+                    await way.run(response, replica.spec.name)
+                finally:
+                    response.close()
+                    pool.leave(replica)
         finally:
             watcher.cancel()
 
     async def _open(
-        self, call: Call, pool: Pool, path: str, incoming: Incoming, scope: Scope
+        self, way: Relay | Captured, pool: Pool, asked: int, scope: Scope
     ) -> tuple[Replica, aiohttp.ClientResponse]:
         """A place and the beginning of an answer; goes on where an engine cannot have begun."""
+        call = way.call
         assert self._upstream is not None
         record, settings = call.record, self._settings
         number = pool.number()
         while True:
             call.expect(queue_wait, settings.queue_s)
-            replica = await pool.enter(incoming.priority, number, again=record.attempts > 0)
+            replica = await pool.enter(asked, number, again=record.attempts > 0)
             self._ledger.admitted(record)
             spec = replica.spec
             record.attempts += 1
             record.engine = spec.name
-            priority = incoming.priority if spec.takes_priority else None
+            priority = asked if spec.takes_priority else None
             headers = names.to_engine(scope["headers"], spec.key, priority)
             call.expect(first_byte_wait, settings.first_byte_s)
             try:
                 response = await self._upstream.open(
-                    spec, "POST", path, scope["query_string"], headers, incoming.body
+                    spec, "POST", way.path, way.query, headers, way.body(spec)
                 )
             except NotBegun as reason:
                 replica.unreachable()

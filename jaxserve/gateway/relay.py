@@ -12,8 +12,10 @@ import orjson
 from jaxserve.gateway.answers import Answer
 from jaxserve.gateway.calls import Call, idle_wait, write_wait
 from jaxserve.gateway.dialects import NO_USAGE, Dialect, Usage
+from jaxserve.gateway.engines import EngineSpec
 from jaxserve.gateway.events import EventStream
 from jaxserve.gateway.headers import to_client
+from jaxserve.gateway.incoming import Incoming
 from jaxserve.gateway.ledger import Ledger, TokenClock
 from jaxserve.gateway.problems import Problem, outcome_of
 from jaxserve.gateway.settings import GatewaySettings
@@ -21,8 +23,8 @@ from jaxserve.gateway.upstream import chunks, join
 
 
 @dataclass(frozen=True)
-class Relay:
-    """One request's way back."""
+class Way:
+    """What every request has on its way to an engine and back."""
 
     settings: GatewaySettings
     ledger: Ledger
@@ -30,40 +32,56 @@ class Relay:
     call: Call
     answer: Answer
 
-    async def run(
-        self, response: aiohttp.ClientResponse, engine: str, *, drops_usage: bool
-    ) -> None:
+    async def chunks(self, response: aiohttp.ClientResponse, engine: str) -> AsyncIterator[bytes]:
+        """The engine's body as it arrives, on time."""
+        async for chunk in chunks(response, engine):
+            if self.call.record.first_byte_s is None:
+                self.call.record.first_byte_s = time.monotonic()
+            yield chunk
+            self.call.expect(idle_wait, self.settings.idle_s)
+
+    def failed(self, problem: Problem) -> None:
+        """It ended otherwise than with the engine's answer; the record of it says so."""
+
+
+@dataclass(frozen=True)
+class Relay(Way):
+    """That of one whose bytes pass as they are."""
+
+    path: str
+    """that the client asked for."""
+    query: bytes
+    """likewise."""
+    incoming: Incoming
+
+    def body(self, spec: EngineSpec) -> bytes:
+        """What an engine is sent."""
+        return self.incoming.body
+
+    async def run(self, response: aiohttp.ClientResponse, engine: str) -> None:
         """Passes on what the engine answers, and notes how it ended.
 
         Args:
           engine: its name.
-          drops_usage: whether the client is spared the event that only brings usage.
 
         Raises:
           Problem: the engine's answer is none, or broke off.
         """
-        if response.status == 401:
-            # Otherwise the client would take its own token for wrong.
-            raise Problem(502, "engine_refused_key", f"engine {engine} refused the gateway's key")
-        if not (200 <= response.status < 300 or 400 <= response.status < 600):
-            raise Problem(
-                502, "engine_garbage", f"engine {engine} answered with status {response.status}"
-            )
+        self.incoming.body = b""  # may be megabytes, and an answer may take minutes
+        refuse_odd_status(response, engine)
         if response.status == 200 and response.content_type == "text/event-stream":
-            await self._events(response, engine, drops_usage)
+            await self._events(response, engine)
         else:
             await self._whole(response, engine)
 
-    async def _events(
-        self, response: aiohttp.ClientResponse, engine: str, drops_usage: bool
-    ) -> None:
+    async def _events(self, response: aiohttp.ClientResponse, engine: str) -> None:
         call, answer, record, settings = self.call, self.answer, self.call.record, self.settings
         record.streamed = True
-        stream = EventStream(self.dialect, drops_usage, settings.max_answer_bytes)
+        stream = EventStream(self.dialect, self.incoming.drops_usage, settings.max_answer_bytes)
         clock = TokenClock(self.ledger, record)
         headers = to_client(response.raw_headers)
         try:
-            async for chunk in self._chunks(response, engine):
+            async for chunk in self.chunks(response, engine):
                 data, tokens = stream.feed(chunk)
                 if tokens:
                     clock.tick(tokens)
@@ -85,7 +103,7 @@ class Relay:
 
     async def _whole(self, response: aiohttp.ClientResponse, engine: str) -> None:
         call, answer, record, settings = self.call, self.answer, self.call.record, self.settings
-        body = await join(self._chunks(response, engine), engine, settings.max_answer_bytes)
+        body = await join(self.chunks(response, engine), engine, settings.max_answer_bytes)
         status = response.status
         if status < 400:
             record.prompt_tokens, record.output_tokens = _usage(self.dialect, body)
@@ -95,12 +113,16 @@ class Relay:
         await answer.whole(status, to_client(response.raw_headers), body)
         record.outcome = outcome_of(record.reason)
 
-    async def _chunks(self, response: aiohttp.ClientResponse, engine: str) -> AsyncIterator[bytes]:
-        async for chunk in chunks(response, engine):
-            if self.call.record.first_byte_s is None:
-                self.call.record.first_byte_s = time.monotonic()
-            yield chunk
-            self.call.expect(idle_wait, self.settings.idle_s)
+
+def refuse_odd_status(response: aiohttp.ClientResponse, engine: str) -> None:
+    """Raises Problem where the engine's answer is none for the client."""
+    if response.status == 401:
+        # Otherwise the client would take its own token for wrong.
+        raise Problem(502, "engine_refused_key", f"engine {engine} refused the gateway's key")
+    if not (200 <= response.status < 300 or 400 <= response.status < 600):
+        raise Problem(
+            502, "engine_garbage", f"engine {engine} answered with status {response.status}"
+        )
 
 
 def _usage(dialect: Dialect, body: bytes) -> Usage:

@@ -100,6 +100,8 @@ class GatewaySettings:
     state: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """File that keeps the switch over restarts; by default gateway-PORT.json of the control port in
     ~/.local/state/jaxserve."""
+    sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of agents' sessions, recorded by token; who has no key of one needs a client token."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0
@@ -167,6 +169,6 @@ def check_exposure(settings: GatewaySettings, tokens: Tokens) -> str | None:
             f"--control-host is {settings.control_host}, which other machines reach; set "
             f"{CONTROL_TOKEN_VARIABLE}, or leave it at 127.0.0.1"
         )
-    if not is_loopback(settings.host) and tokens.client is None:
+    if not is_loopback(settings.host) and tokens.client is None and settings.sessions is None:
         return f"anyone who reaches {settings.host} may use the engines; set {TOKEN_VARIABLE}"
     return None

@@ -7,7 +7,6 @@ import inspect
 from dataclasses import MISSING, fields
 
 from docs_pages.markdown import code, table
-from jaxserve.gateway.records import RequestRecord
 
 
 def option_table(settings: type) -> str:
@@ -21,10 +20,10 @@ def option_table(settings: type) -> str:
     return table(["option", "default", "what it is"], rows)
 
 
-def record_table() -> str:
+def record_table(kind: type) -> str:
     """One field of a record a row."""
-    docs = field_docs(RequestRecord)
-    rows = [[code(name), text.replace("``", "`")] for name, text in docs.items()]
+    docs = field_docs(kind)
+    rows = [[code(name), " ".join(text.replace("``", "`").split())] for name, text in docs.items()]
     return table(["field", "what it is"], rows)
 
 

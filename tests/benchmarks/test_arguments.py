@@ -19,6 +19,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     ("module", "arguments", "message"),
     [
         ("benchmarks", ("--markdown", "missing/x.md"), "the folder missing does not exist"),
+        ("benchmarks.rollout_builders", ("--markdown", "missing/x.md"), "the folder missing does"),
         (
             "benchmarks.server_load",
             ("--rounds", "0"),

@@ -17,6 +17,7 @@ ELSEWHERE = {
     "mock_engine.md": "tests/mock_engine/test_page.py",
     "live.md": "tests/live/test_page.py",
     "live_environment.md": "tests/server/test_live_server.py",
+    "rollouts.md": "tests/rollouts/test_page.py",
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""

@@ -28,7 +28,7 @@ def test_all_of_it() -> None:
         takes_priority=True,
         key="sk-secret",
     )
-    assert sglang == EngineSpec("sglang", "https://host", "sglang-1", "mine")
+    assert sglang == EngineSpec("sglang", "https://host", "sglang-1", "mine", logprobs="scaled")
     assert "sk-secret" not in repr(vllm)
     assert pool_names((vllm, sglang, vllm)) == ("tier1-depth4", "mine")
 

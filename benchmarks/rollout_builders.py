@@ -1,0 +1,154 @@
+"""``python -m benchmarks.rollout_builders``: records of a long session, written, linked and built.
+
+An agent's session of many completions whose prompts are as long as given, in several conversations
+that take turns, each completion 120 tokens longer than the one before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import orjson
+
+from benchmarks.page import publish
+from jaxserve.gateway.sessions.files import RecordFile
+from jaxserve.gateway.sessions.linking import Linker
+from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, read_records
+from jaxserve.rollouts.builders import per_request, prefix_merging
+from jaxserve.rollouts.export import exported
+
+_T = TypeVar("_T")
+_RESPONSE = 100
+_BETWEEN = 20
+_LETTERS = 4
+"""Characters of text for each token."""
+ROUNDS = 5
+
+
+def main() -> int:
+    """Measures every step and prints one page; exit code 2 after bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rollout_builders",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    return publish(page, parser.parse_args().markdown)
+
+
+def page() -> str:
+    """Measures and tells; Markdown."""
+    lines = [
+        "# Builders of traces",
+        "",
+        "Printed by `python -m benchmarks.rollout_builders`.",
+        "",
+        f"1,000 completions with prompts of 20,000 tokens, the best of {ROUNDS} rounds; Python "
+        f"{platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}.",
+        "",
+        "| step | 1 conversation | 64 conversations |",
+        "|---|---|---|",
+    ]
+    found = [measured(1000, 20_000, conversations) for conversations in (1, 64)]
+    for step in found[0]:
+        lines.append(f"| {step} | " + " | ".join(f"{one[step]:.3f} s" for one in found) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def measured(completions: int, tokens: int, conversations: int) -> dict[str, float]:
+    """Seconds of each step.
+
+    Args:
+      completions: of the session.
+      tokens: of each prompt, at least.
+      conversations: that take turns.
+    """
+    drafts = session(completions, tokens, conversations)
+    records: list[CompletionRecord] = []
+
+    def link() -> list[CompletionRecord]:
+        linker, found = Linker(), []
+        for seq, draft in enumerate(drafts, 1):
+            messages = draft.messages
+            assert draft.prompt_ids is not None
+            record = replace(draft, seq=seq, link=linker.link(draft.prompt_ids, messages))
+            linker.add(record, len(messages))
+            found.append(record)
+        return found
+
+    seconds = {}
+    records, seconds["link, all completions"] = _best(link)
+    assert sum(record.link.how == "root" for record in records) == conversations
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "records.jsonl"
+
+        def write() -> None:
+            path.unlink(missing_ok=True)
+            file = RecordFile(path)
+            for record in records:
+                file.add(encode(record))
+
+        _, seconds["write"] = _best(write)
+        records, seconds["read"] = _best(lambda: read_records(path))
+    merged, seconds["prefix_merging"] = _best(lambda: prefix_merging(records))
+    single, seconds["per_request"] = _best(lambda: per_request(records))
+    _, seconds["export of the merged traces"] = _best(lambda: exported(merged))
+    assert len(merged.traces) == conversations and not merged.dropped
+    assert merged.trainable == single.trainable == completions * _RESPONSE
+    return seconds
+
+
+def session(completions: int, tokens: int, conversations: int) -> list[CompletionRecord]:
+    """Records that are not numbered and linked yet."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 150_000, tokens, np.int32) for _ in range(conversations)]
+    texts = [[{"role": "user", "content": "x" * tokens * _LETTERS}] for _ in prompts]
+    found = []
+    for number in range(completions):
+        place = number % conversations
+        response = rng.integers(0, 150_000, _RESPONSE, np.int32)
+        message = {"role": "assistant", "content": "y" * _RESPONSE * _LETTERS}
+        logprobs = -rng.random(_RESPONSE, np.float32)
+        sent = orjson.dumps({"model": "m", "messages": texts[place]})
+        found.append(
+            CompletionRecord(
+                session="s",
+                request_id=f"r{number}",
+                dialect="chat",
+                arrived_unix_s=0.0,
+                received=sent,
+                sent=sent,
+                response=b"{}",
+                prompt_ids=prompts[place],
+                choices=(Choice(0, message, "stop", response, logprobs),),
+            )
+        )
+        between = rng.integers(0, 150_000, _BETWEEN, np.int32)
+        prompts[place] = np.concatenate([prompts[place], response, between])
+        asks = {"role": "user", "content": "z" * _BETWEEN * _LETTERS}
+        texts[place] = [*texts[place], message, asks]
+    return found
+
+
+def _best(step: Callable[[], _T]) -> tuple[_T, float]:
+    """What a step gives, and its shortest time, s."""
+    times = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        result = step()
+        times.append(time.perf_counter() - start)
+    return result, min(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

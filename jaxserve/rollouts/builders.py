@@ -1,0 +1,195 @@
+"""Records of a session made into traces.
+
+Every token that was sampled is trainable in exactly one trace, under exactly the tokens that it was
+sampled under, or counted as dropped. A conversation that cannot go on in its trace goes on in a new
+one, whose prompt is the whole history with nothing to train on in it.
+
+``metadata`` of a trace:
+
+- ``session``, ``segment``: place among the traces of one conversation, from 0.
+- ``conversation``: record and choice that began it.
+- ``opened_by``: ``root``, or why it did not go on in the trace of its parent.
+- ``completions``: for each response in it record, choice, start and stop in ``response_ids``.
+- ``weight_versions``, ``logprobs_meaning``, ``sampling``: of each of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from jaxserve.gateway.sessions.records import EXACT, RETOKENISED, Choice, CompletionRecord
+from jaxserve.rollouts.traces import COMPLETED, Trace, Trajectory
+
+Key = tuple[int, int]
+
+SIBLING = "sibling"
+MISMATCH = "mismatch"
+PARENT_DROPPED = "parent_dropped"
+NO_TOKEN_IDS = "no_token_ids"
+
+
+@dataclass(frozen=True, eq=False)
+class _Sample:
+    """One response with all its tokens."""
+
+    record: CompletionRecord
+    choice: Choice
+    prompt_ids: np.ndarray
+    response_ids: np.ndarray
+    logprobs: np.ndarray
+
+    @property
+    def key(self) -> Key:
+        return self.record.seq, self.choice.index
+
+    @property
+    def end(self) -> int:
+        """Tokens up to its end."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+def per_request(records: Sequence[CompletionRecord], status: str = COMPLETED) -> Trajectory:
+    """A trace for each response.
+
+    Args:
+      records: of one session, in their order.
+      status: how the session ended.
+    """
+    samples, dropped = _samples(records)
+    opened = {sample.key: sample.record.link.how for sample in samples}
+    traces = tuple(_trace([sample], opened[sample.key], sample.key, 0) for sample in samples)
+    return Trajectory(status, traces, dropped)
+
+
+def prefix_merging(records: Sequence[CompletionRecord], status: str = COMPLETED) -> Trajectory:
+    """A trace for each line of responses of which one strictly extends the other; what stands
+    between two of them has mask 0.
+
+    Args:
+      records: of one session, in their order.
+      status: how the session ended.
+    """
+    samples, dropped = _samples(records)
+    by_key = {sample.key: sample for sample in samples}
+    lines: dict[Key, list[_Sample]] = {}
+    line_of: dict[Key, Key] = {}
+    opened: dict[Key, str] = {}
+    begun: dict[Key, tuple[Key, int]] = {}
+    segments: Counter[Key] = Counter()
+    for sample in samples:
+        link = sample.record.link
+        parent = None if link.parent is None else by_key.get(link.parent)
+        reason = _reason_to_cut(sample, parent, lines, line_of)
+        if reason is None and parent is not None:
+            line_of[sample.key] = line_of[parent.key]
+            lines[line_of[sample.key]].append(sample)
+            continue
+        line_of[sample.key] = sample.key
+        lines[sample.key] = [sample]
+        opened[sample.key] = reason or link.how
+        conversation = sample.key if parent is None else begun[line_of[parent.key]][0]
+        begun[sample.key] = conversation, segments[conversation]
+        segments[conversation] += 1
+    cuts = Counter(reason for reason in opened.values() if reason != "root")
+    traces = tuple(_trace(line, opened[head], *begun[head]) for head, line in lines.items())
+    return Trajectory(status, traces, dropped, dict(cuts))
+
+
+def _reason_to_cut(
+    sample: _Sample,
+    parent: _Sample | None,
+    lines: dict[Key, list[_Sample]],
+    line_of: dict[Key, Key],
+) -> str | None:
+    """Why a sample begins a new trace; None where it goes on in its parent's."""
+    link = sample.record.link
+    if link.parent is None:
+        return "root"
+    if parent is None:
+        return PARENT_DROPPED
+    if link.how == RETOKENISED:
+        return RETOKENISED
+    if not link.in_line or lines[line_of[parent.key]][-1] is not parent:
+        return SIBLING
+    return None if link.how == EXACT and _extends(sample, parent) else MISMATCH
+
+
+def _extends(sample: _Sample, parent: _Sample) -> bool:
+    """Whether a prompt is the parent's prompt and response and more, token by token."""
+    prompt, middle = sample.prompt_ids, len(parent.prompt_ids)
+    return (
+        len(prompt) > parent.end
+        and np.array_equal(prompt[:middle], parent.prompt_ids)
+        and np.array_equal(prompt[middle : parent.end], parent.response_ids)
+    )
+
+
+def _samples(records: Iterable[CompletionRecord]) -> tuple[list[_Sample], dict[str, int]]:
+    """Responses with all their tokens, and how many tokens there are of others, by reason."""
+    found, dropped = [], Counter[str]()
+    for record in records:
+        for choice in record.choices:
+            prompt, response = record.prompt_ids, choice.response_ids
+            count = 0 if response is None else len(response)
+            if record.outcome != "completed":
+                dropped[record.reason or record.outcome] += count
+            elif prompt is None or response is None:
+                dropped[NO_TOKEN_IDS] += count
+            elif count:
+                logprobs = choice.logprobs
+                if logprobs is None:
+                    logprobs = np.full(count, np.nan, np.float32)
+                found.append(_Sample(record, choice, prompt, response, logprobs))
+        if record.outcome == "completed" and not record.usable:
+            dropped[NO_TOKEN_IDS] += _uncounted(record)
+    return found, {reason: count for reason, count in dropped.items() if count}
+
+
+def _uncounted(record: CompletionRecord) -> int:
+    """Tokens that the engine says it sampled, beyond those whose ids it told."""
+    answer = orjson.loads(record.response) if record.response else {}
+    usage = answer.get("usage") or {}
+    said = usage.get("completion_tokens")
+    return max(0, said - record.sampled) if isinstance(said, int) else 0
+
+
+def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> Trace:
+    """The samples of one line in one sequence."""
+    ids, masks, logprobs = [], [], []
+    spans, place, last_end = [], 0, len(line[0].prompt_ids)
+    for sample in line:
+        between = sample.prompt_ids[last_end:]
+        ids += [between, sample.response_ids]
+        masks += [np.zeros(len(between), np.uint8), np.ones(len(sample.response_ids), np.uint8)]
+        logprobs += [np.full(len(between), np.nan, np.float32), sample.logprobs]
+        start = place + len(between)
+        place = start + len(sample.response_ids)
+        spans.append((*sample.key, start, place))
+        last_end = sample.end
+    last = line[-1]
+    asked: dict[str, Any] = orjson.loads(last.record.sent) if last.record.sent else {}
+    return Trace(
+        prompt_ids=line[0].prompt_ids,
+        response_ids=np.concatenate(ids),
+        loss_mask=np.concatenate(masks),
+        response_logprobs=np.concatenate(logprobs),
+        messages=(*(asked.get("messages") or ()), last.choice.message),
+        tools=tuple(asked.get("tools") or ()),
+        finish_reason=last.choice.finish_reason,
+        metadata={
+            "session": last.record.session,
+            "conversation": conversation,
+            "segment": segment,
+            "opened_by": opened_by,
+            "completions": spans,
+            "weight_versions": [sample.record.weight_version for sample in line],
+            "logprobs_meaning": [sample.record.logprobs_meaning for sample in line],
+            "sampling": [sample.record.sampling for sample in line],
+        },
+    )

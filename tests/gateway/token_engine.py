@@ -1,0 +1,243 @@
+"""Engines that tell token ids and log-probabilities as vLLM 0.32.0 and SGLang 0.5.23 do.
+
+Only what is asked for by the engine's own field names comes back, and SGLang refuses what it does.
+A token is a character; a message is its role, its characters and an end. So a prompt that carries
+an answer unchanged extends it token by token, unless its text begins with ``~``: such a text is
+sampled in other tokens than the template makes of it. ``stub`` in a request may have:
+
+- ``reply``: what is said (``ok``), or a list with one for each choice.
+- ``calls``: names of tools that are called.
+- ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
+- ``cut``: the connection breaks after so many tokens; ``end`` ends the stream there instead.
+- ``status``: of an error in place of an answer.
+- ``garbage``: what is answered is no chat.
+- ``error``: fails inside the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from tests.gateway.stub_engine import Seen, StubEngine, event
+
+END = 3
+_ROLES = {"system": 10, "developer": 11, "user": 12, "assistant": 13, "tool": 14}
+_SAMPLED_ELSEWHERE = 5000
+"""Added to the tokens of a text that is sampled in other tokens than the template's."""
+
+
+def rendered(message: dict[str, Any]) -> list[int]:
+    """Tokens of a message as the template writes them."""
+    return [_ROLES[message["role"]], *map(ord, _said(message)), END]
+
+
+def prompt_of(messages: Sequence[dict[str, Any]]) -> list[int]:
+    """Tokens of a whole prompt."""
+    return [*(token for one in messages for token in rendered(one)), _ROLES["assistant"]]
+
+
+def sampled(message: dict[str, Any]) -> list[int]:
+    """Tokens in which an answer is sampled."""
+    shift = _SAMPLED_ELSEWHERE if _said(message).startswith("~") else 0
+    return [*(ord(letter) + shift for letter in _said(message)), END]
+
+
+def logprob(token: int, place: int) -> float:
+    """Of a token at a place; no two engines differ."""
+    return -((31 * token + 7 * place) % 97) / 16 - 0.0625
+
+
+def logprobs(tokens: Sequence[int]) -> list[float]:
+    """Of all tokens of an answer."""
+    return [logprob(token, place) for place, token in enumerate(tokens)]
+
+
+def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
+    """What choice ``index`` answers."""
+    stub = asked.get("stub", {})
+    reply = stub.get("reply", "ok")
+    text = reply[index] if isinstance(reply, list) else reply
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if stub.get("calls"):
+        message["tool_calls"] = [
+            {
+                "id": f"call_{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": '{"x": 1}'},
+            }
+            for number, name in enumerate(stub["calls"])
+        ]
+    return message
+
+
+def _said(message: dict[str, Any]) -> str:
+    calls = "".join(
+        f"<{call['function']['name']} {call['function']['arguments']}>"
+        for call in message.get("tool_calls") or ()
+    )
+    return (message.get("content") or "") + calls
+
+
+class TokenEngine(StubEngine):
+    """``with TokenEngine("vllm") as engine: ...``; ``option`` is its ``--engine`` argument."""
+
+    def __init__(self, kind: str, port: int = 0) -> None:
+        """Args: ``vllm`` or ``sglang``, and the port, 0 for a free one."""
+        super().__init__(port)
+        self.kind = kind
+        self.option = f"{kind}={self.url}"
+
+    async def _answer(self, request: Request) -> Response:
+        body = await request.body()
+        headers = dict(request.headers)
+        loop = asyncio.get_running_loop()
+        seen = Seen(request.url.path, request.url.query, headers, body, loop)
+        self.seen.append(seen)
+        asked = seen.json
+        stub = asked.get("stub", {})
+        if "status" in stub:
+            return JSONResponse({"error": {"message": "as asked"}}, stub["status"])
+        if stub.get("garbage"):
+            return JSONResponse({"what": "is this"})
+        refused = ("return_prompt_token_ids", "return_token_ids", "return_meta_info")
+        if self.kind == "sglang" and asked.get("stream") and any(map(asked.get, refused)):
+            return JSONResponse({"error": {"message": "not with streaming"}}, 400)
+        if asked.get("stream"):
+            parts = self._counted(seen, _vllm_stream(asked, seen))
+            return StreamingResponse(parts, media_type="text/event-stream")
+        if stub.get("gated") and not await self._goes_on(request, seen):
+            return Response()
+        seen.outcome = "done"
+        return JSONResponse((_vllm_whole if self.kind == "vllm" else _sglang_whole)(asked))
+
+
+def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
+    found, total = [], 0
+    for index in range(asked.get("n", 1)):
+        message = message_of(asked, index)
+        tokens = sampled(message)
+        total += len(tokens)
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {**message, "reasoning": None},
+            "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
+            "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
+            "stop_reason": None,
+            "token_ids": tokens if asked.get("return_token_ids") else None,
+        }
+        found.append(choice)
+    prompt = prompt_of(asked["messages"])
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": asked["model"],
+        "choices": found,
+        "usage": _usage(prompt, total),
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt if asked.get("return_token_ids") else None,
+    }
+
+
+def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
+    found, total = [], 0
+    prompt = prompt_of(asked["messages"])
+    for index in range(asked.get("n", 1)):
+        message = message_of(asked, index)
+        tokens = sampled(message)
+        total += len(tokens)
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {**message, "reasoning_content": None},
+            "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
+            "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
+            "matched_stop": END,
+        }
+        if asked.get("return_prompt_token_ids"):
+            choice["prompt_token_ids"] = prompt
+        if asked.get("return_meta_info"):
+            pairs = zip(logprobs(tokens), tokens, strict=True)
+            choice["meta_info"] = {
+                "id": "1",
+                "output_token_logprobs": [[value, token, None] for value, token in pairs],
+            }
+        found.append(choice)
+    return {
+        "id": "1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": asked["model"],
+        "choices": found,
+        "usage": _usage(prompt, total),
+        "metadata": {"weight_version": "default"},
+    }
+
+
+async def _vllm_stream(asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes]:
+    stub, prompt, total = asked.get("stub", {}), prompt_of(asked["messages"]), 0
+    ids = bool(asked.get("return_token_ids"))
+    count = asked.get("n", 1)
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1}
+    head["model"] = asked["model"]
+    for index in range(count):
+        role = {"index": index, "delta": {"role": "assistant", "content": ""}}
+        first = {**head, "choices": [{**role, "logprobs": None, "finish_reason": None}]}
+        yield event({**first, "prompt_token_ids": prompt if ids else None})
+    answers = [message_of(asked, index) for index in range(count)]
+    rows = [sampled(answer) for answer in answers]
+    for place in range(max(map(len, rows))):
+        for index, row in enumerate(rows):
+            if place >= len(row):
+                continue
+            if stub.get("gated"):
+                await seen.gate.acquire()
+            if place == stub.get("cut"):
+                if stub.get("end"):
+                    return
+                raise RuntimeError("the connection breaks, as asked")
+            last = place + 1 == len(row)
+            delta = _delta(answers[index], place, last)
+            choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None}
+            if asked.get("logprobs"):
+                choice["logprobs"] = _content([row[place]], place)
+            reason = "tool_calls" if "tool_calls" in answers[index] else "stop"
+            choice["finish_reason"] = reason if last else None
+            choice["token_ids"] = [row[place]] if ids else None
+            # Without text vLLM sends an event only for what stands beside it.
+            if delta or last or ids or asked.get("logprobs"):
+                yield event({**head, "choices": [choice]})
+            total += 1
+    if stub.get("error"):
+        yield event({"error": {"message": "the engine failed", "code": 500}})
+    if (asked.get("stream_options") or {}).get("include_usage"):
+        yield event({**head, "choices": [], "usage": _usage(prompt, total)})
+    yield b"data: [DONE]\n\n"
+
+
+def _delta(message: dict[str, Any], place: int, last: bool) -> dict[str, Any]:
+    """The text as it comes; calls of tools all at once at the end, as some parsers do."""
+    text = message["content"] or ""
+    if place < len(text):
+        return {"content": text[place]}
+    calls = message.get("tool_calls")
+    if last and calls:
+        return {"tool_calls": [{**call, "index": number} for number, call in enumerate(calls)]}
+    return {}
+
+
+def _content(tokens: Sequence[int], start: int) -> dict[str, Any]:
+    values = [logprob(token, start + place) for place, token in enumerate(tokens)]
+    return {"content": [{"token": "x", "logprob": one, "top_logprobs": []} for one in values]}
+
+
+def _usage(prompt: Sequence[int], total: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": len(prompt),
+        "completion_tokens": total,
+        "total_tokens": len(prompt) + total,
+    }
