@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from jaxserve.runtime.xla_flags import set_flag
 from server.local import LocalServer
+from tests.quick_compiler import compile_quickly
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
@@ -42,12 +42,9 @@ settings.load_profile("jaxserve")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Short tests spend more time in the compiler than in what it compiled; the slow ones run
-    programs as users do."""
+    """The slow tests run programs as users do, but for commands in documents."""
     if "not slow" in config.option.markexpr:
-        # A third of the time to compile, for programs of a third of the speed.
-        set_flag("--xla_cpu_use_fusion_emitters", "false")
-        set_flag("--xla_backend_optimization_level", "0")
+        compile_quickly()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,10 +14,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+
+from tests.quick_compiler import commands_compile_quickly
 
 _BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!-- (file|shortened|not run): (.*?) -->")
@@ -74,7 +76,8 @@ def run_page(page: Path, folder: Path) -> str:
                 if block.file is not None:
                     Path(block.file).write_text(block.code, encoding="utf-8")
                 elif block.language == "sh":
-                    printed.write(_shell(block.code, where))
+                    with commands_compile_quickly():
+                        printed.write(_shell(block.code, where))
                 else:
                     with redirect_stdout(printed):
                         exec(compile(block.code, where, "exec"), names)
@@ -83,11 +86,16 @@ def run_page(page: Path, folder: Path) -> str:
     return printed.getvalue()
 
 
-def run_code(language: str, code: str, folder: Path) -> str:
-    """Runs one block by itself in a folder; returns what it printed."""
+def run_code(language: str, code: str, folder: Path, *, as_users_do: bool = False) -> str:
+    """Runs one block by itself in a folder; returns what it printed.
+
+    Args:
+      as_users_do: whether commands compile their programs with all optimisations.
+    """
     with chdir(folder):
         if language == "sh":
-            return _shell(code, "the block")
+            with nullcontext() if as_users_do else commands_compile_quickly():
+                return _shell(code, "the block")
         printed = StringIO()
         with redirect_stdout(printed):
             exec(compile(code, "the block", "exec"), {"__name__": "__main__"})

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.quick_compiler import commands_compile_quickly
+
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = {
     "01_play_an_episode": """
@@ -129,7 +131,8 @@ def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     notebook.cells.append(claims)
     where = {"metadata": {"path": str(tmp_path)}}
     waits = {"timeout": 600, "startup_timeout": 300}
-    NotebookClient(notebook, kernel_name="python3", resources=where, **waits).execute()
+    with commands_compile_quickly():
+        NotebookClient(notebook, kernel_name="python3", resources=where, **waits).execute()
 
     pictures = 0
     for cell in notebook.cells:
