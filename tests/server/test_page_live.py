@@ -26,10 +26,10 @@ NOTHING = "\u2013"  # an en dash
 
 
 @pytest.fixture(scope="module")
-def live(start_server: Callable[..., LocalServer]) -> Iterator[LocalServer]:
+def live(start_servers_of_module: Callable[..., LocalServer]) -> Iterator[LocalServer]:
     """A server whose episodes are played on a mock engine."""
     with running(max_model_len=2048, batch_cap=64) as engine:
-        yield start_server(JAXSERVE_MODE="live", JAXSERVE_LIVE_URL=engine.url)
+        yield start_servers_of_module(JAXSERVE_MODE="live", JAXSERVE_LIVE_URL=engine.url)
 
 
 @pytest.fixture
