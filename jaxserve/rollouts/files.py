@@ -91,7 +91,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _checked(trace: Trace) -> dict[str, Any]:
-    """The fields of a trace, its arrays in a row in memory and of the type that they are read as."""
+    """The fields of a trace, its arrays of the types that they are read as."""
     if trace.reward is not None:
         checks.number("reward of a trace", trace.reward)
     arrays = {
