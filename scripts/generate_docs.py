@@ -30,6 +30,7 @@ from docs_pages.interface import (  # noqa: E402
     measured_table,
     observation_table,
 )
+from docs_pages.presets import preset_commands, preset_table  # noqa: E402
 from docs_pages.server_api import server_api_page  # noqa: E402
 from docs_pages.tasks import task_list, task_pages, task_table  # noqa: E402
 
@@ -80,6 +81,8 @@ def generated_pages() -> dict[Path, str]:
         "mock_engine_options": option_table(MockEngineSettings),
         "observations": observation_table(),
         "pairs": pair_table(),
+        "preset_commands": preset_commands(),
+        "presets": preset_table(),
         "profiles": profile_list(),
         "task_list": task_list(),
         "tasks": task_table(),

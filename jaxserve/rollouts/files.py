@@ -1,0 +1,131 @@
+"""Trajectories in files: JSON lines and parquet.
+
+A line or a row is a trajectory. Both hold the same: JSON has arrays as lists of numbers, parquet
+has them as typed lists, with everything that has no fixed form as JSON text. Only what a trainer
+may have is written, see ``jaxserve.rollouts.export.exported``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as parquet
+
+from jaxserve import checks
+from jaxserve.datafiles import write_atomic
+from jaxserve.errors import InputError
+from jaxserve.rollouts.export import exported
+from jaxserve.rollouts.traces import Trace, Trajectory
+
+_ARRAYS: Mapping[str, Any] = {
+    "prompt_ids": np.int32,
+    "response_ids": np.int32,
+    "loss_mask": np.uint8,
+    "response_logprobs": np.float32,
+}
+_FREE = ("messages", "tools", "metadata")
+"""Fields of a trace whose form is not fixed."""
+_COUNTS = ("dropped", "cuts")
+_TRACE = pa.struct(
+    [
+        *(pa.field(name, pa.list_(pa.from_numpy_dtype(kind))) for name, kind in _ARRAYS.items()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("reward", pa.float64()),
+        *(pa.field(name, pa.string()) for name in _FREE),
+    ]
+)
+_SCHEMA = pa.schema(
+    [
+        pa.field("status", pa.string()),
+        pa.field("traces", pa.list_(_TRACE)),
+        *(pa.field(name, pa.string()) for name in _COUNTS),
+    ]
+)
+
+
+def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
+    """Writes a file whole, or none.
+
+    Args:
+      path: ends in ``.jsonl`` or ``.parquet``.
+      trajectories: as a builder gives them.
+
+    Raises:
+      InputError: another ending; a reward that is not finite.
+    """
+    kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
+    rows = [_row(exported(trajectory)) for trajectory in trajectories]
+    if kind == ".jsonl":
+        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+        write_atomic(path, b"".join(orjson.dumps(row, option=options) for row in rows))
+        return
+    sink = pa.BufferOutputStream()
+    parquet.write_table(pa.Table.from_pylist([_typed(row) for row in rows], _SCHEMA), sink)
+    write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def read_trajectories(path: Path | str) -> list[Trajectory]:
+    """What ``write_trajectories`` wrote. Tuples have become lists.
+
+    Raises:
+      InputError: another ending, or the file holds something else.
+    """
+    kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"trajectories are {str(path)!r}; it must be a file")
+    try:
+        rows = _json_rows(path) if kind == ".jsonl" else _parquet_rows(path)
+        return [_trajectory(row) for row in rows]
+    except (KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+        raise InputError(f"{path} does not hold trajectories: {error}") from None
+
+
+def _row(trajectory: Trajectory) -> dict[str, Any]:
+    return {**vars(trajectory), "traces": [_checked(trace) for trace in trajectory.traces]}
+
+
+def _checked(trace: Trace) -> dict[str, Any]:
+    """The fields of a trace, its arrays of the types that they are read as."""
+    if trace.reward is not None:
+        checks.number("reward of a trace", trace.reward)
+    arrays = {
+        name: np.ascontiguousarray(getattr(trace, name), kind) for name, kind in _ARRAYS.items()
+    }
+    return {**vars(trace), **arrays}
+
+
+def _typed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with text in place of what has no fixed form."""
+    traces = [
+        {**trace, **{name: orjson.dumps(trace[name]).decode() for name in _FREE}}
+        for trace in row["traces"]
+    ]
+    counts = {name: orjson.dumps(row[name]).decode() for name in _COUNTS}
+    return {**row, **counts, "traces": traces}
+
+
+def _json_rows(path: Path) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def _parquet_rows(path: Path) -> list[dict[str, Any]]:
+    rows = parquet.read_table(path, schema=_SCHEMA).to_pylist()
+    for row in rows:
+        row.update({name: orjson.loads(row[name]) for name in _COUNTS})
+        for trace in row["traces"]:
+            trace.update({name: orjson.loads(trace[name]) for name in _FREE})
+    return rows
+
+
+def _trajectory(row: dict[str, Any]) -> Trajectory:
+    traces = tuple(
+        Trace(**{**trace, **{name: np.array(trace[name], kind) for name, kind in _ARRAYS.items()}})
+        for trace in row["traces"]
+    )
+    return Trajectory(**{**row, "traces": traces})

@@ -1,0 +1,143 @@
+"""Traces in the forms that trainers take.
+
+Looked up in the trainers' sources: slime's ``Sample`` (``slime/utils/types.py``), verl's
+``AgentLoopOutput`` (``verl/experimental/agent_loop``), and what TRL's ``GRPOTrainer`` takes from a
+``rollout_func``. Nothing here imports a trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.rollouts.export import fault_of
+from jaxserve.rollouts.traces import COMPLETED, ERROR, Trace, Trajectory
+
+Decode = Callable[[list[int]], str]
+
+
+def slime_samples(
+    group: Sequence[Trajectory], *, group_index: int, first_rollout: int, decode: Decode
+) -> list[dict[str, Any]]:
+    """What slime's ``Sample.from_dict`` takes, for each trace of the trajectories of one task.
+
+    All traces of a trajectory have one ``rollout_id``: slime counts them as one rollout, which its
+    loss and its advantages need. Some of its releases call that ``group_id``; both are given, and
+    ``from_dict`` keeps the one that it does not know as an attribute. ``--use-rollout-logprobs
+    --use-tis`` make slime use the log-probabilities.
+
+    Args:
+      group: trajectories of one task, each graded.
+      group_index: number of the task.
+      first_rollout: ``rollout_id`` of the first trajectory; the next ones count on from it.
+      decode: from token ids to text.
+
+    Raises:
+      InputError: a trace has no reward, or it did not go through ``exported``.
+    """
+    samples = []
+    for rollout, trajectory in enumerate(group, first_rollout):
+        for trace in trajectory.traces:
+            fields = _lists(trace)
+            prompt, response = fields["prompt_ids"], fields["response_ids"]
+            samples.append(
+                {
+                    "group_index": group_index,
+                    "index": len(samples),
+                    "rollout_id": rollout,
+                    "group_id": rollout,
+                    "prompt": decode(prompt),
+                    "tokens": prompt + response,
+                    "response": decode(response),
+                    "response_length": len(response),
+                    "reward": _reward(trace),
+                    "loss_mask": fields["loss_mask"],
+                    "rollout_log_probs": fields["response_logprobs"],
+                    "weight_versions": [
+                        version
+                        for version in trace.metadata.get("weight_versions", ())
+                        if version is not None
+                    ],
+                    "remove_sample": trace.trainable == 0,
+                    "status": _slime_status(trajectory, trace),
+                    "metadata": {**trace.metadata},
+                }
+            )
+    return samples
+
+
+def verl_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
+    """Arguments of verl's ``AgentLoopOutput``, for each trace.
+
+    Raises:
+      InputError: a trace has no reward, or it did not go through ``exported``.
+    """
+    outputs = []
+    for trace in trajectory.traces:
+        fields = _lists(trace)
+        outputs.append(
+            {
+                "prompt_ids": fields["prompt_ids"],
+                "response_ids": fields["response_ids"],
+                "response_mask": fields["loss_mask"],
+                "response_logprobs": fields["response_logprobs"],
+                "reward_score": _reward(trace),
+                "num_turns": sum(_is_turn(message) for message in trace.messages),
+                "metrics": {},
+                "extra_fields": {**trace.metadata},
+            }
+        )
+    return outputs
+
+
+def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
+    """What a ``rollout_func`` of TRL's ``GRPOTrainer`` returns.
+
+    TRL takes one sequence for each prompt that it hands to the function: ``traces`` are in their
+    order. ``env_mask`` is 0 where the model did not sample. ``reward`` goes to the reward functions
+    of the trainer, as every field that TRL does not know.
+
+    Raises:
+      InputError: a trace has no reward, or it did not go through ``exported``.
+    """
+    rows = [_lists(trace) for trace in traces]
+    return {
+        "prompt_ids": [row["prompt_ids"] for row in rows],
+        "completion_ids": [row["response_ids"] for row in rows],
+        "logprobs": [row["response_logprobs"] for row in rows],
+        "env_mask": [row["loss_mask"] for row in rows],
+        "reward": [_reward(trace) for trace in traces],
+    }
+
+
+def _lists(trace: Trace) -> dict[str, list[Any]]:
+    """The arrays of a trace as lists."""
+    if (fault := fault_of(trace)) is not None:
+        raise InputError(f"a trace has {fault}; it must have gone through exported()")
+    names = ("prompt_ids", "response_ids", "loss_mask", "response_logprobs")
+    fields = {name: getattr(trace, name).tolist() for name in names}
+    marked = zip(fields["response_logprobs"], fields["loss_mask"], strict=True)
+    fields["response_logprobs"] = [value if mask else 0.0 for value, mask in marked]
+    return fields
+
+
+def _reward(trace: Trace) -> float:
+    """That of a graded trace."""
+    return checks.number("reward of a trace", trace.reward)
+
+
+def _slime_status(trajectory: Trajectory, trace: Trace) -> str:
+    """The value of slime's ``Sample.Status``."""
+    if trajectory.status == ERROR:
+        return "failed"
+    if trace.finish_reason == "abort":
+        return "aborted"
+    whole = trajectory.status == COMPLETED and trace.finish_reason != "length"
+    return "completed" if whole else "truncated"
+
+
+def _is_turn(message: Any) -> bool:
+    """verl counts what users, assistants and tools say."""
+    return isinstance(message, dict) and message.get("role") in ("user", "assistant", "tool")
