@@ -77,7 +77,8 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
         while not threads:
             await asyncio.sleep(0.001)
         going.set()
-        assert all((await one)["counts"]["completions"] == 0 for one in asking)
+        found = await asyncio.gather(*asking)
+        assert [one["counts"]["completions"] for one in found] == [0, 0, 0]
         assert len(threads) == 1 and threads[0] != threading.get_ident()
         broken, _ = sessions.create("two", durable=False, metadata={})
         broken.path.write_text("no record\n")
