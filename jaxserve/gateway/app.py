@@ -86,9 +86,9 @@ class Gateway:
         else:
             await self._clients(scope, receive, send)
 
-    def _place_of(self, headers: RawHeaders) -> Place | None:
+    def _place_of(self, headers: RawHeaders, query: bytes) -> Place | None:
         assert self.sessions is not None
-        session = self.sessions.of(headers)
+        session = self.sessions.of(headers, query)
         if session is None:
             return None
         return Place(self.sessions, session, lambda: self.gate.weight_version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from urllib.parse import parse_qs
 
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.headers import RawHeaders
@@ -19,13 +20,14 @@ def shows(headers: RawHeaders, token: str | None) -> bool:
     return given is not None and secrets.compare_digest(given.encode(), token.encode())
 
 
-def keys(headers: RawHeaders) -> Iterator[str]:
+def keys(headers: RawHeaders, query: bytes = b"") -> Iterator[str]:
     """Every key that a request shows, in the headers of OpenAI's, Anthropic's and Google's
-    clients."""
+    clients, or as ``?key=``, which Google's REST interface takes."""
     for key in (
         _bearer(headers),
         names.first(headers, b"x-api-key"),
         names.first(headers, b"x-goog-api-key"),
+        *parse_qs(query.decode("latin-1")).get("key", ()),
     ):
         if key:
             yield key

@@ -14,13 +14,18 @@ from jaxserve.gateway.dialects import INFERENCE, dialect_of
 from jaxserve.gateway.problems import Problem, stopping
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.sessions.capture import Place
+from jaxserve.gateway.sessions.store import NotRecorded
 from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.translation.engine import engine_problem
+from jaxserve.gateway.translation.models import cards_of
+from jaxserve.gateway.translation.table import counts, lists_models, models_body, translates
 
-PlaceOf = Callable[[names.RawHeaders], Place | None]
-"""The session whose key a request shows."""
+PlaceOf = Callable[[names.RawHeaders, bytes], Place | None]
+"""The session whose key a request shows, in its headers or its query."""
 
 _HEALTH = "/health"
-_LOOKS = frozenset((_HEALTH, "/v1/models"))
+_MODELS = "/v1/models"
+_LOOKS = frozenset((_HEALTH, _MODELS))
 
 
 class ClientDoor:
@@ -47,35 +52,64 @@ class ClientDoor:
         path = scope["path"]
         try:
             place = self._check(path, scope)
-            if path in INFERENCE:
-                await self._proxy.infer(path, scope, receive, send, place)
+            if place is not None:
+                await self._serve_session(place, path, scope, receive, send)
+            elif path in INFERENCE:
+                await self._proxy.infer(path, scope, receive, send)
             else:
                 status, headers, body = await self._proxy.look(path, scope["query_string"])
-                length = (b"content-length", str(len(body)).encode())
-                headers = [*headers, length]
-                await send({"type": "http.response.start", "status": status, "headers": headers})
-                await send({"type": "http.response.body", "body": body})
+                await _send_whole(send, status, headers, body)
         except Problem as problem:
             await send_problem(send, dialect_of(path), problem)
+
+    async def _serve_session(
+        self, place: Place, path: str, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answers in the dialect that the path speaks."""
+        if lists_models(path):
+            status, _, said = await self._proxy.look(_MODELS, b"")
+            if status != 200:
+                raise engine_problem(status, said, "first")
+            body = models_body(path, scope["headers"], cards_of(said))
+        elif path == _HEALTH:
+            status, headers, body = await self._proxy.look(path, b"")
+            return await _send_whole(send, status, headers, body)
+        elif counts(path):
+            body = await self._proxy.count(path, scope, receive)
+        else:
+            try:
+                async with place.sessions.entered(place.session):
+                    return await self._proxy.infer(path, scope, receive, send, place)
+            except NotRecorded:
+                raise Problem(
+                    507, "not_recorded", "the records of this session cannot be read"
+                ) from None
+        await _send_whole(send, 200, [(b"content-type", b"application/json")], body)
 
     def _check(self, path: str, scope: Scope) -> Place | None:
         headers, most = scope["headers"], self._settings.max_head_bytes
         if names.size(headers) + len(scope["raw_path"]) + len(scope["query_string"]) > most:
             raise Problem(431, "head_too_large", f"the headers are larger than {most} bytes")
-        if path not in _LOOKS and path not in INFERENCE:
-            raise Problem(404, "unknown_route", "there is no such route at this gateway")
-        place = None if self._place_of is None else self._place_of(headers)
+        of_sessions = self._place_of is not None and (translates(path) or lists_models(path))
+        unknown = Problem(404, "unknown_route", "there is no such route at this gateway")
+        if path not in _LOOKS and path not in INFERENCE and not of_sessions:
+            raise unknown
+        query = scope["query_string"]
+        place = None if self._place_of is None else self._place_of(headers, query)
         if path != _HEALTH and place is None and not self._may_pass(headers):
             raise Problem(
                 401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
             )
-        allowed = ("GET", "HEAD") if path in _LOOKS else ("POST",)
+        if place is None and path not in _LOOKS and path not in INFERENCE:
+            raise unknown
+        is_look = path == _HEALTH or lists_models(path)
+        allowed = ("GET", "HEAD") if is_look else ("POST",)
         if scope["method"] not in allowed:
             raise Problem(405, "wrong_method", f"this route takes {' and '.join(allowed)} only")
         if self._calls.stopping:
             raise stopping()
         most = self._settings.max_requests
-        if path in INFERENCE and len(self._calls) >= most:
+        if not is_look and len(self._calls) >= most:
             raise Problem(
                 429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
             )
@@ -87,3 +121,9 @@ class ClientDoor:
         if self._token is None and self._place_of is not None:
             return False
         return shows(headers, self._token)
+
+
+async def _send_whole(send: Send, status: int, headers: names.RawHeaders, body: bytes) -> None:
+    headers = [*headers, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

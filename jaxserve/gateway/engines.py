@@ -14,11 +14,21 @@ from urllib.parse import urlsplit
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.gateway.translation.policy import TemplatePolicy
 
 KINDS = ("vllm", "sglang")
-_NUMBERS = {"tier": (0, 2), "depth": (0, 64), "cap": (1, 100_000), "priority": (0, 1)}
+_NUMBERS = {
+    "tier": (0, 2),
+    "depth": (0, 64),
+    "cap": (1, 100_000),
+    "priority": (0, 1),
+    "developer": (0, 1),
+    "parts": (0, 1),
+    "max-output": (1, 10_000_000),
+}
 _MEANINGS = {"vllm": "raw", "sglang": "scaled"}
-_OPTIONS = (*_NUMBERS, "key", "control", "pool", "logprobs")
+_TEMPLATE = ("system", "tool-images", "reasoning", "thinking")
+_OPTIONS = (*_NUMBERS, "key", "control", "pool", "logprobs", "model", *_TEMPLATE)
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,11 @@ class EngineSpec:
     logprobs: str = "raw"
     """meaning of its log-probabilities: ``raw``, of the model itself; ``scaled``, after the
     temperature; ``processed``, after all that sampling does."""
+    model: str | None = None
+    """name under which it serves its model, for sessions, whatever their clients call it; None
+    passes the client's name on."""
+    policy: TemplatePolicy = field(default_factory=TemplatePolicy)
+    """what its model's chat template takes, for sessions."""
 
 
 def parse_engines(
@@ -110,6 +125,30 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
             options.get("logprobs", _MEANINGS[kind]),
             ("raw", "scaled", "processed"),
         ),
+        model=options.get("model"),
+        policy=_policy(options, place),
+    )
+
+
+def _policy(options: Mapping[str, str], place: int) -> TemplatePolicy:
+    """What the options say of the model's chat template; the rest is as for most models."""
+    where, given = f"--engine {place}: ", TemplatePolicy()
+    reasoning = options.get("reasoning", "+".join(given.reasoning_fields)).split("+")
+    thinking = options.get("thinking")
+    for name, field_name in (*(("reasoning", one) for one in reasoning), ("thinking", thinking)):
+        if field_name is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,63}", field_name):
+            raise InputError(f"{where}{name} is {options[name]!r}; it must be a field's name")
+    system = checks.one_of(f"{where}system", options.get("system", "keep"), ("keep", "fold"))
+    images = options.get("tool-images", "keep")
+    images = checks.one_of(f"{where}tool-images", images, ("keep", "follow"))
+    return TemplatePolicy(
+        knows_developer=bool(_whole(options, "developer", place)),
+        later_system="fold" if system == "fold" else "keep",
+        joins_text=not _whole(options, "parts", place),
+        tool_images="follow" if images == "follow" else "keep",
+        reasoning_fields=tuple(reasoning),
+        thinking_budget_field=thinking,
+        max_output_tokens=_whole(options, "max-output", place),
     )
 
 

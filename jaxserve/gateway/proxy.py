@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import aiohttp
 from starlette.types import Receive, Scope, Send
@@ -24,16 +24,19 @@ from jaxserve.gateway.calls import (
     pause_wait,
     queue_wait,
 )
-from jaxserve.gateway.dialects import INFERENCE
+from jaxserve.gateway.dialects import dialect_of
 from jaxserve.gateway.engine_knobs import EngineKnobs, engine_knobs
+from jaxserve.gateway.engines import EngineSpec
 from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
 from jaxserve.gateway.relay import Relay, Way
 from jaxserve.gateway.scrape import Readings
-from jaxserve.gateway.sessions.capture import Captured, Place
+from jaxserve.gateway.sessions import counting
+from jaxserve.gateway.sessions.capture import Captured, Place, Received
 from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.translation.table import translated
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
 
 _LOG = logging.getLogger("jaxserve.gateway")
@@ -91,7 +94,7 @@ class Proxy:
         Args:
           place: the session that it is recorded in; None where its bytes pass as they are.
         """
-        dialect = INFERENCE[path]
+        dialect = dialect_of(path)
         record = self._ledger.new_record(dialect.name)
         record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
         answer = Answer(scope, send, dialect, record)
@@ -105,7 +108,10 @@ class Proxy:
             if place is None:
                 way = Relay(**vars(way), path=path, query=scope["query_string"], incoming=incoming)
             else:
-                way = Captured(way, body, place)
+                policy = self._pools[record.pool].replicas[0].spec.policy
+                received = Received(path, scope["query_string"], body)
+                way = Captured(way, received, policy, place)
+                del received
             del incoming, body  # may be megabytes
             await self._serve(way, priority, scope, receive)
         except asyncio.CancelledError:
@@ -133,16 +139,51 @@ class Proxy:
         Raises:
           Problem: none can be, or it did not answer.
         """
-        assert self._upstream is not None
         replicas = [one for pool in self._pools.values() for one in pool.in_order()]
+        _, status, headers, body = await self._ask(replicas, "GET", path, query, lambda spec: None)
+        return status, headers, body
+
+    async def count(self, path: str, scope: Scope, receive: Receive) -> bytes:
+        """The answer to a session's request that counts the tokens of its prompt.
+
+        Raises:
+          Problem: it is malformed, or no engine counts.
+        """
+        settings, headers = self._settings, scope["headers"]
+        try:
+            async with asyncio.timeout(settings.body_s):
+                body = await read_body(receive, headers, settings.max_body_bytes)
+        except TimeoutError:
+            raise body_wait(settings.body_s) from None
+        pool = self._pools[asked_pool(headers, self._pools) or self._default_pool()]
+        policy = pool.replicas[0].spec.policy
+        chat, answerer = translated(
+            path, scope["query_string"], body, answer_id="count", unix_s=0, policy=policy
+        )
+        spec, status, _, said = await self._ask(
+            pool.in_order(), "POST", counting.PATH, b"", lambda spec: counting.question(chat, spec)
+        )
+        return answerer.counted(counting.count(spec, status, said))
+
+    async def _ask(
+        self,
+        replicas: Iterable[Replica],
+        method: str,
+        path: str,
+        query: bytes,
+        body_for: Callable[[EngineSpec], bytes | None],
+    ) -> tuple[EngineSpec, int, names.RawHeaders, bytes]:
+        """Asks the first engine that can be reached something that it answers at once."""
+        assert self._upstream is not None
         try:
             async with asyncio.timeout(_LOOK_S):
                 for replica in replicas:
-                    spec = replica.spec
-                    headers = names.to_engine((), spec.key, None)
+                    spec, asked = replica.spec, body_for(replica.spec)
+                    kind = [(b"content-type", b"application/json")] if asked is not None else []
+                    headers = names.to_engine(kind, spec.key, None)
                     try:
                         response = await self._upstream.open(
-                            spec, "GET", path, query, headers, None
+                            spec, method, path, query, headers, asked
                         )
                     except NotBegun:
                         replica.unreachable()
@@ -153,7 +194,7 @@ class Proxy:
                         body = await join(arriving, spec.name, self._settings.max_answer_bytes)
                     finally:
                         response.close()
-                    return response.status, names.to_client(response.raw_headers), body
+                    return spec, response.status, names.to_client(response.raw_headers), body
         except TimeoutError:
             raise first_byte_wait(_LOOK_S) from None
         raise _unreachable("any")
@@ -166,7 +207,7 @@ class Proxy:
             call.expect(body_wait, settings.body_s)
             body = await read_body(receive, headers, settings.max_body_bytes)
             record.bytes_in = len(body)
-            incoming = understand(body, headers, INFERENCE[path])
+            incoming = understand(body, headers, dialect_of(path))
             record.priority, record.streamed = incoming.priority, incoming.streamed
             record.parallel = incoming.parallel
             record.pool = asked_pool(headers, self._pools) or self._default_pool()

@@ -27,7 +27,7 @@ class RequestRecord:
     id: str
     """the answer's header ``x-gateway-request-id``."""
     dialect: str
-    """chat, completions, messages or responses."""
+    """chat, completions, messages, responses or google."""
     arrival_unix_s: float
     """when its headers had been read, s since 1970."""
     arrival_s: float

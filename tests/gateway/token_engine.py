@@ -3,13 +3,15 @@
 Only what is asked for by the engine's own field names comes back, and SGLang refuses what it does.
 A token is a character; a message is its role, its characters and an end. So a prompt that carries
 an answer unchanged extends it token by token, unless its text begins with ``~``: such a text is
-sampled in other tokens than the template makes of it. ``stub`` in a request may have:
+sampled in other tokens than the template makes of it. ``stub`` in a request, or in JSON in its
+header ``x-stub``, may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
+- ``reasoning``: what is thought before it.
 - ``calls``: names of tools that are called.
 - ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
 - ``cut``: the connection breaks after so many tokens; ``end`` ends the stream there instead.
-- ``status``: of an error in place of an answer.
+- ``status``: of an error in place of an answer, with ``headers``.
 - ``garbage``: what is answered is no chat.
 - ``error``: fails inside the stream.
 """
@@ -17,11 +19,13 @@ sampled in other tokens than the template makes of it. ``stub`` in a request may
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from tests.gateway.stub_engine import Seen, StubEngine, event
 
@@ -63,6 +67,8 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
     reply = stub.get("reply", "ok")
     text = reply[index] if isinstance(reply, list) else reply
     message: dict[str, Any] = {"role": "assistant", "content": text}
+    if stub.get("reasoning"):
+        message["reasoning_content"] = stub["reasoning"]
     if stub.get("calls"):
         message["tool_calls"] = [
             {
@@ -76,19 +82,27 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 def _said(message: dict[str, Any]) -> str:
+    """As templates do: calls as objects, whatever spaces their JSON has."""
     calls = "".join(
-        f"<{call['function']['name']} {call['function']['arguments']}>"
+        f"<{call['function']['name']} {json.dumps(json.loads(call['function']['arguments']))}>"
         for call in message.get("tool_calls") or ()
     )
-    return (message.get("content") or "") + calls
+    return _thought(message) + (message.get("content") or "") + calls
+
+
+def _thought(message: dict[str, Any]) -> str:
+    reasoning = message.get("reasoning_content")
+    return f"({reasoning})" if reasoning else ""
 
 
 class TokenEngine(StubEngine):
     """``with TokenEngine("vllm") as engine: ...``; ``option`` is its ``--engine`` argument."""
 
-    def __init__(self, kind: str, port: int = 0) -> None:
-        """Args: ``vllm`` or ``sglang``, and the port, 0 for a free one."""
-        super().__init__(port)
+    def __init__(self, kind: str, port: int = 0, serves: str | None = None) -> None:
+        """Args: ``vllm`` or ``sglang``, the port, 0 for a free one, and the one model that there
+        is; any where that is None."""
+        super().__init__(port, [Route("/tokenize", self._tokenize, methods=["POST"])])
+        self.serves = serves
         self.kind = kind
         self.option = f"{kind}={self.url}"
 
@@ -99,9 +113,15 @@ class TokenEngine(StubEngine):
         seen = Seen(request.url.path, request.url.query, headers, body, loop)
         self.seen.append(seen)
         asked = seen.json
+        if "x-stub" in headers:
+            asked["stub"] = json.loads(headers["x-stub"])
         stub = asked.get("stub", {})
+        if self.serves not in (None, asked["model"]):
+            sentence = f"The model `{asked['model']}` does not exist."
+            return JSONResponse({"error": {"message": sentence, "code": 404}}, 404)
         if "status" in stub:
-            return JSONResponse({"error": {"message": "as asked"}}, stub["status"])
+            error = {"error": {"message": "as asked"}}
+            return JSONResponse(error, stub["status"], stub.get("headers"))
         if stub.get("garbage"):
             return JSONResponse({"what": "is this"})
         refused = ("return_prompt_token_ids", "return_token_ids", "return_meta_info")
@@ -115,6 +135,24 @@ class TokenEngine(StubEngine):
         seen.outcome = "done"
         return JSONResponse((_vllm_whole if self.kind == "vllm" else _sglang_whole)(asked))
 
+    async def _models(self, request: Request) -> Response:
+        card = {"id": self.serves or "stub", "created": 1, "max_model_len": 4096}
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def _tokenize(self, request: Request) -> Response:
+        """vLLM renders messages; SGLang takes a text."""
+        asked = await request.json()
+        if self.kind == "sglang":
+            return JSONResponse({"object": "error", "message": "prompt: Field required"}, 400)
+        tokens = prompt_of(asked["messages"])
+        return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+
+
+def _named(message: dict[str, Any], name: str) -> dict[str, Any]:
+    """With the engine's name for reasoning."""
+    rest = {key: value for key, value in message.items() if key != "reasoning_content"}
+    return {**rest, name: message.get("reasoning_content")}
+
 
 def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
     found, total = [], 0
@@ -124,7 +162,7 @@ def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
         total += len(tokens)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {**message, "reasoning": None},
+            "message": _named(message, "reasoning"),
             "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
             "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
             "stop_reason": None,
@@ -153,7 +191,7 @@ def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
         total += len(tokens)
         choice: dict[str, Any] = {
             "index": index,
-            "message": {**message, "reasoning_content": None},
+            "message": _named(message, "reasoning_content"),
             "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
             "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
             "matched_stop": END,
@@ -221,9 +259,13 @@ async def _vllm_stream(asked: dict[str, Any], seen: Seen) -> AsyncIterator[bytes
 
 def _delta(message: dict[str, Any], place: int, last: bool) -> dict[str, Any]:
     """The text as it comes; calls of tools all at once at the end, as some parsers do."""
-    text = message["content"] or ""
-    if place < len(text):
-        return {"content": text[place]}
+    thought, text = _thought(message), message["content"] or ""
+    if place < len(thought):
+        # The marks around it are tokens without text.
+        letter = message["reasoning_content"][place - 1 : place] if place else ""
+        return {"reasoning": letter} if letter else {}
+    if place < len(thought) + len(text):
+        return {"content": text[place - len(thought)]}
     calls = message.get("tool_calls")
     if last and calls:
         return {"tool_calls": [{**call, "index": number} for number, call in enumerate(calls)]}

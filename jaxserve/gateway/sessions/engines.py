@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.gateway.sessions.records import Choice
-
 Json = Mapping[str, Any]
 
 _SAMPLING = (
@@ -53,7 +51,7 @@ class Strategy:
     """a chat request with the wish for ids and log-probabilities."""
     prompt: Callable[[Json], Any]
     """token ids of the prompt in an answer; None where it has none."""
-    tokens: Callable[[Json], tuple[Any, Any]]
+    tokens: Callable[[Json], tuple[Any, list[Any] | None]]
     """ids and log-probabilities in a choice; None for either."""
 
 
@@ -65,12 +63,10 @@ def _ask_vllm(chat: Json) -> dict[str, Any]:
         "top_logprobs": chat.get("top_logprobs") or 0,
         "return_token_ids": True,
     }
-    if chat.get("stream") is True:
-        asked["stream_options"] = {**(chat.get("stream_options") or {}), "include_usage": True}
     return asked
 
 
-def _vllm_tokens(choice: Json) -> tuple[Any, Any]:
+def _vllm_tokens(choice: Json) -> tuple[Any, list[Any] | None]:
     content = _inside(choice, "logprobs").get("content")
     if not isinstance(content, list):
         return choice.get("token_ids"), None
@@ -98,7 +94,7 @@ def _sglang_prompt(answer: Json) -> Any:
     )
 
 
-def _sglang_tokens(choice: Json) -> tuple[Any, Any]:
+def _sglang_tokens(choice: Json) -> tuple[Any, list[Any] | None]:
     """``output_token_logprobs`` is ``[[logprob, token id, text], ...]``."""
     found = _inside(choice, "meta_info").get("output_token_logprobs")
     if not isinstance(found, list) or not all(
@@ -130,70 +126,52 @@ def sampling_of(asked: Json) -> dict[str, Any]:
     return {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
 
 
-def read(kind: str, answer: Json) -> tuple[np.ndarray | None, tuple[Choice, ...]]:
-    """Prompt ids and choices of an answer; what is malformed counts as not told.
+class Tokens:
+    """Ids and log-probabilities of one answer, whole or in events; what is malformed counts as not
+    told."""
 
-    Args:
-      kind: of the engine.
-    """
-    strategy = STRATEGIES[kind]
-    found = []
-    for place, choice in enumerate(choices(answer)):
-        ids, logprobs = strategy.tokens(choice)
-        response_ids = _ids(ids)
-        index = choice.get("index")
-        found.append(
-            Choice(
-                index=index if isinstance(index, int) else place,
-                message={**_inside(choice, "message")},
-                finish_reason=choice.get("finish_reason"),
-                response_ids=response_ids,
-                logprobs=None if response_ids is None else _logprobs(logprobs, len(response_ids)),
-            )
-        )
-    return _ids(strategy.prompt(answer)), tuple(sorted(found, key=lambda one: one.index))
+    def __init__(self, kind: str) -> None:
+        """Args: kind of the engine."""
+        self._strategy = STRATEGIES[kind]
+        self._prompt: Any = None
+        self._told: dict[int, tuple[list[Any], list[Any]]] = {}
+
+    def add(self, answer: Json) -> None:
+        """What a whole answer has, or one more event."""
+        prompt = self._strategy.prompt(answer)
+        self._prompt = self._prompt if prompt is None else prompt
+        for choice in choices(answer):
+            ids, logprobs = self._strategy.tokens(choice)
+            if ids is None:
+                continue
+            index = choice.get("index", 0)
+            known = self._told.setdefault(index if isinstance(index, int) else 0, ([], []))
+            known[0].extend(ids if isinstance(ids, list) else [ids])
+            known[1].extend(logprobs or ())
+
+    @property
+    def prompt_ids(self) -> np.ndarray | None:
+        """Of the prompt, int32 ``[P]``."""
+        return _ids(self._prompt)
+
+    def of(self, index: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Those of a choice: int32 and float32 ``[T]``, or None twice."""
+        if index not in self._told:
+            return None, None
+        told, logprobs = self._told[index]
+        ids = _ids(told)
+        return ids, None if ids is None else _logprobs(logprobs, len(ids))
 
 
 def bare(answer: Json) -> dict[str, Any]:
     """An answer without ids and log-probabilities, for the record."""
-    return _without(answer, _OURS)
-
-
-def shown(answer: Json, asked: Json) -> dict[str, Any]:
-    """An answer or event as the client asked for it: only with the ids and log-probabilities that
-    it wants, and without reasoning where it wants none.
-
-    Args:
-      asked: the chat request as the client would have sent it.
-    """
-    wanted = set()
-    if asked.get("return_token_ids") is True:
-        wanted |= {"prompt_token_ids", "token_ids", "response_token_ids"}
-    if asked.get("return_prompt_token_ids") is True:
-        wanted.add("prompt_token_ids")
-    if asked.get("return_meta_info") is True:
-        wanted.add("meta_info")
-    if asked.get("logprobs") is True:
-        wanted.add("logprobs")
-    seen = _without(answer, [name for name in _OURS if name not in wanted])
-    if asked.get("include_reasoning") is False:
-        for choice in seen["choices"] if isinstance(seen.get("choices"), list) else ():
-            for part in ("message", "delta"):
-                if isinstance(choice, dict) and isinstance(choice.get(part), dict):
-                    choice[part] = {k: v for k, v in choice[part].items() if k != "reasoning"}
-    return seen
-
-
-def _without(answer: Json, names: Sequence[str]) -> dict[str, Any]:
-    bared = {name: value for name, value in answer.items() if name not in names}
-    if isinstance(bared.get("choices"), list):
-        bared["choices"] = [
-            {name: value for name, value in one.items() if name not in names}
-            if isinstance(one, dict)
-            else one
-            for one in bared["choices"]
+    bared = {name: value for name, value in answer.items() if name not in _OURS}
+    return bared | {
+        "choices": [
+            {name: value for name, value in one.items() if name not in _OURS}
+            for one in choices(answer)
         ]
-    return bared
+    }
 
 
 def _inside(holder: Json, name: str) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,7 +16,7 @@ from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.sessions.records import decode, lines
-from jaxserve.gateway.sessions.store import Session, Sessions, event_of
+from jaxserve.gateway.sessions.store import NotRecorded, Session, Sessions, event_of
 
 _MOST_LINES = 1_000_000_000
 _ALIVE_S = 15.0
@@ -72,7 +73,8 @@ class SessionRoutes:
         """GET lists them; POST ``{"id", "durable", "metadata"}``, each of which may be left out,
         makes one, and is the only answer that has its key."""
         if request.method == "GET":
-            return plain_json({"sessions": [one.describe() for one in self._sessions]})
+            found = [await self._described(one) for one in self._sessions]
+            return plain_json({"sessions": found})
         known = ("id", "durable", "metadata")
         asked = JsonObject(await command_of(request), "the session", known)
         session, key = self._sessions.create(
@@ -80,19 +82,22 @@ class SessionRoutes:
             durable=asked.flag("durable") if "durable" in asked else False,
             metadata=asked.inside("metadata") if "metadata" in asked else {},
         )
-        return plain_json({**session.describe(), "key": key}, 201)
+        return plain_json({**await self._described(session), "key": key}, 201)
 
     async def _one(self, request: Request) -> Response:
         session = self._session(request)
         if request.method == "DELETE":
             self._sessions.delete(session)
             return Response(status_code=204)
-        return plain_json(session.describe())
+        return plain_json(await self._described(session))
 
     async def _close(self, request: Request) -> Response:
         """Refuses its key; what was said stays."""
         session = self._session(request)
-        self._sessions.close(session)
+        try:
+            await self._sessions.close(session)
+        except NotRecorded:
+            raise _unreadable(session) from None
         return plain_json(session.describe())
 
     async def _completions(self, request: Request) -> Response:
@@ -114,11 +119,21 @@ class SessionRoutes:
         )
         return StreamingResponse(_follow(session, after), media_type="text/event-stream")
 
+    async def _described(self, session: Session) -> dict[str, Any]:
+        try:
+            return await self._sessions.described(session)
+        except NotRecorded:
+            raise _unreadable(session) from None
+
     def _session(self, request: Request) -> Session:
         session = self._sessions.get(request.path_params["id"])
         if session is None:
             raise HTTPException(404, "there is no such session")
         return session
+
+
+def _unreadable(session: Session) -> HTTPException:
+    return HTTPException(500, f"the records of session {session.info.id} cannot be read")
 
 
 def _slice(path: Path, after: int, limit: int) -> Iterator[bytes]:

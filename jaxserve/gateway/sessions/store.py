@@ -14,8 +14,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ from jaxserve.gateway.sessions.records import (
 _LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _HELD, _SAID = "session.json", "records.jsonl"
-_WRITERS = 8
+_THREADS = 8
 _MOST_UNREAD = 10_000
 """Events that a listener may leave unread until it is let go."""
 
@@ -82,27 +83,48 @@ class Session:
         self.folder = folder
         self.path = folder / _SAID
         """the file of records."""
-        self._deleted = False
+        self.inside = 0
+        """requests of it that are on their way."""
+        self._opening = asyncio.Lock()
+        self.deleted = False
+        """whether it is gone, with its records."""
         self._listeners: set[Listener] = set()
         self._said: _Said | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Completions, tokens sampled, and failures."""
+        """Completions, tokens sampled, and failures; the session is closed, or ``open``."""
         if self.info.closed and self._said is None:
             return self.info.counts
-        return self._open().counts
+        return self._opened().counts
+
+    async def open(self, reader: Executor) -> None:
+        """Reads the records of an earlier gateway, in a thread: they may be many.
+
+        Raises:
+          NotRecorded: they cannot be read.
+        """
+        async with self._opening:
+            if self._said is not None:
+                return
+            loop = asyncio.get_running_loop()
+            try:
+                self._said = await loop.run_in_executor(reader, _Said, self.path)
+            except (OSError, ValueError) as error:
+                _LOG.error("records of session %s cannot be read: %s", self.info.id, error)
+                raise NotRecorded from error
 
     def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes a record; one of a session that is gone goes nowhere.
+        """Numbers, links and writes a record; one of a session that is gone goes nowhere. The
+        session is ``open``.
 
         Raises:
           NotRecorded: it cannot be written; it is as if it had never been.
         """
-        if self._deleted:
+        if self.deleted:
             return draft
         try:
-            record = self._open().add(replace(draft, session=self.info.id))
+            record = self._opened().add(replace(draft, session=self.info.id))
         except (OSError, ValueError) as error:
             _LOG.error("a record of session %s is lost: %s", self.info.id, error)
             raise NotRecorded from error
@@ -119,7 +141,7 @@ class Session:
         try:
             sync(self.path)
         except OSError as error:
-            if self._deleted:
+            if self.deleted:
                 return
             _LOG.error("records of session %s are not on the disk: %s", self.info.id, error)
             raise NotRecorded from error
@@ -128,9 +150,14 @@ class Session:
         """A queue of what happens from now on; None is its end."""
         queue: Listener = asyncio.Queue()
         self._listeners.add(queue)
-        if self.info.closed or self._deleted:
+        if self.info.closed or self.deleted:
             queue.put_nowait(None)
         return queue
+
+    def rest(self) -> None:
+        """Takes no memory any more, unless a request is still on its way."""
+        if self.inside == 0:
+            self._said = None
 
     def leave(self, queue: Listener) -> None:
         """Its listener is gone."""
@@ -138,8 +165,8 @@ class Session:
 
     def end(self, *, deleted: bool) -> None:
         """Nothing more is told; of a deleted one nothing is written either."""
-        self._deleted = deleted
-        self._said = None  # and takes no memory; a request that is on its way reads it anew
+        self.deleted = deleted
+        self.rest()
         for listener in tuple(self._listeners):
             listener.put_nowait(None)
 
@@ -148,9 +175,8 @@ class Session:
         shown = {name: value for name, value in vars(self.info).items() if name != "key_sha256"}
         return {**shown, "counts": self.counts}
 
-    def _open(self) -> _Said:
-        if self._said is None:
-            self._said = _Said(self.path)
+    def _opened(self) -> _Said:
+        assert self._said is not None, "the session must be open"
         return self._said
 
     def _tell(self, listener: Listener, event: tuple[int, bytes]) -> None:
@@ -236,7 +262,7 @@ class Sessions:
             raise InputError(f"--sessions is {folder}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"--sessions is {folder}: {error}") from None
-        self._writers = ThreadPoolExecutor(_WRITERS, "jaxserve-sessions")
+        self._threads = ThreadPoolExecutor(_THREADS, "jaxserve-sessions")
 
     def __iter__(self) -> Iterator[Session]:
         """In the order in which they were made."""
@@ -271,9 +297,9 @@ class Sessions:
         self._take(session)
         return session, key
 
-    def of(self, headers: RawHeaders) -> Session | None:
-        """The open session whose key a request shows, in any of the headers that clients use."""
-        for key in keys(headers):
+    def of(self, headers: RawHeaders, query: bytes = b"") -> Session | None:
+        """The session whose key a request shows, wherever clients put it, unless it is closed."""
+        for key in keys(headers, query):
             digest = hashlib.sha256(key.encode()).digest()
             session = self._by_key.get(digest)
             if session is None or session.info.closed:
@@ -282,11 +308,49 @@ class Sessions:
                 return session
         return None
 
-    def close(self, session: Session) -> None:
-        """Refuses its key from now on; what was said stays."""
-        session.info = replace(session.info, closed=True, counts=dict(session.counts))
-        self._keep(session)
+    async def described(self, session: Session) -> dict[str, Any]:
+        """A session for the control door, without its key.
+
+        Raises:
+          NotRecorded: its records cannot be read.
+        """
+        if not session.info.closed:
+            await session.open(self._threads)
+        return session.describe()
+
+    @asynccontextmanager
+    async def entered(self, session: Session) -> AsyncIterator[None]:
+        """``async with sessions.entered(session):`` around a request that is to be recorded.
+
+        Raises:
+          NotRecorded: the session's records cannot be read.
+        """
+        session.inside += 1
+        try:
+            await session.open(self._threads)
+            yield
+        finally:
+            session.inside -= 1
+            if session.info.closed and session.inside == 0 and not session.deleted:
+                self._keep_counts(session)
+
+    async def close(self, session: Session) -> None:
+        """Refuses its key from now on; what was said stays.
+
+        Raises:
+          NotRecorded: its records cannot be read.
+        """
+        if not session.info.closed:
+            await session.open(self._threads)
+        session.info = replace(session.info, closed=True)
+        self._keep_counts(session)
         session.end(deleted=False)
+
+    def _keep_counts(self, session: Session) -> None:
+        """What a closed session has come to; its records are not read for that again."""
+        session.info = replace(session.info, counts=dict(session.counts))
+        self._keep(session)
+        session.rest()
 
     def delete(self, session: Session) -> None:
         """Forgets it, with all that was said."""
@@ -304,13 +368,13 @@ class Sessions:
         Raises:
           NotRecorded: they cannot be brought there.
         """
-        await asyncio.get_running_loop().run_in_executor(self._writers, session.sync)
+        await asyncio.get_running_loop().run_in_executor(self._threads, session.sync)
 
     def shut(self) -> None:
         """Lets another gateway have the folder."""
         for session in self:
             session.end(deleted=False)
-        self._writers.shutdown()
+        self._threads.shutdown()
         os.close(self._lock)
 
     def _take(self, session: Session) -> None:

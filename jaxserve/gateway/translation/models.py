@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import orjson
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -19,8 +21,12 @@ class ModelCard:
     """of prompt and output together; None where the engine does not say."""
 
 
-def cards_of(answer: Any) -> tuple[ModelCard, ...]:
+def cards_of(body: bytes) -> tuple[ModelCard, ...]:
     """Models in an engine's answer to ``GET /v1/models``; what has not its shape is left out."""
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return ()
     found = answer.get("data") if isinstance(answer, Mapping) else None
     cards = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
     return tuple(

@@ -38,6 +38,9 @@ _LACKING = {
     "audio": "the model writes text only",
     "prediction": "leave it out",
     "web_search_options": "the gateway has no search",
+    "return_token_ids": "token ids stand in the session's records",
+    "return_prompt_token_ids": "token ids stand in the session's records",
+    "return_meta_info": "log-probabilities stand in the session's records",
 }
 _OWN = ("model", "messages", "stream", "stream_options", "store", "metadata", "service_tier")
 """Fields that the gateway sets itself, or that are between the client and its provider."""
@@ -69,7 +72,11 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
         {name: value for name, value in fields.items() if name not in _OWN and value is not None},
         policy,
         streamed=streamed,
-        notes={"usage": wants_usage, "logprobs": fields.get("logprobs") is True},
+        notes={
+            "usage": wants_usage,
+            "logprobs": fields.get("logprobs") is True,
+            "reasoning": fields.get("include_reasoning") is not False,
+        },
     )
 
 
@@ -93,19 +100,18 @@ def _message(message: JsonObject) -> dict[str, Any]:
 
 def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
     """A whole answer."""
-    with_logprobs = chat.noted["logprobs"]
-    choices = [_choice(choice, with_logprobs) for choice in completion.choices]
+    choices = [_choice(choice, chat.noted) for choice in completion.choices]
     body = {**_head(chat, "chat.completion"), "choices": choices}
     return body if completion.counts == Counts() else {**body, "usage": _usage(completion.counts)}
 
 
-def _choice(choice: Choice, with_logprobs: bool) -> dict[str, Any]:
+def _choice(choice: Choice, noted: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": choice.text or (None if choice.calls or choice.refusal else ""),
         "refusal": choice.refusal or None,
     }
-    if choice.reasoning:
+    if choice.reasoning and noted["reasoning"]:
         message["reasoning_content"] = choice.reasoning
     if choice.calls:
         message["tool_calls"] = [
@@ -116,7 +122,7 @@ def _choice(choice: Choice, with_logprobs: bool) -> dict[str, Any]:
         "index": choice.index,
         "message": message,
         "finish_reason": choice.finish or "stop",
-        "logprobs": logprobs if with_logprobs else None,
+        "logprobs": logprobs if noted["logprobs"] else None,
     }
 
 
@@ -169,7 +175,10 @@ class Events:
         if isinstance(delta, Counts):
             self._counts = delta
             return b""
-        if isinstance(delta, Logprobs) and not self._noted["logprobs"]:
+        unwanted = (isinstance(delta, Logprobs) and not self._noted["logprobs"]) or (
+            isinstance(delta, Reasoning) and not self._noted["reasoning"]
+        )
+        if unwanted:
             return b""
         opening = b""
         if delta.choice not in self._begun:

@@ -125,6 +125,17 @@ def translates(path: str) -> bool:
     return known or (google is not None and google[2] in _GOOGLE_METHODS)
 
 
+def counts(path: str) -> bool:
+    """Whether a request to a path that ``translates`` asks for the number of tokens only."""
+    return path in _COUNTS or path.endswith(":countTokens")
+
+
+def lists_models(path: str) -> bool:
+    """Whether a ``GET`` of a path asks which models there are, or for one of them."""
+    named = re.fullmatch(r"/(?:v1beta|v1)/models(?:/.+)?", path)
+    return named is not None and not translates(path)
+
+
 def translated(
     path: str,
     query: bytes,
@@ -149,22 +160,22 @@ def translated(
     """
     fields = _parsed(body)
     google = _GOOGLE_PATH.fullmatch(path)
+    only_counts = counts(path)
     if google is None:
-        counts = path in _COUNTS
-        way = _COUNTS[path] if counts else _GENERATES[path]
+        way = _COUNTS[path] if only_counts else _GENERATES[path]
         asked = Asked(fields, answer_id, unix_s)
     else:
         way, method = GOOGLE_GENERATE, google[2]
-        counts, streamed = method == "countTokens", method == "streamGenerateContent"
+        streamed = method == "streamGenerateContent"
         if streamed and parse_qs(query).get(b"alt") != [b"sse"]:
             raise Problem(
                 400, "not_supported", "streamGenerateContent answers in events only: add alt=sse"
             )
         asked = Asked(fields, answer_id, unix_s, unquote(google[1]), streamed)
-    read = way.counted_chat_of if counts else way.chat_of
+    read = way.counted_chat_of if only_counts else way.chat_of
     assert read is not None
     chat = read(asked, policy)
-    return chat, Answerer(way, chat, counts)
+    return chat, Answerer(way, chat, only_counts)
 
 
 def _parsed(body: bytes) -> Mapping[str, Any]:

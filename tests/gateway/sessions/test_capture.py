@@ -50,7 +50,7 @@ def test_ids_and_logprobs_are_recorded(
     said = user("hello")
     answer = agent.say(said, stream=stream, temperature=0.7, stub={"reply": "well"})
     assert answer.status_code == 200
-    for hidden in ("token_ids", '"logprobs"', "meta_info"):
+    for hidden in ("token_ids", '"logprob"', "meta_info"):
         assert hidden not in answer.text
     if stream:
         *events, last = data_of(answer)
@@ -84,7 +84,12 @@ def test_both_engines_give_the_same_records(start: Start, tmp_path: Path) -> Non
             first = [user("list")]
             said = agent.say(*first, stub={"reply": "", "calls": ["ls", "pwd"]}).json()
             message = said["choices"][0]["message"]
-            then = [*first, message, {"role": "tool", "content": "a b"}]
+            result = {
+                "role": "tool",
+                "tool_call_id": message["tool_calls"][0]["id"],
+                "content": "a b",
+            }
+            then = [*first, message, result]
             agent.say(*then, stream=True, n=2, stub={"reply": ["one", "two"]})
             found.append(agent.records())
     for ours, theirs in zip(*found, strict=True):
@@ -145,32 +150,48 @@ def test_a_later_system_message_breaks_no_line(
     assert agent.records()[1].link.how == "exact"
 
 
-def test_who_asks_for_ids_gets_them(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
-    """And for log-probabilities and usage, as without a session."""
+def test_ids_stand_in_records_only(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+    """Who asks for them is told so; log-probabilities and usage come as without a session."""
     agent = Agent(started(start, vllm, tmp_path))
-    asked = {"return_token_ids": True, "logprobs": True}
-    whole = agent.say(user("a"), **asked).json()
-    assert whole["prompt_token_ids"] == prompt_of([user("a")])
-    assert whole["choices"][0]["token_ids"] == [ord("o"), ord("k"), 3]
+    refused = agent.say(user("a"), return_token_ids=True)
+    assert refused.status_code == 400 and "session's records" in refused.text and not vllm.seen
+    whole = agent.say(user("a"), logprobs=True).json()
     assert len(whole["choices"][0]["logprobs"]["content"]) == 3
     options = {"stream_options": {"include_usage": True}}
-    events = data_of(agent.say(user("a"), stream=True, **asked, **options))
-    assert events[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    ids = [
-        token for one in events[:-1] for c in one["choices"] for token in c.get("token_ids") or ()
+    events = data_of(agent.say(user("a"), stream=True, logprobs=True, **options))
+    entries = [
+        entry
+        for one in events[:-1]
+        for choice in one["choices"]
+        for entry in (choice["logprobs"] or {}).get("content", ())
     ]
-    assert ids == whole["choices"][0]["token_ids"]
+    assert entries == whole["choices"][0]["logprobs"]["content"]
     assert events[-2]["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_stays_where_it_is_not_wanted(
+    tokens: TokenEngine, start: Start, tmp_path: Path, stream: bool
+) -> None:
+    """The engine must give it for the ids; the client has not asked for it."""
+    agent = Agent(started(start, tokens, tmp_path))
+    stub = {"reasoning": "hm", "reply": "yes"}
+    assert "reasoning_content" in agent.say(user("a"), stream=stream, stub=stub).text
+    hidden = agent.say(user("a"), stream=stream, stub=stub, include_reasoning=False)
+    assert hidden.status_code == 200 and "reasoning" not in hidden.text
+    for record in agent.records():
+        assert record.choices[0].message["reasoning_content"] == "hm"
 
 
 def test_events_pass_as_they_come(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
     """The first text is there while the engine has not gone on; TTFT is its own."""
     agent = Agent(started(start, vllm, tmp_path))
     body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
+    first = threading.Thread(target=lambda: (vllm.wait_for(1), vllm.seen[0].allow(1)))
+    first.start()
     with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
         lines = (line for line in answer.iter_lines() if line)
         assert "assistant" in next(lines)
-        vllm.seen[0].allow(1)
         assert json.loads(next(lines)[6:])["choices"][0]["delta"] == {"content": "o"}
         assert agent.records() == []
         vllm.seen[0].allow()
@@ -238,9 +259,9 @@ def test_a_client_that_leaves_is_recorded(vllm: TokenEngine, start: Start, tmp_p
     """With the tokens so far; no place at the engine is lost."""
     agent = Agent(started(start, vllm, tmp_path))
     body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
+    first = threading.Thread(target=lambda: (vllm.wait_for(1), vllm.seen[0].allow(1)))
+    first.start()
     with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-        vllm.wait_for(1)
-        vllm.seen[0].allow(1)
         next(line for line in answer.iter_lines() if '"o"' in line)
     wait_until(lambda: agent.records(), "the record")
     (record,) = agent.records()
@@ -329,12 +350,10 @@ def test_no_key_is_kept(
     assert agent.key not in caplog.text and agent.key not in repr(gateway.app.sessions)
 
 
-def test_other_dialects_are_refused_in_a_session(
-    vllm: TokenEngine, start: Start, tmp_path: Path
-) -> None:
-    """In one clear sentence in their own form, as long as none is plugged in."""
+def test_completions_cannot_be_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+    """They are no chat."""
     agent = Agent(started(start, vllm, tmp_path))
-    answer = agent.gateway.post({"messages": []}, path="/v1/messages", headers=agent.headers)
+    answer = agent.gateway.post({"prompt": "a"}, path="/v1/completions", headers=agent.headers)
     assert answer.status_code == 400 and not vllm.seen
     assert "cannot be recorded in a session" in answer.json()["error"]["message"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.sessions.assembly import Assembly, events_of
-from jaxserve.gateway.sessions.engines import STRATEGIES, bare, read, sampling_of, shown
+from jaxserve.gateway.sessions.engines import STRATEGIES, Tokens, bare, sampling_of
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
@@ -60,16 +58,14 @@ def test_a_request_is_not_changed(kind: str) -> None:
 
 
 def test_what_vllm_is_asked() -> None:
-    """Ids, log-probabilities and usage; without reasoning it would give none of them."""
+    """Ids and log-probabilities; without reasoning it would give none of them."""
     asked = STRATEGIES["vllm"].ask({"include_reasoning": False, "stream": True, "logprobs": False})
     assert asked == {
         "stream": True,
-        "stream_options": {"include_usage": True},
         "logprobs": True,
         "top_logprobs": 0,
         "return_token_ids": True,
     }
-    assert "stream_options" not in STRATEGIES["vllm"].ask({})
 
 
 def test_what_sglang_is_asked() -> None:
@@ -84,23 +80,43 @@ def test_what_sglang_is_asked() -> None:
     }
 
 
+def read(kind: str, answer: Any) -> Tokens:
+    """What a whole answer tells."""
+    tokens = Tokens(kind)
+    tokens.add(answer)
+    return tokens
+
+
 def test_a_missing_logprob_is_none() -> None:
     """Fault 3: not 0.0. One that cannot be told apart from others makes all of them unknown."""
     content = [{"logprob": -1.0}, {"logprob": None}, {}]
     answer = {"choices": [{"token_ids": [1, 2, 3], "logprobs": {"content": content}}]}
-    _, (choice,) = read("vllm", answer)
-    np.testing.assert_array_equal(choice.logprobs, np.array([-1, np.nan, np.nan], np.float32))
-    short = {"choices": [{"token_ids": [1, 2], "logprobs": {"content": content}}]}
-    assert np.isnan(read("vllm", short)[1][0].logprobs).all()  # type: ignore[arg-type]
-    none = {"choices": [{"token_ids": [1, 2], "logprobs": None}]}
-    assert np.isnan(read("vllm", none)[1][0].logprobs).all()  # type: ignore[arg-type]
+    _, logprobs = read("vllm", answer).of(0)
+    np.testing.assert_array_equal(logprobs, np.array([-1, np.nan, np.nan], np.float32))
+    for unknown in ({"content": content}, None):
+        short = {"choices": [{"token_ids": [1, 2], "logprobs": unknown}]}
+        assert np.isnan(read("vllm", short).of(0)[1]).all()  # type: ignore[arg-type]
+
+
+def test_events_tell_what_a_whole_answer_does() -> None:
+    """Event by event, choices by turns."""
+    tokens = Tokens("vllm")
+    tokens.add({"prompt_token_ids": [7], "choices": [{"index": 0, "delta": {}}]})
+    for index, token in ((0, 1), (1, 2), (0, 3)):
+        content = [{"logprob": -float(token)}]
+        choice = {"index": index, "token_ids": [token], "logprobs": {"content": content}}
+        tokens.add({"choices": [choice], "prompt_token_ids": None})
+    assert tokens.prompt_ids is not None and tokens.prompt_ids.tolist() == [7]
+    assert [part.tolist() for part in tokens.of(0) if part is not None] == [[1, 3], [-1, -3]]
+    assert [part.tolist() for part in tokens.of(1) if part is not None] == [[2], [-2]]
+    assert tokens.of(2) == (None, None)
 
 
 @pytest.mark.parametrize("ids", [None, "abc", [1.5], [True], [2**40], [None], {}])
 def test_what_are_no_ids_is_not_told(ids: Any) -> None:
     """Better dropped and counted than wrong."""
-    prompt, (choice,) = read("vllm", {"prompt_token_ids": ids, "choices": [{"token_ids": ids}]})
-    assert prompt is None and choice.response_ids is None and choice.logprobs is None
+    tokens = read("vllm", {"prompt_token_ids": ids, "choices": [{"token_ids": ids}]})
+    assert tokens.prompt_ids is None and tokens.of(0) == (None, None)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
@@ -109,62 +125,15 @@ def test_whatever_an_engine_says_is_read(kind: str, said: Any) -> None:
     """Garbage gives nothing, and no exception; what is read is not changed."""
     answer = said if isinstance(said, dict) else {"choices": said}
     before = copy.deepcopy(answer)
-    prompt, choices = read(kind, answer)
-    assembly = Assembly()
-    assembly.add(answer)
-    list(events_of(answer))
+    tokens = read(kind, answer)
+    tokens.add(answer)
     bare(answer)
-    shown(answer, {"include_reasoning": False})
     assert repr(answer) == repr(before)
-    assert prompt is None or prompt.dtype == np.int32
-    for choice in choices:
-        if choice.response_ids is not None and choice.logprobs is not None:
-            assert len(choice.response_ids) == len(choice.logprobs)
-
-
-_TEXT = st.text("abc", max_size=3)
-_CALL = st.fixed_dictionaries(
-    {
-        "id": _TEXT.filter(bool),
-        "type": st.just("function"),
-        "function": st.fixed_dictionaries({"name": _TEXT, "arguments": _TEXT}),
-    }
-)
-_MESSAGE = st.fixed_dictionaries(
-    {"role": st.just("assistant"), "content": _TEXT},
-    optional={
-        "reasoning": _TEXT.filter(bool),
-        "tool_calls": st.lists(_CALL, min_size=1, max_size=2),
-    },
-)
-
-
-@given(st.lists(_MESSAGE, min_size=1, max_size=3), st.booleans())
-def test_events_and_answer_are_one(messages: list[dict[str, Any]], counted: bool) -> None:
-    """An answer made into events and put together again is the same answer."""
-    answer: dict[str, Any] = {
-        "id": "1",
-        "created": 1,
-        "model": "m",
-        "object": "chat.completion",
-        "choices": [
-            {"index": index, "message": message, "finish_reason": "stop", "token_ids": [1, 2]}
-            for index, message in enumerate(messages)
-        ],
-    }
-    if counted:
-        answer["usage"] = {"completion_tokens": 2}
-    assembly = Assembly()
-    for event in events_of(json.loads(json.dumps(answer))):
-        assembly.add(event)
-    assert assembly.finished and assembly.answer() == answer
-
-
-def test_reasoning_stays_where_it_is_not_wanted() -> None:
-    """The engine must give it for the ids; the client has not asked for it."""
-    said = {"choices": [{"message": {"content": "a", "reasoning": "b"}, "token_ids": [1]}]}
-    assert shown(said, {"include_reasoning": False}) == {"choices": [{"message": {"content": "a"}}]}
-    assert shown(said, {})["choices"][0]["message"] == {"content": "a", "reasoning": "b"}
+    assert tokens.prompt_ids is None or tokens.prompt_ids.dtype == np.int32
+    for index in range(3):
+        ids, logprobs = tokens.of(index)
+        assert (ids is None) == (logprobs is None)
+        assert ids is None or logprobs is None or len(ids) == len(logprobs)
 
 
 def test_sampling_is_what_changes_tokens() -> None:

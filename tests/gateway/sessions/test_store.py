@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.gateway.sessions import store
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.rollouts.builders import prefix_merging
@@ -31,18 +33,62 @@ def bearer(key: str) -> Any:
 
 def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
     """Key, description and what is closed."""
-    sessions = Sessions(tmp_path)
-    _, key = sessions.create("one", durable=True, metadata={"task": "t"})
-    closed, other = sessions.create("two", durable=False, metadata={})
-    sessions.close(closed)
-    shown = [session.describe() for session in sessions]
-    sessions.shut()
+
+    async def shown(sessions: Sessions) -> list[Any]:
+        return [await sessions.described(session) for session in sessions]
+
+    async def first() -> tuple[str, str, list[Any]]:
+        sessions = Sessions(tmp_path)
+        _, key = sessions.create("one", durable=True, metadata={"task": "t"})
+        closed, other = sessions.create("two", durable=False, metadata={})
+        await sessions.close(closed)
+        found = await shown(sessions)
+        sessions.shut()
+        return key, other, found
+
+    key, other, before = asyncio.run(first())
     again = Sessions(tmp_path)
     found = again.of(bearer(key))
     assert found is not None and found.info.id == "one" and found.info.durable
     assert again.of(bearer(other)) is None
-    assert [session.describe() for session in again] == shown
+    assert asyncio.run(shown(again)) == before
     again.shut()
+
+
+def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once for all who wait for them, while the loop goes on; what cannot be read is said."""
+    threads: list[int] = []
+    going = threading.Event()
+
+    class Slow(store._Said):
+        """Waits until the loop lets it go on."""
+
+        def __init__(self, path: Path) -> None:
+            threads.append(threading.get_ident())
+            assert going.wait(PATIENCE_S)
+            super().__init__(path)
+
+    monkeypatch.setattr(store, "_Said", Slow)
+
+    async def go() -> None:
+        sessions = Sessions(tmp_path)
+        session, _ = sessions.create("one", durable=False, metadata={})
+        asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
+        while not threads:
+            await asyncio.sleep(0.001)
+        going.set()
+        found = await asyncio.gather(*asking)
+        assert [one["counts"]["completions"] for one in found] == [0, 0, 0]
+        assert len(threads) == 1 and threads[0] != threading.get_ident()
+        broken, _ = sessions.create("two", durable=False, metadata={})
+        broken.path.write_text("no record\n")
+        with pytest.raises(store.NotRecorded):
+            async with sessions.entered(broken):
+                pass
+        assert broken.inside == 0
+        sessions.shut()
+
+    asyncio.run(go())
 
 
 def test_one_gateway_at_a_time(tmp_path: Path) -> None:

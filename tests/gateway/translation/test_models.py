@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from jaxserve.gateway.translation import models
@@ -20,9 +22,10 @@ def test_what_engines_serve() -> None:
             "c",
         ]
     }
-    assert models.cards_of(answer) == CARDS
+    assert models.cards_of(json.dumps(answer).encode()) == CARDS
     for garbage in (None, [], {}, {"data": 3}):
-        assert models.cards_of(garbage) == ()
+        assert models.cards_of(json.dumps(garbage).encode()) == ()
+    assert models.cards_of(b"{") == ()
 
 
 def test_every_dialects_form() -> None:
