@@ -6,7 +6,7 @@ an answer unchanged extends it token by token, unless its text begins with ``~``
 sampled in other tokens than the template makes of it. ``stub`` in a request may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
-- ``calls``: names of tools that are called.
+- ``calls``: names of tools that are called, and ``arguments`` of all of them, as JSON.
 - ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
 - ``cut``: the connection breaks after so many tokens; ``end`` ends the stream there instead.
 - ``status``: of an error in place of an answer.
@@ -68,7 +68,7 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
             {
                 "id": f"call_{number}",
                 "type": "function",
-                "function": {"name": name, "arguments": '{"x": 1}'},
+                "function": {"name": name, "arguments": stub.get("arguments", '{"x": 1}')},
             }
             for number, name in enumerate(stub["calls"])
         ]
