@@ -6,7 +6,8 @@ an answer unchanged extends it token by token, unless its text begins with ``~``
 sampled in other tokens than the template makes of it. ``stub`` in a request may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
-- ``calls``: names of tools that are called, and ``arguments`` of all of them, as JSON.
+- ``calls``: names of tools that are called, ``arguments`` of all of them, as JSON, and
+  ``turn`` in their ids.
 - ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
 - ``cut``: the connection breaks after so many tokens; ``end`` ends the stream there instead.
 - ``status``: of an error in place of an answer.
@@ -66,7 +67,7 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
     if stub.get("calls"):
         message["tool_calls"] = [
             {
-                "id": f"call_{number}",
+                "id": f"call_{stub.get('turn', '')}{number}",
                 "type": "function",
                 "function": {"name": name, "arguments": stub.get("arguments", '{"x": 1}')},
             }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,29 +36,39 @@ def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
     """Calls of a tool in the order in which they were made.
 
     A call whose result is known and speaks of no window has made none, and is left out. The result
-    is what a later request brings back under the call's id, first.
+    is what a later request brings back under the call's id, where only one call has the id and only
+    one result.
     """
-    results: dict[str, str] = {}
+    results = _results(records)
+    made = [
+        ((record.seq, choice.index), call.get("id"), call.get("function") or {})
+        for record in records
+        for choice in record.choices
+        for call in choice.message.get("tool_calls") or ()
+    ]
+    ids = Counter(id for _, id, _ in made)
+    found = []
+    for completion, id, function in made:
+        name = function.get("name") or ""
+        if name != tool and not name.endswith((f"__{tool}", f".{tool}")):
+            continue
+        brought = results.get(id, set()) if ids[id] == 1 else set()
+        told = _TOLD.findall(next(iter(brought))) if len(brought) == 1 else None
+        if told != []:
+            number = int(told[-1]) if told else None
+            found.append(Call(completion, _arguments(function.get("arguments")), number))
+    return found
+
+
+def _results(records: Sequence[CompletionRecord]) -> dict[Any, set[str]]:
+    """What requests brought back under the ids of calls."""
+    found: defaultdict[Any, set[str]] = defaultdict(set)
     for record in records:
         for message in record.messages:
             if isinstance(message, dict) and message.get("role") == "tool":
                 content = message.get("content")
                 text = content if isinstance(content, str) else orjson.dumps(content).decode()
-                results.setdefault(str(message.get("tool_call_id")), text)
-    found = []
-    for record in records:
-        for choice in record.choices:
-            for call in choice.message.get("tool_calls") or ():
-                function = call.get("function") or {}
-                name = function.get("name") or ""
-                if name != tool and not name.endswith((f"__{tool}", f".{tool}")):
-                    continue
-                result = results.get(str(call.get("id")))
-                told = None if result is None else _TOLD.findall(result)
-                if told is None or told:
-                    number = int(told[-1]) if told else None
-                    arguments = _arguments(function.get("arguments"))
-                    found.append(Call((record.seq, choice.index), arguments, number))
+                found[message.get("tool_call_id")].add(text)
     return found
 
 

@@ -98,7 +98,7 @@ class Worker:
         task = parse_task(self._state.spec(session.task))
         if session.state not in states.AFTER_RUN:
             await self.shut(session)  # of an attempt that a kill has ended
-            if session.attempt >= self._settings.attempts:
+            if session.state == states.RUNNING and session.attempt >= self._settings.attempts:
                 raise InputError(f"the service was killed in each of {session.attempt} attempts")
             await self._run(task, session)
             session = self._state.session(session.id)

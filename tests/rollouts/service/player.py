@@ -30,16 +30,15 @@ def main(instruction, windows):
     for window in range(windows):
         knobs = {"batch_cap": 96 - window % 2, "speculation_depth": 2}
         stub = {"reply": "", "calls": ["step"], "arguments": json.dumps(knobs)}
+        stub["turn"] = f"{window}_"
         body = {"model": "stub", "messages": messages, "stub": stub}
         said = post(model, body, key)["choices"][0]["message"]
         call = said["tool_calls"][0]
-        # Only the last result is carried on, as agents do that keep their context short.
         action = json.loads(call["function"]["arguments"])
         told = post(
             os.environ["ENVIRONMENT_URL"] + "/step", {"action": action, "session_id": session}
         )
         kept = {"step_index": told["observation"]["step_index"], "reward": told["reward"]}
-        call["id"] = f"call_{window}"
         result = {"role": "tool", "tool_call_id": call["id"], "content": json.dumps(kept)}
         messages += [{"role": "assistant", "content": "", "tool_calls": [call]}, result]
         if told["done"]:
