@@ -23,6 +23,7 @@ from jaxserve.cli.live import (
     show_live_log,
     throw_switch,
 )
+from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
@@ -49,6 +50,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "mock-engine": run_mock_engine,
     "calibrate": calibrate_engine,
     "record": record_trace,
+    "rollout": rollout_group,
 }
 """Every command by its name."""
 

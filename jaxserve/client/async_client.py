@@ -100,6 +100,18 @@ class AsyncServeClient:
         options = {name: value for name, value in given.items() if value is not None}
         return self._note(await self._persist(lambda: self._transport.reset(options))).observation
 
+    async def attach(self, session_id: str) -> Step:
+        """Takes up a session that was begun elsewhere; nothing in it changes.
+
+        Returns:
+          the last answer to reset or step.
+
+        Raises:
+          ServerError, ConnectionLost.
+        """
+        params = {"session_id": session_id}
+        return self._note(await self._ask("GET", "/observation", params=params))
+
     async def step(self, action: Mapping[str, Any] | Any) -> Step:
         """Holds the knobs for one window.
 

@@ -58,6 +58,10 @@ class ServeClient:
             )
         )
 
+    def attach(self, session_id: str) -> Step:
+        """See ``AsyncServeClient.attach``."""
+        return self._wait(self._client.attach(session_id))
+
     def step(self, action: Mapping[str, Any] | Any) -> Step:
         """See ``AsyncServeClient.step``."""
         return self._wait(self._client.step(action))

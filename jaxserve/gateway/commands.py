@@ -23,8 +23,8 @@ def plain_json(
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
-async def command_of(request: Request) -> Any:
-    """The JSON that a command brings.
+async def command_of(request: Request, longest: int = _LONGEST_COMMAND) -> Any:
+    """The JSON that a command brings, of at most ``longest`` bytes.
 
     Raises:
       HTTPException: it is too long.
@@ -33,8 +33,8 @@ async def command_of(request: Request) -> Any:
     body = b""
     async for piece in request.stream():
         body += piece
-        if len(body) > _LONGEST_COMMAND:
-            raise HTTPException(413, f"the command has more than {_LONGEST_COMMAND} bytes")
+        if len(body) > longest:
+            raise HTTPException(413, f"the command has more than {longest} bytes")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from jaxserve.errors import InputError
+from jaxserve.runtime.database import connect
 from server.problems import SpendingLimit, StorageFailure
-from server.sessions.database import connect
 from server.sessions.engine import Knobs, Window
 
 _SCHEMA_VERSION = 1

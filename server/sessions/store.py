@@ -17,9 +17,9 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
+from jaxserve.runtime.database import connect
 from jaxserve.spaces import KNOBS
 from server.problems import StorageFailure
-from server.sessions.database import connect
 from server.sessions.engine import Knobs
 from server.settings import IN_MEMORY
 

@@ -8,7 +8,8 @@ header ``x-stub``, may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
 - ``reasoning``: what is thought before it.
-- ``calls``: names of tools that are called.
+- ``calls``: names of tools that are called, ``arguments`` of all of them, as JSON, and
+  ``turn`` in their ids.
 - ``gated``: every event of a stream waits for ``Seen.allow``; or the whole answer.
 - ``cut``: the connection breaks after so many tokens; ``end`` ends the stream there instead.
 - ``status``: of an error in place of an answer, with ``headers``.
@@ -72,9 +73,9 @@ def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
     if stub.get("calls"):
         message["tool_calls"] = [
             {
-                "id": f"call_{number}",
+                "id": f"call_{stub.get('turn', '')}{number}",
                 "type": "function",
-                "function": {"name": name, "arguments": '{"x": 1}'},
+                "function": {"name": name, "arguments": stub.get("arguments", '{"x": 1}')},
             }
             for number, name in enumerate(stub["calls"])
         ]

@@ -1,0 +1,79 @@
+"""The grade of an episode that an agent played on an environment's server."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from jaxserve.checks import JsonObject
+from jaxserve.client import ConnectionLost, ServeClient, ServerError
+from jaxserve.errors import InputError
+from jaxserve.rollouts.evaluators.credit import Key, calls_of, credits
+from jaxserve.rollouts.evaluators.forms import Context, Episode, EvalResult
+from jaxserve.rollouts.traces import Trace, Trajectory
+
+
+class EnvGrade:
+    """The outcome is the score of the episode as the server replays it. A trace's reward is that of
+    the windows that its completions' tool calls made."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Options: ``tool``, the name of the tool that makes a window (``step``)."""
+        known = JsonObject(options, options.where, ("tool",))
+        self._tool = known.text("tool") if "tool" in known else "step"
+
+    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+        """See the class.
+
+        Raises:
+          InputError: no episode was begun, or the server does not answer.
+        """
+        episode = context.episode
+        if episode is None:
+            raise InputError("evaluator is 'env_grade'; the task must have an environment")
+        try:
+            with ServeClient(
+                episode.url, token=context.environment_token, patience_s=context.budget_s
+            ) as client:
+                client.attach(episode.session_id)
+                log, grade = client.episode_log(), client.grade()
+        except (ServerError, ConnectionLost) as error:
+            raise InputError(f"the environment at {episode.url} gives no grade: {error}") from None
+        if (other := _other_episode(episode, log)) is not None:
+            return EvalResult(0.0, metadata={"reason": other})
+        windows = [entry for entry in log["episode_log"] if "action" in entry]
+        owners = credits(calls_of(context.records, self._tool), [w["action"] for w in windows])
+        rewards: defaultdict[Key, float] = defaultdict(float)
+        for owner, window in zip(owners, windows, strict=True):
+            if owner is not None:
+                rewards[owner] += window["reward"]
+        said = {
+            "score": grade["score"],
+            "breakdown": grade["breakdown"],
+            "feedback": grade["feedback"],
+            "verified": grade["verified"],
+            "windows": len(windows),
+            "windows_without_completion": owners.count(None),
+            "completions": [[*key, reward] for key, reward in sorted(rewards.items())],
+        }
+        if not grade["verified"]:
+            return EvalResult(0.0, metadata={**said, "reason": "the episode is not verified"})
+        of_traces = [_reward(trace, rewards) for trace in trajectory.traces]
+        return EvalResult(float(grade["score"]), of_traces, said)
+
+
+def _reward(trace: Trace, rewards: dict[Key, float]) -> float | None:
+    """Of the windows that its completions made; None where they made none."""
+    spans = trace.metadata["completions"]
+    found = [rewards[seq, choice] for seq, choice, *_ in spans if (seq, choice) in rewards]
+    return sum(found) if found else None
+
+
+def _other_episode(begun: Episode, log: dict[str, Any]) -> str | None:
+    """What differs from the episode that was begun: an agent may not choose an easier one."""
+    for name in ("episode_id", "task_id", "seed", "split"):
+        if log[name] != getattr(begun, name):
+            return (
+                f"{name} is {log[name]!r}; the episode that was begun has {getattr(begun, name)!r}"
+            )
+    return None

@@ -1,0 +1,134 @@
+"""A command as a process of this machine: in a group of its own, its time and output bounded.
+
+No shell sees the command. The group ends with the command, and with this process, even when that
+one is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GUARD = ("sh", "-c", "trap '' TERM; read _; kill -9 0")
+"""Leads the group, and waits for the end of its input, which only this process holds open."""
+_PIECE = 65_536
+_AFTER_END_S = 2.0
+"""For output of what has left the group and holds the pipe open."""
+_CUT = b"\n[cut: no more output is kept]\n"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process may use."""
+
+    budget_s: float
+    """until it is told to end."""
+    grace_s: float = 5.0
+    """between TERM and KILL."""
+    output_bytes: int = 16 * 2**20
+    """that are kept of what it prints; the rest is read and thrown away."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    """its exit code; below 0 the signal that ended it; 127 where it could not be started."""
+    timed_out: bool = False
+    """whether it was told to end because its time was up."""
+    output_bytes: int = 0
+    """that it printed."""
+    reason: str = ""
+    """why it could not be started."""
+
+
+async def run_process(
+    command: Sequence[str],
+    folder: Path,
+    variables: Mapping[str, str],
+    output: Path,
+    limits: Limits,
+) -> Ended:
+    """Runs a command to its end. When the caller is cancelled, the group is killed.
+
+    Args:
+      command: program and arguments, as they are.
+      folder: where it runs.
+      variables: its whole environment.
+      output: file to which what it prints is added.
+      limits: what it may use.
+    """
+    if limits.budget_s <= 0:
+        return Ended(-signal.SIGTERM, timed_out=True)
+    guard = await asyncio.create_subprocess_exec(
+        *_GUARD, stdin=asyncio.subprocess.PIPE, process_group=0
+    )
+    reader: asyncio.Task[int] | None = None
+    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                cwd=folder,
+                env=dict(variables),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                process_group=guard.pid,
+            )
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            return Ended(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
+        assert process.stdout is not None
+        reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes))
+        timed_out = not await _ends(process, limits.budget_s)
+        if timed_out:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(guard.pid, signal.SIGTERM)
+            await _ends(process, limits.grace_s)
+        await _kill(guard)
+        code = await process.wait()
+        return Ended(code, timed_out, await _rest(reader))
+    finally:
+        await asyncio.shield(_kill(guard))
+        if reader is not None:
+            reader.cancel()
+
+
+async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
+    try:
+        await asyncio.wait_for(process.wait(), within_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _kill(guard: asyncio.subprocess.Process) -> None:
+    """Ends the whole group."""
+    if guard.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(guard.pid, signal.SIGKILL)
+    await guard.wait()
+
+
+async def _keep(stream: asyncio.StreamReader, output: Path, most: int) -> int:
+    total = 0
+    with output.open("ab") as file:
+        while piece := await stream.read(_PIECE):
+            room = max(0, most - total)
+            file.write(piece[:room])
+            if 0 < room < len(piece):
+                file.write(_CUT)
+            file.flush()
+            total += len(piece)
+    return total
+
+
+async def _rest(reader: asyncio.Task[int]) -> int:
+    done, _ = await asyncio.wait([reader], timeout=_AFTER_END_S)
+    return reader.result() if done else 0

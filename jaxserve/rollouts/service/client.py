@@ -1,0 +1,36 @@
+"""What commands ask the service."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from jaxserve.errors import InputError
+from jaxserve.rollouts.service.settings import RolloutTokens, check_url
+
+_TIMEOUT_S = 60.0
+
+
+def ask(url: str, method: str, path: str, body: Any = None) -> Any:
+    """The service's answer.
+
+    Args:
+      url: of the service.
+
+    Raises:
+      InputError: there is no service, or it refuses; the error is its sentence.
+    """
+    check_url("--service", url)
+    token = RolloutTokens.from_environment().service
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    try:
+        with httpx.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=False) as http:
+            answer = http.request(method, url.rstrip("/") + path, json=body)
+            said = answer.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise InputError(f"--service is {url}, which does not answer: {error}") from None
+    if answer.is_error:
+        message = said.get("error", {}).get("message") if isinstance(said, dict) else None
+        raise InputError(str(message or f"the service answers {answer.status_code}"))
+    return said

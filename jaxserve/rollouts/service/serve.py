@@ -1,0 +1,45 @@
+"""The service as a process."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+
+from jaxserve.rollouts.service.app import RolloutService
+from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens, check_exposure
+from jaxserve.rollouts.service.state import State
+from jaxserve.runtime.listening import CommandServer, address, listen
+
+
+def open_service(
+    settings: RolloutSettings, tokens: RolloutTokens
+) -> tuple[CommandServer, socket.socket]:
+    """A service that is ready to run, with its socket.
+
+    Raises:
+      InputError: settings that cannot be, a port that is taken, or a folder that is in use.
+    """
+    settings.check()
+    check_exposure(settings, tokens)
+    listening = listen(settings.host, settings.port, "--port")
+    try:
+        state = State(settings.save_dir / "rollouts.sqlite3")
+    except BaseException:
+        listening.close()
+        raise
+    service = RolloutService(settings, tokens, state)
+    # uvloop cannot start a process in the group of another.
+    return CommandServer(service, loop="asyncio"), listening
+
+
+def run(settings: RolloutSettings) -> None:
+    """Serves until it is told to stop; the next service goes on with what has not ended.
+
+    Raises:
+      InputError: settings that cannot be, or a port that is taken.
+    """
+    logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
+    server, listening = open_service(settings, RolloutTokens.from_environment())
+    print(f"jaxserve: rollout service at {address(listening)}", file=sys.stderr, flush=True)
+    server.run(sockets=[listening])

@@ -1,0 +1,74 @@
+"""Windows go to the completions whose tool calls made them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.gateway.sessions.records import Choice, CompletionRecord
+from jaxserve.rollouts.evaluators.credit import calls_of, credits
+
+CAPS = st.lists(st.sampled_from([32, 64, 96]), max_size=12)
+
+
+def record(seq: int, calls: list[dict[str, Any]], results: dict[str, str]) -> CompletionRecord:
+    """A completion that makes calls, asked with the results of earlier ones."""
+    messages = [
+        {"role": "tool", "tool_call_id": id, "content": content} for id, content in results.items()
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    return CompletionRecord(
+        session="s",
+        request_id=str(seq),
+        dialect="chat",
+        arrived_unix_s=0.0,
+        received=b"{}",
+        seq=seq,
+        sent=orjson.dumps({"messages": messages}),
+        choices=(Choice(0, message, "tool_calls"),),
+    )
+
+
+def call(id: str, cap: int, name: str = "step") -> dict[str, Any]:
+    """A call of a tool."""
+    return {"id": id, "function": {"name": name, "arguments": json.dumps({"batch_cap": cap})}}
+
+
+@given(CAPS, st.sets(st.integers(0, 11)), st.booleans())
+def test_every_window_has_its_completion(caps: list[int], failed: set[int], known: bool) -> None:
+    """Whether results are brought back or not; a call that was refused gets none."""
+    records, results, owners, windows = [], {}, [], []
+    for turn, cap in enumerate(caps):
+        records.append(record(turn + 1, [call(f"c{turn}", cap)], dict(results)))
+        if turn in failed:
+            results[f"c{turn}"] = "Error: no such knob"
+            continue
+        owners.append((turn + 1, 0))
+        windows.append({"batch_cap": float(cap)})
+        if known:
+            results[f"c{turn}"] = json.dumps({"observation": {"step_index": float(len(owners))}})
+    records.append(record(len(caps) + 1, [], results))
+    assert credits(calls_of(records, "step"), windows) == owners
+
+
+def test_other_tools_make_none() -> None:
+    """Names of MCP's servers in front are taken off; a window without a call has no completion."""
+    records = [record(1, [call("a", 96, "look"), call("b", 64, "mcp__jaxserve__step")], {})]
+    windows = [{"batch_cap": 64.0}, {"batch_cap": 64.0}]
+    assert credits(calls_of(records, "step"), windows) == [(1, 0), None]
+
+
+def test_an_id_that_several_calls_have_says_nothing() -> None:
+    """Some engines begin anew with each answer; knobs and order tell then."""
+    told = {"a": json.dumps({"step": 1})}
+    records = [
+        record(1, [call("a", 96)], {}),
+        record(2, [call("a", 64)], told),
+        record(3, [], told),
+    ]
+    windows = [{"batch_cap": 96.0}, {"batch_cap": 64.0}]
+    assert credits(calls_of(records, "step"), windows) == [(1, 0), (2, 0)]

@@ -1,0 +1,83 @@
+"""Processes end in time, with all that they began, and what they print is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.rollouts.processes import Ended, Limits, run_process
+from tests.gateway.stub_engine import wait_until
+
+
+def run(folder: Path, code: str, **limits: float) -> Ended:
+    """Runs a few lines of Python."""
+    command = (sys.executable, "-c", code)
+    chosen = Limits(**{"budget_s": 60.0, **limits})  # type: ignore[arg-type]
+    return asyncio.run(run_process(command, folder, {"A": "b"}, folder / "log", chosen))
+
+
+def test_it_gets_its_variables_and_no_others(tmp_path: Path) -> None:
+    """And its exit code comes back."""
+    code = "import os; print(dict(os.environ)); raise SystemExit(7)"
+    ended = run(tmp_path, code)
+    assert (ended.code, ended.timed_out) == (7, False)
+    said = (tmp_path / "log").read_text()
+    assert "'A': 'b'" in said and "PATH" not in said and ended.output_bytes == len(said)
+
+
+def test_output_is_bounded(tmp_path: Path) -> None:
+    """What is too much is read, so that nobody waits, and not kept."""
+    ended = run(tmp_path, "print('x' * 5_000_000)", output_bytes=1000)
+    assert ended.code == 0 and ended.output_bytes == 5_000_001
+    assert len((tmp_path / "log").read_bytes()) < 1100
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_time_is_bounded(deaf: bool, tmp_path: Path) -> None:
+    """TERM lets it say goodbye; KILL ends who does not hear it, and its children."""
+    code = f"""
+import os, signal, subprocess, sys, time
+def leave(*_):
+    print("bye", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if {deaf} else leave)
+child = subprocess.Popen([sys.executable, "-c", "import signal, time;"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"])
+open("child", "w").write(str(child.pid))
+time.sleep(1000)
+"""
+    ended = run(tmp_path, code, budget_s=3.0, grace_s=0.5)
+    assert ended.timed_out and ended.code == (-9 if deaf else 0)
+    assert (tmp_path / "log").read_text() == ("" if deaf else "bye\n")
+    child = (tmp_path / "child").read_text()
+    wait_until(lambda: _gone(child), "the child's end")
+
+
+def test_a_caller_that_is_cancelled(tmp_path: Path) -> None:
+    """Leaves no process behind."""
+
+    async def cancel() -> None:
+        code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)"
+        command = (sys.executable, "-c", code)
+        running = asyncio.create_task(
+            run_process(command, tmp_path, {}, tmp_path / "log", Limits(60.0))
+        )
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            await asyncio.sleep(0.01)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancel())
+    wait_until(lambda: _gone((tmp_path / "pid").read_text()), "its end")
+
+
+def _gone(pid: str) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] == "Z"
