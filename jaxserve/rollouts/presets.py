@@ -259,8 +259,10 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     both = {**old}
     for key, value in new.items():
         inside = both.get(key)
-        merge = isinstance(inside, Mapping) and isinstance(value, Mapping)
-        both[key] = _merged(inside, value) if merge else value
+        if isinstance(inside, Mapping) and isinstance(value, Mapping):
+            both[key] = _merged(inside, value)
+        else:
+            both[key] = value
     return both
 
 
