@@ -199,8 +199,9 @@ def test_a_deleted_session_gets_no_record(start: Start, tmp_path: Path) -> None:
     with TokenEngine("vllm") as engine:
         agent = Agent(started(start, engine, tmp_path))
         body = {"model": "stub", "messages": [user("a")], "stream": True, "stub": {"gated": True}}
+        first = threading.Thread(target=lambda: (engine.wait_for(1), engine.seen[0].allow(1)))
+        first.start()
         with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            engine.wait_for(1)
             agent.gateway.control.delete(f"/sessions/{agent.id}")
             engine.seen[0].allow()
             assert answer.read().endswith(b"data: [DONE]\n\n")
@@ -240,11 +241,11 @@ def test_kill_minus_9(tmp_path: Path) -> None:
                 said = httpx.post(url + CHAT, json=body, headers=headers, timeout=PATIENCE_S)
                 messages = [*messages, said.json()["choices"][0]["message"], user("b")]
             body = {"model": "m", "messages": messages, "stream": True, "stub": {"gated": True}}
+            first = threading.Thread(target=lambda: (engine.wait_for(3), engine.seen[2].allow(1)))
+            first.start()
             with httpx.stream(
                 "POST", url + CHAT, json=body, headers=headers, timeout=PATIENCE_S
             ) as answer:
-                engine.wait_for(3)
-                engine.seen[2].allow(1)
                 lines = answer.iter_lines()
                 next(line for line in lines if '"o"' in line)
                 running.send_signal(signal.SIGKILL)
