@@ -198,7 +198,7 @@ def test_a_storm(tmp_path: Path) -> None:
             "the end of the one that never reads",
         )
         deaf.close()
-    storm = [report for report in reports[calm:] if report.outcome is not None]
+    storm = [report for report in reports[calm:] if report.comparison is not None]
     windows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     rejected = [sum(one["metrics"]["rejected"]) for one in windows if one["kind"] == "window"]
     assert max(rejected) > 0
