@@ -111,8 +111,8 @@ class JsonObject(dict[str, Any]):
             )
 
     def name(self, key: str) -> str:
-        """What a field is called in an error."""
-        return f"{self.where}: {key}"
+        """What a field is called in an error, in one line whatever its name is."""
+        return f"{self.where}: {key if key.isprintable() else _short.repr(key)}"
 
     def number(
         self, key: str, low: float = -_LARGEST, high: float = _LARGEST, default: Any = MISSING

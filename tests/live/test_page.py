@@ -67,7 +67,7 @@ def test_the_page(
     assert "of them held out: " in printed and "only tier 0 (FP16) was measured" in printed
     assert "KV pool: 60,000 tokens, as the engine says" in printed
     assert "wrote trace.csv: 600 requests in 698.0 s; 100 left out (100 failed)" in printed
-    assert "2 test episodes" in printed
+    assert "4 test episodes" in printed
     assert "batch_cap: exact, 1 to 64" in printed
     assert "speculation_depth: restart_required" in printed or "speculation_depth: uns" in printed
     assert " shadow: good " in printed and "would set batch_cap " in printed
