@@ -19,9 +19,13 @@ def http(server: LocalServer) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium; where there is none, the test is skipped."""
+    """A Chromium; where there is none, the test is skipped.
+
+    Playwright keeps an event loop running while it is there, beside which no other test can have
+    one: it ends with the file.
+    """
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:

@@ -58,7 +58,8 @@ def test_a_study_of_the_mock_engine(study: Path, capsys: pytest.CaptureFixture[s
     assert "Goodput of PPO" in printed and "Engine: the mock engine" in printed
     folder = study / "out" / "h100"
     task = load_task(str(folder / "task.json"))
-    assert task.window_s == DILATION * 0.25 and task.knobs == ("batch_cap",)
+    window_s = json.loads((study / "live_h100.json").read_text())["window_s"]
+    assert task.window_s == DILATION * window_s and task.knobs == ("batch_cap",)
     assert task.limits["batch_cap"] == (1, 96) and task.objective.memory_weight == 0
     setup = load_setup(str(folder / "task.json"), table=str(folder / "table.parquet"))
     requests = sent_requests(setup, 0)
