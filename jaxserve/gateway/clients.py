@@ -14,7 +14,7 @@ from jaxserve.gateway.dialects import INFERENCE, dialect_of
 from jaxserve.gateway.problems import Problem, stopping
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.sessions.capture import Place
-from jaxserve.gateway.sessions.store import NotRecorded
+from jaxserve.gateway.sessions.session import NotRecorded
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.translation.engine import engine_problem
 from jaxserve.gateway.translation.models import cards_of
@@ -91,9 +91,8 @@ class ClientDoor:
         if names.size(headers) + len(scope["raw_path"]) + len(scope["query_string"]) > most:
             raise Problem(431, "head_too_large", f"the headers are larger than {most} bytes")
         of_sessions = self._place_of is not None and (translates(path) or lists_models(path))
-        unknown = Problem(404, "unknown_route", "there is no such route at this gateway")
         if path not in _LOOKS and path not in INFERENCE and not of_sessions:
-            raise unknown
+            raise _unknown_route()
         query = scope["query_string"]
         place = None if self._place_of is None else self._place_of(headers, query)
         if path != _HEALTH and place is None and not self._may_pass(headers):
@@ -101,7 +100,7 @@ class ClientDoor:
                 401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
             )
         if place is None and path not in _LOOKS and path not in INFERENCE:
-            raise unknown
+            raise _unknown_route()
         is_look = path == _HEALTH or lists_models(path)
         allowed = ("GET", "HEAD") if is_look else ("POST",)
         if scope["method"] not in allowed:
@@ -121,6 +120,10 @@ class ClientDoor:
         if self._token is None and self._place_of is not None:
             return False
         return shows(headers, self._token)
+
+
+def _unknown_route() -> Problem:
+    return Problem(404, "unknown_route", "there is no such route at this gateway")
 
 
 async def _send_whole(send: Send, status: int, headers: names.RawHeaders, body: bytes) -> None:

@@ -80,6 +80,11 @@ _GOOGLE_STATUSES = {
 }
 
 
+def named_event(name: str, content: Mapping[str, Any]) -> bytes:
+    """A server-sent event of the dialects whose events have names."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(content))
+
+
 def _client_or(server: str, types: Mapping[int, str], status: int) -> str:
     return types.get(status, "invalid_request_error" if status < 500 else server)
 
@@ -111,7 +116,7 @@ def _openai_event(problem: Problem, events: int) -> bytes:
 
 
 def _anthropic_event(problem: Problem, events: int) -> bytes:
-    return b"event: error\ndata: %b\n\n" % orjson.dumps(_anthropic_error(problem))
+    return named_event("error", _anthropic_error(problem))
 
 
 def _responses_event(problem: Problem, events: int) -> bytes:
@@ -122,7 +127,7 @@ def _responses_event(problem: Problem, events: int) -> bytes:
         "param": None,
         "sequence_number": events,
     }
-    return b"event: error\ndata: %b\n\n" % orjson.dumps(body)
+    return named_event("error", body)
 
 
 def _google_event(problem: Problem, events: int) -> bytes:
@@ -260,8 +265,6 @@ INFERENCE: Mapping[str, Dialect] = {
     "/v1/responses": RESPONSES,
 }
 """Dialects that engines speak themselves, by path."""
-
-
 _GOOGLE_METHODS = (":generateContent", ":streamGenerateContent", ":countTokens")
 
 

@@ -7,13 +7,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from starlette.types import Receive
 
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.dialects import Dialect
 from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.problems import Problem, client_left
+from jaxserve.gateway.translation.reading import json_object
 
 _PRIORITIES = 2**31
 _WITH_USAGE = b',"stream_options":{"include_usage":true}}'
@@ -65,12 +65,7 @@ def understand(body: bytes, headers: RawHeaders, dialect: Dialect) -> Incoming:
     Raises:
       Problem: it is not a JSON object, or its priority is no whole number.
     """
-    try:
-        asked = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise Problem(400, "bad_request", "the request body is not JSON") from None
-    if not isinstance(asked, dict):
-        raise Problem(400, "bad_request", "the request body is not a JSON object")
+    asked = json_object(body)
     streamed = asked.get("stream") is True
     drops_usage = streamed and dialect.asks_for_usage and "stream_options" not in asked
     if drops_usage:

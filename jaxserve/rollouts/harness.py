@@ -1,47 +1,17 @@
-"""How an agent is started: a preset makes its command of an instruction."""
+"""How the agent of a task is started: by the user's own command."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from jaxserve.checks import JsonObject, one_of, refuse
 
 INSTRUCTION = "{{INSTRUCTION}}"
 _WHOLE = re.compile(r"(--?[A-Za-z0-9][\w-]*=)?\{\{INSTRUCTION\}\}")
-
-
-class Command(NamedTuple):
-    """What starts an agent."""
-
-    argv: tuple[str, ...]
-    """program and arguments; no shell reads them."""
-    env: Mapping[str, str]
-    """variables beside those that every agent gets."""
-    files: Mapping[str, str]
-    """texts to write before, by their path in the folder."""
-
-
-class Preset(Protocol):
-    """Knows how an agent is started."""
-
-    def command(
-        self, instruction: str, model: str, base_url: str, key: str, folder: Path
-    ) -> Command:
-        """The agent's command.
-
-        Args:
-          instruction: what it is told.
-          model: the name under which it asks for one.
-          base_url: of the gateway, without ``/v1``.
-          key: of its session.
-          folder: its home.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -51,11 +21,10 @@ class Shell:
     argv: tuple[str, ...]
     """with ``{{INSTRUCTION}}`` in the place of an argument, or after ``--name=``."""
 
-    def command(
-        self, instruction: str, model: str, base_url: str, key: str, folder: Path
-    ) -> Command:
-        """The instruction is one argument, or a part of one, whatever it contains."""
-        return Command(tuple(each.replace(INSTRUCTION, instruction) for each in self.argv), {}, {})
+    def command(self, instruction: str) -> tuple[str, ...]:
+        """Program and arguments. The instruction is one of them, or a part of one, whatever it
+        contains."""
+        return tuple(each.replace(INSTRUCTION, instruction) for each in self.argv)
 
 
 def parse_shell(given: Any) -> Shell:
@@ -83,8 +52,8 @@ def parse_shell(given: Any) -> Shell:
     return Shell(tuple(argv))
 
 
-def parse_agent(given: JsonObject) -> Preset:
-    """The preset that a submission names.
+def parse_agent(given: JsonObject) -> Shell:
+    """The agent of a submission.
 
     Raises:
       InputError: there is no such preset, or its fields are wrong.

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -45,22 +45,27 @@ def running(command: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
         process.wait()
 
 
-def test_the_page(engine: StubEngine) -> None:
-    """A gateway as on the page, the official client through it, and a window that saw it."""
-    single, pools = (block.code.strip() for block in blocks(PAGE) if block.language == "sh")
-    codes = [block.code for block in blocks(PAGE) if block.language == "python"]
+def printed_by(command: str, codes: Iterable[str], engine_url: str) -> str:
+    """What a page's Python prints, with its gateway before an engine and on free ports."""
     port, control_port = free_port(), free_port()
-    for command in (single, pools):
-        assert command.startswith("jaxserve gateway --engine vllm=http://127.0.0.1:8000")
-    command = single.replace("http://127.0.0.1:8000", engine.url)
+    command = command.replace("http://127.0.0.1:8000", engine_url)
     command = command.replace("--port 9000", f"--port {port} --control-port {control_port}")
     printed = StringIO()
     with running(command, f"http://127.0.0.1:{port}"), redirect_stdout(printed):
         names: dict[str, object] = {}
         for code in codes:
             code = code.replace(":9000", f":{port}").replace(":9001", f":{control_port}")
-            exec(compile(code, str(PAGE), "exec"), names)
-    answer, window = printed.getvalue().split("t2 ")
+            exec(compile(code, "the page", "exec"), names)
+    return printed.getvalue()
+
+
+def test_the_page(engine: StubEngine) -> None:
+    """A gateway as on the page, the official client through it, and a window that saw it."""
+    single, pools = (block.code.strip() for block in blocks(PAGE) if block.language == "sh")
+    codes = [block.code for block in blocks(PAGE) if block.language == "python"]
+    for command in (single, pools):
+        assert command.startswith("jaxserve gateway --engine vllm=http://127.0.0.1:8000")
+    answer, window = printed_by(single, codes, engine.url).split("t2 ")
     assert answer == "t0 t1 "
     window, offered, turned = window.strip().splitlines()
     assert "'batch_cap': 'approximated'" in offered and turned == "leased 8.0"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -155,21 +155,30 @@ def _named(message: dict[str, Any], name: str) -> dict[str, Any]:
     return {**rest, name: message.get("reasoning_content")}
 
 
-def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
-    found, total = [], 0
+def _choices(asked: dict[str, Any], reasoning: str) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """What both engines' whole answers have of each choice, and its tokens.
+
+    Args:
+      reasoning: the engine's name for it.
+    """
     for index in range(asked.get("n", 1)):
         message = message_of(asked, index)
         tokens = sampled(message)
-        total += len(tokens)
-        choice: dict[str, Any] = {
+        choice = {
             "index": index,
-            "message": _named(message, "reasoning"),
+            "message": _named(message, reasoning),
             "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
             "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
-            "stop_reason": None,
-            "token_ids": tokens if asked.get("return_token_ids") else None,
         }
-        found.append(choice)
+        yield choice, tokens
+
+
+def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
+    found, total = [], 0
+    for choice, tokens in _choices(asked, "reasoning"):
+        total += len(tokens)
+        ids = tokens if asked.get("return_token_ids") else None
+        found.append({**choice, "stop_reason": None, "token_ids": ids})
     prompt = prompt_of(asked["messages"])
     return {
         "id": "chatcmpl-1",
@@ -186,17 +195,9 @@ def _vllm_whole(asked: dict[str, Any]) -> dict[str, Any]:
 def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
     found, total = [], 0
     prompt = prompt_of(asked["messages"])
-    for index in range(asked.get("n", 1)):
-        message = message_of(asked, index)
-        tokens = sampled(message)
+    for choice, tokens in _choices(asked, "reasoning_content"):
         total += len(tokens)
-        choice: dict[str, Any] = {
-            "index": index,
-            "message": _named(message, "reasoning_content"),
-            "logprobs": _content(tokens, 0) if asked.get("logprobs") else None,
-            "finish_reason": "tool_calls" if "tool_calls" in message else "stop",
-            "matched_stop": END,
-        }
+        choice["matched_stop"] = END
         if asked.get("return_prompt_token_ids"):
             choice["prompt_token_ids"] = prompt
         if asked.get("return_meta_info"):

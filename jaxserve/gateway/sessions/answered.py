@@ -11,7 +11,7 @@ import orjson
 from jaxserve.gateway.sessions.engines import Tokens, bare
 from jaxserve.gateway.sessions.records import Choice
 from jaxserve.gateway.translation import chat as canonical
-from jaxserve.gateway.translation.deltas import Delta, fold
+from jaxserve.gateway.translation.deltas import Delta, Folding
 from jaxserve.gateway.translation.engine import EngineReader
 from jaxserve.gateway.translation.reading import assistant, function_call
 
@@ -25,8 +25,8 @@ class Answered:
         """Args: kind of the engine, and the id of the answer."""
         self._reader = EngineReader(answer_id)
         self._tokens = Tokens(kind)
-        self._deltas: list[Delta] = []
-        self._completion: canonical.Completion | None = None
+        self._folding = Folding()
+        self._whole: canonical.Completion | None = None
         self._answer: dict[str, Any] = {}
 
     def event(self, event: Mapping[str, Any]) -> Sequence[Delta]:
@@ -37,7 +37,7 @@ class Answered:
         """
         deltas = self._reader.feed(event)
         self._tokens.add(event)
-        self._deltas += deltas
+        self._folding.add(deltas)
         for name in (*_HEAD, "usage"):
             if event.get(name) is not None:
                 self._answer[name] = event[name]
@@ -49,10 +49,10 @@ class Answered:
         Raises:
           Problem: it is none.
         """
-        self._completion = self._reader.whole(answer)
+        self._whole = self._reader.whole(answer)
         self._tokens.add(answer)
         self._answer = bare(answer)
-        return self._completion
+        return self._whole
 
     @property
     def begun(self) -> bool:
@@ -97,7 +97,7 @@ class Answered:
         return orjson.dumps({**self._answer, "object": "chat.completion", "choices": choices})
 
     def _folded(self) -> canonical.Completion:
-        return fold(self._deltas) if self._completion is None else self._completion
+        return self._folding.completion if self._whole is None else self._whole
 
 
 def _message(choice: canonical.Choice) -> dict[str, Any]:

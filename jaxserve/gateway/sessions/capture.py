@@ -26,7 +26,8 @@ from jaxserve.gateway.relay import Way, refuse_odd_status
 from jaxserve.gateway.sessions import engines
 from jaxserve.gateway.sessions.answered import Answered
 from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.gateway.sessions.store import NotRecorded, Session, Sessions
+from jaxserve.gateway.sessions.session import NotRecorded, Session
+from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.gateway.translation.chat import Chat
 from jaxserve.gateway.translation.deltas import EventWriter, deltas_of
 from jaxserve.gateway.translation.engine import engine_problem
@@ -81,8 +82,7 @@ class Captured(Way):
         self._answered: Answered | None = None
         self._recorded = False
         record.streamed = self._chat.streamed
-        wanted = self._chat.request.get("n")
-        record.parallel = isinstance(wanted, int) and wanted > 1
+        record.parallel = self._chat.parallel
         self._draft = CompletionRecord(
             session=place.session.info.id,
             request_id=record.id,

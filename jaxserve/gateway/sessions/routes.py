@@ -16,7 +16,8 @@ from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.sessions.records import decode, lines
-from jaxserve.gateway.sessions.store import NotRecorded, Session, Sessions, event_of
+from jaxserve.gateway.sessions.session import NotRecorded, Session, event_of
+from jaxserve.gateway.sessions.store import Sessions
 
 _MOST_LINES = 1_000_000_000
 _ALIVE_S = 15.0

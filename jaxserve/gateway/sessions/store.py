@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import re
 import secrets
 import shutil
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,217 +27,13 @@ from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.auth import keys
 from jaxserve.gateway.headers import RawHeaders
-from jaxserve.gateway.sessions.files import RecordFile, sync
-from jaxserve.gateway.sessions.linking import Linker
-from jaxserve.gateway.sessions.records import (
-    CompletionRecord,
-    Link,
-    decode,
-    encode,
-    lines,
-)
+from jaxserve.gateway.sessions.files import sync
+from jaxserve.gateway.sessions.session import Session, SessionInfo
+from jaxserve.runtime.state import locked_file
 
-_LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_HELD, _SAID = "session.json", "records.jsonl"
+_HELD = "session.json"
 _THREADS = 8
-_MOST_UNREAD = 10_000
-"""Events that a listener may leave unread until it is let go."""
-
-
-Listener = asyncio.Queue[tuple[int, bytes] | None]
-"""Numbers of records and their events; None is the end."""
-
-
-class NotRecorded(Exception):
-    """A record could not be written, so its completion must not count as answered."""
-
-
-@dataclass(frozen=True)
-class SessionInfo:
-    """What is known of a session beside its records."""
-
-    id: str
-    """its name, which is that of its folder."""
-    created_unix_s: float
-    """s since 1970."""
-    key_sha256: str = field(repr=False)
-    """of its key, hexadecimal."""
-    durable: bool = False
-    """whether a record is on the disk before its answer ends."""
-    closed: bool = False
-    """whether its key is refused."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """the maker's own."""
-    counts: Mapping[str, Any] = field(default_factory=dict)
-    """of a closed one: completions, tokens sampled, failures."""
-
-
-class Session:
-    """One session."""
-
-    def __init__(self, info: SessionInfo, folder: Path) -> None:
-        """Args: its description, and where its records are. They are read when that is needed."""
-        self.info = info
-        self.folder = folder
-        self.path = folder / _SAID
-        """the file of records."""
-        self.inside = 0
-        """requests of it that are on their way."""
-        self._opening = asyncio.Lock()
-        self.deleted = False
-        """whether it is gone, with its records."""
-        self._listeners: set[Listener] = set()
-        self._said: _Said | None = None
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        """Completions, tokens sampled, and failures; the session is closed, or ``open``."""
-        if self.info.closed and self._said is None:
-            return self.info.counts
-        return self._opened().counts
-
-    async def open(self, reader: Executor) -> None:
-        """Reads the records of an earlier gateway, in a thread: they may be many.
-
-        Raises:
-          NotRecorded: they cannot be read.
-        """
-        async with self._opening:
-            if self._said is not None:
-                return
-            loop = asyncio.get_running_loop()
-            try:
-                self._said = await loop.run_in_executor(reader, _Said, self.path)
-            except (OSError, ValueError) as error:
-                _LOG.error("records of session %s cannot be read: %s", self.info.id, error)
-                raise NotRecorded from error
-
-    def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes a record; one of a session that is gone goes nowhere. The
-        session is ``open``.
-
-        Raises:
-          NotRecorded: it cannot be written; it is as if it had never been.
-        """
-        if self.deleted:
-            return draft
-        try:
-            record = self._opened().add(replace(draft, session=self.info.id))
-        except (OSError, ValueError) as error:
-            _LOG.error("a record of session %s is lost: %s", self.info.id, error)
-            raise NotRecorded from error
-        for listener in tuple(self._listeners):
-            self._tell(listener, (record.seq, event_of(record)))
-        return record
-
-    def sync(self) -> None:
-        """Returns when all records are on the disk; may be called from any thread.
-
-        Raises:
-          NotRecorded: they are not.
-        """
-        try:
-            sync(self.path)
-        except OSError as error:
-            if self.deleted:
-                return
-            _LOG.error("records of session %s are not on the disk: %s", self.info.id, error)
-            raise NotRecorded from error
-
-    def listen(self) -> Listener:
-        """A queue of what happens from now on; None is its end."""
-        queue: Listener = asyncio.Queue()
-        self._listeners.add(queue)
-        if self.info.closed or self.deleted:
-            queue.put_nowait(None)
-        return queue
-
-    def rest(self) -> None:
-        """Takes no memory any more, unless a request is still on its way."""
-        if self.inside == 0:
-            self._said = None
-
-    def leave(self, queue: Listener) -> None:
-        """Its listener is gone."""
-        self._listeners.discard(queue)
-
-    def end(self, *, deleted: bool) -> None:
-        """Nothing more is told; of a deleted one nothing is written either."""
-        self.deleted = deleted
-        self.rest()
-        for listener in tuple(self._listeners):
-            listener.put_nowait(None)
-
-    def describe(self) -> dict[str, Any]:
-        """For the control door; without its key."""
-        shown = {name: value for name, value in vars(self.info).items() if name != "key_sha256"}
-        return {**shown, "counts": self.counts}
-
-    def _opened(self) -> _Said:
-        assert self._said is not None, "the session must be open"
-        return self._said
-
-    def _tell(self, listener: Listener, event: tuple[int, bytes]) -> None:
-        if listener.qsize() < _MOST_UNREAD:
-            listener.put_nowait(event)
-        else:
-            listener.put_nowait(None)
-            self._listeners.discard(listener)
-
-
-class _Said:
-    """The records of a session that is spoken in."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises:
-        OSError: the file cannot be read or written.
-        ValueError: a line of it is no record.
-        """
-        self.counts = {"completions": 0, "sampled": 0, "failures": 0}
-        self._linker = Linker()
-        self._file = RecordFile(path)
-        for line in lines(path):
-            record = decode(line)
-            self._take(record, len(record.messages))
-
-    def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes one."""
-        messages = draft.messages
-        link = Link()
-        if draft.prompt_ids is not None:
-            link = self._linker.link(draft.prompt_ids, messages)
-            link = link if draft.usable else replace(link, in_line=False)
-        record = replace(draft, seq=self.counts["completions"] + 1, link=link)
-        self._file.add(encode(record))
-        self._take(record, len(messages))
-        return record
-
-    def _take(self, record: CompletionRecord, turn: int) -> None:
-        if record.seq != self.counts["completions"] + 1:
-            raise ValueError(f"record {record.seq} follows record {self.counts['completions']}")
-        self.counts["completions"] += 1
-        self.counts["sampled"] += record.sampled
-        self.counts["failures"] += record.outcome != "completed"
-        self._linker.add(record, turn)
-
-
-def event_of(record: CompletionRecord) -> bytes:
-    """A record in a few words, as a server-sent event."""
-    parent = record.link.parent
-    said = {
-        "seq": record.seq,
-        "request_id": record.request_id,
-        "ended_unix_s": record.ended_unix_s,
-        "outcome": record.outcome,
-        "reason": record.reason,
-        "prompt": None if record.prompt_ids is None else len(record.prompt_ids),
-        "sampled": record.sampled,
-        "parent": parent,
-        "how": record.link.how,
-        "in_line": record.link.in_line,
-    }
-    return b"id: %d\nevent: completion\ndata: %b\n\n" % (record.seq, orjson.dumps(said))
 
 
 class Sessions:
@@ -255,7 +50,10 @@ class Sessions:
         self._by_key: dict[bytes, Session] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _lock(folder / ".lock")
+            lock = locked_file(folder / ".lock")
+            if lock is None:
+                raise ValueError("another gateway has it")
+            self._lock = lock
             for file in sorted(folder.glob(f"*/{_HELD}")):
                 self._take(Session(_read_info(file), file.parent))
         except OSError as error:
@@ -398,17 +196,3 @@ def _read_info(file: Path) -> SessionInfo:
         metadata=held.inside("metadata"),
         counts=held.inside("counts"),
     )
-
-
-def _lock(path: Path) -> int:
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        import fcntl
-    except ImportError:  # Windows: nobody keeps a second gateway out
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise ValueError("another gateway has it") from None
-    return file

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from jaxserve.gateway.dialects import named_event
 from jaxserve.gateway.translation.blocks import Block, Blocks, Closed, Grown, Opened, Step
 from jaxserve.gateway.translation.chat import Chat, Choice, Completion, Counts
 from jaxserve.gateway.translation.deltas import (
@@ -183,5 +182,4 @@ class Events:
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         self.events += 1
-        body = orjson.dumps({"type": kind, **fields})
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+        return named_event(kind, {"type": kind, **fields})

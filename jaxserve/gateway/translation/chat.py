@@ -44,6 +44,8 @@ class Chat:
     """that the client asked for, and reads in its answer."""
     streamed: bool
     """whether the client waits for events."""
+    parallel: bool = False
+    """whether it asks for several answers at a time."""
     notes: bytes = b"{}"
     """a JSON object that only the dialect itself reads, on the way back."""
 
@@ -88,12 +90,14 @@ def chat_from(
         request["stream"] = True
         # Every dialect tells its usage, if not in each of its streams; captures need it anyway.
         request["stream_options"] = {"include_usage": True}
+    wanted = request.get("n")
     return Chat(
         content=orjson.dumps(request),
         id=asked.id,
         unix_s=asked.unix_s,
         model=model,
         streamed=streamed,
+        parallel=isinstance(wanted, int) and wanted > 1,
         notes=orjson.dumps(notes or {}),
     )
 

@@ -132,17 +132,34 @@ class _Growing:
         )
 
 
+class Folding:
+    """What deltas come to, while they come. A call's start comes before its arguments; later counts
+    replace earlier ones."""
+
+    def __init__(self) -> None:
+        self._growing: dict[int, _Growing] = {}
+        self._counts = Counts()
+
+    def add(self, deltas: Iterable[Delta]) -> None:
+        """Takes some more."""
+        for delta in deltas:
+            if isinstance(delta, Counts):
+                self._counts = delta
+            else:
+                self._growing.setdefault(delta.choice, _Growing()).add(delta)
+
+    @property
+    def completion(self) -> Completion:
+        """All of it so far."""
+        choices = (one.done(index) for index, one in sorted(self._growing.items()))
+        return Completion(tuple(choices), self._counts)
+
+
 def fold(deltas: Iterable[Delta]) -> Completion:
-    """What deltas come to. A call's start comes before its arguments; later counts replace earlier
-    ones."""
-    growing: dict[int, _Growing] = {}
-    counts = Counts()
-    for delta in deltas:
-        if isinstance(delta, Counts):
-            counts = delta
-        else:
-            growing.setdefault(delta.choice, _Growing()).add(delta)
-    return Completion(tuple(one.done(index) for index, one in sorted(growing.items())), counts)
+    """What deltas come to, see ``Folding``."""
+    folding = Folding()
+    folding.add(deltas)
+    return folding.completion
 
 
 def deltas_of(completion: Completion) -> Iterator[Delta]:

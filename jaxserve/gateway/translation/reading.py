@@ -35,6 +35,21 @@ def refusing(read: Callable[_P, _T]) -> Callable[_P, _T]:
     return reads
 
 
+def json_object(body: bytes) -> dict[str, Any]:
+    """A request's body.
+
+    Raises:
+      Problem: it is not a JSON object.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Problem(400, "bad_request", "the request body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise Problem(400, "bad_request", "the request body is not a JSON object")
+    return fields
+
+
 def lacks(what: str) -> NoReturn:
     """Refuses what no engine behind the gateway offers.
 

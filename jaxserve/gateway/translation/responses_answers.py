@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import orjson
-
+from jaxserve.gateway.dialects import named_event
 from jaxserve.gateway.translation.blocks import Block, Blocks, Closed, Grown, Opened, Step
 from jaxserve.gateway.translation.chat import Chat, Completion, Counts
 from jaxserve.gateway.translation.deltas import (
@@ -252,6 +251,6 @@ class Events:
         return self._event(kind, **where, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        body = orjson.dumps({"type": kind, "sequence_number": self.events, **fields})
+        event = named_event(kind, {"type": kind, "sequence_number": self.events, **fields})
         self.events += 1
-        return b"event: %b\ndata: %b\n\n" % (kind.encode(), body)
+        return event

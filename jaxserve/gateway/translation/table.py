@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -35,6 +35,7 @@ from jaxserve.gateway.translation.models import (
     openai_models,
 )
 from jaxserve.gateway.translation.policy import TemplatePolicy
+from jaxserve.gateway.translation.reading import json_object
 
 DEFAULT_POLICY = TemplatePolicy()
 
@@ -158,7 +159,7 @@ def translated(
     Raises:
       Problem: it is malformed, or asks for what engines lack; its form is ``dialect_of(path)``'s.
     """
-    fields = _parsed(body)
+    fields = json_object(body)
     google = _GOOGLE_PATH.fullmatch(path)
     only_counts = counts(path)
     if google is None:
@@ -176,16 +177,6 @@ def translated(
     assert read is not None
     chat = read(asked, policy)
     return chat, Answerer(way, chat, only_counts)
-
-
-def _parsed(body: bytes) -> Mapping[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise Problem(400, "bad_request", "the request body is not JSON") from None
-    if not isinstance(fields, dict):
-        raise Problem(400, "bad_request", "the request body is not a JSON object")
-    return fields
 
 
 def models_body(path: str, headers: RawHeaders, cards: Sequence[ModelCard]) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -98,10 +97,9 @@ class RolloutService:
             # A page in a browser could send any other type here without being asked.
             raise HTTPException(415, "content-type must be application/json")
         given = await command_of(request, _LONGEST_TASK)
-        if isinstance(given, dict) and "task_id" not in given:
-            given["task_id"] = secrets.token_hex(8)
         task = await asyncio.to_thread(parse_task, given)
-        new = self._state.submit(task.id, given, task.samples, task.callback_url is not None)
+        spec = {**given, "task_id": task.id}
+        new = self._state.submit(task.id, spec, task.samples, task.callback_url is not None)
         sessions = [row.id for row in self._state.sessions(task.id)]
         if new:
             for session in sessions:

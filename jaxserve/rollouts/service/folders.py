@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,13 +58,6 @@ class Folders:
                 shutil.copytree(source, self.work, symlinks=True)
         except (OSError, shutil.Error) as error:
             raise InputError(f"runtime: source cannot be copied: {error}") from None
-
-    def write(self, files: Mapping[str, str]) -> None:
-        """Writes a preset's files into the home."""
-        for name, text in files.items():
-            file = self.home / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
 
     def fresh_scratch(self) -> Path:
         """An empty folder for the evaluator."""

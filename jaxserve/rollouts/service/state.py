@@ -17,7 +17,9 @@ from typing import Any
 import orjson
 
 from jaxserve.errors import InputError
+from jaxserve.rollouts.traces import COMPLETED, ERROR, TIMEOUT
 from jaxserve.runtime.database import connect
+from jaxserve.runtime.state import locked_file
 
 REGISTERED = "REGISTERED"
 INITIALIZING = "INITIALIZING"
@@ -26,9 +28,6 @@ RUNNING = "RUNNING"
 POST_RUN = "POST_RUN"
 BUILDING = "BUILDING"
 EVALUATING = "EVALUATING"
-COMPLETED = "COMPLETED"
-ERROR = "ERROR"
-TIMEOUT = "TIMEOUT"
 ENDED = (COMPLETED, ERROR, TIMEOUT)
 """States that a session does not leave."""
 AFTER_RUN = (POST_RUN, BUILDING, EVALUATING)
@@ -107,7 +106,10 @@ class State:
         where = f"--save-dir is {path.parent}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _lock(path.parent / ".lock", where)
+            lock = locked_file(path.parent / ".lock")
+            if lock is None:
+                raise InputError(f"{where}; it must be free, and another service has it")
+            self._lock = lock
             self._sql = connect(path, _SCHEMA, _VERSION, "FULL", check=True)
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"{where}; its state cannot be used: {error}") from None
@@ -240,21 +242,6 @@ class State:
             "INSERT INTO events (at, task, session, state, reason) VALUES (?, ?, ?, ?, ?)",
             (at, task, session, state, reason),
         )
-
-
-def _lock(path: Path, where: str) -> int:
-    """Keeps a second service out of the folder until it is closed, or this process ends."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        import fcntl
-    except ImportError:  # Windows: nobody keeps it out
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        raise InputError(f"{where}; it must be free, and another service has it") from None
-    return file
 
 
 def _json(text: str | None) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
-from jaxserve.rollouts.harness import Preset, parse_agent
+from jaxserve.rollouts.harness import Shell, parse_agent
 from jaxserve.rollouts.service.settings import check_url
 
 _FIELDS = (
@@ -81,7 +81,7 @@ class Task:
     """of a session, from INITIALIZING to the agent's end."""
     runtime: Runtime
     """where the agent runs."""
-    agent: Preset
+    agent: Shell
     """how it is started."""
     model: str
     """for which it asks."""

@@ -135,18 +135,9 @@ class Worker:
         if run is None:
             async with self._pools.run:
                 self._move(session, states.RUNNING)
-                command = task.agent.command(
-                    task.instruction, task.model, self._settings.gateway, key, folders.home
-                )
-                folders.write(command.files)
+                command = task.agent.command(task.instruction)
                 limits = self._limits(deadline - loop.time())
-                ended = await run_process(
-                    command.argv,
-                    folders.work,
-                    {**command.env, **variables},
-                    folders.printed,
-                    limits,
-                )
+                ended = await run_process(command, folders.work, variables, folders.printed, limits)
             run = _run_of("the agent", ended)
         self._move(session, states.POST_RUN, run=vars(run))
 

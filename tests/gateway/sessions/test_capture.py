@@ -392,7 +392,7 @@ def test_durable_sessions_wait_for_the_disk(
         synced.append(path)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxserve.gateway.sessions.store.sync", refuse)
+    monkeypatch.setattr("jaxserve.gateway.sessions.session.sync", refuse)
     assert durable.say(user("a")).status_code == 507
     stream = durable.say(user("a"), stream=True)
     assert "[DONE]" not in stream.text

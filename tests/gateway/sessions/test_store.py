@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions import store
+from jaxserve.gateway.sessions import session as one
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.rollouts.builders import prefix_merging
@@ -60,7 +60,7 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
     threads: list[int] = []
     going = threading.Event()
 
-    class Slow(store._Said):
+    class Slow(one._Said):
         """Waits until the loop lets it go on."""
 
         def __init__(self, path: Path) -> None:
@@ -68,7 +68,7 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
             assert going.wait(PATIENCE_S)
             super().__init__(path)
 
-    monkeypatch.setattr(store, "_Said", Slow)
+    monkeypatch.setattr(one, "_Said", Slow)
 
     async def go() -> None:
         sessions = Sessions(tmp_path)
@@ -78,11 +78,11 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
             await asyncio.sleep(0.001)
         going.set()
         found = await asyncio.gather(*asking)
-        assert [one["counts"]["completions"] for one in found] == [0, 0, 0]
+        assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
         assert len(threads) == 1 and threads[0] != threading.get_ident()
         broken, _ = sessions.create("two", durable=False, metadata={})
         broken.path.write_text("no record\n")
-        with pytest.raises(store.NotRecorded):
+        with pytest.raises(one.NotRecorded):
             async with sessions.entered(broken):
                 pass
         assert broken.inside == 0
