@@ -118,6 +118,23 @@ def test_all_choices_are_recorded(tokens: TokenEngine, start: Start, tmp_path: P
     assert (second.link.parent, second.link.how) == ((1, 1), "exact")
 
 
+@pytest.mark.parametrize("several", [1, 2])
+def test_gaps_of_several_answers_say_nothing(
+    vllm: TokenEngine, start: Start, tmp_path: Path, several: int
+) -> None:
+    """The gateway's own record knows of them, whatever the dialect calls their number."""
+    agent = Agent(started(start, vllm, tmp_path))
+    asked = {
+        "contents": [{"role": "user", "parts": [{"text": "a"}]}],
+        "generationConfig": {"candidateCount": several},
+    }
+    path = "/v1beta/models/stub:generateContent"
+    assert agent.gateway.http.post(path, json=asked, headers=agent.headers).status_code == 200
+    assert len(agent.records()[0].choices) == several
+    (record,) = agent.gateway.records(1)
+    assert record["parallel"] == (several > 1)
+
+
 def test_what_was_sent_is_what_is_recorded(
     tokens: TokenEngine, start: Start, tmp_path: Path
 ) -> None:
@@ -220,6 +237,8 @@ def test_failures_are_recorded(
     assert record.outcome != "completed" and record.sent == tokens.seen[0].body
     agent.say(user("a"))
     assert [one.seq for one in agent.records()] == [1, 2]
+    counts = agent.gateway.control.get(f"/sessions/{agent.id}").json()["counts"]
+    assert (counts["completions"], counts["failures"]) == (2, 1)
 
 
 @pytest.mark.parametrize(
