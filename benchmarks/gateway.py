@@ -79,7 +79,7 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
         engine = LocalServer(
             Path(folder), arguments=("--no-access-log",), app="benchmarks.stub_engine:app"
         )
-        with engine, _gateway(engine.url) as (url, process):
+        with engine, running_gateway(engine.url) as (url, process):
             busy = psutil.cpu_percent(1.0)
             lines = [
                 "# Gateway load",
@@ -102,12 +102,19 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
 
 
 @contextmanager
-def _gateway(engine: str) -> Iterator[tuple[str, psutil.Process]]:
-    """The command as an operator runs it; its address and process."""
-    port, control = free_port(), free_port()
+def running_gateway(
+    engine: str, more: Sequence[str] = (), control: int | None = None
+) -> Iterator[tuple[str, psutil.Process]]:
+    """The command as an operator runs it; its address and process.
+
+    Args:
+      more: arguments.
+      control: port of the control door, a free one by default.
+    """
+    port, control = free_port(), control or free_port()
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine}"]
     command += ["--port", str(port), "--control-port", str(control)]
-    command += ["--records-kept", str(_KEPT), "--window-kept-s", "30"]
+    command += ["--records-kept", str(_KEPT), "--window-kept-s", "30", *more]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert running.stderr is not None
@@ -131,7 +138,7 @@ def _overhead(direct: str, through: str, rounds: int, calls: int) -> list[str]:
     middle: dict[tuple[str, int], float] = {}
     for name in names:
         for share in (50, 99):
-            values = [_percentile_ms(one[name], share) for one in found]
+            values = [percentile_ms(one[name], share) for one in found]
             middle[name, share] = statistics.median(values)
         lines.append(f"| {name} | {middle[name, 50]:.2f} | {middle[name, 99]:.2f} |")
     more = [middle[names[1], share] - middle[names[0], share] for share in (50, 99)]
@@ -142,7 +149,7 @@ def _overhead(direct: str, through: str, rounds: int, calls: int) -> list[str]:
 
 async def _in_turns(direct: str, through: str, calls: int) -> tuple[list[float], list[float]]:
     both: tuple[list[float], list[float]] = ([], [])
-    async with _client() as client:
+    async with open_client() as client:
         for number in range(2 * calls):
             place = number % 2
             began = time.perf_counter()
@@ -158,9 +165,9 @@ def _cpu(url: str, process: psutil.Process, rounds: int) -> str:
     """CPU time of the gateway for each event, those of opening and closing a stream included."""
     costs = []
     for _ in range(rounds):
-        before = _cpu_s(process)
+        before = cpu_s(process)
         events = sum(uvloop.run(_streams(url, _STREAMS, _EVENTS, _EVERY_S)))
-        costs.append(1000.0 * (_cpu_s(process) - before) / events)
+        costs.append(1000.0 * (cpu_s(process) - before) / events)
     return (
         f"CPU of the gateway per streamed event: {statistics.median(costs):.3f} ms (median of "
         f"{rounds} rounds of {_STREAMS} streams of {_EVENTS} events, one every "
@@ -169,7 +176,7 @@ def _cpu(url: str, process: psutil.Process, rounds: int) -> str:
 
 
 async def _crowd(url: str, process: psutil.Process) -> str:
-    before = _cpu_s(process)
+    before = cpu_s(process)
     began = time.perf_counter()
     found = await _streams(url, _CROWD, _CROWD_EVENTS, _CROWD_EVERY_S)
     seconds = time.perf_counter() - began
@@ -178,7 +185,7 @@ async def _crowd(url: str, process: psutil.Process) -> str:
         f"{_CROWD:,} streams at once, {_CROWD_EVENTS} events each, one every {_CROWD_EVERY_S:g} "
         f"s: {whole:,} whole, {_CROWD - whole} errors, in {seconds:.1f} s (the engine alone takes "
         f"at least {_CROWD_EVENTS * _CROWD_EVERY_S:.0f} s); CPU per event "
-        f"{1000.0 * (_cpu_s(process) - before) / sum(found):.3f} ms."
+        f"{1000.0 * (cpu_s(process) - before) / sum(found):.3f} ms."
     )
 
 
@@ -195,7 +202,7 @@ async def _streams(url: str, count: int, events: int, every_s: float) -> list[in
         except aiohttp.ClientError:
             return 0
 
-    async with _client() as client:
+    async with open_client() as client:
         return await asyncio.gather(*(one(client) for _ in range(count)))
 
 
@@ -215,32 +222,35 @@ async def _soak(url: str, process: psutil.Process, requests: int) -> str:
             if left % max(1, requests // 300) == 0:
                 memory_mb.append(process.memory_info().rss / 2**20)
 
-    began, before = time.perf_counter(), _cpu_s(process)
-    async with _client() as client:
+    began, before = time.perf_counter(), cpu_s(process)
+    async with open_client() as client:
         await asyncio.gather(*(play(client) for _ in range(_AT_ONCE)))
     seconds = time.perf_counter() - began
     third = len(memory_mb) // 3
     return (
         f"{requests:,} requests, {_AT_ONCE} at a time: {errors} errors, {requests / seconds:,.0f} "
-        f"per second, {1000.0 * (_cpu_s(process) - before) / requests:.2f} ms of the gateway's CPU "
+        f"per second, {1000.0 * (cpu_s(process) - before) / requests:.2f} ms of the gateway's CPU "
         f"each. Its memory was at most {max(memory_mb[:third]):.1f} MiB in the "
         f"first third, {max(memory_mb[third : 2 * third]):.1f} MiB in the second and "
         f"{max(memory_mb[2 * third :]):.1f} MiB in the last."
     )
 
 
-def _client() -> aiohttp.ClientSession:
+def open_client() -> aiohttp.ClientSession:
+    """Without a limit of connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600.0)
     )
 
 
-def _percentile_ms(seconds: Sequence[float], share: int) -> float:
+def percentile_ms(seconds: Sequence[float], share: int) -> float:
+    """A percentile of times, ms."""
     ordered = sorted(seconds)
     return 1000.0 * ordered[min(len(ordered) - 1, len(ordered) * share // 100)]
 
 
-def _cpu_s(process: psutil.Process) -> float:
+def cpu_s(process: psutil.Process) -> float:
+    """CPU time of a process, s."""
     return sum(process.cpu_times()[:2])
 
 

@@ -107,7 +107,7 @@ class ServeEnv:
         observation = self._idle_observation()
         state = EnvState(
             workload=init_workload(self.workload, workload_key),
-            sim=init_sim(class_count, jnp.exp(spread)),
+            sim=init_sim(class_count, jnp.exp(spread), self.workload.classes.output_ages),
             observation=observation,
             step=jnp.int32(0),
         )

@@ -134,6 +134,22 @@ def grade_log(
     return _grade(episode, verified=verify(stated[: episode.steps], stated_figures(seen)))
 
 
+def replay_actions(task: str | int, seed: int, actions: Actions, split: str = "test") -> TimeStep:
+    """The windows of one episode, computed again with all their metrics.
+
+    Args:
+      task, seed, actions, split: as ``grade_actions``.
+
+    Returns:
+      NumPy leaves [T, ...], one entry for each action up to the horizon.
+
+    Raises:
+      InputError: as ``grade_actions``.
+    """
+    episode = _replay_episode(task, seed, actions, split, config=None)
+    return jax.tree.map(lambda leaf: leaf[: episode.steps], episode.timesteps)
+
+
 def _replay_episode(
     task: str | int,
     seed: int,

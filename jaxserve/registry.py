@@ -17,22 +17,30 @@ from jaxserve.errors import InputError
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
-from jaxserve.sim.table.lookup import latency_table
+from jaxserve.sim.table.lookup import latency_table, lengths_for
+from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.overrides import override
-from jaxserve.tasks.replay import replay_spec, trace_path
+from jaxserve.tasks.replay import TRACE_AGES, recorded_reuse, replay_spec, trace_path
 from jaxserve.tasks.reward import RewardModel
 from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
-from jaxserve.tasks.traffic import expected_traffic, traffic_classes, traffic_regimes
+from jaxserve.tasks.traffic import (
+    expected_traffic,
+    longest_mean_tokens,
+    traffic_classes,
+    traffic_regimes,
+)
 
 
 def make(
     task: str | int | TaskSpec,
     *,
     hardware: str | None = None,
+    model: str | None = None,
     table: str | Path | None = None,
     trace: str | Path | Trace | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -43,40 +51,53 @@ def make(
       task: name of a built-in task, its alias (1, 2, 3), the path of a task file, or a TaskSpec.
       hardware: GPU name, or path of a GPU file; default is the task's. On another GPU the task's
         memory limit is the same share of its memory, so that it binds alike.
+      model: name of a model, or path of a file such as Hugging Face's config.json; default is the
+        task's.
       table: path of a latency table, e.g. one that ``jaxserve table fit`` wrote; default is the
         built-in table of the task's model on ``hardware``. Where neither task nor overrides say
         how many tokens an iteration may process or the KV pool holds, the table does.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
-        replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``.
+        replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``. Running
+        sequences then end as the recorded lengths say (``TaskSpec.output_ages``).
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
-        ``deployment``, ``objective``, ``rate_scale``, ``burst_scale``; see
+        ``deployment``, ``objective``, ``output_ages``, ``rate_scale``, ``burst_scale``; see
         ``jaxserve.tasks.overrides``.
 
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
     spec = task if isinstance(task, TaskSpec) else load_task(task)
-    trace = trace if trace is not None else spec.trace
+    if model is not None:
+        spec = dataclasses.replace(spec, model=model)
+    if trace is None or _is_own(trace, spec):
+        trace = spec.trace
+    elif spec.output_ages == MEMORYLESS:
+        spec = dataclasses.replace(spec, output_ages=TRACE_AGES)
     gpu = load_gpu(spec.hardware if hardware is None else hardware)
     if hardware is not None:
         spec = _with_limit_of(spec, gpu)
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
-    model = load_model(spec.model)
     table = _table_of(spec, gpu) if table is None else _path("table", table)
     file = _read_table(table, spec, gpu)
+    gpu, llm = serve(
+        spec.hardware if hardware is None else hardware, spec.model, file.metadata.stack
+    )
     budget = spec.deployment.token_budget or file.metadata.token_budget
     measured = file.metadata.calibration
     pool = spec.deployment.kv_pool_tokens or (measured and measured.kv_pool_tokens)
     deployment = build_deployment(
         gpu,
-        model,
+        llm,
         dataclasses.replace(spec.deployment, token_budget=budget, kv_pool_tokens=pool),
     )
     replay: dict[str, Any] = {}
+    reuse = None
     if trace is not None:
         if not isinstance(trace, Trace):
             trace = load_trace(trace_path(_path("trace", trace)))
         spec, counts = replay_spec(spec, trace)
+        if spec.deployment.prefix_caching:
+            reuse = recorded_reuse(trace, spec.deployment.num_gpus)
         replay = {
             "replay_counts": jnp.asarray(counts, jnp.float32),
             "replay_start_max": jnp.int32(max(len(counts) - spec.horizon, 0)),
@@ -97,10 +118,10 @@ def make(
     )
     objective = spec.objective
     return ServeEnv(
-        table=latency_table(file, budget),
+        table=latency_table(file, budget, lengths_for(longest_mean_tokens(classes))),
         deployment=deployment,
         workload=Workload(
-            classes=classes,
+            classes=dataclasses.replace(classes, reuse=reuse),
             regimes=regimes,
             cycle_period_s=jnp.float32(spec.cycle_period_s),
             **replay,
@@ -152,10 +173,18 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
     for place, layout in enumerate(layouts):
         if layout != layouts[0]:
             raise InputError(
-                f"environments 0 and {place} cannot be stacked; they must agree in window_s and "
-                "ticks, and either all or none must replay traces of one length"
+                f"environments 0 and {place} cannot be stacked; they must agree in window_s, ticks "
+                "and output_ages, all or none must have prompts beyond 8,192 tokens, and either "
+                "all or none must replay traces of one length"
             )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *envs)
+
+
+def _is_own(trace: str | Path | Trace, spec: TaskSpec) -> bool:
+    """Whether a trace is named that the task replays anyway."""
+    if spec.trace is None or isinstance(trace, Trace):
+        return False
+    return trace_path(_path("trace", trace)) == trace_path(spec.trace)
 
 
 def _limits(spec: TaskSpec, end: int) -> dict[str, float]:
@@ -183,10 +212,11 @@ def _path(argument: str, value: object) -> str | Path:
 
 def _table_of(spec: TaskSpec, gpu: Gpu) -> str:
     """The packaged table of the task's model on this GPU."""
-    name = f"{spec.model}__{gpu.name}"
+    model = load_model(spec.model).name
+    name = f"{model}__{gpu.name}"
     if name not in table_names():
         raise InputError(
-            f"there is no packaged table of {spec.model} on {gpu.name}; `jaxserve table build` or "
+            f"there is no packaged table of {model} on {gpu.name}; `jaxserve table build` or "
             f"`table fit` makes one, to be named as table (packaged are {', '.join(table_names())})"
         )
     return name
@@ -196,7 +226,7 @@ def _read_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> TableFile
     """The table, if it is one of the task's model on this GPU."""
     file = read_table_file(name_or_path)
     wanted = {
-        "model": spec.model,
+        "model": load_model(spec.model).name,
         "hardware": gpu.name,
         "tensor_parallel": spec.deployment.tensor_parallel,
     }
@@ -206,4 +236,10 @@ def _read_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> TableFile
             raise InputError(
                 f"table {name_or_path} has {field} {found!r}; task {spec.name} needs {value!r}"
             )
+    stack = spec.deployment.stack
+    if stack is not None and stack != file.metadata.stack:
+        raise InputError(
+            f"table {name_or_path} is of {file.metadata.stack or 'no stack'}; task {spec.name} "
+            f"needs {stack}"
+        )
     return file

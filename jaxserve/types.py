@@ -15,6 +15,9 @@ from jaxserve.fields import Bound, entry, knob
 PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
 
+LONGEST_TOKENS = 131_072
+"""Longest context, prompt and output together, whose times latency tables know."""
+
 
 class Tier(enum.IntEnum):
     """Quantisation tiers: FP16 is bf16, INT8 is W8A8, INT4 is weight-only."""

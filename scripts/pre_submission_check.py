@@ -72,7 +72,7 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
         "walk": lambda: _walk(server.url),
         "start": lambda: _start(folder),
         "baseline": lambda: _baseline(server.url),
-        "openai baseline": lambda: _openai_baseline(chosen.run_openai_baseline),
+        "openai baseline": lambda: _openai_baseline(chosen, server.url),
         "docker build": lambda: _docker(chosen.skip_docker),
         "space": lambda: _space(chosen.space_url),
     }
@@ -134,10 +134,12 @@ def _baseline(url: str) -> str:
     return json.dumps(scores)
 
 
-def _openai_baseline(wanted: bool) -> str:
-    if not wanted:
+def _openai_baseline(chosen: argparse.Namespace, url: str) -> str:
+    if not chosen.run_openai_baseline:
         raise Skipped("not asked for: --run-openai-baseline")
-    return _run([sys.executable, "inference.py"])
+    options = ["--mode", "openai", "--runtime", chosen.baseline_runtime, "--base-url", url]
+    options += ["--model", chosen.model] if chosen.model else []
+    return _run([sys.executable, "-m", "server.players.baseline_inference", *options])
 
 
 def _docker(skip: bool) -> str:
@@ -174,6 +176,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let a language model play",
     )
+    parser.add_argument(
+        "--baseline-runtime",
+        choices=["in-process", "http"],
+        default="in-process",
+        help="where it plays: here, or on the server that is checked",
+    )
+    parser.add_argument("--model", help="the language model; default is MODEL_NAME")
     return parser
 
 

@@ -1,23 +1,42 @@
-"""The server: ``uvicorn server.app:app --port 7860``, or ``python -m server.app``."""
+"""The server: ``python -m server.app``; ``app`` is what any other ASGI server would serve."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import os
-import socket
+import signal
 import sys
-from typing import NoReturn
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
 
 # One session's window is too small a computation for an accelerator to be worth the way there.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
-from server.sessions.compiling import Compilation
+from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
 from server.settings import Settings
+
+if TYPE_CHECKING:
+    import asyncio
+    import socket
+
+    from fastapi import FastAPI
 
 _WORKER_CANNOT_START = 3
 """uvicorn ends all workers when one ends with this code."""
+_MAX_CONNECTIONS = 4096
+"""HTTP connections to one port at the same time."""
+_MAX_HEAD_BYTES = 64 * 2**10
+_HEAD_S = 15.0
+"""How long a connection may be silent, and the head of a request may take."""
+_FILES_BESIDE = 256
+"""Open files that are no connections."""
+_REQUESTS_END_S = 4
+"""After a signal to stop, until requests that are still answered are given up."""
+_APP_ENDS_S = 4.0
+"""After that, until the process ends in any case: ten seconds after its signal Docker kills it."""
 
 
 def _refuse(reason: object) -> NoReturn:
@@ -28,19 +47,59 @@ def _refuse(reason: object) -> NoReturn:
     os._exit(2 if multiprocessing.parent_process() is None else _WORKER_CANNOT_START)
 
 
-try:
-    _settings = Settings.from_environment(arguments=sys.argv)
-except InputError as _error:
-    _refuse(_error)
-# Programs compile while the web framework is imported: both take seconds.
-_compilation = Compilation()
+@functools.cache
+def _settings() -> Settings:
+    try:
+        return Settings.from_environment(arguments=sys.argv)
+    except InputError as error:
+        _refuse(error)
 
-from server.wiring import build_app  # noqa: E402
 
-try:
-    app = build_app(_settings, _compilation)
-except InputError as _error:
-    _refuse(_error)
+@functools.cache
+def _build() -> FastAPI:
+    settings = _settings()
+    from server.sessions.compiling import Compilation
+
+    # Programs compile while the web framework is imported: both take seconds.
+    compilation = Compilation()
+    from server.wiring import build_app
+
+    try:
+        app = build_app(settings, compilation)
+    except InputError as error:
+        _refuse(error)
+    app.router.on_shutdown.insert(0, _end_in_time)
+    return app
+
+
+@functools.cache
+def _connections() -> type[asyncio.Protocol]:
+    from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
+
+    return limited_protocol(HttpLimits(_MAX_CONNECTIONS, _MAX_HEAD_BYTES, _HEAD_S))
+
+
+def __getattr__(name: str) -> Any:
+    """``app`` and ``connections`` are made when they are asked for, in the process that serves: one
+    that only starts others needs neither."""
+    if name == "app":
+        return _build()
+    if name == "connections":
+        return _connections()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _end_in_time() -> None:
+    """What still computes in threads is not waited for. All that was acknowledged is in the log."""
+
+    def end() -> None:
+        print("server: ended; what was still computed is dropped", file=sys.stderr, flush=True)
+        # As a shell reports it: a thread cannot make the process die by the signal itself.
+        os._exit(128 + signal.SIGTERM)
+
+    timer = threading.Timer(_APP_ENDS_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -49,9 +108,50 @@ def main(arguments: list[str] | None = None) -> None:
     Args:
       arguments: of the command line; default is that of the process.
     """
-    import uvicorn
+    chosen = option_parser().parse_args(arguments)
+    settings = _settings()
+    ports = chosen.port or [settings.port]
+    raise_file_limit(_MAX_CONNECTIONS + settings.max_connections + _FILES_BESIDE)
+    sockets = [_listen(chosen.host, port) for port in ports]
+    host = "localhost" if chosen.host in ("0.0.0.0", "::") else chosen.host
+    for port in ports:
+        print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
+    _serve(settings, sockets)
 
-    parser = argparse.ArgumentParser(prog="server", description=__doc__)
+
+def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    config = uvicorn.Config(
+        "server.app:app",
+        http="server.app:connections",
+        # Who is believed about addresses is the application's own matter.
+        proxy_headers=False,
+        ws_max_size=settings.max_body_bytes,
+        # A message is smaller than a kilobyte or two: to compress it takes longer than to send it.
+        ws_per_message_deflate=False,
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=_REQUESTS_END_S,
+        workers=settings.workers,
+        # JAX takes longer to import than uvicorn waits for a worker by itself.
+        timeout_worker_healthcheck=60,
+    )
+    if settings.workers > 1:
+        group = Multiprocess(config, sockets)
+        group.run()
+        if any(worker.exitcode == _WORKER_CANNOT_START for worker in group.processes):
+            sys.exit(2)
+    else:
+        uvicorn.Server(config).run(sockets=sockets)
+
+
+def option_parser() -> argparse.ArgumentParser:
+    """What the command takes."""
+    parser = argparse.ArgumentParser(
+        prog="server", description="Plays jaxserve's episodes over HTTP, WebSocket and MCP."
+    )
     parser.add_argument("--host", default=os.environ.get("HOST", "0.0.0.0"))
     parser.add_argument(
         "--port",
@@ -59,27 +159,21 @@ def main(arguments: list[str] | None = None) -> None:
         action="append",
         help="port to listen on; may be given more than once (default PORT, or 7860)",
     )
-    chosen = parser.parse_args(arguments)
-    ports = chosen.port or [_settings.port]
-    config = uvicorn.Config(
-        app,
-        ws_max_size=_settings.max_body_bytes,
-        # A message is smaller than a kilobyte or two: to compress it takes longer than to send it.
-        ws_per_message_deflate=False,
-        access_log=False,
+    # The settings read these two, from this command line as from that of any ASGI server.
+    parser.add_argument("--workers", help="processes (default WEB_CONCURRENCY, or 1)")
+    parser.add_argument(
+        "--forwarded-allow-ips",
+        metavar="IPS",
+        help="proxies whose X-Forwarded-For is believed (default FORWARDED_ALLOW_IPS, or none)",
     )
-    sockets = [_listen(chosen.host, port) for port in ports]
-    host = "localhost" if chosen.host in ("0.0.0.0", "::") else chosen.host
-    for port in ports:
-        print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
-    uvicorn.Server(config).run(sockets=sockets)
+    return parser
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
-    except (OSError, OverflowError) as error:
-        _refuse(f"port {port} of {host} cannot be used: {error}")
+        return listen(host, port, "--port")
+    except (InputError, OverflowError) as error:
+        _refuse(error)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ _EARLIER = {
     "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS": "LLMSERVE_REAL_MAX_COMPLETION_TOKENS",
 }
 """Names that variables had in earlier projects."""
+_BASE_URL = "LLMSERVE_BASE_URL"
+"""Read by the command that scores baselines."""
 _KEY, _CONTROL_TOKEN = "JAXSERVE_LIVE_KEY", "JAXSERVE_CONTROL_TOKEN"
 _OPENAI_KEY = "OPENAI_API_KEY"
 
@@ -63,6 +65,7 @@ class LiveSettings:
         Raises:
           InputError: a value is not allowed, is missing, or is given twice and differs.
         """
+        _check_earlier(variables)
         names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
         if not _word("JAXSERVE_MODE", names, _MODES, "simulated"):
             return None
@@ -94,6 +97,14 @@ class LiveSettings:
             priority=_priority(variables.get("JAXSERVE_LIVE_PRIORITY"), chat),
             token_limit=whole("JAXSERVE_LIVE_TOKEN_LIMIT", cls.token_limit, 10**15),
         )
+
+
+def _check_earlier(variables: Mapping[str, str]) -> None:
+    """Variables of earlier projects have an effect or are refused."""
+    for name in sorted(variables):
+        if name.startswith("LLMSERVE_") and name not in {*_EARLIER.values(), _BASE_URL}:
+            allowed = ", ".join(sorted({*_EARLIER.values(), _BASE_URL}))
+            raise InputError(f"{name} is set, which has no effect here; known are {allowed}")
 
 
 def _of_both(name: str, earlier: str, variables: Mapping[str, str]) -> str | None:

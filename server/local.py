@@ -55,6 +55,9 @@ def wait_until_healthy(url: str, process: subprocess.Popen[Any]) -> None:
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=5.0):
                 return
+        except urllib.error.HTTPError:
+            # It answers, and says what is wrong with its log.
+            return
         except (OSError, urllib.error.URLError):
             time.sleep(0.05)
     raise RuntimeError(f"the server is not healthy after {_START_S:g} s")

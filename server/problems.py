@@ -37,3 +37,21 @@ class EngineFailure(Problem):
     """The real engine failed; no window was counted."""
 
     status = 502
+
+
+class ModelFailure(Problem):
+    """The language model gave no answer that can be used; no window was played."""
+
+    status = 502
+
+
+class Overloaded(Problem):
+    """More is asked for than can be computed now; nothing was changed."""
+
+    status = 503
+
+
+class ClientLeft(Problem):
+    """The client closed its connection before the answer."""
+
+    status = 499

@@ -7,27 +7,31 @@ import dataclasses
 import functools
 import secrets
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from jaxserve.episode_log import read_log
 from jaxserve.errors import InputError
-from jaxserve.grading import Actions, Grade, grade_actions, grade_log
+from jaxserve.grading import Actions, Grade, grade_actions, grade_log, replay_actions
 from jaxserve.seeds import MAX_SEED
+from jaxserve.types import TimeStep
+from server.beside import Beside
 from server.players.agents import Agents, Driver
+from server.players.model_budget import ModelBudget
+from server.players.yardsticks import PlayedEpisode, Yardsticks, check_unchanged
 from server.problems import EpisodeConflict
 from server.sessions import engine
+from server.sessions.compiling import Programs
 from server.sessions.engine import Knobs, Window
-from server.sessions.episodes import Episode, listed_episode, parse_episode
-from server.sessions.session import BatchView, Session, Sessions, View, begin_session, catch_up
+from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
+from server.sessions.replaying import catch_up
+from server.sessions.session import BatchView, Session, View, begin_session, new_session
+from server.sessions.sessions import Sessions
 from server.sessions.store import LoggedStep, Store, open_store
 from server.sessions.worker import Worker
 from server.settings import Settings
 
 DEFAULT_TASK = "static_workload"
 DEFAULT_SPLIT = "train"
-_GRADERS = 2
-"""Replays that run at the same time, beside the worker."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +40,17 @@ class History:
 
     view: View
     steps: tuple[LoggedStep, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A session beside others who had the same traffic."""
+
+    view: View
+    mean_arrival_rate_rps: float
+    """of the task."""
+    agents: dict[str, PlayedEpisode]
+    """whole episodes by the agents' names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,16 +98,20 @@ class Service:
             default_session=settings.token is None,
         )
         self._worker = Worker(self._sessions)
-        self._grading: asyncio.Semaphore | None = None
+        self._programs: Programs | None = None
+        self.beside = Beside()
+        self.model_budget = ModelBudget(self, settings.model_tokens)
+        self._yardsticks = Yardsticks(self.agents, self.beside)
 
-    async def start(self, compiling: Future[None]) -> None:
+    async def start(self, programs: Programs) -> None:
         """Waits for the programs of a first step, then begins to answer."""
-        await asyncio.wrap_future(compiling)
-        self._grading = asyncio.Semaphore(_GRADERS)
-        self._worker.start()
+        await asyncio.wrap_future(programs.ready)
+        self._programs = programs
+        self._worker.start(programs)
 
     async def stop(self) -> None:
         """Finishes what is queued and closes the log."""
+        self.beside.close()
         await asyncio.to_thread(self._worker.stop)
 
     @property
@@ -104,6 +123,10 @@ class Service:
     def live(self) -> dict[str, Any] | None:
         """What plays on a real engine, and what it has spent; None where nothing does."""
         return None
+
+    async def fault(self) -> str | None:
+        """Why what is acknowledged now would not outlive the server; None if it would."""
+        return await self._worker.run(lambda sessions: sessions.store.fault())
 
     @property
     def durable(self) -> bool:
@@ -130,8 +153,20 @@ class Service:
           InputError, UnknownSession.
         """
         chosen = chosen_episode(task, seed, split, index)
-        episode = await asyncio.to_thread(parse_episode, *chosen, config)
-        return await self._worker.run(lambda s: s.begin(session_id, episode_id, episode).view())
+
+        def begun() -> Session | engine.Simulator:
+            """Away from all who step; a program that is missing is compiled further away still."""
+            episode = parse_episode(*chosen, config)
+            simulator = engine.simulator(episode)
+            if not engine.is_compiled(simulator, together=False):
+                return simulator
+            return new_session(session_id, episode_id, episode)
+
+        assert self._programs is not None
+        while not isinstance(session := await asyncio.to_thread(begun), Session):
+            await asyncio.wrap_future(self._programs.program(session, together=False))
+        is_new = session_id is None
+        return await self._worker.run(lambda s: s.begin(session, is_new=is_new).view())
 
     async def step(self, session_id: str | None, knobs: Knobs, number: int | None = None) -> View:
         """One window.
@@ -183,10 +218,10 @@ class Service:
         """Lets an agent play up to ``windows`` windows, and stops at the end of the episode.
 
         Raises:
-          InputError: no such agent. UnknownSession, EpisodeConflict, StorageFailure.
+          InputError: no such agent. Overloaded, UnknownSession, EpisodeConflict, StorageFailure.
         """
         view = await self.view(session_id)
-        driver = await asyncio.to_thread(self.agents.load, agent, view.episode.task)
+        driver = await self.beside.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
             view = await self._worker.run(functools.partial(_drive, view.session_id, driver))
@@ -210,7 +245,7 @@ class Service:
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window of a log, computed again."""
-        return await self._beside(_replayed, history)
+        return await self.beside.run(_replayed, history)
 
     async def grade_session(self, session_id: str | None) -> tuple[View, Grade | LiveGrade]:
         """What a session's episode is worth so far, by its log.
@@ -226,7 +261,7 @@ class Service:
                 "only the task as it is has a score"
             )
         actions = _stacked([step.knobs for step in history.steps])
-        grade = await self._beside(
+        grade = await self.beside.run(
             grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
         )
         # The log is this server's own: nobody else could have written it.
@@ -239,7 +274,9 @@ class Service:
           InputError: as ``jaxserve.grading.grade_actions``.
         """
         actions = _stacked(knobs)
-        return await self._beside(grade_actions, episode.task, episode.seed, actions, episode.split)
+        return await self.beside.run(
+            grade_actions, episode.task, episode.seed, actions, episode.split
+        )
 
     async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
         """What a log is worth, and whether its figures are true.
@@ -248,15 +285,58 @@ class Service:
           InputError: as ``jaxserve.grading.grade_log``.
         """
         read_log(log)
-        return await self._beside(
+        return await self.beside.run(
             grade_log, episode.task, episode.seed, log, episode.split, episode.weights
         )
 
-    async def _beside(self, function: Any, *arguments: Any) -> Any:
-        """A long computation, beside the worker, a few at a time."""
-        assert self._grading is not None
-        async with self._grading:
-            return await asyncio.to_thread(function, *arguments)
+    async def compared(self, session_id: str | None) -> Comparison:
+        """A session's traffic in the hands of the agents that it is compared with.
+
+        Raises:
+          UnknownSession, EpisodeConflict, Overloaded; InputError: the episode changed the task.
+        """
+        view = await self._simulated(session_id)
+        played = await self._yardsticks.of(view.episode)
+        reward = environment(view.episode.task, view.episode.config).reward
+        return Comparison(view, float(reward.expected_requests_per_s), played)
+
+    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+        """What happened in every window of a session, by traffic class; NumPy leaves [T, ...].
+
+        Raises:
+          UnknownSession, EpisodeConflict, Overloaded; InputError: the episode changed the task.
+        """
+        await self._simulated(session_id)
+        history = await self.history(session_id)
+        episode = history.view.episode
+        check_unchanged(episode)
+        actions = _stacked([step.knobs for step in history.steps])
+        timesteps = await self.beside.run(
+            replay_actions, episode.task, episode.seed, actions, episode.split
+        )
+        return history.view, timesteps
+
+    async def _simulated(self, session_id: str | None) -> View:
+        """The session, if simulated figures say something of it."""
+        view = await self.view(session_id)
+        if view.live is not None:
+            raise EpisodeConflict(
+                f"session {view.session_id!r} plays on a real engine; only simulated episodes can "
+                "be computed again"
+            )
+        return view
+
+    async def note(self, key: str) -> str | None:
+        """What was kept under that name."""
+        return await self._worker.run(lambda sessions: sessions.store.note(key))
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """Keeps a text as long as the log.
+
+        Raises:
+          StorageFailure.
+        """
+        await self._worker.run(lambda sessions: sessions.keep_note(key, text))
 
 
 def chosen_episode(
@@ -295,5 +375,5 @@ def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:
 
 def _replayed(history: History) -> list[Window]:
     view = history.view
-    session: Session = begin_session(view.session_id, 0, view.episode_id, view.episode)
+    session = begin_session(view.session_id, 0, view.episode_id, view.episode)
     return [session.window, *catch_up(session, history.steps)]

@@ -10,12 +10,20 @@ from fastapi.middleware.cors import CORSMiddleware
 from jaxserve.errors import InputError
 from server.doors.answers import answer_problems
 from server.doors.auth import RequireToken
+from server.doors.description import describe
+from server.doors.heads import AnswerHeads
 from server.doors.limits import LimitBody, LimitRate
 from server.doors.messages import CheckMessages, mcp_route
+from server.doors.model_context import ModelContext
 from server.doors.openenv_environment import ServeEnvironment
+from server.doors.origins import CheckOrigin, KnowClient, LeadBack
+from server.doors.queries import CheckSocketQuery
+from server.doors.routes_comparison import comparison_routes
 from server.doors.routes_episodes import episode_routes
 from server.doors.routes_grading import grading_routes
 from server.doors.routes_information import information_routes
+from server.doors.routes_operator import operator_routes
+from server.doors.sockets import LimitSockets
 from server.doors.tools import build_tools
 from server.doors.web import add_page, page_tab
 from server.service import Service
@@ -40,6 +48,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     """
     service = _service(settings)
     tools = build_tools(service)
+    context = ModelContext(tools)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
         ServeAction,
@@ -57,22 +66,29 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     app.title = "jaxserve"
     # OpenEnv would play every call of these in an environment of its own.
     take_routes(app, ("/reset", "/step", "/state"))
+    # And it knows nothing of the log.
+    take_routes(app, ("/health",))
     (openenv_mcp,) = take_routes(app, ("/mcp",))
     for router in (
         episode_routes(service),
         grading_routes(service),
+        comparison_routes(service),
+        operator_routes(service),
         information_routes(service, compilation),
-        mcp_route(openenv_mcp),
+        mcp_route(openenv_mcp, context),
     ):
         app.include_router(router)
     add_page(app)
     answer_problems(app)
-    _add_limits(app, settings)
+    describe(app)
+    _add_limits(app, settings, context)
 
     async def start() -> None:
-        await service.start(compilation.ready)
+        await service.start(compilation)
+        await context.start()
 
     async def stop() -> None:
+        await context.stop()
         await service.stop()
         await asyncio.to_thread(compilation.end)
 
@@ -95,12 +111,21 @@ def _service(settings: Settings) -> Service:
     return LiveService(settings)
 
 
-def _add_limits(app: FastAPI, settings: Settings) -> None:
+def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None:
     """Middleware; the one added last sees a request first."""
-    app.add_middleware(CheckMessages)
+    app.add_middleware(CheckMessages, context=context)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(AnswerHeads)
+    app.add_middleware(LeadBack)
+    app.add_middleware(
+        LimitSockets,
+        per_address=settings.address_connections or -(-settings.max_connections // 2),
+        idle_s=settings.socket_idle_s,
+    )
+    app.add_middleware(CheckSocketQuery)
     if settings.token is not None:
         app.add_middleware(RequireToken, token=settings.token)
+    app.add_middleware(CheckOrigin, origins=settings.cors_origins)
     app.add_middleware(LimitRate, rate=settings.rate_limit)
     if settings.cors_origins:
         app.add_middleware(
@@ -109,3 +134,4 @@ def _add_limits(app: FastAPI, settings: Settings) -> None:
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
         )
+    app.add_middleware(KnowClient, proxies=settings.trusted_proxies)

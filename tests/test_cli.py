@@ -358,17 +358,15 @@ def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)
 
 
-def test_a_fit_that_says_little_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_load_test_in_other_units(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Microseconds in a column of milliseconds are not passed over."""
-    sweep = tmp_path / "sweep.csv"
+    sweep, out = tmp_path / "sweep.csv", tmp_path / "t.parquet"
     rows = ["max_concurrency,input_len,output_len,mean_tpot_ms"]
     rows += [f"{n},{p},256,{7000 + 50 * n}" for n in (1, 8, 32, 128) for p in (128, 512)]
     sweep.write_text("\n".join(rows) + "\n")
-    options = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b"]
-    options += ["--out", str(tmp_path / "t.parquet")]
-    assert cli.main(["table", "fit", str(sweep), *options]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("jaxserve: the fit is 100% off") and "look at the units" in said
+    options = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b", "--out", str(out)]
+    assert "times must be in milliseconds" in sentence(capsys, "table", "fit", str(sweep), *options)
+    assert not out.exists()
 
 
 def test_table_step_times(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

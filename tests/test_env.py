@@ -257,7 +257,8 @@ def assert_close(first: TimeStep, second: TimeStep) -> None:
         one, other = getattr(first.metrics, name), getattr(second.metrics, name)
         np.testing.assert_array_equal(one, other, err_msg=name)
     for (name, one), (_, other) in zip(leaves(first), leaves(second), strict=True):
-        tolerance = 1e-3 if "ttft_ms" in name else 1e-4
+        # Both hang on waits, in which the last bits of a rate grow.
+        tolerance = 1e-3 if "ttft_ms" in name or "first_tokens" in name else 1e-4
         one, other = np.float64(one), np.float64(other)
         size = np.maximum(np.abs(one), np.abs(one).mean(axis=0).max())
         if not name.endswith(("_s", "_usd", "cost_so_far", "cost_per_1k")):

@@ -51,7 +51,7 @@ def test_curl_runs(server: LocalServer, tmp_path: Path) -> None:
     address = PAGE.removeprefix("http://")
     asked = code("sh", "curl").replace(address, server.url.removeprefix("http://"))
     printed = run_code("sh", asked, tmp_path)
-    assert printed.count('"queue_depth"') == 2
+    assert printed.count('"observation":') == 2
     assert re.search(r'"reward":-?\d', printed)
 
 

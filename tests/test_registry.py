@@ -185,6 +185,22 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         jaxserve.make(str(path))
 
 
+def test_a_model_of_the_users_own(tmp_path: Path) -> None:
+    """It needs a table of its own, and brings its memory."""
+    config = {"num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32}
+    config |= {"intermediate_size": 8192, "vocab_size": 128256, "num_key_value_heads": 8}
+    model, table = str(tmp_path / "small.json"), tmp_path / "small.parquet"
+    Path(model).write_text(json.dumps(config))
+    own = functools.partial(jaxserve.make, "bursty_workload", model=model)
+    with pytest.raises(InputError, match="there is no packaged table of small on"):
+        own()
+    write_table_file(table, build("a100-sxm-80gb", model))
+    env, usual = own(table=table, hardware="a100-sxm-80gb"), jaxserve.make("bursty_workload")
+    assert float(env.deployment.weights_gib[0]) < 0.3 * float(usual.deployment.weights_gib[0])
+    with pytest.raises(InputError, match=r"has model 'small'; task bursty_workload needs"):
+        jaxserve.make("bursty_workload", table=table, hardware="a100-sxm-80gb")
+
+
 def test_environments_of_different_tasks_and_hardware_stack() -> None:
     """Domain randomisation is a stacked environment under vmap."""
     envs = [

@@ -60,10 +60,11 @@ def load_setup(
     table: str | None = None,
     trace: str | None = None,
     weights: Path | None = None,
+    model: str | None = None,
 ) -> TaskSetup:
     """A task with its anchors; see ``jaxserve.make`` for the arguments.
 
-    Naming the task's own hardware, table or trace is the same as naming none.
+    Naming the task's own hardware, model, table or trace is the same as naming none.
 
     Args:
       weights: directory with those of the agent ppo; default is the task's packaged ones, or
@@ -73,7 +74,7 @@ def load_setup(
       InputError: anything unknown, unreadable or out of range; or ``weights`` that do not fit.
     """
     spec = load_task(task)
-    named = {"hardware": hardware, "table": table, "trace": trace}
+    named = {"hardware": hardware, "model": model, "table": table, "trace": trace}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     env = make(spec, **given)
     inputs = task_inputs(spec, **given)

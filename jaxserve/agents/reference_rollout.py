@@ -31,10 +31,13 @@ from jaxserve.sim.reference.settings import (
     ShiftedExponentialFrontEnd,
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
+from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.trace_classes import prompt_edges
+from jaxserve.sim.traffic.traces import Trace
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
-from jaxserve.tasks.spec import TaskSpec, load_task
+from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, WindowMetrics
 
 
@@ -57,7 +60,9 @@ def reference_settings(deployment: Deployment) -> ReferenceSettings:
         kv_bytes_per_token=d["kv_transfer_s_per_token"],
         link_bytes_per_s=1.0,
         front_end=ShiftedExponentialFrontEnd(d["frontend_s"], d["frontend_tail_s"]),
-        scheduler=SchedulerSettings(token_budget=round(d["token_budget"])),
+        scheduler=SchedulerSettings(
+            token_budget=round(d["token_budget"]), prefix_caching=bool(d["prefix_caching"])
+        ),
     )
 
 
@@ -134,16 +139,36 @@ class ReferenceEpisode:
         the same requests under the same key.
       timer: iteration times, see ``table_timer``.
       windows: length; the environment's horizon by default.
+      trace: the one that ``env`` replays. Its own requests are then played, with the prefixes that
+        they share, instead of requests that are drawn from its classes.
     """
 
     def __init__(
-        self, env: ServeEnv, key: jax.Array, timer: IterationTimer, windows: int | None = None
+        self,
+        env: ServeEnv,
+        key: jax.Array,
+        timer: IterationTimer,
+        windows: int | None = None,
+        trace: Trace | None = None,
     ) -> None:
         self.env = env
         self.windows = int(env.horizon) if windows is None else windows
-        self.traffic, time_scale, seed = jax.tree.map(np.asarray, _start(env, key, self.windows))
+        self.traffic, start, time_scale, seed = jax.tree.map(
+            np.asarray, _start(env, key, self.windows)
+        )
         classes = env.workload.classes
-        self.requests = episode_requests(self.traffic, classes, key, env.window_s)
+        if trace is None:
+            self.requests = episode_requests(self.traffic, classes, key, env.window_s)
+        else:
+            trace = trace.within_table()
+            self.requests = trace_requests(
+                trace,
+                prompt_edges(trace, CLASS_COUNT),
+                start_s=int(start) * env.window_s,
+                end_s=(int(start) + self.windows) * env.window_s,
+                priority=np.asarray(classes.priority).tolist(),
+                acceptance=list(np.asarray(classes.tokens_per_step, np.float64)),
+            )
         self._memory = DeploymentMemory(env.deployment)
         self._timer = SlowTimer(timer, float(time_scale))
         self._seed = int(seed)
@@ -330,16 +355,20 @@ def reference_rollout(
 
 def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
     """The requests of an episode: those that both simulators face under the same key."""
-    traffic, _, _ = _start(env, key, windows)
+    traffic, *_ = _start(env, key, windows)
     return episode_requests(traffic, env.workload.classes, key, env.window_s)
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _start(env: ServeEnv, key: jax.Array, windows: int) -> tuple[Arrivals, jax.Array, jax.Array]:
-    """An episode's traffic, the slowness of its hardware, and a seed for what is left to chance."""
+def _start(
+    env: ServeEnv, key: jax.Array, windows: int
+) -> tuple[Arrivals, jax.Array, jax.Array, jax.Array]:
+    """An episode's traffic, the first window of its recording, the slowness of its hardware, and a
+    seed for what is left to chance."""
     state, _ = env.reset(key)
     traffic = roll_traffic(env.workload, state.workload, windows, env.ticks, env.window_s)
-    return traffic, state.sim.time_scale, jax.random.bits(key)
+    start = state.workload.replay_start
+    return traffic, start, state.sim.time_scale, jax.random.bits(key)
 
 
 def _scalars(deployment: Deployment) -> dict[str, Any]:

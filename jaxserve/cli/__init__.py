@@ -25,6 +25,7 @@ from jaxserve.cli.live import (
 )
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.servers import run_gateway, run_mock_engine
+from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError
@@ -50,6 +51,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "mock-engine": run_mock_engine,
     "calibrate": calibrate_engine,
     "record": record_trace,
+    "simulate": simulate_log,
     "rollout": rollout_group,
 }
 """Every command by its name."""

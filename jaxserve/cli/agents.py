@@ -32,6 +32,7 @@ def evaluate_agents(
     seed_split: Literal["train", "validation", "test"] = "test",
     trace: File = None,
     hardware: Name = None,
+    model: Name = None,
     table: File = None,
     weights: Directory = None,
     plot: File = None,
@@ -48,6 +49,7 @@ def evaluate_agents(
         seed_split: Episodes to play: those for training, for validation, or the held-out test ones.
         trace: Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format.
         hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
+        model: Model instead of the task's own, or path of a config.json of Hugging Face.
         table: Latency table instead of the packaged one: a name, or path of a .parquet file.
         weights: Directory of a training run, for ppo instead of the packaged weights.
         plot: Picture of the first episode to write, ending in .png, .svg or .pdf; one task only.
@@ -67,7 +69,7 @@ def evaluate_agents(
     if trace is not None and task == "all":
         task = "trace_replay"
     setups = [
-        load_setup(name, hardware, text(table), text(trace), weights)
+        load_setup(name, hardware, text(table), text(trace), weights, model)
         for name in (task_names() if task == "all" else (task,))
     ]
     if plot is not None:
@@ -75,7 +77,7 @@ def evaluate_agents(
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    note_trace(trace)
+    note_trace(trace, setups[0].env)
     console, evaluations, tables = result_console(), [], []
     for setup in setups:
         # Who names ppo wants to hear that it has no weights; all means all that can play.
@@ -105,6 +107,7 @@ def train_agent(
     discount: Real = None,
     recurrent: bool = False,
     hardware: Name = None,
+    model: Name = None,
     table: File = None,
     trace: File = None,
     resume: bool = False,
@@ -128,6 +131,7 @@ def train_agent(
             change of tier or split takes longer to pay off.
         recurrent: Remember with a gated recurrent unit as well as with running means.
         hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
+        model: Model instead of the task's own, or path of a config.json of Hugging Face.
         table: Latency table instead of the packaged one: a name, or path of a .parquet file.
         trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
         resume: Continue the run in --out from its last checkpoint; all else as when it began.
@@ -146,14 +150,14 @@ def train_agent(
 
     join_processes(coordinator, processes, process)
     with together():
-        setup = load_setup(task, hardware, text(table), text(trace))
+        setup = load_setup(task, hardware, text(table), text(trace), model=model)
         chosen_discount = task_discount(setup.env) if discount is None else discount
         config = check_run(
             steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
         )
     chosen = tuple(range(seed, seed + seeds))
     if is_first():
-        note_trace(trace)
+        note_trace(trace, setup.env)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(
@@ -231,7 +235,7 @@ def compare_agents(
         for name in (task_names() if task == "all" else (task,))
     ]
     open_directory(out)
-    note_trace(trace)
+    note_trace(trace, cases[0].setup.env)
     console, results = result_console(), []
     for case in cases:
         try:

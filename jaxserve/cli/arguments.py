@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
+
+if TYPE_CHECKING:
+    from jaxserve.env import ServeEnv
 
 
 def optional(metavar: str) -> Any:
@@ -88,14 +91,17 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise InputError(f"{option} is {path}, which {other} names already; name another file")
 
 
-def note_trace(path: Path | None) -> None:
-    """Says what of a recording the simulators leave out, where it has any."""
+def note_trace(path: Path | None, env: ServeEnv) -> None:
+    """Says how much of a recording's prompts a prefix cache spares, where the file tells."""
     from jaxserve.sim.traffic.traces import load_trace
-    from jaxserve.tasks.replay import trace_path
+    from jaxserve.tasks.replay import reuse_note, trace_path
 
-    note = None if path is None else load_trace(trace_path(path)).note
-    if note is not None:
-        print(f"jaxserve: {note}", file=sys.stderr)
+    if path is None:
+        return
+    trace = load_trace(trace_path(path))
+    for note in (reuse_note(trace, env.deployment), trace.note):
+        if note is not None:
+            print(f"jaxserve: {note}", file=sys.stderr)
 
 
 def text(path: Path | None) -> str | None:

@@ -9,16 +9,22 @@ from urllib.parse import quote
 
 import tyro
 
+from jaxserve.checks import one_of
 from jaxserve.cli.arguments import needing
 from jaxserve.datafiles import read_json
-from jaxserve.rollouts.service.settings import RolloutSettings
+from jaxserve.errors import InputError
+from jaxserve.rollouts.dashboard.settings import DashboardSettings
+from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings
 
 _EXTRAS = "gateway,server"
 
 Service = Annotated[str, tyro.conf.arg(metavar="URL")]
 
 
-def serve_rollouts(settings: RolloutSettings) -> None:
+Topology = Annotated[Path, tyro.conf.arg(metavar="FILE")]
+
+
+def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) -> None:
     """Run agents on submitted tasks, through a gateway that records what they say.
 
     Tokens are read from JAXSERVE_ROLLOUT_TOKEN (of the service), JAXSERVE_GATEWAY_CONTROL_TOKEN
@@ -26,9 +32,55 @@ def serve_rollouts(settings: RolloutSettings) -> None:
 
     Args:
         settings: Which gateway, and how much of everything.
+        topology: YAML file in which all of that stands, with nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
         from jaxserve.rollouts.service.serve import run
+        from jaxserve.rollouts.service.topology import read_topology
+    if topology is None:
+        run(settings)
+        return
+    if settings != RolloutSettings():
+        raise InputError("--topology is given; other options stand in its file then")
+    run(read_topology(topology).service)
+
+
+def run_node(
+    settings: NodeSettings, topology: Topology | None = None, node: str | None = None
+) -> None:
+    """Run a node: agents of a rollout service, and the gateway that records what they say.
+
+    Without a topology the gateway is one that runs already. Tokens are those of `rollout serve`.
+
+    Args:
+        settings: Which service and gateway, and how much of everything.
+        topology: YAML file in which all of that stands, in place of other options.
+        node: Name of the node in it; may be left out where there is only one.
+    """
+    with needing(_EXTRAS, "a node"):
+        from jaxserve.rollouts.service.node import run
+        from jaxserve.rollouts.service.topology import read_topology
+    if topology is None:
+        run(settings)
+        return
+    if settings != NodeSettings():
+        raise InputError("--topology is given; other options stand in its file then")
+    nodes = read_topology(topology).nodes
+    name = next(iter(nodes)) if node is None and len(nodes) == 1 else node
+    plan = nodes[one_of("--node", name, list(nodes))]
+    run(plan.settings, plan.gateway)
+
+
+def show_dashboard(settings: DashboardSettings) -> None:
+    """Serve pages that show nodes, tasks, sessions and traces; they change nothing.
+
+    The token of the service is read from JAXSERVE_ROLLOUT_TOKEN.
+
+    Args:
+        settings: Which service, and where the pages are.
+    """
+    with needing(_EXTRAS, "the dashboard"):
+        from jaxserve.rollouts.dashboard.serve import run
     run(settings)
 
 
@@ -66,6 +118,8 @@ def show_status(
 
 RolloutCommand = (
     Annotated[Any, tyro.conf.subcommand("serve", constructor=serve_rollouts)]
+    | Annotated[Any, tyro.conf.subcommand("gateway", constructor=run_node)]
+    | Annotated[Any, tyro.conf.subcommand("dashboard", constructor=show_dashboard)]
     | Annotated[Any, tyro.conf.subcommand("submit", constructor=submit_task)]
     | Annotated[Any, tyro.conf.subcommand("status", constructor=show_status)]
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +19,7 @@ def build_table(
     hardware: Name = None,
     out: File = None,
     tensor_parallel: int = 1,
+    stack: File = None,
 ) -> None:
     """Build a latency table from the constants of a model and a GPU.
 
@@ -30,8 +30,12 @@ def build_table(
         hardware: GPU, for example h100-sxm-80gb.
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that share every layer of the model that is named.
+        stack: JSON file with what serves it: engine, version, formats of the tiers, kv_format,
+            pipeline_parallel, attention_data_parallel.
     """
+    from jaxserve.datafiles import read_json
     from jaxserve.show.terminal import result_console
+    from jaxserve.sim.machine.stack import Stack
     from jaxserve.sim.table.build import build, build_built_in
     from jaxserve.sim.table.file import write_table_file
 
@@ -39,6 +43,11 @@ def build_table(
     if model is None or hardware is None or out is None:
         if given != (None, None, None):
             raise InputError("--model, --hardware and --out go together; name all three or none")
+        if stack is not None:
+            raise InputError(
+                "--stack is given, but the packaged tables have none; name --model, --hardware and "
+                "--out as well"
+            )
         if tensor_parallel != 1:
             raise InputError(
                 f"--tensor-parallel is {tensor_parallel}, but the packaged tables have their own; "
@@ -47,7 +56,10 @@ def build_table(
         written = build_built_in()
     else:
         _check_table_output(out)
-        write_table_file(out, build(hardware, model, tensor_parallel=tensor_parallel))
+        where = f"stack file {stack}"
+        served = None if stack is None else Stack.from_dict(read_json(stack, where), where)
+        table = build(hardware, model, tensor_parallel=tensor_parallel, stack=served)
+        write_table_file(out, table)
         written = [out]
     for path in written:
         result_console().print(f"wrote {path}", soft_wrap=True)
@@ -101,7 +113,7 @@ def fit_table(
     """
     from jaxserve.show.report import fit_report_table
     from jaxserve.show.terminal import result_console
-    from jaxserve.sim.table.fit import POOR_TPOT_ERROR, fit
+    from jaxserve.sim.table.fit import GpuPeaks, MeasuredEngine, fit
 
     _check_table_output(out)
     report = fit(
@@ -109,22 +121,51 @@ def fit_table(
         hardware,
         model,
         out,
-        bandwidth_gb_per_s=bandwidth_gb_per_s,
-        bf16_tflops=bf16_tflops,
-        memory_gib=memory_gib,
-        tensor_parallel=tensor_parallel,
-        tier=tier,
-        token_budget=token_budget,
+        peaks=GpuPeaks(bandwidth_gb_per_s, bf16_tflops, memory_gib),
+        engine=MeasuredEngine(tensor_parallel, tier, token_budget),
     )
     console = result_console()
     console.print(fit_report_table(report))
-    if report.tpot_error > POOR_TPOT_ERROR:
-        print(
-            f"jaxserve: the fit is {report.tpot_error:.0%} off; look at the units and columns of "
-            f"{measured}, and whether another --hardware is nearer",
-            file=sys.stderr,
-        )
     console.print(f"wrote {out}", soft_wrap=True)
+
+
+def fit_steps(
+    steps: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    tensor_parallel: int = 1,
+    token_budget: int = 2048,
+) -> None:
+    """Fit a latency table to iterations that you have measured one by one, on any hardware.
+
+    Args:
+        steps: CSV or parquet with seconds, decode_seqs, kv_tokens and prompt_tokens of every
+            iteration, and prefix_tokens where prompts are computed in chunks.
+        hardware: GPU whose memory, power and price count; its times do not.
+        model: Model that was measured.
+        out: Table to write, ending in .parquet.
+        tensor_parallel: GPUs that shared every layer.
+        token_budget: Tokens that one iteration could process.
+    """
+    from jaxserve.live.calibration.step_file import read_steps, table_of_steps
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.machine.hardware import load_gpu, load_model
+    from jaxserve.sim.table.file import TOKEN_BUDGETS, write_table_file
+
+    _check_table_output(out)
+    checks.whole("--token-budget", token_budget, *TOKEN_BUDGETS)
+    gpu, llm = load_gpu(hardware), load_model(model)
+    found, table = table_of_steps(
+        read_steps(steps), gpu, llm, tensor_parallel, token_budget, steps.name
+    )
+    write_table_file(out, table)
+    result_console().print(
+        f"fitted to {found.points} kinds of steps, {found.error:.1%} off; {found.held_out} of them "
+        f"held out: {found.held_out_error:.1%} off, the tenth with the largest loads "
+        f"{found.largest_error:.1%}, the worst {found.worst_error:+.1%}\nwrote {out}",
+        soft_wrap=True,
+    )
 
 
 def write_step_times(
@@ -177,6 +218,7 @@ TableCommand = (
     Annotated[Any, tyro.conf.subcommand("build", constructor=build_table)]
     | Annotated[Any, tyro.conf.subcommand("show", constructor=show_table)]
     | Annotated[Any, tyro.conf.subcommand("fit", constructor=fit_table)]
+    | Annotated[Any, tyro.conf.subcommand("fit-steps", constructor=fit_steps)]
     | Annotated[Any, tyro.conf.subcommand("step-times", constructor=write_step_times)]
 )
 

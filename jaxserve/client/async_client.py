@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from jaxserve.client.errors import ConnectionLost, ServerError
+from jaxserve.client.errors import ConnectionLost, ServerError, TryLater
 from jaxserve.client.observation import Observation, Step, read_step
 from jaxserve.client.transports import (
     HttpTransport,
@@ -22,10 +23,14 @@ from jaxserve.errors import InputError
 
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
+_WEBSOCKET_AGAIN_S = 30.0
+"""After a WebSocket was refused, until one is tried again; twice as long every time."""
+_WEBSOCKET_OPENS_S = 5.0
+"""How long such a try may hold up a step."""
 
 
 class AsyncServeClient:
-    """WebSocket first, HTTP where that is refused.
+    """WebSocket first, HTTP where that is refused, and WebSocket again later.
 
     A step is taken exactly once: each says which window of the episode it is, and after a lost
     connection the client asks where its session stands before it sends anything again.
@@ -55,8 +60,12 @@ class AsyncServeClient:
         base = url.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._patience_s = patience_s
+        self._websocket = functools.partial(WebSocketTransport, base, headers)
+        self._again_s = _WEBSOCKET_AGAIN_S
+        self._again_at = 0.0
         self._http = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout_s)
-        self._transport: Transport = WebSocketTransport(base, headers, timeout_s)
+        self._timeout_s = timeout_s
+        self._transport: Transport = self._websocket(timeout_s)
         self._session_id: str | None = None
         self._steps = 0
 
@@ -126,6 +135,7 @@ class AsyncServeClient:
         session_id = self._session_id
         plain: dict[str, Any] = dict(action if isinstance(action, Mapping) else action.model_dump())
         plain["metadata"] = {"step": self._steps}
+        await self._try_websocket(session_id)
         try:
             return self._note(await self._transport.step(session_id, plain))
         except ConnectionLost:
@@ -135,13 +145,16 @@ class AsyncServeClient:
     async def drive(self, agent: str, windows: int = 1) -> list[Step]:
         """Lets an agent of the server play on, at most to the end of the episode.
 
-        What is lost is not asked for again, because the windows may have been played.
+        What is lost is not asked for again, because the windows may have been played; what was
+        refused for now is.
 
         Raises:
           ServerError, ConnectionLost.
         """
         body = {"session_id": self._own(), "agent": agent, "windows": windows}
-        answer = await request(self._http, "POST", "/agent", json=body)
+        answer = await self._persist(
+            lambda: request(self._http, "POST", "/agent", json=body), undone_only=True
+        )
         return [self._note(each) for each in answer["results"]]
 
     async def observe(self) -> Step:
@@ -193,21 +206,47 @@ class AsyncServeClient:
     def _is_next(self, standing: dict[str, Any]) -> bool:
         return read_step(standing).info["step"] == self._steps + 1
 
-    async def _persist(self, call: Any) -> dict[str, Any]:
-        """Repeats a call until there is an answer, waiting longer each time."""
+    async def _persist(self, call: Any, undone_only: bool = False) -> dict[str, Any]:
+        """Repeats a call until there is an answer, waiting longer each time, or as long as asked.
+
+        Args:
+          undone_only: only where the last one surely did nothing.
+        """
         wait_s = _FIRST_WAIT_S
-        deadline = asyncio.get_running_loop().time() + self._patience_s
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience_s
         while True:
             try:
                 return await call()
             except NoWebSocket:
                 await self._transport.drop()
                 self._transport = HttpTransport(self._http)
-            except ConnectionLost:
-                if asyncio.get_running_loop().time() + wait_s > deadline:
+                self._again_at = loop.time() + self._again_s
+            except ConnectionLost as error:
+                later = error if isinstance(error, TryLater) else None
+                if undone_only and not (later and later.undone):
                     raise
-                await asyncio.sleep(wait_s)
+                asked_s = (later.wait_s if later else None) or 0.0
+                if loop.time() + max(wait_s, asked_s) > deadline:
+                    raise
+                await asyncio.sleep(max(wait_s, asked_s))
                 wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+
+    async def _try_websocket(self, session_id: str) -> None:
+        """Leaves HTTP where a WebSocket may be had by now; nothing in the session changes."""
+        now = asyncio.get_running_loop().time()
+        if not isinstance(self._transport, HttpTransport) or now < self._again_at:
+            return
+        websocket = self._websocket(min(self._timeout_s, _WEBSOCKET_OPENS_S))
+        try:
+            await websocket.resume(session_id)
+        except (NoWebSocket, ConnectionLost, ServerError):
+            await websocket.drop()
+            self._again_s *= 2.0
+            self._again_at = now + self._again_s
+        else:
+            websocket.wait_at_most(self._timeout_s)
+            self._transport, self._again_s = websocket, _WEBSOCKET_AGAIN_S
 
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         return await self._persist(lambda: request(self._http, method, path, **options))

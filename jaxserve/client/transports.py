@@ -10,13 +10,17 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 
-from jaxserve.client.errors import ConnectionLost, ServerError
+from jaxserve.client.errors import ConnectionLost, ServerError, TryLater
 
 _LARGEST_MESSAGE = 64 * 2**20
+_AT_CAPACITY = "CAPACITY_REACHED"
+_BUSY, _NOBODY = frozenset({429, 503}), frozenset({502, 503, 504})
+"""Statuses of refusals, after which nothing is done; and those of proxies that find no server."""
 
 
 class NoWebSocket(Exception):
-    """The server, or a proxy before it, speaks HTTP only."""
+    """There is none to be had now: the server, or a proxy before it, speaks HTTP only, or all
+    places are taken."""
 
 
 class Transport(Protocol):
@@ -44,6 +48,10 @@ class WebSocketTransport:
         self._url = url.replace("http", "ws", 1) + "/ws"
         self._headers, self._timeout_s = headers, timeout_s
         self._socket: ClientConnection | None = None
+
+    def wait_at_most(self, timeout_s: float) -> None:
+        """Changes how long to wait."""
+        self._timeout_s = timeout_s
 
     async def reset(self, options: dict[str, Any]) -> dict[str, Any]:
         """Begins an episode."""
@@ -77,6 +85,9 @@ class WebSocketTransport:
             await self._abandon()
             raise ConnectionLost(f"{self._url}: {str(error) or type(error).__name__}") from None
         if reply["type"] == "error":
+            if reply["data"]["code"] == _AT_CAPACITY:
+                await self._abandon()
+                raise NoWebSocket(reply["data"]["message"])
             raise ServerError(reply["data"]["message"], reply["data"]["code"])
         return reply["data"]
 
@@ -129,7 +140,8 @@ async def request(http: httpx.AsyncClient, method: str, path: str, **options: An
     """The JSON of an answer.
 
     Raises:
-      ServerError: a status of 400 or more. ConnectionLost: no answer.
+      ServerError: a status of 400 or more. ConnectionLost: no answer. TryLater: too many requests,
+        or a proxy that finds no server.
     """
     try:
         answer = await http.request(method, path, **options)
@@ -139,7 +151,18 @@ async def request(http: httpx.AsyncClient, method: str, path: str, **options: An
         body = answer.json()
     except ValueError:
         body = None
-    if answer.status_code >= 400:
-        text = body.get("error") if isinstance(body, dict) else None
-        raise ServerError(text or f"status {answer.status_code}", answer.status_code)
-    return body
+    status = answer.status_code
+    if status < 400:
+        return body
+    said = body.get("error") if isinstance(body, dict) and "detail" in body else None
+    text = said or f"status {status}"
+    wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
+    # The server's own come with a sentence, and waiting helps only where it says so.
+    if status == 429 or (status in _NOBODY and (said is None or wait_s is not None)):
+        raise TryLater(f"{http.base_url}: {text}", wait_s, undone=status in _BUSY)
+    raise ServerError(text, status)
+
+
+def _retry_after_s(text: str) -> float | None:
+    """Of the header; a date in it is left for the caller's own waiting."""
+    return float(text) if text.isdecimal() else None

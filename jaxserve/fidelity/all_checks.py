@@ -9,21 +9,34 @@ from pathlib import Path
 
 from rich.table import Table
 
+from jaxserve.fidelity.all_reduce import all_reduce_fidelity
 from jaxserve.fidelity.fast_vs_reference import fast_vs_reference
 from jaxserve.fidelity.kernels import kernel_fidelity
 from jaxserve.fidelity.policies import policy_transfer
+from jaxserve.fidelity.prefix_reuse import prefix_fidelity
+from jaxserve.fidelity.prefix_runs import prefix_run_fidelity
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.fidelity.served import served_fidelity
 from jaxserve.fidelity.silicon import silicon_fidelity
 from jaxserve.fidelity.vidur import vidur_fidelity
+from jaxserve.fidelity.vllm_expert_run import vllm_expert_fidelity
 from jaxserve.fidelity.vllm_run import vllm_fidelity
+from jaxserve.fidelity.vllm_run_fast import vllm_fast_fidelity
 from jaxserve.fidelity.vllm_scheduler import scheduler_agreement
+from jaxserve.fidelity.wide_scenarios import wide_fidelity
 from jaxserve.show.style import BLUE, RED
 
 MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "cost model against kernels": kernel_fidelity,
+    "cost model against all-reduce": all_reduce_fidelity,
     "cost model against silicon": silicon_fidelity,
+    "cost model against servers": served_fidelity,
     "reference against Vidur": vidur_fidelity,
     "reference against vLLM": vllm_fidelity,
+    "fast simulator against vLLM": vllm_fast_fidelity,
+    "reference against vLLM with experts": vllm_expert_fidelity,
+    "prefix reuse": prefix_fidelity,
+    "reference against vLLM with shared prefixes": prefix_run_fidelity,
 }
 """Checks against measured data, by name; each takes the directory of the data."""
 
@@ -54,7 +67,7 @@ def run_checks(
     rows += scheduler_agreement()
     if progress:
         progress("fast simulator against reference")
-    rows += fast_vs_reference()
+    rows += fast_vs_reference() + wide_fidelity()
     if progress:
         progress("policies in both simulators")
     return rows + policy_transfer(), skipped

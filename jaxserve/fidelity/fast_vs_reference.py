@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def compare(
     for traffic in dict.fromkeys(scenario.traffic for scenario in scenarios):
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.traffic == traffic]
         env = environment(traffic)
-        timer = table_timer(traffic.task)
+        timer = table_timer(traffic.load())
         actions = [make_action(**scenarios[i].knobs) for i in chosen]
         rates_rps = [
             scenarios[i].load * capacity_rps
@@ -142,10 +142,19 @@ def compare(
     ]
 
 
-def fidelity_rows(comparisons: Sequence[SimulatorComparison]) -> list[FidelityRow]:
-    """One row per quantity: the mean absolute error, for TTFT the median one."""
+def fidelity_rows(
+    comparisons: Sequence[SimulatorComparison],
+    bars: Mapping[str, tuple[float, str]] = BARS,
+    check: str = "fast vs reference",
+) -> list[FidelityRow]:
+    """One row per quantity: the mean absolute error, for TTFT the median one.
+
+    Args:
+      bars: as ``BARS``.
+      check: what the rows are called.
+    """
     rows = []
-    for name, (bar, unit) in BARS.items():
+    for name, (bar, unit) in bars.items():
         signed = np.array([comparison.errors()[name] for comparison in comparisons])
         errors = np.abs(signed)
         worst = int(errors.argmax())
@@ -158,9 +167,7 @@ def fidelity_rows(comparisons: Sequence[SimulatorComparison]) -> list[FidelityRo
         measured = float(np.median(errors) if middle else errors.mean())
         kind = "median" if middle else "mean"
         rows.append(
-            FidelityRow.within(
-                f"fast vs reference: {name}", measured, bar, f"{unit} ({kind})", detail
-            )
+            FidelityRow.within(f"{check}: {name}", measured, bar, f"{unit} ({kind})", detail)
         )
     return rows
 

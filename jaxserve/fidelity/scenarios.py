@@ -22,7 +22,7 @@ from jaxserve.sim.traffic.traces import load_trace
 from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.replay import recorded_counts, trace_path
-from jaxserve.tasks.spec import CLASS_COUNT, load_task
+from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
 
 LOADS = (0.3, 0.6, 0.9, 1.2)
 
@@ -33,6 +33,12 @@ class Traffic:
 
     task: str
     regime: int | None = None
+    spec: TaskSpec | None = field(default=None, compare=False)
+    """what ``task`` names, where it is not a built-in task."""
+
+    def load(self) -> TaskSpec:
+        """The task."""
+        return load_task(self.task) if self.spec is None else self.spec
 
     @property
     def name(self) -> str:
@@ -89,7 +95,7 @@ def scenario_grid() -> list[Scenario]:
 
 def environment(traffic: Traffic) -> ServeEnv:
     """The task's environment under this traffic, with every knob unlocked."""
-    spec = load_task(traffic.task)
+    spec = traffic.load()
     if traffic.regime is not None:
         regime = dataclasses.replace(
             spec.regimes[traffic.regime], burst_start_per_s=0.0, cycle_amplitude=0.0

@@ -109,9 +109,12 @@ class ClientDoor:
             raise stopping()
         most = self._settings.max_requests
         if not is_look and len(self._calls) >= most:
-            raise Problem(
+            problem = Problem(
                 429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
             )
+            if not counts(path):
+                self._proxy.turned_away(path, headers, problem)
+            raise problem
         return place
 
     def _may_pass(self, headers: names.RawHeaders) -> bool:

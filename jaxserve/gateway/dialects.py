@@ -20,12 +20,15 @@ class Usage(NamedTuple):
 
     prompt: int | None = None
     output: int | None = None
+    cached: int | None = None
+    """of those of the prompt, found in a prefix cache."""
 
     def updated(self, later: Usage) -> Usage:
         """With what a later event says."""
         return Usage(
             self.prompt if later.prompt is None else later.prompt,
             self.output if later.output is None else later.output,
+            self.cached if later.cached is None else later.cached,
         )
 
 
@@ -211,7 +214,17 @@ def _usage_at(event: Mapping[str, Any], inside: str | None = None) -> Usage:
     return Usage(
         _count(usage, "prompt_tokens", "input_tokens"),
         _count(usage, "completion_tokens", "output_tokens"),
+        _cached(usage),
     )
+
+
+def _cached(usage: Mapping[str, Any]) -> int | None:
+    """Of OpenAI's chat and completions, and its responses."""
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        details = usage.get(name)
+        if isinstance(details, dict):
+            return _count(details, "cached_tokens")
+    return None
 
 
 CHAT = Dialect(

@@ -130,6 +130,15 @@ class Proxy:
             await answer.fail(problem)
         self._ledger.ended(record)
 
+    def turned_away(self, path: str, headers: names.RawHeaders, problem: Problem) -> None:
+        """Books a request for output that is refused before it is read."""
+        record = self._ledger.new_record(dialect_of(path).name)
+        record.class_name = self._ledger.classes.name(names.first(headers, names.CLASS))
+        record.status = problem.status
+        record.outcome, record.reason = outcome_of(problem.reason), problem.reason
+        self._ledger.arrived(record)
+        self._ledger.ended(record)
+
     def _default_pool(self) -> str:
         return next(name for name, pool in self._pools.items() if pool.default)
 

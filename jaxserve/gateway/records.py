@@ -11,6 +11,7 @@ from pathlib import Path
 import orjson
 
 from jaxserve.errors import InputError
+from jaxserve.gateway.dialects import Usage
 
 _LOG = logging.getLogger("jaxserve.gateway")
 
@@ -62,6 +63,8 @@ class RequestRecord:
     """as the engine counted them."""
     output_tokens: int | None = None
     """as the engine counted them."""
+    cached_tokens: int | None = None
+    """of those of the prompt, found in the engine's prefix cache; few engines say so unasked."""
     bytes_in: int = 0
     """of the request's body."""
     bytes_out: int = 0
@@ -74,6 +77,10 @@ class RequestRecord:
     """why it was not completed."""
     good: bool | None = None
     """whether it was completed inside its objectives; None where nothing was streamed."""
+
+    def count(self, usage: Usage) -> None:
+        """Notes the tokens that an engine counted."""
+        self.prompt_tokens, self.output_tokens, self.cached_tokens = usage
 
     @property
     def ttft_s(self) -> float | None:

@@ -93,7 +93,7 @@ class Relay(Way):
                     answer.events = stream.events
                     await answer.write(data)
         finally:
-            record.prompt_tokens, record.output_tokens = stream.usage
+            record.count(stream.usage)
         call.expect(write_wait, settings.write_s)
         if not answer.started:
             await answer.start(200, headers)
@@ -106,7 +106,7 @@ class Relay(Way):
         body = await join(self.chunks(response, engine), engine, settings.max_answer_bytes)
         status = response.status
         if status < 400:
-            record.prompt_tokens, record.output_tokens = _usage(self.dialect, body)
+            record.count(_usage(self.dialect, body))
         else:
             record.reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
         call.expect(write_wait, settings.write_s)

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 
 from jaxserve.gateway.app import Gateway
 from jaxserve.gateway.engines import parse_engines
-from jaxserve.gateway.protocol import limited_protocol
+from jaxserve.gateway.protocol import gateway_protocol
 from jaxserve.gateway.settings import GatewaySettings, Tokens, check_exposure
-from jaxserve.runtime.listening import CommandServer, address, listen
+from jaxserve.runtime.listening import CommandServer, address, listen, raise_file_limit
 
 _AFTER_DRAIN_S = 10.0
 """After the last request was told to end, until the process ends in any case."""
@@ -30,7 +30,7 @@ class GatewayServer(CommandServer):
         self._drain_s = settings.drain_s
         super().__init__(
             gateway,
-            http=limited_protocol(settings),
+            http=gateway_protocol(settings),
             timeout_keep_alive=max(1, round(settings.head_s)),
             timeout_graceful_shutdown=round(settings.drain_s + _AFTER_DRAIN_S),
         )
@@ -57,7 +57,8 @@ def open_gateway(
     settings.check()
     specs = parse_engines(settings.engine)
     warning = check_exposure(settings, tokens)
-    _raise_file_limit(settings)
+    # Every request has two connections.
+    raise_file_limit(settings.max_connections + settings.max_requests + _FILES_BESIDE)
     with ExitStack() as taken:
         clients = taken.enter_context(listen(settings.host, settings.port, "--port"))
         control = taken.enter_context(
@@ -93,16 +94,3 @@ def run(settings: GatewaySettings) -> None:
     # What is imported stays: looking through it for garbage would stop all streams for a while.
     gc.freeze()
     server.run(sockets=[clients, control])
-
-
-def _raise_file_limit(settings: GatewaySettings) -> None:
-    """Every request has two connections; many systems begin with 1,024 open files."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.max_connections + settings.max_requests + _FILES_BESIDE
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

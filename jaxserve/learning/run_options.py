@@ -136,7 +136,7 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
     return shlex.join([*words, "--out", "RUN"])
 
 
-_FILES = {"hardware", "table", "trace"}
+_FILES = {"hardware", "model", "table", "trace"}
 """Changes to a task that the command line can ask for."""
 
 

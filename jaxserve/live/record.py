@@ -36,6 +36,8 @@ class Recording:
     """from the first request to the last, s."""
     dropped: Mapping[str, int]
     """requests that are not in it, by reason."""
+    cached_share: float | None = None
+    """share of the prompt tokens that engines found in their prefix cache; None if none said."""
 
 
 def record(path: Path) -> Recording:
@@ -51,6 +53,7 @@ def record(path: Path) -> Recording:
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
     rows: list[tuple[float, int, int]] = []
+    told = cached = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -71,6 +74,9 @@ def record(path: Path) -> Recording:
                     dropped[reason] += 1
                 else:
                     rows.append(row)
+                    if fields.get("cached_tokens") is not None:
+                        told += row[1]
+                        cached += min(fields.whole("cached_tokens", 0, MAX_TOKENS), row[1])
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if not rows:
@@ -84,14 +90,27 @@ def record(path: Path) -> Recording:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows((f"{time - start:.6f}", prompt, output) for time, prompt, output in rows)
-    return Recording(text.getvalue().encode(), len(rows), rows[-1][0] - start, dict(dropped))
+    return Recording(
+        text.getvalue().encode(),
+        len(rows),
+        rows[-1][0] - start,
+        dict(dropped),
+        cached / told if told else None,
+    )
 
 
 def summary(recording: Recording) -> str:
     """What became of the records, in a sentence."""
     kept = f"{recording.requests} requests in {recording.duration_s:.1f} s"
     left_out = sum(recording.dropped.values())
-    return f"{kept}; {left_out} left out" + (f" ({_listed(recording.dropped)})" if left_out else "")
+    why = f" ({_listed(recording.dropped)})" if left_out else ""
+    found = ""
+    if recording.cached_share is not None:
+        found = (
+            f"; {recording.cached_share:.0%} of the prompt tokens were found in a prefix cache, "
+            "which the trace cannot replay"
+        )
+    return f"{kept}; {left_out} left out{why}{found}"
 
 
 def _row(fields: JsonObject) -> tuple[str, tuple[float, int, int]]:

@@ -59,14 +59,23 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
       InputError: another ending; a reward that is not finite.
     """
     kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
-    rows = [_row(exported(trajectory)) for trajectory in trajectories]
     if kind == ".jsonl":
-        options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
-        write_atomic(path, b"".join(orjson.dumps(row, option=options) for row in rows))
+        write_atomic(path, b"".join(map(line_of, trajectories)))
         return
+    rows = [_row(exported(trajectory)) for trajectory in trajectories]
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.Table.from_pylist([_typed(row) for row in rows], _SCHEMA), sink)
     write_atomic(path, sink.getvalue().to_pybytes())
+
+
+def line_of(trajectory: Trajectory) -> bytes:
+    """The line of a trajectory in JSON lines.
+
+    Raises:
+      InputError: a reward that is not finite.
+    """
+    options = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
+    return orjson.dumps(_row(exported(trajectory)), option=options)
 
 
 def read_trajectories(path: Path | str) -> list[Trajectory]:

@@ -1,62 +1,67 @@
-"""How the agent of a task is started: by the user's own command."""
+"""The agent of a task: which preset starts it, as what model, with which tools."""
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from jaxserve.checks import JsonObject, one_of, refuse
+from jaxserve.errors import InputError
+from jaxserve.rollouts.presets import Launch, Preset, load_preset, preset_names, shell_preset
 
-INSTRUCTION = "{{INSTRUCTION}}"
-_WHOLE = re.compile(r"(--?[A-Za-z0-9][\w-]*=)?\{\{INSTRUCTION\}\}")
+SHELL = "shell"
+_FIELDS = ("preset", "command", "model", "mcp_servers")
 
 
 @dataclass(frozen=True)
-class Shell:
-    """The user's own command."""
+class Agent:
+    """An agent that a task asks for."""
 
-    argv: tuple[str, ...]
-    """with ``{{INSTRUCTION}}`` in the place of an argument, or after ``--name=``."""
+    preset: Preset
+    """how it is started."""
+    model: str = "default"
+    """its name for the model."""
+    mcp_servers: Mapping[str, str] = field(default_factory=dict)
+    """addresses of tools, by name."""
 
-    def command(self, instruction: str) -> tuple[str, ...]:
-        """Program and arguments. The instruction is one of them, or a part of one, whatever it
-        contains."""
-        return tuple(each.replace(INSTRUCTION, instruction) for each in self.argv)
+    def launch(self, instruction: str, gateway: str, key: str, folder: Path) -> Launch:
+        """What starts it.
+
+        Args:
+          instruction: what it is told.
+          gateway: address, without ``/v1``.
+          key: of its session there.
+          folder: its home.
+
+        Raises:
+          InputError: a value cannot be handed over.
+        """
+        servers = self.mcp_servers or None
+        return self.preset.command(instruction, self.model, gateway, key, folder, servers)
 
 
-def parse_shell(given: Any) -> Shell:
-    """A command as a text, split as a shell would and read by none, or as a list of arguments.
+def parse_agent(given: object) -> Agent:
+    """The agent of a submission: ``preset`` with a name, or ``command`` of one's own.
 
     Raises:
-      InputError: it is neither, or the instruction would be read as code.
+      InputError: there is no such preset, or a field is wrong.
     """
-    name = "agent: command"
+    asked = JsonObject(given, "agent", _FIELDS)
+    name = one_of("agent: preset", asked.get("preset", SHELL), preset_names())
+    if (name == SHELL) != ("command" in asked):
+        needed = "there for" if name == SHELL else "left out of"
+        refuse("agent: command", asked.get("command"), f"{needed} the preset {name}")
+    servers = asked.inside("mcp_servers") if "mcp_servers" in asked else {}
+    if not all(isinstance(url, str) for url in servers.values()):
+        refuse("agent: mcp_servers", dict(servers), "addresses by name")
     try:
-        argv: Sequence[Any] = shlex.split(given) if isinstance(given, str) else given
-    except ValueError as error:
-        refuse(name, given, f"a command line ({error})")
-    if not isinstance(argv, list) or not argv or not all(isinstance(each, str) for each in argv):
-        refuse(name, given, "a text, or a list of texts, with a program first")
-    for before, each in zip(["", *argv], argv, strict=False):
-        if "\0" in each:
-            refuse(name, each, "without NUL")
-        if INSTRUCTION in each and (before == "-c" or not _WHOLE.fullmatch(each) or not before):
-            refuse(
-                name,
-                each,
-                f"an argument that is {INSTRUCTION}, or --name={INSTRUCTION}, and no program of -c",
-            )
-    return Shell(tuple(argv))
-
-
-def parse_agent(given: JsonObject) -> Shell:
-    """The agent of a submission.
-
-    Raises:
-      InputError: there is no such preset, or its fields are wrong.
-    """
-    one_of("agent: preset", given.get("preset", "shell"), ("shell",))
-    return parse_shell(given.get("command"))
+        agent = Agent(
+            preset=shell_preset(asked["command"]) if name == SHELL else load_preset(name),
+            model=asked.text("model") if "model" in asked else "default",
+            mcp_servers=servers,
+        )
+        agent.launch("try", "http://127.0.0.1", "key", Path("/"))  # what is wrong is said at once
+    except InputError as error:
+        raise InputError(f"agent: {str(error).removeprefix('agent: ')}") from None
+    return agent

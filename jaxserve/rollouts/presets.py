@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from jaxserve.errors import InputError
 DIALECTS = ("chat", "messages", "responses", "google", "any")
 _PLACEHOLDER = re.compile(r"\{(instruction|model|base_url|key|folder)\}")
 _SHELL_INSTRUCTION = "{{INSTRUCTION}}"
+_WHOLE = re.compile(r"(--?[A-Za-z0-9][\w-]*=)?\{\{INSTRUCTION\}\}")
 _LONGEST_BYTES = 131_000
 """Linux gives one argument or variable at most 131,072 bytes, its name and end included."""
 
@@ -93,7 +95,9 @@ class Preset:
     mcp: McpServers | None = None
     """None where it knows no MCP."""
     tried: tuple[Trial, ...] = field(default=())
-    """versions that were run."""
+    """versions that were run, as ``scripts/try_presets.py`` saw them."""
+    note: str = ""
+    """why it is started as it is."""
 
     def command(
         self,
@@ -169,26 +173,68 @@ def load_preset(name: str) -> Preset:
         setup=tuple(map(tuple, data.get("setup", ()))),
         mcp=None if mcp is None else McpServers(mcp["file"], tuple(mcp["at"]), mcp["server"]),
         tried=tuple(Trial(**trial) for trial in data.get("tried", ())),
+        note=data.get("note", ""),
     )
 
 
-def shell_preset(command: str) -> Preset:
-    """A command of one's own, run by ``/bin/sh``.
+def shell_preset(command: str | Sequence[str]) -> Preset:
+    """A command of one's own.
 
-    ``{{INSTRUCTION}}`` in it becomes ``"$INSTRUCTION"``: the instruction is the value of a variable
-    and never a part of what the shell reads as a command.
+    A text is run by ``/bin/sh``: ``{{INSTRUCTION}}`` in it becomes ``"$INSTRUCTION"``, so that the
+    instruction is the value of a variable and never a part of what the shell reads as a command. A
+    list is program and arguments, which no shell reads; ``{{INSTRUCTION}}`` is one of them, or what
+    follows ``--name=``.
 
     Raises:
-      InputError: the command is empty, or has a byte 0.
+      InputError: the command is empty, has a byte 0, or would run the instruction.
     """
-    if not command.strip() or "\0" in command:
-        checks.refuse("command", command, "a text without a byte 0")
+    texts = [command] if isinstance(command, str) else list(command)
+    if not texts or not all(isinstance(text, str) and "\0" not in text for text in texts):
+        checks.refuse("command", command, "a text, or a list of texts, without a byte 0")
+    if not texts[0].strip():
+        checks.refuse("command", command, "a text, or a list of texts, with a program first")
     base = load_preset("shell")
-    command = command.replace(_SHELL_INSTRUCTION, '"$INSTRUCTION"')
-    return replace(base, argv=(*base.argv, _escaped(command)))
+    if isinstance(command, str):
+        _refuse_code(_words(command))
+        argv = (*base.argv, _escaped(command.replace(_SHELL_INSTRUCTION, '"$INSTRUCTION"')))
+    else:
+        _refuse_code(texts)
+        argv = tuple(_argument(text) for text in texts)
+    return replace(base, argv=argv)
 
 
 _FIELDS = frozenset(Preset.__dataclass_fields__) - {"name"}
+
+
+def _words(command: str) -> list[str]:
+    """What a shell would take for words, quotes included; none where no instruction is in them."""
+    if _SHELL_INSTRUCTION not in command:
+        return []
+    lexer = shlex.shlex(command, posix=False, punctuation_chars=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError as error:
+        checks.refuse("command", command, f"a command line ({error})")
+
+
+def _refuse_code(words: Sequence[str]) -> None:
+    """Refuses an instruction that a shell, or whatever takes ``-c``, would read as code."""
+    for before, word in zip(["", *words], words, strict=False):
+        if _SHELL_INSTRUCTION in word and (re.fullmatch(r"-\w*c", before) or "eval" in words):
+            checks.refuse(
+                "command", word, f"one in which {_SHELL_INSTRUCTION} is no program of -c or eval"
+            )
+
+
+def _argument(text: str) -> str:
+    """A template of one argument."""
+    if _SHELL_INSTRUCTION not in text:
+        return _escaped(text)
+    if not _WHOLE.fullmatch(text):
+        allowed = f"an argument that is {_SHELL_INSTRUCTION}, or --name={_SHELL_INSTRUCTION}"
+        checks.refuse("command", text, allowed)
+    return text.replace(_SHELL_INSTRUCTION, "{instruction}")
 
 
 def _escaped(text: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ async def run_process(
     variables: Mapping[str, str],
     output: Path,
     limits: Limits,
+    given: bytes = b"",
 ) -> Ended:
     """Runs a command to its end. When the caller is cancelled, the group is killed.
 
@@ -63,6 +65,7 @@ async def run_process(
       variables: its whole environment.
       output: file to which what it prints is added.
       limits: what it may use.
+      given: what it reads; its standard input ends after that.
     """
     if limits.budget_s <= 0:
         return Ended(-signal.SIGTERM, timed_out=True)
@@ -72,15 +75,19 @@ async def run_process(
     reader: asyncio.Task[int] | None = None
     try:
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                cwd=folder,
-                env=dict(variables),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                process_group=guard.pid,
-            )
+            # A file, so that nobody has to feed it.
+            with tempfile.TemporaryFile() as file:
+                file.write(given)
+                file.seek(0)
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    cwd=folder,
+                    env=dict(variables),
+                    stdin=file,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.STDOUT,
+                    process_group=guard.pid,
+                )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             return Ended(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")

@@ -35,8 +35,10 @@ def connect(
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
                 raise sqlite3.DatabaseError(state)
-        connection.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
-        connection.execute(f"PRAGMA user_version = {version}")
+        # The version is written last: where it is, all is, and a full disk can still be read.
+        if found != version:
+            connection.executescript(f"BEGIN IMMEDIATE; {schema} COMMIT;")
+            connection.execute(f"PRAGMA user_version = {version}")
     except BaseException:
         connection.close()
         raise

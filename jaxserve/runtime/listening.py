@@ -35,6 +35,18 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def raise_file_limit(wanted: int) -> None:
+    """Lets this process open so many files, as far as it may; many systems begin with 1,024."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+
+
 class CommandServer(uvicorn.Server):
     """Serves an application on open sockets: no log of its own, and an end by a signal succeeds."""
 

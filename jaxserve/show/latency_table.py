@@ -8,7 +8,7 @@ from rich.table import Table
 
 from jaxserve import checks
 from jaxserve.sim.table.file import LOAD_TEST_COLUMNS, PRIMITIVE_COLUMNS, TableFile
-from jaxserve.sim.table.grid import AXES, PROMPT_LENGTHS, axis_columns
+from jaxserve.sim.table.grid import AXES, PROMPT_LENGTHS, axis_columns, grid_axes
 
 _LISTED = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS)
 _HEADINGS = {
@@ -38,15 +38,16 @@ def pick_rows(file: TableFile, filters: Mapping[str, float]) -> list[dict[str, f
     Raises:
       InputError: not an axis, or a value that is not on the grid.
     """
-    axes = axis_columns()
+    axes, allowed = axis_columns(file.buckets), grid_axes(file.buckets)
+    lengths = PROMPT_LENGTHS[: file.buckets]
     picked = np.ones(len(axes["batch_size"]), bool)
     for name, value in filters.items():
         if name == "prompt_len":
-            _check_on_axis(name, value, PROMPT_LENGTHS)
-            name, value = "prompt_len_bucket", PROMPT_LENGTHS.index(int(value))
+            _check_on_axis(name, value, lengths)
+            name, value = "prompt_len_bucket", lengths.index(int(value))
         if name not in AXES:
             checks.refuse("filter", name, f"one of {', '.join(AXES)}, prompt_len")
-        _check_on_axis(name, value, AXES[name])
+        _check_on_axis(name, value, allowed[name])
         picked &= np.isclose(axes[name], value)
     columns = axes | {name: values.ravel() for name, values in file.columns.items()}
     return [{name: float(columns[name][row]) for name in _LISTED} for row in picked.nonzero()[0]]

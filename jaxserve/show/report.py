@@ -153,7 +153,7 @@ def fit_report_table(report: FitReport) -> Table:
             f"{percent(report.held_out_tpot_error)} (before the fit "
             f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
             f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
-            f"{100.0 * error:+.1f} %"
+            f"{100.0 * error:+.1f} %; {_beyond(report)}"
         ),
     )
     table.add_column("time spent on", no_wrap=True)
@@ -164,6 +164,16 @@ def fit_report_table(report: FitReport) -> Table:
         known = f"{100.0 * constant.known:.0f} %"
         table.add_row(constant.name, f"{constant.factor:.2f}{limit}", known)
     return table
+
+
+def _beyond(report: FitReport) -> str:
+    """How the fit extrapolates, from rows that it was not shown."""
+    parts = [
+        f"from {each.largest_left:g} to {each.largest:g} {each.axis} {100 * each.tpot_error:.1f} % "
+        f"(worst {100 * each.worst_error:+.1f} %)"
+        for each in report.beyond
+    ]
+    return f"mean TPOT error beyond the rows of a fit: {', '.join(parts) or 'not known'}"
 
 
 def training_table(result: TrainingResult, setup: TaskSetup) -> Table:

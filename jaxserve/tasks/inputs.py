@@ -20,6 +20,7 @@ from jaxserve.tasks.spec import TaskSpec
 def task_inputs(
     spec: TaskSpec,
     hardware: str | None = None,
+    model: str | None = None,
     table: str | Path | None = None,
     trace: str | Path | None = None,
 ) -> dict[str, Any]:
@@ -28,20 +29,21 @@ def task_inputs(
     Where a file lies is no part of it: a copy is the same input.
 
     Args:
-      hardware, table, trace: as in ``jaxserve.make``; the task's own where None.
+      hardware, model, table, trace: as in ``jaxserve.make``; the task's own where None.
 
     Raises:
       InputError: a file is unknown or unreadable.
     """
     gpu = load_gpu(spec.hardware if hardware is None else hardware)
-    file = read_table_file(f"{spec.model}__{gpu.name}" if table is None else table)
+    llm = load_model(spec.model if model is None else model)
+    file = read_table_file(f"{llm.name}__{gpu.name}" if table is None else table)
     recorded = spec.trace if trace is None else trace
     return {
         "task": spec.name,
         "task_version": spec.version,
         "task_digest": spec.digest,
         "hardware": f"{gpu.name} {_digest(repr(gpu).encode())}",
-        "model": f"{spec.model} {_digest(repr(load_model(spec.model)).encode())}",
+        "model": f"{llm.name} {_digest(repr(llm).encode())}",
         "table": _table_digest(file),
         "trace": None if recorded is None else _trace_digest(recorded),
     }

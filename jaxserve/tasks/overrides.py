@@ -16,6 +16,7 @@ from jaxserve.tasks.spec import (
     parse_deployment,
     parse_objective,
     parse_open_knobs,
+    parse_output_ages,
 )
 
 _OVERRIDES = (
@@ -24,6 +25,7 @@ _OVERRIDES = (
     "knobs",
     "deployment",
     "objective",
+    "output_ages",
     "rate_scale",
     "burst_scale",
 )
@@ -35,8 +37,9 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> Ta
     Args:
       overrides: any of ``horizon`` (windows), ``randomisation`` (half-width of the log-uniform
         hardware slowness), ``knobs`` (names the agent may turn), ``deployment`` (fields of
-        DeploymentSettings), ``objective`` (fields of Objective), ``rate_scale`` (multiplies every
-        arrival rate) and ``burst_scale`` (multiplies the part of every burst above 1).
+        DeploymentSettings), ``objective`` (fields of Objective), ``output_ages`` (see TaskSpec),
+        ``rate_scale`` (multiplies every arrival rate) and ``burst_scale`` (multiplies the part of
+        every burst above 1).
       recorded: whether the traffic is a recorded trace, which the last two cannot scale.
 
     Raises:
@@ -48,6 +51,8 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> Ta
         changes["horizon"] = given.whole("horizon", 1, MAX_HORIZON)
     if "randomisation" in given:
         changes["randomisation"] = given.number("randomisation", 0, MAX_RANDOMISATION)
+    if "output_ages" in given:
+        changes["output_ages"] = parse_output_ages(given)
     if "knobs" in given:
         names = given["knobs"]
         if not isinstance(names, list | tuple):

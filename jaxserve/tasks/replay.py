@@ -12,9 +12,15 @@ from numpy.typing import NDArray
 
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.deployment import Deployment
+from jaxserve.sim.traffic.reuse import cached_tokens
+from jaxserve.sim.traffic.reuse_table import ReuseTable, reuse_table
 from jaxserve.sim.traffic.trace_classes import prompt_edges, split_classes, to_class_counts
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
+
+TRACE_AGES = 8
+"""Bins of age in which the fast simulator counts running sequences of a user's own trace."""
 
 
 def trace_path(name: str | Path) -> Path:
@@ -25,6 +31,8 @@ def trace_path(name: str | Path) -> Path:
 
 def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.float32]]:
     """The task with its one stream split into the trace's length classes.
+
+    Requests that are too long for a latency table are shortened, see ``Trace.within_table``.
 
     Returns:
       the task, and the arrivals per window, tick and class, float32[W, K, CLASS_COUNT].
@@ -45,6 +53,7 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
             f"{needed_s:.0f} s, or a smaller horizon in a task file of your own, which `jaxserve "
             f"tasks {spec.name} > my_task.json` begins (in Python: in overrides)"
         )
+    trace = trace.within_table()
     edges = prompt_edges(trace, CLASS_COUNT)
     classes = split_classes(trace, edges)
     counts = recorded_counts(trace, edges, spec.window_s, spec.ticks)
@@ -60,6 +69,37 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
         mix={stream.name: item.share for stream, item in zip(streams, classes, strict=True)},
     )
     return dataclasses.replace(spec, streams=streams, regimes=(regime,)), counts
+
+
+def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
+    """What the classes of ``replay_spec`` find in a prefix cache; None where the trace does not
+    tell its prompts' blocks apart."""
+    if trace.blocks is None:
+        return None
+    trace = trace.within_table()
+    return reuse_table(trace, prompt_edges(trace, CLASS_COUNT), num_gpus, CLASS_COUNT)
+
+
+def reuse_note(trace: Trace, deployment: Deployment) -> str | None:
+    """How much of the trace's prompts a prefix cache spares, in one sentence; None where the file
+    does not tell."""
+    if trace.repeated_share is None:
+        return None
+    known = (
+        f"{trace.repeated_share:.0%} of the trace's prompt tokens are in blocks (hash_ids) that it "
+        "had before"
+    )
+    pool = float(np.asarray(deployment.kv_pool_tokens)[0, 0])
+    gpus = round(float(deployment.num_gpus))
+    found = cached_tokens(trace, np.array([pool], np.float32), gpus)
+    share = found.sum() / trace.prompt_tokens[: len(found)].sum(dtype=np.int64)
+    where = f"{gpus} x {pool:,.0f}" if gpus > 1 else f"{pool:,.0f}"
+    if not deployment.prefix_caching:
+        return (
+            f"{known}; they are prefilled again, because the deployment's prefix_caching is off "
+            f"(a cache of {where} tokens would find {share:.1%})"
+        )
+    return f"{known}; the prefix cache of {where} tokens finds {share:.1%}"
 
 
 def recorded_counts(

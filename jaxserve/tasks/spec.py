@@ -16,10 +16,13 @@ from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.acceptance import profile_names
 from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
+from jaxserve.sim.machine.stack import Stack
 from jaxserve.sim.traffic import lengths
 from jaxserve.sim.traffic.lengths import LengthDistribution
+from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.reward import MAX_WEIGHT
+from jaxserve.types import LONGEST_TOKENS
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""
@@ -28,6 +31,7 @@ REGIME_COUNT = 4
 SPEC_VERSION = 1
 MAX_HORIZON = 100_000
 MAX_RANDOMISATION = 0.5
+LEAST_OUTPUT_AGES, MAX_OUTPUT_AGES = 8, 128
 _FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
 
@@ -113,6 +117,9 @@ class TaskSpec:
     horizon: int = 200
     window_s: float = 1.0
     ticks: int = 8
+    output_ages: int = MEMORYLESS
+    """bins of age in which the fast simulator counts running sequences; 1 makes outputs memoryless,
+    which is faster."""
     cycle_period_s: float = 60.0
     randomisation: float = 0.0
     trace: str | None = None
@@ -207,6 +214,7 @@ def parse_task(data: Any, name: str) -> TaskSpec:
         horizon=top.whole("horizon", 1, MAX_HORIZON, TaskSpec.horizon),
         window_s=top.number("window_s", 0.1, 60, TaskSpec.window_s),
         ticks=top.whole("ticks", 1, 64, TaskSpec.ticks),
+        output_ages=parse_output_ages(top),
         cycle_period_s=top.number("cycle_period_s", 1, 1e6, TaskSpec.cycle_period_s),
         randomisation=top.number("randomisation", 0, MAX_RANDOMISATION, TaskSpec.randomisation),
         trace=top.text("trace") if "trace" in top else None,
@@ -225,16 +233,29 @@ def parse_open_knobs(names: Sequence[Any], where: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def parse_output_ages(item: JsonObject) -> int:
+    """Bins of age, 1 where they are left out."""
+    ages = item.whole("output_ages", MEMORYLESS, MAX_OUTPUT_AGES, MEMORYLESS)
+    if MEMORYLESS < ages < LEAST_OUTPUT_AGES:
+        allowed = f"{MEMORYLESS} or from {LEAST_OUTPUT_AGES} to {MAX_OUTPUT_AGES}"
+        refuse(item.name("output_ages"), ages, allowed)
+    return ages
+
+
 def parse_deployment(data: Any, where: str) -> DeploymentSettings:
     """Fields of DeploymentSettings; those left out keep their default."""
     item = JsonObject(data, where, _field_names(DeploymentSettings))
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for known in dataclasses.fields(DeploymentSettings):
-        if known.name in item:
+        if known.name == "prefix_caching":
+            values[known.name] = known.name in item and item.flag(known.name)
+        elif known.name == "stack" and known.name in item:
+            values[known.name] = Stack.from_dict(item[known.name], item.name(known.name))
+        elif known.name in item:
             low, high = _DEPLOYMENT_RANGES[known.name]
             check = item.whole if isinstance(low, int) else item.number
             values[known.name] = check(known.name, low, high)
-    return DeploymentSettings(**values)  # pyright: ignore[reportArgumentType]
+    return DeploymentSettings(**values)
 
 
 def parse_objective(data: Any, where: str) -> Objective:
@@ -272,10 +293,15 @@ def _read(path: Path) -> Any:
 
 def _stream(data: Any, where: str) -> Stream:
     item = JsonObject(data, where, _field_names(Stream))
+    prompt, output = (_lengths(item.inside(name)) for name in ("prompt", "output"))
+    longest = prompt.quantiles[-1] + output.quantiles[-1]
+    if longest > LONGEST_TOKENS:
+        allowed = f"at most {LONGEST_TOKENS}, the longest context of a latency table"
+        refuse(f"{where}: longest prompt with longest output, tokens", f"{longest:.0f}", allowed)
     return Stream(
         name=item.text("name"),
-        prompt=_lengths(item.inside("prompt")),
-        output=_lengths(item.inside("output")),
+        prompt=prompt,
+        output=output,
         acceptance=item.one_of("acceptance", profile_names()),
         ttft_slo_s=item.number("ttft_slo_s", 1e-3, 1e3),
         tpot_slo_s=item.number("tpot_slo_s", 1e-4, 1e2),

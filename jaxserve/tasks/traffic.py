@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.traffic.output_ages import output_ages
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses
 from jaxserve.tasks.spec import CLASS_COUNT, REGIME_COUNT, TaskSpec
 
@@ -39,6 +40,7 @@ def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
         tokens_per_step=jnp.asarray(np.stack(profiles), jnp.float32),
         prompt_quantiles=jnp.asarray(prompt_table, jnp.float32),
         output_quantiles=jnp.asarray(output_table, jnp.float32),
+        output_ages=output_ages(output_table, spec.output_ages),
     )
     return classes, owner
 
@@ -93,6 +95,17 @@ def expected_traffic(regimes: Regimes, window_s: float) -> tuple[float, np.ndarr
     by_class = np.sum((dwell * rate)[:, None] * np.asarray(regimes.class_mix), axis=0)
     total = float(np.sum(dwell * rate))
     return total / float(np.sum(dwell)), by_class / total
+
+
+def longest_mean_tokens(classes: TrafficClasses) -> float:
+    """Longest prompt or context, in the mean, that the simulator asks times of, tokens.
+
+    Of prompts it is the mean by tokens, of contexts that of sequences that run.
+    """
+    prompt = np.asarray(classes.prompt_tokens)
+    by_tokens = prompt * (1.0 + np.asarray(classes.prompt_spread) ** 2)
+    context = prompt + np.asarray(classes.output_tokens * classes.output_growth)
+    return float(np.maximum(by_tokens, context).max())
 
 
 def _table_mean(table: np.ndarray) -> jnp.ndarray:

@@ -35,4 +35,5 @@ def _row(preset: Preset) -> list[str]:
         seen = unseen if preset.package else of_ones_own
     dialect = f"{preset.dialect}{streams if preset.dialect != 'any' else ''}"
     package = code(preset.package) if preset.package else ""
+    seen = f"{seen} {preset.note}".rstrip()
     return [code(preset.name), preset.title, package, dialect, versions, seen]

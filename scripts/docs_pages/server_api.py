@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from docs_pages.markdown import code, table
@@ -16,7 +17,12 @@ _INTRODUCTION = """\
 
 What a running server describes at `/openapi.json`. [Server](server.md) explains how the routes are
 meant and what errors look like, and has the WebSocket routes, which are not part of OpenAPI.
+
+Every error is a `Problem`. All routes but `/health` can answer 401, 422, 429 and 500, and those
+that change something 403, 408 and 413 as well; what else a route can answer stands with it.
 """
+_OF_ALL = {"401", "403", "408", "413", "422", "429", "500"}
+"""Statuses that the introduction names."""
 
 
 class _NothingCompiled:
@@ -37,7 +43,9 @@ def server_api_page() -> str:
     parts = [_INTRODUCTION]
     for tag, routes in by_tag.items():
         parts += [f"## {tag}\n", *routes]
-    parts += ["## Types\n", *(_type(name, bodies[name]) for name in ("ServeAction", "ServeState"))]
+    named = dict.fromkeys(re.findall(r"#/components/schemas/(\w+)", json.dumps(schema["paths"])))
+    names = _with_parts([name for name in named if not name.endswith("Body")], bodies)
+    parts += ["## Types\n", *(_type(name, bodies[name]) for name in names)]
     return "\n".join(parts)
 
 
@@ -59,15 +67,35 @@ def _route(title: str, operation: dict[str, Any], bodies: dict[str, Any]) -> str
         rows += [[field, "body", kind, about] for field, kind, about in _fields(bodies[name])]
     if rows:
         lines += [table(["name", "in", "type", "what it is"], rows), ""]
+    lines += [_answers(operation["responses"]), ""]
     return "\n".join(lines)
+
+
+def _answers(responses: dict[str, Any]) -> str:
+    """One line: what comes back, and which errors are the route's own."""
+    said = responses["200"].get("content", {}).get("application/json", {}).get("schema", {})
+    errors = [
+        f"{status} ({answer['description']})"
+        for status, answer in sorted(responses.items())
+        if status not in _OF_ALL | {"200"}
+    ]
+    return f"Answers {_kind(said)}" + (f"; or {', '.join(errors)}." if errors else ".")
+
+
+def _with_parts(names: list[str], bodies: dict[str, Any]) -> list[str]:
+    """These types and those that they are made of, each once."""
+    found = list(names)
+    for name in found:
+        inside = re.findall(r"#/components/schemas/(\w+)", json.dumps(bodies[name]))
+        found += [part for part in dict.fromkeys(inside) if part not in found]
+    return found
 
 
 def _type(name: str, schema: dict[str, Any]) -> str:
     rows = [list(row) for row in _fields(schema)]
     about = [line.replace("``", "`") for line in schema.get("description", "").splitlines()[:1]]
-    return "\n".join(
-        [f"### `{name}`", "", *about, "", table(["field", "type", "what it is"], rows), ""]
-    )
+    fields = [table(["field", "type", "what it is"], rows), ""] if rows else []
+    return "\n".join([f"### `{name}`", "", *about, "", *fields])
 
 
 def _fields(schema: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -105,12 +105,11 @@ def _deployment(spec: TaskSpec) -> str:
     settings = dataclasses.asdict(spec.deployment)
     file = read_table_file(f"{spec.model}__{spec.hardware}")
     settings["token_budget"] = settings["token_budget"] or file.metadata.token_budget
-    if settings["kv_pool_tokens"] is None:
-        del settings["kv_pool_tokens"]
+    numbers = {name: value for name, value in settings.items() if value}
     rows = [
         ["model", spec.model],
         ["GPU", spec.hardware],
-        *([code(name), number(value)] for name, value in settings.items()),
+        *([code(name), number(value)] for name, value in numbers.items()),
         ["windows in an episode", number(spec.horizon)],
         ["window", f"{number(spec.window_s)} s, {spec.ticks} scheduler ticks"],
     ]

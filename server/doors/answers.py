@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import Any
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
@@ -19,14 +20,23 @@ from server.wire.sentences import sentence, unreadable
 _LOG = logging.getLogger("jaxserve.server")
 
 
-class Answer(Response):
+class Answer(JSONResponse):
     """A JSON body."""
 
-    media_type = "application/json"
-
     def render(self, content: Any) -> bytes:
-        """Faster than the standard library; NaN, which nothing here produces, would be null."""
+        """See ``to_json``."""
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """Faster than the standard library; NaN, which nothing here produces, would be null.
+
+    A client's own numbers, such as the id of a call, may be larger than the fast way can write.
+    """
+    try:
         return orjson.dumps(content)
+    except orjson.JSONEncodeError:
+        return json.dumps(content, allow_nan=False).encode()
 
 
 def problem(status: int, text: str, **more: Any) -> Answer:

@@ -34,10 +34,6 @@ class RequireToken:
         given = _given_token(Headers(scope=scope).get("authorization", ""))
         if given is not None and secrets.compare_digest(given, self._token):
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            # Before the handshake is accepted this is an answer with status 403.
-            await send({"type": "websocket.close", "code": 1008})
         else:
             answer = problem(401, "this server asks for a token: Authorization: Bearer TOKEN")
             answer.headers["WWW-Authenticate"] = 'Basic realm="jaxserve", charset="UTF-8"'

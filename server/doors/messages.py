@@ -6,17 +6,20 @@ with a paragraph, and closes the connection on a message that is no JSON object.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
-import orjson
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
-from server.doors.answers import Answer
+from server.doors.answers import Answer, to_json
+from server.doors.description import says
+from server.doors.model_context import ModelContext
+from server.wire.answers import CallAnswer
 from server.wire.schemas import Body, ServeAction
 from server.wire.sentences import checked, read_object
 
@@ -25,17 +28,42 @@ _INVALID_REQUEST = -32600
 _INVALID_PARAMS = -32602
 
 
+_MCP_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["jsonrpc", "method"],
+                    "properties": {
+                        "jsonrpc": {"const": "2.0", "type": "string"},
+                        "method": {"type": "string"},
+                        "id": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                        "params": {"type": "object"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
 class CheckMessages:
     """ASGI middleware for the WebSockets ``/ws`` and ``/mcp``: answers what is wrong itself."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        """Args: what is protected."""
+    def __init__(self, app: ASGIApp, context: ModelContext) -> None:
+        """Args: what is protected, and what answers the calls that OpenEnv does not know."""
         self._app = app
+        self._answers = {
+            "/ws": functools.partial(_answer_message, context),
+            "/mcp": functools.partial(_answer_call, context),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands on messages that are right."""
-        wrong = _WRONG.get(scope["path"]) if scope["type"] == "websocket" else None
-        if wrong is None:
+        own_answer = self._answers.get(scope["path"]) if scope["type"] == "websocket" else None
+        if own_answer is None:
             await self._app(scope, receive, send)
             return
 
@@ -44,26 +72,40 @@ class CheckMessages:
                 message = await receive()
                 if message["type"] != "websocket.receive":
                     return message
-                answer = wrong(message.get("text"))
+                answer = own_answer(message.get("text"))
                 if answer is None:
                     return message
-                await send({"type": "websocket.send", "text": orjson.dumps(answer).decode()})
+                if answer:
+                    await send({"type": "websocket.send", "text": to_json(answer).decode()})
 
         await self._app(scope, checked_message, send)
 
 
-def mcp_route(openenv: Callable[[Request], Any]) -> APIRouter:
-    """``POST /mcp`` with the same checks.
+def mcp_route(openenv: Callable[[Request], Any], context: ModelContext) -> APIRouter:
+    """``POST /mcp`` with the same checks, for clients of OpenEnv and for those of MCP.
 
     Args:
       openenv: OpenEnv's own handler of that route.
     """
     router = APIRouter(default_response_class=Answer)
 
-    @router.post("/mcp", summary="Call a tool, by JSON-RPC", tags=["MCP"])
+    @router.post(
+        "/mcp",
+        summary="Call a tool, by JSON-RPC",
+        tags=["MCP"],
+        responses=says(CallAnswer),
+        openapi_extra=_MCP_BODY,
+    )
     async def mcp(request: Request) -> Response:
-        answer = _wrong_call(await request.body())
-        return Answer(await openenv(request) if answer is None else answer)
+        body = await request.body()
+        answer = _wrong_call(body)
+        if answer is None and context.speaks(request):
+            return context.answer(body)
+        if answer is None:
+            answer = _answer_call(context, body)
+        if answer is None:
+            return Answer(await openenv(request))
+        return Answer(answer) if answer else Response(status_code=202)
 
     return router
 
@@ -113,8 +155,8 @@ _KINDS: dict[str, type[Body]] = {
 }
 
 
-def _wrong_message(text: str | None) -> dict[str, Any] | None:
-    """The answer to a message of ``/ws`` that is wrong; None if it is right."""
+def _answer_message(context: ModelContext, text: str | None) -> dict[str, Any] | None:
+    """The answer to a message of ``/ws`` that is wrong or that OpenEnv does not know, or None."""
     try:
         message = read_object(text)
     except InputError as error:
@@ -130,12 +172,19 @@ def _wrong_message(text: str | None) -> dict[str, Any] | None:
         return _error(error, "VALIDATION_ERROR")
     if kind != "mcp":
         return None
-    answer = _refusal(message["data"])
-    return None if answer is None else {"type": "mcp", "data": answer}
+    answer = _refusal(message["data"]) or context.basic(message["data"])
+    return answer and {"type": "mcp", "data": answer}
 
 
 def _error(text: object, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": str(text), "code": code}}
+
+
+def _answer_call(context: ModelContext, text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to a JSON-RPC call that is wrong, or that OpenEnv does not know; else None. It is
+    empty where none is asked for."""
+    wrong = _wrong_call(text)
+    return context.basic(read_object(text)) if wrong is None else wrong
 
 
 def _wrong_call(text: str | bytes | None) -> dict[str, Any] | None:
@@ -163,9 +212,3 @@ def _rpc_error(error: object, code: int, call_id: int | str | None) -> dict[str,
         "id": call_id,
         "error": {"code": code, "message": str(error), "data": None},
     }
-
-
-_WRONG: dict[str, Callable[[str | None], dict[str, Any] | None]] = {
-    "/ws": _wrong_message,
-    "/mcp": _wrong_call,
-}

@@ -4,29 +4,40 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Query
+from fastapi import APIRouter, Body, Depends, Query, Request
 from fastapi.responses import Response
 
 from jaxserve.errors import InputError
+from jaxserve.seeds import MAX_SEED
 from server.doors.answers import Answer
+from server.doors.description import SESSION, says
+from server.doors.leaving import while_connected
+from server.doors.queries import known_query
 from server.doors.routes_episodes import Named
 from server.players.baseline_scores import Baselines
 from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
-from server.wire.schemas import LIVE, SIMULATED, GradeBody, ServeAction
+from server.wire.answers import BaselineAnswer, GradeAnswer
+from server.wire.schemas import LIVE, SIMULATED, BaselineBody, GradeBody, ServeAction
 from server.wire.sentences import checked
 
 
 def grading_routes(service: Service) -> APIRouter:
     """The grader always replays; figures that a client states are compared and never used."""
-    router = APIRouter(tags=["Grading"], default_response_class=Answer)
-    baselines = Baselines(service.agents)
+    router = APIRouter(
+        tags=["Grading"], default_response_class=Answer, dependencies=[Depends(known_query)]
+    )
+    baselines = Baselines(service.agents, service.beside, service, service.model_budget)
     # Where episodes are live, what is simulated says so.
     simulated = {} if service.settings.live is None else {"mode": SIMULATED}
 
-    @router.post("/grader", summary="The score of a session, of actions or of an episode's log")
+    @router.post(
+        "/grader",
+        summary="The score of a session, of actions or of an episode's log",
+        responses=says(GradeAnswer, *SESSION, 503),
+    )
     async def grader(
         named: Named, body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)]
     ) -> Response:
@@ -55,21 +66,59 @@ def grading_routes(service: Service) -> APIRouter:
                 grade = await service.grade_actions(episode, [a.knobs() for a in body.actions])
             else:
                 grade = await service.grade_log(episode, _plain_log(body.episode_log or []))
+        steps = getattr(grade, "steps", None)
+        if body.actions_taken is not None and body.actions_taken != steps:
+            raise InputError(
+                f"actions_taken is {body.actions_taken}; the episode has {steps} actions"
+            )
         return Answer(
             simulated
             | dataclasses.asdict(grade)
             | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
         )
 
-    @router.get("/baseline", summary="Scores of an agent on every task")
+    @router.get(
+        "/baseline",
+        summary="Scores of an agent on every task",
+        responses=says(BaselineAnswer, 402, 503),
+    )
     async def baseline(
+        request: Request,
         agent: Annotated[str, Query(max_length=64)] = "heuristic",
-        seed: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+        seed: Annotated[int, Query(ge=0, le=MAX_SEED)] = 0,
         use_openai: bool = False,
+        task_id: Annotated[str | None, Query(max_length=64)] = None,
+        mode: Literal["deterministic", "openai"] | None = None,
     ) -> Response:
-        if use_openai:
-            return Answer(simulated | await baselines.language_model(seed))
-        return Answer(simulated | await baselines.deterministic(agent, seed))
+        use_openai = use_openai or mode == "openai"
+        if use_openai and mode == "deterministic":
+            raise InputError("use_openai is True and mode is 'deterministic'; name one of them")
+        if use_openai and task_id is not None:
+            raise InputError("task_id is given with use_openai, whose results are of all tasks")
+        tasks = None if task_id is None else (built_in_task(task_id).name,)
+        # A link or an image of any page can send a GET: it never spends anything.
+        scores = (
+            baselines.known_language_model(seed)
+            if use_openai
+            else baselines.deterministic(agent, seed, tasks)
+        )
+        return Answer(simulated | await while_connected(request, scores))
+
+    @router.post(
+        "/baseline",
+        summary="The same, also of the operator's language model",
+        responses=says(BaselineAnswer, 402, 503),
+    )
+    async def asked_baseline(
+        request: Request,
+        body: Annotated[BaselineBody, Body(default_factory=BaselineBody.model_construct)],
+    ) -> Response:
+        scores = (
+            baselines.language_model(body.seed)
+            if body.use_openai
+            else baselines.deterministic(body.agent, body.seed)
+        )
+        return Answer(simulated | await while_connected(request, scores))
 
     return router
 

@@ -5,30 +5,55 @@ from __future__ import annotations
 import time
 
 import jax
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi.responses import RedirectResponse, Response
 
 import jaxserve
-from jaxserve.agents.panel import agent_names
 from jaxserve.tasks.reward import REWARD_CONFIG
 from jaxserve.tasks.spec import task_names
 from server.doors.answers import Answer
+from server.doors.description import says
+from server.doors.queries import known_query
+from server.players.agents import playing_agents
+from server.players.operator import is_offered
 from server.service import Service
 from server.sessions.compiling import Compilation
+from server.wire.answers import HealthAnswer, InfoAnswer, RuntimeAnswer, TasksAnswer
 from server.wire.catalogue import describe_tasks, reward_weights
 from server.wire.schemas import LIVE, SIMULATED, ServeAction, ServeObservation, ServeState
 
 
 def information_routes(service: Service, compilation: Compilation) -> APIRouter:
     """Nothing here changes a session."""
-    router = APIRouter(tags=["Environment Info"], default_response_class=Answer)
+    router = APIRouter(
+        tags=["Environment Info"],
+        default_response_class=Answer,
+        dependencies=[Depends(known_query)],
+    )
     started = time.monotonic()
 
-    @router.get("/tasks", summary="The tasks, their knobs and the schema of an action")
+    @router.get(
+        "/health",
+        summary="Whether it plays, and whether what it acknowledges is kept",
+        responses=says(HealthAnswer) | {503: {"model": HealthAnswer}},
+    )
+    async def health() -> Response:
+        reason = await service.fault()
+        if reason is None:
+            return Answer({"status": "healthy"})
+        # In memory it does all that it ever will: a restart would gain nothing.
+        status = 503 if service.durable else 200
+        return Answer({"status": "degraded", "reason": reason}, status_code=status)
+
+    @router.get(
+        "/tasks",
+        summary="The tasks, their knobs and the schema of an action",
+        responses=says(TasksAnswer),
+    )
     async def tasks() -> Response:
         return Answer({"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()})
 
-    @router.get("/info", summary="Schemas and reward weights")
+    @router.get("/info", summary="Schemas and reward weights", responses=says(InfoAnswer))
     async def info() -> Response:
         return Answer(
             {
@@ -39,11 +64,11 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "state_schema": ServeState.model_json_schema(),
                 "reward_weights": {task: reward_weights(task) for task in task_names()},
                 "reward_config": REWARD_CONFIG,
-                "agents": list(agent_names()),
+                "agents": list(playing_agents()),
             }
         )
 
-    @router.get("/runtime", summary="What runs here")
+    @router.get("/runtime", summary="What runs here", responses=says(RuntimeAnswer))
     async def runtime() -> Response:
         live = service.live
         return Answer(
@@ -57,6 +82,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "live_sessions": service.live_sessions,
                 "durable_sessions": service.durable,
                 "default_session": service.settings.token is None,
+                "language_model": is_offered(service.settings.model_tokens),
                 "max_connections": service.settings.max_connections,
             }
             | ({} if live is None else {"live": live})

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastmcp import FastMCP
+from fastmcp.exceptions import ToolError
 from pydantic import Field
 
+import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOB_FIELDS
+from server.problems import Problem
 from server.service import Service
 from server.wire import schemas
 from server.wire.catalogue import describe_tasks
@@ -29,6 +32,7 @@ def build_tools(service: Service) -> FastMCP:
     """The tools reset, step, observe, grade and list_tasks."""
     tools = FastMCP(
         "jaxserve",
+        version=jaxserve.__version__,
         instructions="You operate an LLM inference server. Call list_tasks, then reset; in every "
         "window read the observation and call step with the knobs to hold; call grade at the end.",
     )
@@ -94,6 +98,10 @@ def _with_checked_names(tool: Tool) -> Tool:
         for name, parameter in known.items():
             if parameter.default is parameter.empty and name not in arguments:
                 raise InputError(f"{name} is missing; {tool.__name__} takes {', '.join(known)}")
-        return await tool(**arguments)
+        try:
+            return await tool(**arguments)
+        except (InputError, Problem) as error:
+            # Its own kind of error is what FastMCP tells a client as it is.
+            raise ToolError(str(error)) from error
 
     return call

@@ -13,6 +13,14 @@ from server.wire.openenv_api import WEB_INTERFACE
 
 _FILES = Path(__file__).resolve().parents[1] / "static"
 _PAGE = "/dashboard/"
+# Gradio's column is as wide as what is in it, up to a limit, and a frame that is as wide as its
+# column is 300 pixels wide in it. So all of it is told to be as wide as the window.
+_TAB_STYLE = """
+.gradio-container, .gradio-container .main { max-width: none !important; width: 100% !important; }
+.gradio-container .main { padding: 0 8px !important; }
+.html-container:has(iframe[title=jaxserve]) { padding: 0 !important; }
+iframe[title=jaxserve] { display: block; width: 100%; height: calc(100vh - 72px); border: 0; }
+"""
 
 
 def add_page(app: FastAPI) -> None:
@@ -33,8 +41,5 @@ def page_tab(*arguments: Any, **options: Any) -> Any:
     import gradio
 
     with gradio.Blocks(title="jaxserve") as blocks:
-        gradio.HTML(
-            f'<iframe src="{_PAGE}" title="jaxserve" '
-            'style="width:100%;height:1500px;border:0"></iframe>'
-        )
+        gradio.HTML(f'<style>{_TAB_STYLE}</style><iframe src="{_PAGE}" title="jaxserve"></iframe>')
     return blocks

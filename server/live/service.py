@@ -8,7 +8,6 @@ import secrets
 import threading
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +17,7 @@ from server.live.play import Connection, Play
 from server.players.agents import Driver
 from server.problems import EpisodeConflict, UnknownSession
 from server.service import History, LiveGrade, Service, chosen_episode
+from server.sessions.compiling import Programs
 from server.sessions.engine import Knobs, Window, Windows
 from server.sessions.episodes import Episode, parse_episode
 from server.sessions.session import BatchView, Session, View, begin_session
@@ -104,9 +104,9 @@ class LiveService(Service):
             target=self._loop.run_forever, name="jaxserve-live", daemon=True
         )
 
-    async def start(self, compiling: Future[None]) -> None:
+    async def start(self, programs: Programs) -> None:
         """As ``Service.start``; the engine is looked for by the first reset."""
-        await super().start(compiling)
+        await super().start(programs)
         self._thread.start()
 
     async def stop(self) -> None:
@@ -184,7 +184,7 @@ class LiveService(Service):
     async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
         """As ``Service.drive``."""
         view = await self.view(session_id)
-        driver = await asyncio.to_thread(self.agents.load, agent, view.episode.task)
+        driver = await self.beside.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
             views.append(await self._here(self._step(view.session_id, driver)))

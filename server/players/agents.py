@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.agents.panel import agent_names, build_agent, load_setup
+from jaxserve.agents.panel import PRIVILEGED_AGENTS, agent_names, build_agent, load_setup
 from jaxserve.agents.policy import Policy
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
@@ -21,7 +21,8 @@ from jaxserve.seeds import policy_key
 from jaxserve.spaces import KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 from server.sessions.engine import Knobs, Window
-from server.sessions.session import Session
+from server.sessions.episodes import parse_episode
+from server.sessions.session import Session, begin_session
 
 Driver = Callable[[Session], Knobs]
 """Chooses a session's next action."""
@@ -44,25 +45,39 @@ class Agents:
 
     def __init__(self) -> None:
         """None is loaded yet."""
-        self._lock = threading.Lock()
+        self._guard = threading.Lock()
+        self._loading: dict[tuple[str, str], threading.Lock] = {}
         self._drivers: dict[tuple[str, str], Driver] = {}
 
     def load(self, agent: str, task: str) -> Driver:
-        """The agent, compiled for the task.
+        """The agent, compiled for the task, which takes seconds the first time.
 
         Raises:
           InputError: no such agent, or one that has nothing to act by on this task.
         """
         check_agent(agent)
-        with self._lock:
-            if (agent, task) not in self._drivers:
-                self._drivers[agent, task] = _driver(agent, task)
-            return self._drivers[agent, task]
+        which = (agent, task)
+        with self._guard:
+            loading = self._loading.setdefault(which, threading.Lock())
+        # Who asks for another agent or task does not wait.
+        with loading:
+            if which not in self._drivers:
+                driver = _driver(agent, task)
+                # Its programs are compiled here, not in the thread that steps everybody's sessions.
+                driver(begin_session("", 0, "", parse_episode(task, 0, "train", None)))
+                self._drivers[which] = driver
+        return self._drivers[which]
+
+
+def playing_agents() -> tuple[str, ...]:
+    """Agents that can play here. Others are shown the simulator's state, which no operator sees,
+    and some of them search for minutes before they act."""
+    return tuple(name for name in agent_names() if name not in PRIVILEGED_AGENTS)
 
 
 def check_agent(agent: str) -> None:
-    """Raises InputError unless there is such an agent."""
-    checks.one_of("agent", agent, agent_names())
+    """Raises InputError unless that agent can play here."""
+    checks.one_of("agent", agent, playing_agents())
 
 
 def _driver(agent: str, task: str) -> Driver:

@@ -31,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Plays one episode of each task; returns the exit code."""
     chosen = _parser().parse_args(arguments)
     try:
+        if chosen.output is not None:
+            _make_folder(chosen.output.parent)
         check_output(chosen.output, "--output")
         report = _play(chosen)
         text = json.dumps(report, indent=1, allow_nan=False) + "\n"
@@ -42,7 +44,19 @@ def main(arguments: list[str] | None = None) -> int:
     for task, result in report["baseline"].items():
         score = "   -" if result["score"] is None else f"{result['score']:.3f}"
         print(f"{score}  {task}: {result.get('feedback') or result['note']}")
-    return 0
+    unscored = [task for task, result in report["baseline"].items() if result["score"] is None]
+    if unscored:
+        print(f"error: no score for {', '.join(unscored)}", file=sys.stderr)
+    # An agent of jaxserve may have nothing to act by on some tasks; a model has.
+    failed = unscored if chosen.mode == "openai" else len(unscored) == len(report["baseline"])
+    return int(bool(failed))
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--output needs the folder {folder}: {error.strerror}") from None
 
 
 def _play(chosen: argparse.Namespace) -> dict[str, Any]:
@@ -62,6 +76,7 @@ def _play(chosen: argparse.Namespace) -> dict[str, Any]:
         return about | summary(chosen.agent, chosen.seed, chosen.split, results)
     settings = ModelSettings.from_environment(
         model=chosen.model,
+        api_key=chosen.api_key,
         decide_every=chosen.decide_every,
         max_tokens=chosen.max_tokens,
         max_seconds=chosen.max_seconds,
@@ -80,10 +95,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--mode", choices=["deterministic", "openai"], default="deterministic")
     parser.add_argument("--runtime", choices=["in-process", "http"], default="in-process")
-    parser.add_argument("--base-url", default="http://localhost:7860", help="for --runtime http")
+    parser.add_argument(
+        "--base-url",
+        default=os.environ.get("LLMSERVE_BASE_URL") or "http://localhost:7860",
+        help="for --runtime http",
+    )
     parser.add_argument("--agent", default="heuristic", help="for --mode deterministic")
     parser.add_argument("--model", help="for --mode openai; default is MODEL_NAME")
-    parser.add_argument("--task", action="append", help="may be repeated; default is all")
+    parser.add_argument("--api-key", help="for --mode openai, in place of the variables")
+    parser.add_argument(
+        "--task", "--task-id", action="append", help="may be repeated; default is all"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--split", choices=SPLITS, default=SPLIT)
     parser.add_argument("--decide-every", type=int, default=10, help="windows a decision holds")

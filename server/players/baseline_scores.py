@@ -2,69 +2,124 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
+from server.beside import Beside, Shared, Watch
 from server.players.agents import Agents, check_agent
-from server.players.playing import InProcess, play_agent, play_model
+from server.players.model_budget import Bill, ModelBudget, Notes
+from server.players.playing import InProcess, Turn, play_agent, play_model
 
 if TYPE_CHECKING:
     from server.players.language_agent import LanguageAgent
 
 SPLIT = "test"
 """Seeds that no agent was trained on."""
+_KEPT = 256
+"""Results that are remembered."""
+_AGENT_S = 300.0
+"""That an agent may take for all tasks."""
+_MODEL_S = 900.0
 
 
 class Baselines:
-    """Those of jaxserve's agents are computed once for each agent and seed: they never change."""
+    """Each is computed once: those of jaxserve's agents never change, and a language model's cost
+    money."""
 
-    def __init__(self, agents: Agents) -> None:
-        """Args: loaded agents, shared with the rest of the server."""
-        self._agents = agents
-        self._known: dict[tuple[str, int], dict[str, Any]] = {}
-        self._lock = asyncio.Lock()
+    def __init__(self, agents: Agents, beside: Beside, notes: Notes, budget: ModelBudget) -> None:
+        """Args: loaded agents and threads, shared with the rest of the server; where results of
+        language models are kept; and what those may spend."""
+        self._agents, self._beside, self._notes = agents, beside, notes
+        self._budget = budget
+        self._shared: Shared[dict[str, Any]] = Shared(_KEPT)
 
-    async def deterministic(self, agent: str, seed: int) -> dict[str, Any]:
-        """An agent of jaxserve on one episode of every task.
+    async def deterministic(
+        self, agent: str, seed: int, tasks: tuple[str, ...] | None = None
+    ) -> dict[str, Any]:
+        """An agent of jaxserve on one episode of each task; None plays all.
 
         Raises:
-          InputError: no such agent.
+          InputError: no such agent. Overloaded: it takes too long, or too many wait.
         """
         check_agent(agent)
+        chosen = tasks or task_names()
 
-        def play(task: str) -> dict[str, Any]:
-            return play_agent(InProcess(task, seed, SPLIT, self._agents), agent)
+        async def compute(watch: Watch) -> dict[str, Any]:
+            def play(task: str) -> dict[str, Any]:
+                watch.check()
+                game = InProcess(task, seed, SPLIT, self._agents)
+                return play_agent(game, agent, lambda turn: watch.check())
 
-        async with self._lock:
-            if (agent, seed) not in self._known:
-                results = await asyncio.to_thread(score_tasks, task_names(), play)
-                self._known[agent, seed] = summary(agent, seed, SPLIT, results)
-        return self._known[agent, seed]
+            results = await self._beside.run(score_tasks, chosen, play)
+            return summary(agent, seed, SPLIT, results)
+
+        return await self._shared.get((agent, seed, *chosen), compute, _AGENT_S)
+
+    async def known_language_model(self, seed: int) -> dict[str, Any]:
+        """What the server's language model was worth, if that has been asked for before.
+
+        Raises:
+          InputError: it has not.
+        """
+        kept = await self._notes.note(_name(seed))
+        if kept is None:
+            raise InputError(
+                f"use_openai is True and no result is kept for seed {seed}; GET spends nothing, so "
+                'ask for one by POST /baseline with the body {"use_openai": true}'
+            )
+        return json.loads(kept)
 
     async def language_model(self, seed: int) -> dict[str, Any]:
         """A language model, configured by the server's environment variables.
 
         Raises:
-          InputError: there is no key.
+          InputError: there is no key. SpendingLimit: no tokens are left for it.
         """
-        agent = await asyncio.to_thread(_language_agent)
+        kept = await self._notes.note(_name(seed))
+        if kept is not None:
+            return json.loads(kept)
+
+        async def compute(watch: Watch) -> dict[str, Any]:
+            async with self._budget.spending() as bill:
+                return await self._play_model(seed, watch, bill)
+
+        return await self._shared.get(seed, compute, _MODEL_S)
+
+    async def _play_model(self, seed: int, watch: Watch, bill: Bill) -> dict[str, Any]:
+        agent = await self._beside.run(_language_agent, bill.left)
+
+        def shown(turn: Turn) -> None:
+            del turn
+            watch.check()
 
         def play(task: str) -> dict[str, Any]:
-            return play_model(InProcess(task, seed, SPLIT), agent, task)
+            watch.check()
+            return play_model(InProcess(task, seed, SPLIT), agent, task, shown)
 
-        async with self._lock:
-            results = await asyncio.to_thread(score_tasks, task_names(), play)
-        return summary(agent.settings.model, seed, SPLIT, results)
+        try:
+            results = await self._beside.run(score_tasks, task_names(), play)
+        finally:
+            bill.tokens = agent.tokens
+        found = summary(agent.settings.model, seed, SPLIT, results)
+        # A model that never answered may do so another time.
+        if found["mean_score"] is not None:
+            await self._notes.keep_note(_name(seed), json.dumps(found))
+        return found
 
 
-def _language_agent() -> LanguageAgent:
+def _name(seed: int) -> str:
+    return f"baseline of a language model, seed {seed}"
+
+
+def _language_agent(tokens: int) -> LanguageAgent:
     # Importing openai takes seconds, in which nobody else would be answered.
     from server.players.language_agent import LanguageAgent, ModelSettings
 
-    return LanguageAgent(ModelSettings.from_environment())
+    most = min(tokens, ModelSettings.max_tokens)
+    return LanguageAgent(ModelSettings.from_environment(max_tokens=most))
 
 
 def score_tasks(
@@ -83,12 +138,16 @@ def score_tasks(
 def summary(
     agent: str, seed: int, split: str, results: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Results of all tasks with their mean score."""
-    scores = [result["score"] for result in results.values() if result["score"] is not None]
+    """Results of all tasks with their mean score, also where earlier projects have them."""
+    scores = {task: result["score"] for task, result in results.items()}
+    given = [score for score in scores.values() if score is not None]
+    mean = sum(given) / len(given) if given else None
     return {
         "agent": agent,
         "seed": seed,
         "split": split,
-        "baseline": dict(results),
-        "mean_score": sum(scores) / len(scores) if scores else None,
+        "baseline": {task: {**result, "grader": result} for task, result in results.items()},
+        "scores": scores,
+        "summary": {"task_count": len(scores), "mean_score": mean, "scores": scores},
+        "mean_score": mean,
     }

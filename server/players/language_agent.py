@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUND
 from server.sessions.engine import Knobs
 from server.wire.schemas import ServeAction
 from server.wire.sentences import checked
+from server.wire.spellings import ALIASES
 
 HUGGING_FACE_URL = "https://router.huggingface.co/v1"
 DEFAULT_MODEL = "gpt-4o-mini"
@@ -30,6 +32,10 @@ _HIDDEN = {
 """Of an observation, what a decision does not need."""
 _SHOWN = tuple(name for name in OBSERVATION_BOUNDS if name not in _HIDDEN)
 _ANSWER_TOKENS = 400
+_MOST_TOKENS = 8192
+"""Of an answer by a model that thinks before it, which counts as well."""
+_HOPELESS = 3
+"""Decisions without an answer, from the first on, after which none is expected any more."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class ModelSettings:
         Raises:
           InputError: there is no key.
         """
-        key = variables.get("OPENAI_API_KEY") or variables.get("HF_TOKEN")
+        key = chosen.pop("api_key", None) or _key(variables)
         if not key:
             raise InputError(
                 "no key for a language model; set OPENAI_API_KEY, or HF_TOKEN for Hugging Face"
@@ -70,6 +76,15 @@ class ModelSettings:
         return cls(model=model, api_key=key, base_url=base_url, **chosen)
 
 
+def has_key(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether there is a model to ask."""
+    return _key(variables) is not None
+
+
+def _key(variables: Mapping[str, str]) -> str | None:
+    return variables.get("OPENAI_API_KEY") or variables.get("HF_TOKEN") or None
+
+
 class LanguageAgent:
     """Chooses actions for any number of episodes within one budget, and writes down why."""
 
@@ -79,7 +94,15 @@ class LanguageAgent:
         self.trace: list[dict[str, Any]] = []
         """every exchange: what was asked, what came back, tokens, seconds, error."""
         self.tokens = 0
+        self.decisions = 0
+        """how often it was asked for knobs."""
+        self.answers = 0
+        """how often it gave some, at once or when told what was wrong."""
+        self.refused: str | None = None
+        """why it would be refused again, if it was in the last exchange."""
         self._forms = list(_FORMS)
+        self._parameters: dict[str, Any] = {"temperature": 0.0, "seed": 0}
+        self._limit, self._answer_tokens = "max_tokens", _ANSWER_TOKENS
         self._started = time.monotonic()
         self._client = openai.OpenAI(
             api_key=settings.api_key,
@@ -97,6 +120,18 @@ class LanguageAgent:
             return f"the budget of {self.settings.max_seconds:g} s is used up"
         return None
 
+    @property
+    def hopeless(self) -> str | None:
+        """Why there is nothing to be expected of a model that has never answered."""
+        if self.answers or not self.decisions:
+            return None
+        if self.refused is None and self.decisions < _HOPELESS:
+            return None
+        error = self.refused or next(
+            (each["error"] for each in reversed(self.trace) if each["error"]), "no answer"
+        )
+        return f"the model {self.settings.model} has never answered: {error}"
+
     def decide(
         self, task: Mapping[str, Any], windows: Sequence[Mapping[str, Any]], last: Knobs
     ) -> Knobs:
@@ -108,6 +143,7 @@ class LanguageAgent:
         """
         if self.exhausted:
             return last
+        self.decisions += 1
         messages = [
             {"role": "system", "content": _instructions(task)},
             {"role": "user", "content": _situation(task, windows, last)},
@@ -117,13 +153,20 @@ class LanguageAgent:
             if text is None:
                 return last
             try:
-                return _parse(text, last)
+                knobs = _parse(text, last)
             except InputError as error:
                 self.trace[-1]["error"] = str(error)
+                if self.trace[-1].pop("cut", False):
+                    self._answer_tokens = min(8 * self._answer_tokens, _MOST_TOKENS)
+                    continue
                 messages += [
                     {"role": "assistant", "content": text},
                     {"role": "user", "content": f"{error}. Answer with the corrected JSON only."},
                 ]
+            else:
+                self.answers += 1
+                self.refused = None
+                return knobs
         return last
 
     def _ask(self, messages: list[dict[str, str]], attempt: str, window: int) -> str | None:
@@ -137,14 +180,14 @@ class LanguageAgent:
         self.trace.append(entry)
         started = time.monotonic()
         try:
-            entry["answer"], used = self._stream(messages)
+            entry["answer"], used, cut = self._stream(messages)
         except (openai.BadRequestError, openai.UnprocessableEntityError) as error:
             entry["error"] = _describe(error)
-            if len(self._forms) == 1:
-                return None
-            # Not every server knows JSON schemas, or tools; the next form asks for less.
-            del self._forms[0]
-            return self._ask(messages, attempt, window)
+            return self._ask(messages, attempt, window) if self._ask_less(error) else None
+        except tuple(_REFUSALS) as error:
+            # To ask again would change nothing.
+            entry["error"] = self.refused = f"{_describe(error)}; {_REFUSALS[type(error)]}"
+            return None
         except _BROKEN_ANSWERS as error:
             entry["error"] = _describe(error)
             return None
@@ -152,34 +195,58 @@ class LanguageAgent:
             entry["seconds"] = round(time.monotonic() - started, 3)
         entry["tokens"] = used
         self.tokens += used
+        if cut:
+            entry["cut"] = True
         return entry["answer"]
 
-    def _stream(self, messages: list[dict[str, str]]) -> tuple[str, int]:
-        """The answer and its tokens, read as it comes so that it can be cut when time is up."""
+    def _ask_less(self, error: openai.APIStatusError) -> bool:
+        """After a request that the server does not take: whether there is another way to ask.
+
+        Models that reason take neither a temperature nor ``max_tokens``; and not every server knows
+        JSON schemas, or tools.
+        """
+        named = f"{error.param} {error.message}"
+        unknown = [name for name in self._parameters if name in named]
+        for name in unknown:
+            del self._parameters[name]
+        # An error about the limit names both: the one that is not known, and the one that is.
+        if "max_tokens" in named and self._limit == "max_tokens":
+            self._limit, self._answer_tokens = "max_completion_tokens", _MOST_TOKENS
+            return True
+        if unknown:
+            return True
+        if len(self._forms) == 1:
+            return False
+        del self._forms[0]
+        return True
+
+    def _stream(self, messages: list[dict[str, str]]) -> tuple[str, int, bool]:
+        """The answer, its tokens, and whether they were too few, read as it comes so that it can be
+        cut when time is up."""
         create: Any = self._client.chat.completions.create
         stream = create(
             model=self.settings.model,
             messages=messages,
-            max_tokens=_ANSWER_TOKENS,
-            temperature=0.0,
-            seed=0,
             stream=True,
             stream_options={"include_usage": True},
+            **{self._limit: self._answer_tokens},
+            **self._parameters,
             **self._forms[0],
         )
-        pieces, used = [], 0
+        pieces, used, cut = [], 0, False
         with stream:
             for chunk in stream:
                 if chunk.usage is not None:
                     used = chunk.usage.total_tokens
                 if chunk.choices:
                     pieces += _pieces(chunk.choices[0].delta)
+                    cut = cut or chunk.choices[0].finish_reason == "length"
                 if self.exhausted:
                     break
         text = "".join(pieces)
         # Servers that count nothing: about four characters make a token.
         asked = sum(len(message["content"]) for message in messages)
-        return text, used or (asked + len(text)) // 4
+        return text, used or (asked + len(text)) // 4, cut
 
 
 def _instructions(task: Mapping[str, Any]) -> str:
@@ -232,12 +299,8 @@ def _parse(text: str, last: Knobs) -> Knobs:
     Raises:
       InputError: it holds no JSON object, or one with other than allowed values.
     """
-    first, final = text.find("{"), text.rfind("}")
-    try:
-        data = json.loads(text[first : final + 1])
-    except (ValueError, RecursionError):
-        raise InputError("the answer is not one JSON object") from None
-    if not isinstance(data, dict):
+    data = _first_object(text)
+    if data is None:
         raise InputError("the answer is not one JSON object")
     data.pop("reason", None)
     if not data:
@@ -245,6 +308,24 @@ def _parse(text: str, last: Knobs) -> Knobs:
     stay = dict(zip(KNOBS, last, strict=True))
     action = checked(ServeAction, stay | checked(ServeAction, data).model_dump(exclude_unset=True))
     return action.knobs()
+
+
+def _first_object(text: str) -> dict[str, Any] | None:
+    """The first JSON object of an answer that names a knob, else the first; after what the model
+    thought aloud, whatever stands around it."""
+    text = re.sub(r"(?s)^.*</think>|<think>.*$", "", text)
+    read = json.JSONDecoder().raw_decode
+    objects, start = [], text.find("{")
+    while start >= 0:
+        try:
+            found, end = read(text, start)
+        except (ValueError, RecursionError):
+            end = start + 1
+        else:
+            objects.append(found)
+        start = text.find("{", end)
+    naming = [each for each in objects if any(knob in each for knob in (*KNOBS, *ALIASES))]
+    return next(iter(naming or objects), None)
 
 
 def _pieces(delta: Any) -> list[str]:
@@ -300,5 +381,11 @@ _FORMS: tuple[dict[str, Any], ...] = (
     {},
 )
 """Ways to ask for JSON, the surest first; the instructions alone come last."""
+_REFUSALS = {
+    openai.AuthenticationError: "the key is refused",
+    openai.PermissionDeniedError: "the key may not use the model",
+    openai.NotFoundError: "MODEL_NAME or API_BASE_URL is wrong",
+}
+"""Errors that stay, and what they say."""
 _BROKEN_ANSWERS = (openai.OpenAIError, httpx.HTTPError, ValueError, AttributeError, TypeError)
 """What the official client raises when a stream breaks off, or is no stream of chunks."""

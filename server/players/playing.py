@@ -165,7 +165,8 @@ class OverHttp:
 def play_model(
     game: Game, agent: LanguageAgent, task: str, shown: Callable[[Turn], None] | None = None
 ) -> dict[str, Any]:
-    """One episode in the hands of a language model, and what it is worth.
+    """One episode in the hands of a language model, and what it is worth; a model that never
+    answered has no score.
 
     Args:
       shown: called with every window.
@@ -173,10 +174,13 @@ def play_model(
     about = describe_task(task)
     knobs: Knobs = tuple(float(about["default_action"][knob]) for knob in KNOBS)
     windows = [game.observation | {"reward": 0.0}]
-    begun = len(agent.trace)
-    while not game.done:
-        if (len(windows) - 1) % agent.settings.decide_every == 0:
+    begun, decisions, answers = len(agent.trace), agent.decisions, agent.answers
+    while not game.done and agent.hopeless is None:
+        due = (len(windows) - 1) % agent.settings.decide_every == 0
+        if due and agent.refused is None:
             knobs = agent.decide(about, windows, knobs)
+            if agent.hopeless is not None:
+                break
         turn = game.step(knobs)
         windows.append(turn.observation | {"reward": turn.reward})
         if shown is not None:
@@ -184,16 +188,30 @@ def play_model(
     exchanges = agent.trace[begun:]
     for exchange in exchanges:
         exchange["task"] = task
-    return game.grade() | {
+    decisions, answers = agent.decisions - decisions, agent.answers - answers
+    note = agent.hopeless or agent.exhausted
+    if answers == 0:
+        # What the default knobs are worth is no score of the model's.
+        note = note or f"the model {agent.settings.model} has not answered in this episode"
+    return (game.grade() if answers else {"score": None}) | {
         "exchanges": len(exchanges),
         "failed_exchanges": sum(exchange["error"] is not None for exchange in exchanges),
+        "decisions": decisions,
+        "failed_decisions": decisions - answers,
         "tokens": sum(exchange.get("tokens", 0) for exchange in exchanges),
-        "note": agent.exhausted,
+        "note": note,
     }
 
 
-def play_agent(game: Game, agent: str) -> dict[str, Any]:
-    """One episode in the hands of an agent of jaxserve, and what it is worth."""
-    for _ in game.drive(agent):
-        pass
+def play_agent(
+    game: Game, agent: str, shown: Callable[[Turn], None] | None = None
+) -> dict[str, Any]:
+    """One episode in the hands of an agent of jaxserve, and what it is worth.
+
+    Args:
+      shown: called with every window.
+    """
+    for turn in game.drive(agent):
+        if shown is not None:
+            shown(turn)
     return game.grade()

@@ -1,14 +1,15 @@
-"""Compiles before anybody waits for it."""
+"""Compiles in a thread of its own, mostly before anybody waits for it."""
 
 from __future__ import annotations
 
 import atexit
-import functools
 import gc
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 import jax
 
@@ -18,6 +19,7 @@ from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.spec import task_names
 from server.sessions import engine
+from server.sessions.engine import Simulator
 from server.sessions.episodes import parse_episode
 
 _LOG = logging.getLogger("jaxserve.server")
@@ -25,57 +27,131 @@ _FIRST = "static_workload"
 _PATIENCE_S = 30.0
 _OBJECTS_BETWEEN_SEARCHES = 100_000
 
+Job = Callable[[], None]
+
+
+class Programs(Protocol):
+    """Where programs are compiled."""
+
+    @property
+    def ready(self) -> Future[None]:
+        """done when the first sessions can be played."""
+        ...
+
+    def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+        """Done when sessions of that structure can be begun and advanced, one or many at a time."""
+        ...
+
 
 class Compilation:
-    """Compiles in a thread: first reset and step, for which a server waits before it answers, then
-    what is needed less often: the grader, tasks that replay a trace, and ``step_many``."""
+    """The thread. First come reset and step, for which a server waits before it answers, then what
+    is needed less often, for all tasks; what somebody waits for comes before the rest."""
 
     def __init__(self) -> None:
         """Starts at once."""
         enable_compilation_cache()
         # A window is computed in the thread that asks for it: handing it to another takes longer.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
-        self.ready: Future[None] = Future()
-        """done when reset and step are compiled."""
-        self._ending = threading.Event()
+        self._ready: Future[None] = Future()
+        self._settled = threading.Event()
+        self._ending = False
+        self._asked: OrderedDict[tuple[object, bool], tuple[Simulator, Future[None]]]
+        self._asked = OrderedDict()
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="jaxserve-compile", daemon=True)
         self._thread.start()
         # For exits without a shutdown of the app, such as --help.
         atexit.register(self.end)
 
     @property
+    def ready(self) -> Future[None]:
+        """done when reset and step are compiled."""
+        return self._ready
+
+    @property
     def under_way(self) -> bool:
         """Whether something is still compiled, which a first request of its kind may wait for."""
-        return self._thread.is_alive()
+        return bool(self._asked) or not self._settled.is_set()
+
+    def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+        """See ``Programs``; safe to call from any thread but the one that compiles."""
+        future: Future[None] = Future()
+        if engine.is_compiled(simulator, together=together):
+            future.set_result(None)
+            return future
+        with self._changed:
+            if self._ending:
+                future.cancel()
+                return future
+            key = (simulator.layout, together)
+            _, future = self._asked.setdefault(key, (simulator, future))
+            self._changed.notify()
+        return future
 
     def end(self) -> None:
         """Starts nothing more and waits a while: a process that ends while XLA works is aborted."""
-        self._ending.set()
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
         self._thread.join(_PATIENCE_S)
 
     def finish(self) -> None:
-        """Waits for everything."""
-        self._thread.join()
+        """Waits for everything that is compiled without being asked for."""
+        self._settled.wait()
 
     def _run(self) -> None:
         try:
-            _play(_FIRST)
+            _compile(_simulator(_FIRST), together=False)
         except BaseException as error:
-            self.ready.set_exception(error)
+            self._ready.set_exception(error)
             return
-        self.ready.set_result(None)
-        jobs: list[Callable[[], None]] = [_grade]
-        jobs += [functools.partial(_play, task) for task in task_names()]
-        jobs.append(functools.partial(_play_many, _FIRST))
-        for job in jobs:
-            if self._ending.is_set():
-                return
+        self._ready.set_result(None)
+        for job in _jobs():
+            while self._answer_one():
+                pass
+            if self._ending:
+                break
             job()
         # What lives as long as the process is not searched for garbage again and again: with JAX
         # loaded each search stops all sessions for a quarter of a second.
         gc.freeze()
         # One request of ``step_many`` makes thousands of objects, none of them in a cycle.
         gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
+        self._settled.set()
+        while not self._ending:
+            if not self._answer_one():
+                with self._changed:
+                    self._changed.wait_for(lambda: self._ending or self._asked)
+        with self._changed:
+            for _, future in self._asked.values():
+                future.cancel()
+
+    def _answer_one(self) -> bool:
+        """Compiles what has been asked for longest ago, if anything."""
+        with self._changed:
+            if not self._asked or self._ending:
+                return False
+            key, (simulator, future) = next(iter(self._asked.items()))
+        error: BaseException | None = None
+        try:
+            _compile(simulator, together=key[1])
+        except Exception as failure:
+            error = failure
+        with self._changed:
+            del self._asked[key]
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+        return True
+
+
+def _jobs() -> list[Job]:
+    jobs: list[Job] = [_grade]
+    for together in (False, True):
+        for task in task_names():
+            jobs.append(lambda task=task, many=together: _compile(_simulator(task), together=many))
+    return jobs
 
 
 def _grade() -> None:
@@ -85,16 +161,13 @@ def _grade() -> None:
         _LOG.warning("episodes of %s cannot be graded: %s", _FIRST, error)
 
 
-def _play(task: str) -> None:
-    episode = parse_episode(task, 0, "train", None)
-    state, _ = engine.start(episode)
-    engine.advance(engine.simulator(episode), state, engine.knobs_of(DEFAULT_ACTION))
+def _simulator(task: str) -> Simulator:
+    return engine.simulator(parse_episode(task, 0, "train", None))
 
 
-def _play_many(task: str) -> None:
-    episode = parse_episode(task, 0, "train", None)
-    state, _ = engine.start(episode)
-    engine.advance_many(engine.simulator(episode), [state], [engine.knobs_of(DEFAULT_ACTION)])
+def _compile(simulator: Simulator, *, together: bool) -> None:
+    if not engine.is_compiled(simulator, together=together):
+        engine.try_out(simulator, together=together)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.env import EnvState, ServeEnv
-from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
+from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS, OBSERVATION_BOUNDS
 from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep
 from server.sessions.episodes import CACHED_ENVIRONMENTS, Episode, environment
 from server.sessions.packing import Packed, Packing
@@ -61,6 +62,10 @@ class Windows(NamedTuple):
     good: list[float]
     failed: list[float]
 
+    def only(self, index: int) -> Windows:
+        """Those of one session."""
+        return Windows(*[_only(column, index) for column in self])
+
     def of(self, index: int) -> Window:
         """One session's."""
         return Window(*[_entry(column, index) for column in self])
@@ -87,9 +92,12 @@ class _Shown:
     turned_away: jax.Array
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Layout:
-    """How everything that enters or leaves a program is packed: one program for each layout."""
+    """How everything that enters or leaves a program is packed: one program for each layout.
+
+    There is one for each structure, compared by identity: every call of a program hashes it.
+    """
 
     env: Packing[ServeEnv]
     state: Packing[EnvState]
@@ -114,6 +122,12 @@ class Lane(NamedTuple):
     index: int
 
 
+_COMPILED: set[tuple[_Layout, bool]] = set()
+"""Which of ``advance`` and, True, ``advance_many`` have been called; they are compiled for as long
+as the process lives."""
+
+_LAYOUTS = threading.Lock()
+
 State = Packed | Lane
 """An EnvState: vectors [n], or a place in a batch."""
 
@@ -135,9 +149,7 @@ def simulator(episode: Episode) -> Simulator:
 
 def start(episode: Episode) -> tuple[State, Windows]:
     """The state and the idle observation an episode begins with; Windows of one entry."""
-    chosen = simulator(episode)
-    state, shown = _reset(chosen.layout, chosen.vectors, jax.random.key_data(episode.key()))
-    return state, read_windows(Outcome(chosen.layout, shown, None))
+    return _begin(simulator(episode), episode.key())
 
 
 def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
@@ -148,6 +160,7 @@ def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Ou
     """
     action = np.asarray(knobs, np.float32)
     state, shown = _step(simulator.layout, simulator.vectors, _alone(state), action)
+    _COMPILED.add((simulator.layout, False))
     return state, Outcome(simulator.layout, shown, None)
 
 
@@ -162,8 +175,32 @@ def advance_many(
     count = len(states)
     actions = np.asarray([*knobs, *[knobs[-1]] * (BATCH_SIZE - count)], np.float32)
     batch, shown = _step_many(simulator.layout, simulator.vectors, _batched(states), actions)
+    _COMPILED.add((simulator.layout, True))
     lanes = [Lane(batch, index) for index in range(count)]
     return lanes, Outcome(simulator.layout, shown, count)
+
+
+def is_compiled(simulator: Simulator, *, together: bool) -> bool:
+    """Whether sessions of that structure are begun and advanced without a pause.
+
+    Args:
+      together: by ``advance_many``, instead of by ``advance``.
+    """
+    return (simulator.layout, together) in _COMPILED
+
+
+def try_out(simulator: Simulator, *, together: bool) -> None:
+    """Begins a session and advances it, which compiles what that needs.
+
+    Args:
+      together: as ``is_compiled``.
+    """
+    state, _ = _begin(simulator, jax.random.key(0))
+    knobs = knobs_of(DEFAULT_ACTION)
+    if together:
+        advance_many(simulator, [state], [knobs])
+    else:
+        advance(simulator, state, knobs)
 
 
 def read_windows(outcome: Outcome) -> Windows:
@@ -173,7 +210,25 @@ def read_windows(outcome: Outcome) -> Windows:
         rows = [vector[None] for vector in vectors]
     else:
         rows = [vector[: outcome.count] for vector in vectors]
-    shown = outcome.layout.shown.unpack(tuple(rows))
+    return _read(outcome.layout, rows)
+
+
+def read_in_turn(outcomes: Sequence[tuple[Outcome, int]]) -> Windows:
+    """Entries of several outcomes of one environment, at least one: of each the one of that
+    place."""
+    rows = [
+        [
+            np.asarray(vector) if outcome.count is None else np.asarray(vector)[place]
+            for vector in outcome.vectors
+        ]
+        for outcome, place in outcomes
+    ]
+    layout = outcomes[0][0].layout
+    return _read(layout, [np.stack(column) for column in zip(*rows, strict=True)])
+
+
+def _read(layout: _Layout, rows: Sequence[np.ndarray]) -> Windows:
+    shown = layout.shown.unpack(tuple(rows))
 
     def total(classes: Any) -> list[float]:
         return classes.sum(axis=-1, dtype=np.float64).tolist()
@@ -201,10 +256,21 @@ def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
     return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
 
 
+def _begin(simulator: Simulator, key: jax.Array) -> tuple[State, Windows]:
+    state, shown = _reset(simulator.layout, simulator.vectors, jax.random.key_data(key))
+    return state, read_windows(Outcome(simulator.layout, shown, None))
+
+
 def _entry(column: Any, index: int) -> Any:
     if isinstance(column, dict):
         return {name: values[index] for name, values in column.items()}
     return column[index]
+
+
+def _only(column: Any, index: int) -> Any:
+    if isinstance(column, dict):
+        return {name: values[index : index + 1] for name, values in column.items()}
+    return column[index : index + 1]
 
 
 def _concatenated(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
@@ -274,7 +340,10 @@ def _shown(timestep: TimeStep) -> _Shown:
 def _simulator(task: str, config: str) -> Simulator:
     env = environment(task, config)
     packing = Packing.of(env)
-    return Simulator(env, _layout(packing), _pack(packing, env))
+    # Whoever comes second must not get another layout of the same structure, and other programs.
+    with _LAYOUTS:
+        layout = _layout(packing)
+    return Simulator(env, layout, _pack(packing, env))
 
 
 @functools.cache

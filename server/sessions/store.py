@@ -17,14 +17,22 @@ from typing import NamedTuple
 
 from filelock import FileLock
 
+from jaxserve.errors import InputError
 from jaxserve.runtime.database import connect
 from jaxserve.spaces import KNOBS
 from server.problems import StorageFailure
 from server.sessions.engine import Knobs
+from server.sessions.watching import FileWatch
 from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 2
+_BUSY_MS = 2000
+"""How long a commit waits for other processes."""
+_BUSY_AGAIN_MS = 50
+"""The same where the last one has waited in vain."""
+_PROBE_S = 1.0
+_NOTE_CLOCK = "INSERT OR REPLACE INTO notes VALUES ('clock', ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
 """Heads that are remembered."""
@@ -127,7 +135,14 @@ class NewDefault(NamedTuple):
     session: str
 
 
-Record = NewEpisode | NewStep | NewDefault
+class NewNote(NamedTuple):
+    """A record: a text under a name; ``default_session`` and ``clock`` are the log's own."""
+
+    key: str
+    text: str
+
+
+Record = NewEpisode | NewStep | NewDefault | NewNote
 
 
 class MovedSession(Exception):
@@ -137,10 +152,16 @@ class MovedSession(Exception):
 class Store:
     """The log, for use by one thread."""
 
-    def __init__(self, path: str, connection: sqlite3.Connection) -> None:
-        """Use ``open_store``."""
+    def __init__(
+        self, path: str, connection: sqlite3.Connection, problem: str | None = None
+    ) -> None:
+        """Use ``open_store``. ``problem`` is why it cannot be written, or is in memory."""
         self.path = path
         self._connection = connection
+        self._problem = problem
+        self._only_read = problem is not None and not self.in_memory
+        self._watch = FileWatch(path)
+        self._tried = time.monotonic()
         # The log's clock goes on from its last entry or note. It is neither moved by changes of the
         # wall clock, nor does it count the time in which no server ran.
         (latest,) = connection.execute(
@@ -182,9 +203,13 @@ class Store:
 
     def default_session(self) -> str | None:
         """The session that requests without one mean."""
+        return self.note("default_session")
+
+    def note(self, key: str) -> str | None:
+        """The text that was kept under a name."""
         with _readable():
             row = self._connection.execute(
-                "SELECT value FROM notes WHERE key = 'default_session'"
+                "SELECT value FROM notes WHERE key = ?", (key,)
             ).fetchone()
         return None if row is None else row[0]
 
@@ -215,21 +240,83 @@ class Store:
             return
         now = self.now()
         try:
+            self._open_for_writing()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
                 heads = self._write(records, now)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
+            self._fails(str(error))
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
+        self._works()
         self._known.update(heads)
+
+    def fault(self) -> str | None:
+        """Why what is acknowledged now would not outlive the process; None if it would, or if the
+        log was to be in memory. Tries to write, once a second at most."""
+        gone = self._watch.fault()
+        if gone is not None or self.in_memory:
+            return gone or self._problem
+        if time.monotonic() - self._tried >= _PROBE_S:
+            self.try_writing()
+        return self._problem
+
+    def try_writing(self) -> None:
+        """Finds out whether the log can be written."""
+        try:
+            self._open_for_writing()
+            self._tried = time.monotonic()
+            with self._connection:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(_NOTE_CLOCK, (self.now(),))
+        except (sqlite3.Error, OSError) as error:
+            self._fails(str(error))
+        else:
+            self._works()
+
+    def _open_for_writing(self) -> None:
+        """Raises OSError where the file is no longer the log, or has no room."""
+        if gone := self._watch.fault():
+            raise OSError(gone)
+        if not self._only_read:
+            return
+        if time.monotonic() - self._tried < _PROBE_S:
+            raise OSError(self._problem)
+        self._tried = time.monotonic()
+        # What reads may keep what writes away.
+        self.close()
+        try:
+            self._connection, self._only_read = _connect(self.path), False
+        except sqlite3.Error:
+            self._connection = _connect_to_read(self.path)
+            raise
+        finally:
+            self._watch = FileWatch(self.path)
+            self._known.clear()
+        self._known_at = self._others_version()
+
+    def _works(self) -> None:
+        if self._problem is not None and not self.in_memory:
+            _LOG.warning("session log %s can be written again", self.path)
+            self._problem = None
+            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+
+    def _fails(self, problem: str) -> None:
+        if self._problem is None:
+            _LOG.warning("session log %s cannot be written (%s)", self.path, problem)
+            # Others wait meanwhile: once is enough.
+            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_AGAIN_MS}")
+        self._problem = problem
 
     def _write(self, records: Sequence[Record], now: float) -> dict[str, Head]:
         """Within a transaction; returns where the sessions then stand."""
-        heads = self.heads([*{record.session: None for record in records}])
+        notes = [record for record in records if isinstance(record, NewNote)]
+        moves = [record for record in records if not isinstance(record, NewNote)]
+        heads = self.heads([*{record.session: None for record in moves}])
         (newest,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
         episodes, steps = [], []
-        for record in records:
+        for record in moves:
             session = record.session
             head = heads.get(session)
             if isinstance(record, NewStep):
@@ -245,9 +332,7 @@ class Store:
                 episodes.append((record.episode, session, record.name, record.spec))
                 heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
             else:
-                self._connection.execute(
-                    "INSERT OR REPLACE INTO notes VALUES ('default_session', ?)", (session,)
-                )
+                notes.append(NewNote("default_session", session))
         self._connection.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
         self._connection.executemany(
             f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})", steps
@@ -256,6 +341,7 @@ class Store:
             "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
             [(session, *head) for session, head in heads.items()],
         )
+        self._connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes)
         return heads
 
     def expire(self, idle_s: float) -> int:
@@ -269,7 +355,7 @@ class Store:
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
             self._known.clear()
-            self._connection.execute("INSERT OR REPLACE INTO notes VALUES ('clock', ?)", (now,))
+            self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
             return self._connection.execute(
@@ -285,14 +371,18 @@ class Store:
     def close(self) -> None:
         """Folds the write-ahead log into the file."""
         self._connection.close()
+        self._watch.close()
 
 
 def open_store(path: str) -> Store:
     """Opens or creates a log.
 
     A file that is no session log, is damaged or has another schema version is set aside under
-    another name and a new one begun. Where nothing can be written the log is kept in memory. The
-    server's log says so.
+    another name and a new one begun. One that cannot be written is read until it can. Where there
+    is none and none can be begun, the log is kept in memory. The server's log says so.
+
+    Raises:
+      InputError: there is one that can be neither written nor read.
     """
     if path == IN_MEMORY:
         return Store(path, _connect(path))
@@ -300,17 +390,34 @@ def open_store(path: str) -> Store:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Two processes must not set aside what the other has just begun.
         with FileLock(f"{path}.lock"):
-            return Store(path, _opened(path))
+            store = Store(path, _opened(path))
+        store.try_writing()
+        return store
     except sqlite3.Error as error:
         reason = str(error)
     except OSError as error:
         reason = error.strerror or str(error)
+    if Path(path).is_file() and Path(path).stat().st_size:
+        _LOG.warning(
+            "session log %s cannot be written (%s): sessions can be read, and steps are refused "
+            "until it can",
+            path,
+            reason,
+        )
+        try:
+            return Store(path, _connect_to_read(path), reason)
+        except sqlite3.Error as error:
+            raise InputError(
+                f"the session log {path} can be neither written ({reason}) nor read ({error}); "
+                "make room for it, or name another file by JAXSERVE_DATABASE"
+            ) from None
     _LOG.warning(
         "session log %s cannot be written (%s): sessions are in memory and end with the server",
         path,
         reason,
     )
-    return Store(IN_MEMORY, _connect(IN_MEMORY))
+    why = f"the session log cannot be written ({reason}), so that sessions are in memory"
+    return Store(IN_MEMORY, _connect(IN_MEMORY), why)
 
 
 def _opened(path: str) -> sqlite3.Connection:
@@ -325,7 +432,32 @@ def _opened(path: str) -> sqlite3.Connection:
 
 
 def _connect(path: str) -> sqlite3.Connection:
-    return connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
+    connection = connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
+    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+    return connection
+
+
+def _connect_to_read(path: str) -> sqlite3.Connection:
+    """A connection to a log beside which no file can be begun.
+
+    Raises:
+      sqlite3.Error: it cannot be read either.
+    """
+    # What the -wal file has is read without the shared index of it, for which there is no room;
+    # where there is no -wal file nobody writes, and the log is read as it is.
+    waiting = Path(f"{path}-wal")
+    written = waiting.is_file() and waiting.stat().st_size > 0
+    mode = "mode=rw" if written else "immutable=1"
+    connection = sqlite3.connect(
+        f"{Path(path).absolute().as_uri()}?{mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    if written:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+    connection.execute("SELECT count(*) FROM sessions").fetchone()
+    return connection
 
 
 def _set_aside(file: Path, reason: str) -> None:

@@ -22,10 +22,14 @@ const named = (path, session) => `${path}?session_id=${encodeURIComponent(sessio
 export const tasks = () => ask("GET", "/tasks");
 export const runtime = () => ask("GET", "/runtime");
 export const agents = async () => (await ask("GET", "/info")).agents;
-export const reset = (task, seed, split) => ask("POST", "/reset", { task_id: task, seed, split });
+export const reset = (task, seed, split) =>
+  ask("POST", "/reset", { task_id: task, split, ...(seed === null ? {} : { seed }) });
 export const step = (session, action) => ask("POST", "/step", { session_id: session, action });
 export const drive = (session, agent, windows) =>
-  ask("POST", "/agent", { session_id: session, agent, windows }).then((data) => data.results);
+  ask("POST", "/agent", { session_id: session, agent, windows });
+export const operate = (session) => ask("POST", "/operator", { session_id: session });
+export const yardsticks = (session) => ask("GET", named("/yardsticks", session));
+export const classes = (session) => ask("GET", named("/classes", session));
 export const grade = (session) => ask("POST", "/grader", { session_id: session });
 export const logAddress = (session) => named("/episode_log", session);
 export const log = (session) => ask("GET", logAddress(session));

@@ -1,40 +1,49 @@
 // The page: one session, played by hand or by an agent. The address remembers the session.
 
 import * as server from "./api.js";
-import { Charts } from "./charts.js";
+import { Board } from "./board.js";
+import { Choice } from "./choice.js";
 import { Knobs } from "./knobs.js";
 import { Live } from "./live.js";
-import { showScore } from "./score.js";
+import { LANGUAGE_MODEL, Play } from "./play.js";
 
 const find = (id) => document.getElementById(id);
-const knobs = new Knobs(find("knobs"));
-const charts = new Charts(find("charts"));
-const CHUNK = 10; // windows that an agent plays between two pictures
+const BUSY = ["reset", "step", "run", "drive", "grade"];
+const MOST_WINDOWS = 2000;
+const AGENTS = {
+  heuristic: "Rules of thumb of an operator who has load tests of the server.",
+  best_static: "The best setting that never changes, found by search.",
+  ppo: "A policy trained by reinforcement learning (PPO).",
+  default: "Every knob at its default.",
+  random: "Random knobs: the 0 of the score.",
+  [LANGUAGE_MODEL]: "A language model reads the numbers every few windows and says why it turns a knob.",
+};
 
 let known = [];
 let fields = {}; // what the server says of each knob
-let task = null;
-let session = null;
-let windows = []; // {observation, reward, action, done}; the first is the reset
-let stopped = false;
-let isLive = false; // whether steps go to a real engine
-let watched = { name: null, episode: [] }; // what the live tab shows
+let shown = null; // the task whose charts are built
+let watched = { task: null, name: "", windows: [], ghosts: {} }; // what the live tab shows
+const board = new Board();
+const knobs = new Knobs(find("knobs"));
+const play = new Play((isNew) => (isNew ? begun() : tab() === "play" && board.draw()));
+const choice = new Choice(() => during("Starting an episode", chosen));
 const live = new Live(showLive, (text, failed) => {
   find("live_status").textContent = text;
   find("live_status").classList.toggle("error", Boolean(failed));
 });
 
-const BUSY = ["reset", "step", "run", "drive", "grade"];
+const taskOf = (name) => known.find((one) => one.task_id === name);
+const tab = () => (find("play").hidden ? "live" : "play");
 
-// Runs what a button asks for; no other button works meanwhile.
+// Runs what a button asks for; no other button works meanwhile. `work` returns what is to be said.
 async function during(what, work) {
-  stopped = false;
+  play.stopped = false;
   for (const id of BUSY) find(id).disabled = true;
   find("stop").disabled = false;
-  say(what);
+  say(`${what} …`);
   try {
-    await work();
-    say(windows.at(-1)?.done ? "The episode is over: grade it, or reset." : "");
+    const text = (await work()) ?? "";
+    say(play.over ? `${text} The episode is over: grade it, or reset.`.trim() : text);
   } catch (error) {
     say(error.message, true);
   }
@@ -47,149 +56,168 @@ function say(text, failed = false) {
   find("status").classList.toggle("error", failed);
 }
 
-function show() {
-  charts.draw(windows);
-  showScore(windows, isLive ? null : task.mean_reward_anchors);
-}
-
-function describe(one) {
-  find("about").textContent = `${one.description} ${one.num_gpus} × ${one.hardware}, ${one.model}, `
-    + `${one.max_steps} windows of ${one.window_s} s.`;
-}
-
-// The live tab shows an episode in the same charts; the one that is played is drawn again after it.
-function showLive(name, episode) {
-  watched = { name, episode };
-  const other = known.find((one) => one.task_id === name);
-  if (other) describe(other);
-  else find("about").textContent = name ? `${name}, a task of your own.` : "";
-  // Such a task has no limits that this server knows of.
-  charts.build(other ?? { classes: [], knob_ranges: known[0].knob_ranges }, fields);
-  charts.draw(episode);
-  showScore(episode, null);
-}
-
-function turnTo(tab) {
-  const toLive = tab === "live";
-  find("play").hidden = toLive;
-  find("live").hidden = !toLive;
-  find("score").hidden = toLive; // measured rewards have no scale
-  find("tab_play").setAttribute("aria-pressed", String(!toLive));
-  find("tab_live").setAttribute("aria-pressed", String(toLive));
-  if (toLive) {
-    showLive(watched.name, watched.episode);
-    if (isLive) live.follow();
-    return;
-  }
-  live.stop();
-  describe(task);
-  charts.build(task, fields);
-  show();
-}
-
-function choose(name) {
-  task = known.find((one) => one.task_id === name);
-  find("task").value = name;
-  describe(task);
+// An episode has begun or was taken up.
+function begun() {
+  const { task, windows } = play.episode;
+  choice.set(play.chosen);
+  location.hash = play.session;
+  find("download").href = server.logAddress(play.session);
+  ungraded();
   knobs.build(task, fields);
-  charts.build(task, fields);
+  knobs.follow(windows.at(-1).action);
+  if (tab() === "play") board.begin(play.episode, fields, known[0]);
 }
 
-function begin(id, first) {
-  session = id;
-  windows = [first];
-  location.hash = id;
-  find("download").href = server.logAddress(id);
+function ungraded() {
   find("graded").textContent = "–";
   find("feedback").textContent = "";
 }
 
-function add(answer, action) {
-  windows.push({ observation: answer.observation, reward: answer.reward, done: answer.done, action });
-}
-
 async function reset() {
-  choose(find("task").value);
-  const answer = await server.reset(task.task_id, Number(find("seed").value), find("split").value);
-  begin(answer.session_id, { observation: answer.observation, reward: 0, done: false });
-  show();
+  const { task, seed, split } = choice.get();
+  const drawn = await play.reset(taskOf(task), seed, split);
+  return seed === null ? `No seed was given; ${drawn} was drawn.` : "";
 }
 
-function needSession() {
-  if (!session) throw new Error("no episode has been started; reset first");
-}
-
-async function run(count) {
-  needSession();
-  for (let left = count; left > 0 && !stopped && !windows.at(-1).done; left -= 1) {
-    const action = knobs.action();
-    add(await server.step(session, action), action);
-    show();
+// Another task, seed or split: an episode of which nothing was played gives way at once.
+async function chosen() {
+  const wanted = choice.get();
+  const now = play.chosen;
+  if (now && wanted.task === now.task && wanted.seed === now.seed && wanted.split === now.split) {
+    choice.pending("");
+  } else if (play.played || play.isLive) {
+    const seed = wanted.seed === null ? "a new seed" : `seed ${wanted.seed}`;
+    choice.pending(`${taskOf(wanted.task).title}, ${seed}, ${wanted.split} begins with Reset. `
+      + (now ? `Until then ${taskOf(now.task).title}, seed ${now.seed}, goes on at window ${play.played}.` : ""));
+  } else {
+    return reset();
   }
+  return "";
+}
+
+async function run() {
+  const text = find("windows").value.trim();
+  const count = Number(text);
+  if (!text || !Number.isInteger(count) || count < 1 || count > MOST_WINDOWS) {
+    throw new Error(`windows to run is ${text || "empty"}; it must be a whole number from 1 to ${MOST_WINDOWS}`);
+  }
+  return step(count);
+}
+
+async function step(count) {
+  const over = play.over;
+  ungraded();
+  const done = await play.run(count, () => knobs.action());
+  if (over) return "No window was played.";
+  if (done === 1 && count === 1) return "";
+  return done < count ? `${done} of ${count} windows were played.` : `${done} windows were played.`;
 }
 
 async function drive() {
-  needSession();
-  while (!stopped && !windows.at(-1).done) {
-    for (const answer of await server.drive(session, find("agent").value, CHUNK)) {
-      add(answer, answer.info.action);
-    }
-    show();
-  }
+  const agent = find("agent").value;
+  ungraded();
+  const done = await play.drive(agent, (action, decision) => {
+    knobs.follow(action);
+    if (decision) say(`${decision.model}: ${decision.reason ?? "no reason was given"}`);
+  });
+  return `${find("agent").selectedOptions[0].textContent} played ${done} windows; the knobs are where it left them.`;
 }
 
 async function grade() {
-  needSession();
-  const found = await server.grade(session);
+  const found = await play.grade();
   find("graded").textContent = found.score?.toFixed(3) ?? "–"; // a live episode has none
   find("feedback").textContent = found.feedback;
+  return "";
 }
 
-// Takes up the session that the address names.
-async function resume(id) {
-  const log = await server.log(id);
-  choose(log.task_id);
-  find("seed").value = log.seed;
-  find("split").value = log.split;
-  const [first, ...rest] = log.episode_log;
-  begin(id, { ...first, reward: 0, done: false });
-  windows.push(...rest);
-  show();
+// The live tab shows an episode on the same board; the one that is played is drawn again after it.
+function showLive(name, windows) {
+  if (!known.length) return; // nothing has been loaded yet
+  const isSame = shown === name;
+  watched = { ...watched, task: taskOf(name) ? { ...taskOf(name), mean_reward_anchors: null } : null, name, windows };
+  if (isSame) {
+    board.episode = watched;
+    board.draw();
+    return;
+  }
+  shown = name;
+  board.begin(watched, fields, known[0]);
+}
+
+function turnTo(which) {
+  const toLive = which === "live";
+  find("play").hidden = toLive;
+  find("live").hidden = !toLive;
+  find("first_steps").hidden = toLive;
+  find("score").hidden = toLive; // measured rewards have no scale
+  find("tab_play").setAttribute("aria-pressed", String(!toLive));
+  find("tab_live").setAttribute("aria-pressed", String(toLive));
+  shown = null;
+  if (toLive) {
+    showLive(watched.name, watched.windows);
+    if (play.isLive) live.follow();
+    return;
+  }
+  live.stop();
+  if (play.session) board.begin(play.episode, fields, known[0]);
 }
 
 async function start() {
   const { tasks, action_schema: schema } = await server.tasks();
-  isLive = (await server.runtime()).mode === "live";
+  const runtime = await server.runtime();
+  play.isLive = runtime.mode === "live";
   known = tasks;
   fields = schema.properties;
   find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));
-  const agents = (await server.agents()).filter((name) =>
-    ["heuristic", "best_static", "ppo", "default", "random"].includes(name));
-  find("agent").replaceChildren(...agents.map((name) => new Option(name.replace("_", " "), name)));
+  const offered = (await server.agents()).filter((name) => name in AGENTS);
+  if (runtime.language_model) offered.push(LANGUAGE_MODEL);
+  find("agent").replaceChildren(...offered.map((name) => new Option(name.replace("_", " "), name)));
   find("agent").value = "heuristic";
+  explainAgent();
   const id = location.hash.slice(1);
   if (id) {
     try {
-      return await resume(id);
+      await play.resume(id, taskOf);
+      play.look();
+      return "";
     } catch {
       // The session is gone: begin another.
     }
   }
-  choose(known[0].task_id);
-  if (!isLive) return reset();
+  if (!play.isLive) return reset();
   // A reset is played on the engine: not before somebody asks for it.
   turnTo("live");
+  return "";
 }
 
+function explainAgent() {
+  find("agent_hint").textContent = AGENTS[find("agent").value] ?? "";
+}
+
+// Who has closed the first steps does not see them again.
+function rememberFirstSteps() {
+  const box = find("first_steps");
+  try {
+    box.open = localStorage.getItem("first_steps") !== "closed";
+    box.addEventListener("toggle", () => localStorage.setItem("first_steps", box.open ? "open" : "closed"));
+  } catch {
+    // A browser that keeps nothing: they stay open.
+  }
+}
+
+rememberFirstSteps();
+find("agent").addEventListener("change", explainAgent);
 find("tab_play").addEventListener("click", () => turnTo("play"));
 find("tab_live").addEventListener("click", () => turnTo("live"));
+find("episode").noValidate = true; // the page says itself what is wrong
 find("episode").addEventListener("submit", (event) => {
   event.preventDefault();
   during("Starting an episode", reset);
 });
-find("step").addEventListener("click", () => during("Stepping", () => run(1)));
-find("run").addEventListener("click", () => during("Running", () => run(Number(find("windows").value))));
+find("keep").addEventListener("click", () => choice.set(play.chosen));
+find("step").addEventListener("click", () => during("Stepping", () => step(1)));
+find("run").addEventListener("click", () => during("Running", run));
 find("drive").addEventListener("click", () => during("The agent drives", drive));
 find("grade").addEventListener("click", () => during("Grading", grade));
-find("stop").addEventListener("click", () => (stopped = true));
+find("stop").addEventListener("click", () => (play.stopped = true));
 during("Loading", start);

@@ -1,4 +1,6 @@
-// The six sliders and toggles.
+// The six knobs: a slider and an exact number, a list or a switch for each.
+
+import { knobValue } from "./panels.js";
 
 // How a slider moves: its ends, and from its position to the value and back. In octaves the difference
 // between 1 and 2 matters, that of 511 and 512 does not.
@@ -11,51 +13,109 @@ function scaleOf(field, low, high) {
     };
   }
   const step = field.type === "integer" ? 1 : 0.05;
-  return { min: low, max: high, step, value: Number, position: Number };
+  return { min: low, max: high, step, value: (position) => Number(Number(position).toFixed(4)), position: Number };
 }
 
-function shown(field, value) {
-  if (field.names.length) return field.names[value];
-  return field.type === "integer" ? String(value) : `${Math.round(100 * value)} %`;
+function input(type, attributes) {
+  return Object.assign(document.createElement("input"), { type, ...attributes });
 }
 
 export class Knobs {
   constructor(fieldset) {
     this.fieldset = fieldset;
-    this.inputs = {};
+    this.knobs = {};
   }
 
-  // Sliders for a task; those that the task locks cannot be moved.
+  // Controls for a task; those that the task locks cannot be moved.
   build(task, fields) {
     for (const old of this.fieldset.querySelectorAll(".knob")) old.remove();
+    this.knobs = {};
     for (const [knob, [low, most]] of Object.entries(task.knob_ranges)) {
       const field = fields[knob];
-      const scale = scaleOf(field, low, field.below_gpus ? Math.min(task.num_gpus - 1, most) : most);
-      const toggle = field.names.length === 2;
-      const label = document.createElement("label");
-      label.className = "knob";
-      const input = document.createElement("input");
-      const output = document.createElement("output");
-      input.id = knob;
-      if (toggle) input.type = "checkbox";
-      else Object.assign(input, { type: "range", min: scale.min, max: scale.max, step: scale.step });
-      input.disabled = !task.active_knobs.includes(knob);
-      label.classList.toggle("locked", input.disabled);
-      const read = () => (toggle ? Number(input.checked) : scale.value(Number(input.value)));
-      const write = (value) => {
-        if (toggle) input.checked = Boolean(value);
-        else input.value = scale.position(value);
-        output.textContent = shown(field, read());
-      };
-      input.addEventListener("input", () => write(read()));
-      label.append(field.title, output, input);
-      this.fieldset.append(label);
-      this.inputs[knob] = { read, write };
-      write(task.default_action[knob]);
+      const high = field.below_gpus ? Math.max(Math.min(task.num_gpus - 1, most), 1) : most;
+      const locked = !task.active_knobs.includes(knob);
+      this.knobs[knob] = this.#knob(knob, field, low, high, locked);
+      this.knobs[knob].write(task.default_action[knob]);
     }
   }
 
   action() {
-    return Object.fromEntries(Object.entries(this.inputs).map(([knob, { read }]) => [knob, read()]));
+    return Object.fromEntries(Object.entries(this.knobs).map(([knob, { read }]) => [knob, read()]));
   }
+
+  // What an agent chose.
+  follow(action) {
+    for (const [knob, value] of Object.entries(action ?? {})) this.knobs[knob]?.write(value);
+  }
+
+  #knob(knob, field, low, high, locked) {
+    const row = document.createElement("div");
+    row.className = "knob";
+    row.classList.toggle("locked", locked);
+    const label = document.createElement("label");
+    label.htmlFor = knob;
+    label.textContent = field.title + (field.type === "integer" ? "" : " (%)");
+    const hint = document.createElement("span");
+    hint.className = "hint";
+    hint.id = `${knob}_hint`;
+    hint.textContent = field.description;
+    let value = low;
+    const controls = field.names.length === 2 ? toggle(knob)
+      : sliderAndNumber(knob, field, scaleOf(field, low, high), low, high);
+    const write = (to) => {
+      value = to;
+      controls.show(to);
+    };
+    controls.changed((to) => write(to));
+    for (const element of controls.elements) {
+      element.disabled = locked;
+      element.setAttribute("aria-describedby", hint.id);
+    }
+    const state = document.createElement("output");
+    state.className = "number";
+    state.hidden = !locked && field.names.length === 0;
+    const shown = controls.show;
+    controls.show = (to) => {
+      shown(to);
+      state.textContent = knobValue(field, to) + (locked ? " · locked" : "");
+    };
+    row.append(label, state, ...controls.elements, hint);
+    this.fieldset.append(row);
+    return { read: () => value, write };
+  }
+}
+
+function toggle(knob) {
+  const box = input("checkbox", { id: knob });
+  return {
+    elements: [box],
+    show: (value) => (box.checked = Boolean(value)),
+    changed: (write) => box.addEventListener("input", () => write(Number(box.checked))),
+  };
+}
+
+// The slider comes near a value, the number is exact; a share is written in per cent.
+function sliderAndNumber(knob, field, scale, low, high) {
+  const factor = field.type === "integer" ? 1 : 100;
+  const slider = input("range", { id: knob, min: scale.min, max: scale.max, step: scale.step });
+  const elements = [slider];
+  const exact = input("number", { id: `${knob}_exact`, min: factor * low, max: factor * high, step: 1 });
+  exact.setAttribute("aria-label", `${field.title}, exact${factor === 100 ? ", per cent" : ""}`);
+  if (!field.names.length) elements.unshift(exact);
+  return {
+    elements,
+    show: (value) => {
+      slider.value = scale.position(value);
+      slider.setAttribute("aria-valuetext", knobValue(field, value));
+      exact.value = Number((factor * value).toFixed(2));
+    },
+    changed: (write) => {
+      slider.addEventListener("input", () => write(scale.value(Number(slider.value))));
+      exact.addEventListener("change", () => {
+        const asked = Number(exact.value) / factor;
+        const bounded = Math.min(Math.max(Number.isFinite(asked) ? asked : low, low), high);
+        write(field.type === "integer" ? Math.round(bounded) : bounded);
+      });
+    },
+  };
 }

@@ -1,5 +1,7 @@
 // Where the mean reward lies between random knobs, the best static setting and the oracle.
 
+const find = (id) => document.getElementById(id);
+
 // The anchors' scale, as the grader has it; null where the task has no anchors.
 export function scoreOf(mean, anchors) {
   if (!anchors) return null;
@@ -10,21 +12,28 @@ export function scoreOf(mean, anchors) {
   return Math.min(Math.max(score, 0), 1);
 }
 
-export function showScore(windows, anchors) {
-  const played = windows.slice(1);
-  const rewards = played.map((window) => window.reward).filter((reward) => reward !== null);
-  const text = (id, value) => (document.getElementById(id).textContent = value);
-  const marker = document.getElementById("marker");
-  text("window", played.length);
-  marker.style.display = "none";
-  text("mean", "–");
-  text("so_far", "–");
-  if (!rewards.length) return;
-  const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
-  text("mean", mean.toFixed(4));
-  const score = scoreOf(mean, anchors);
-  if (score === null) return;
-  text("so_far", score.toFixed(3));
-  marker.style.display = "block";
-  marker.style.left = `${100 * score}%`;
+function meanReward(windows, count) {
+  const rewards = windows.slice(1, count).map((window) => window.reward).filter((reward) => reward !== null);
+  return rewards.length ? rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length : null;
+}
+
+export function showScore(windows, task, ghosts) {
+  const anchors = task?.mean_reward_anchors;
+  const mean = meanReward(windows);
+  const score = mean === null ? null : scoreOf(mean, anchors);
+  find("window").textContent = windows.length - 1 < 0 ? 0 : windows.length - 1;
+  find("length").textContent = task?.max_steps ? ` of ${task.max_steps}` : "";
+  find("mean").textContent = mean === null ? "–" : mean.toFixed(4);
+  find("so_far").textContent = score === null ? "–" : score.toFixed(3);
+  find("marker").hidden = score === null;
+  find("marker").style.left = `${100 * (score ?? 0)}%`;
+  const apart = ghosts.map(({ name, entries }) => [name, meanReward(entries, windows.length)])
+    .filter(([, other]) => other !== null && mean !== null)
+    .map(([name, other]) => distance(mean - other, name));
+  find("standing").textContent = apart.length ? `In the same windows: ${apart.join(", ")}.` : "";
+}
+
+function distance(ahead, name) {
+  const size = Math.abs(ahead).toFixed(3);
+  return Number(size) === 0 ? `level with ${name}` : `${size} a window ${ahead > 0 ? "ahead of" : "behind"} ${name}`;
 }

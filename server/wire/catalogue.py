@@ -46,8 +46,10 @@ def describe_task(name: str) -> dict[str, Any]:
         "model": spec.model,
         "num_gpus": spec.deployment.num_gpus,
         "max_steps": spec.horizon,
+        "episode_length": spec.horizon,
         "window_s": spec.window_s,
         "active_knobs": list(spec.knobs),
+        "active_actions": list(spec.knobs),
         "knob_ranges": {knob: [bound.low, bound.high] for knob, bound in ACTION_BOUNDS.items()},
         "default_action": DEFAULT_ACTION | dict(spec.locked),
         "classes": [

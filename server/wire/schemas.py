@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    ValidationError,
     create_model,
     model_validator,
 )
@@ -25,7 +26,7 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_FIELD
 from server.sessions.engine import Knobs, Window
 from server.sessions.session import BatchView, View
 from server.wire.openenv_api import Action, Observation, State
-from server.wire.sentences import check_names, complaint
+from server.wire.sentences import check_names, complaint, sentence
 from server.wire.spellings import ALIASES, SPELLINGS, TRUE_OR_FALSE, knob_values
 
 LIVE, SIMULATED = "live", "simulated"
@@ -197,12 +198,41 @@ def step_answer(view: View) -> dict[str, Any]:
     """The body of an answer to reset and step."""
     about = information(view)
     return {
-        "observation": view.window.observation | {"metadata": about},
+        "observation": {**view.window.observation, "task_id": about["task_id"], "metadata": about},
         "reward": view.window.reward,
         "done": view.window.done,
         "metadata": about,
-        "info": about,
+        "info": about | _as_before(view),
         "session_id": view.session_id,
+    }
+
+
+_METRICS = (
+    "p50_ttft_ms",
+    "p99_ttft_ms",
+    "p50_itl_ms",
+    "throughput_tps",
+    "gpu_memory_used_gb",
+    "estimated_cost_per_1k",
+    "spec_acceptance_rate",
+    "eviction_events",
+)
+
+
+def _as_before(view: View) -> dict[str, Any]:
+    """What earlier projects have in ``info``, from the window that was observed."""
+    seen = view.window.observation
+    return {
+        "timestep": view.steps,
+        "metrics": {name: seen[name] for name in _METRICS}
+        | {"requests_served": view.window.completed, "slo_violations": view.window.failed},
+        "workload": {
+            "arrival_rate": seen["request_arrival_rate"],
+            "queue_depth": seen["queue_depth"],
+            "mean_prompt_length": seen["mean_prompt_length"],
+            "phase": _phase(view),
+            "step_index": view.steps,
+        },
     }
 
 
@@ -335,6 +365,25 @@ class StepManyBody(Body):
     steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_SESSIONS)]
 
 
+class EpisodeObject(Body):
+    """An episode's log as an earlier project keeps it: a list for each of its parts."""
+
+    task_id: Label
+    actions: list[dict[str, Any]]
+    observations: list[dict[str, Any]] = Field(description="the reset's, then one for each action")
+    rewards: list[float]
+    final_state: dict[str, Any] | None = None
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The same, a mapping for each window; figures that are missing are not compared."""
+        entries: list[dict[str, Any]] = [{"action": action} for action in self.actions]
+        for entry, reward in zip(entries, self.rewards[-len(entries) :], strict=False):
+            entry["reward"] = reward
+        for entry, observation in zip(entries, self.observations[1:], strict=False):
+            entry["observation"] = observation
+        return entries
+
+
 class GradeBody(EpisodeBody):
     """Body of ``POST /grader``: a session, or the actions or the log of an episode.
 
@@ -343,10 +392,38 @@ class GradeBody(EpisodeBody):
 
     session_id: SessionId | None = None
     actions: list[ServeAction] | None = None
-    episode_log: list[dict[str, Any]] | None = None
+    episode_log: list[dict[str, Any]] | None = Field(
+        None, description="a mapping for each window, or one mapping with a list for each part"
+    )
+    actions_taken: Annotated[int, Field(ge=0, strict=True)] | None = Field(
+        None, description="must be the number of actions, if it is given"
+    )
     task_version: int | None = Field(None, description="must be the task's, if it is given")
     episode_id: Label | None = Field(None, description="of a log; nothing depends on it")
     mode: Label | None = Field(None, description="of a log; a live one has no simulated score")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_mapping(cls, data: Any) -> Any:
+        """A log as ``EpisodeObject``, as a list."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("episode_log"), Mapping):
+            return data
+        try:
+            log = EpisodeObject.model_validate(data["episode_log"])
+        except ValidationError as error:
+            raise complaint(f"episode_log: {sentence(error.errors(include_url=False))}") from None
+        stated = data.get("task_id") or data.get("task")
+        if isinstance(stated, str) and not stated.isdecimal() and stated != log.task_id:
+            raise complaint(f"task_id is {stated!r:.60} and the log's is {log.task_id!r:.60}")
+        named = {"task_id": log.task_id} if stated is None else {}
+        return {**data, **named, "episode_log": log.entries()}
+
+
+class OperateBody(Body):
+    """Body of ``POST /operator``: the language model decides once, and its knobs are held."""
+
+    session_id: SessionId | None = None
+    windows: Annotated[int, Field(ge=1, le=200, strict=True)] = 10
 
 
 class DriveBody(Body):
@@ -355,6 +432,16 @@ class DriveBody(Body):
     session_id: SessionId | None = None
     agent: Label = "heuristic"
     windows: Annotated[int, Field(ge=1, le=200, strict=True)] = 1
+
+
+class BaselineBody(Body):
+    """Body of ``POST /baseline``: one episode of every task, played by this server."""
+
+    agent: Label = "heuristic"
+    seed: Seed = 0
+    use_openai: Annotated[bool, Field(strict=True)] = Field(
+        False, description="the operator's language model instead of an agent, within its budget"
+    )
 
 
 def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -> dict[str, Any]:

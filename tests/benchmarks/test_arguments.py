@@ -31,6 +31,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             "--seconds is nan; it must be a number from 0.1",
         ),
         ("benchmarks.server_load", ("--soak-seconds", "inf"), "--soak-seconds is inf; it must be"),
+        ("benchmarks.server_faults", ("--kills", "-1"), "--kills is -1; it must be a whole number"),
     ],
 )
 def test_bad_arguments(module: str, arguments: tuple[str, ...], message: str) -> None:

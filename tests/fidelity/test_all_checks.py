@@ -64,6 +64,7 @@ def test_checks_without_data_are_skipped_by_name(
     monkeypatch.setattr(all_checks, "MEASURED", {"kernels": check, "silicon": check})
     monkeypatch.setattr(all_checks, "scheduler_agreement", lambda: ROWS[:1])
     monkeypatch.setattr(all_checks, "fast_vs_reference", lambda: ROWS[1:])
+    monkeypatch.setattr(all_checks, "wide_fidelity", lambda: [])
     monkeypatch.setattr(all_checks, "policy_transfer", lambda: [])
     started: list[str] = []
     rows, skipped = all_checks.run_checks(tmp_path if measured else None, started.append)

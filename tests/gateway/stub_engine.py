@@ -19,7 +19,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -277,6 +278,14 @@ _EVENTS: dict[str, tuple[Any, Any, Any]] = {
         _responses_last,
     ),
 }
+
+
+@contextmanager
+def nobody_there() -> Iterator[str]:
+    """The address of an engine that is gone; held, so that nobody else takes its port."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 class RawServer:

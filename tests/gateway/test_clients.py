@@ -12,7 +12,7 @@ import pytest
 from jaxserve.gateway.settings import Tokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import RawServer, StubEngine
+from tests.gateway.stub_engine import RawServer, StubEngine, nobody_there
 
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
@@ -26,11 +26,10 @@ def test_what_an_engine_says_of_itself(engine: StubEngine, gateway: RunningGatew
 
 def test_any_engine_can_say_it(engine: StubEngine, start: Start) -> None:
     """One that is gone is passed over."""
-    with StubEngine() as gone:
-        dead = f"vllm={gone.url}"
-    gateway = start([dead, engine])
-    assert gateway.http.get("/v1/models").json()["data"] == [{"id": "stub"}]
-    assert gateway.http.get("/health").status_code == 200
+    with nobody_there() as gone:
+        gateway = start([f"vllm={gone}", engine])
+        assert gateway.http.get("/v1/models").json()["data"] == [{"id": "stub"}]
+        assert gateway.http.get("/health").status_code == 200
 
 
 def test_there_are_no_other_routes(engine: StubEngine, gateway: RunningGateway) -> None:
@@ -102,12 +101,11 @@ def test_no_key_is_ever_shown(
         caplog.at_level(logging.DEBUG, "jaxserve.gateway"),
         StubEngine() as engine,
         RawServer(b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n") as refusing,
-        StubEngine() as gone,
+        nobody_there() as gone,
     ):
-        gone.__exit__()
         good = f"vllm={engine.url},key=ENGINE_KEY,pool=good"
         bad = f"vllm={refusing.url},key=ENGINE_KEY,pool=bad"
-        dead = f"sglang={gone.url},key=ENGINE_KEY,pool=dead"
+        dead = f"sglang={gone},key=ENGINE_KEY,pool=dead"
         tokens = Tokens(client="sk-client-secret", control="sk-control-secret")
         gateway = start([good, bad, dead], tokens=tokens, records=path)
         client = {"authorization": "Bearer sk-client-secret"}
@@ -129,7 +127,7 @@ def test_no_key_is_ever_shown(
         gateway.stop()
     printed = capfd.readouterr()
     texts += [caplog.text, printed.out, printed.err, path.read_text()]
-    addresses = [one.url.removeprefix("http://") for one in (engine, refusing, gone)]
+    addresses = [one.removeprefix("http://") for one in (engine.url, refusing.url, gone)]
     for text in texts:
         ours = [
             line for line in text.splitlines() if "httpx" not in line and "httpcore" not in line
@@ -149,5 +147,10 @@ def test_too_many_at_a_time(engine: StubEngine, start: Start) -> None:
     assert gateway.http.get("/health").status_code == 200
     for client in clients:
         client.leave()
-    gateway.records(2)
+    turned_away, *others = sorted(
+        gateway.records(3), key=lambda each: each["outcome"], reverse=True
+    )
+    assert (turned_away["outcome"], turned_away["reason"]) == ("rejected", "too_many_requests")
+    assert turned_away["dialect"] == "messages" and turned_away["status"] == 429
+    assert [each["outcome"] for each in others] == ["cancelled", "cancelled"]
     assert gateway.post().status_code == 200

@@ -10,7 +10,7 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import StubEngine, stream_of, wait_until
+from tests.gateway.stub_engine import StubEngine, nobody_there, stream_of, wait_until
 
 _PATH = "/v1/chat/completions"
 
@@ -70,10 +70,8 @@ def test_a_storm(start: Start) -> None:
     """Requests that are refused, cut, left and queued, all at once: each ends in exactly one
     record, and the next one is served as if nothing had been."""
     rng = random.Random(7)
-    with StubEngine() as engine, StubEngine() as gone:
-        gone.__exit__()
-        dead = f"vllm={gone.url},cap=4"
-        gateway = start([f"vllm={engine.url},cap=4", dead], queue=60)
+    with StubEngine() as engine, nobody_there() as gone:
+        gateway = start([f"vllm={engine.url},cap=4", f"vllm={gone},cap=4"], queue=60)
         kinds = ({}, {"cut": 1}, {"status": 500}, {"status": 429}, {"error": True}, {"tokens": 50})
 
         async def one(client: aiohttp.ClientSession) -> str:

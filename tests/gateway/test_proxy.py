@@ -13,7 +13,14 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import PROMPT_TOKENS, RawServer, StubEngine, stream_of, wait_until
+from tests.gateway.stub_engine import (
+    PROMPT_TOKENS,
+    RawServer,
+    StubEngine,
+    nobody_there,
+    stream_of,
+    wait_until,
+)
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 
@@ -233,11 +240,10 @@ def test_garbage_inside_a_stream_passes_unread(start: Start) -> None:
 
 def test_another_engine_is_tried_only_if_none_has_begun(engine: StubEngine, start: Start) -> None:
     """A refused connection costs nothing; a lost one may have cost a whole computation."""
-    with StubEngine() as gone:
-        dead = f"vllm={gone.url}"
-    gateway = start([dead, engine])
-    for _ in range(3):
-        assert gateway.post().status_code == 200
+    with nobody_there() as gone:
+        gateway = start([f"vllm={gone}", engine])
+        for _ in range(3):
+            assert gateway.post().status_code == 200
     assert len(engine.seen) == 3
     assert [record["attempts"] for record in gateway.records(3)] == [2, 1, 1]
     with RawServer() as breaking:

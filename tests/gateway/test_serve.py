@@ -23,7 +23,8 @@ from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver
 from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
 
-NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.listening", "runtime.state")
+RUNTIME = ("runtime.limited_http", "runtime.listening", "runtime.state")
+NEEDED = ("checks", "datafiles", "errors", "runtime", *RUNTIME)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -99,6 +99,9 @@ def _thought(message: dict[str, Any]) -> str:
 class TokenEngine(StubEngine):
     """``with TokenEngine("vllm") as engine: ...``; ``option`` is its ``--engine`` argument."""
 
+    script: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """gives ``stub`` of requests that say nothing of it."""
+
     def __init__(self, kind: str, port: int = 0, serves: str | None = None) -> None:
         """Args: ``vllm`` or ``sglang``, the port, 0 for a free one, and the one model that there
         is; any where that is None."""
@@ -116,6 +119,8 @@ class TokenEngine(StubEngine):
         asked = seen.json
         if "x-stub" in headers:
             asked["stub"] = json.loads(headers["x-stub"])
+        elif self.script is not None:
+            asked["stub"] = self.script(asked)
         stub = asked.get("stub", {})
         if self.serves not in (None, asked["model"]):
             sentence = f"The model `{asked['model']}` does not exist."

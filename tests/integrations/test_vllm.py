@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integrations.vllm_environment import ROOT, vllm_python
+from tests.integrations.environments import ROOT
+from tests.integrations.vllm_environment import vllm_python
+from tests.integrations.vllm_server import vllm_server
 
 pytestmark = pytest.mark.slow
 
@@ -48,57 +47,21 @@ def url(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         "prompt_lookup_min": 2,
         "num_speculative_tokens_per_batch_size": [[1, BATCH_CAP, DEPTH]],
     }
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [python.with_name("vllm"), "serve", folder / "model", "--served-model-name", "tiny"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-    command += ["--max-model-len", "256", "--max-num-seqs", str(BATCH_CAP)]
-    command += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
-    command += ["--block-size", "32", "--num-gpu-blocks-override", str(BLOCKS)]
-    command += ["--no-enable-prefix-caching"]
-    command += ["--scheduling-policy", "priority"]
-    command += ["--speculative-config", json.dumps(speculation)]
-    command += ["--scheduler-cls", "jaxserve_vllm.scheduler.ControlledScheduler"]
-    command += ["--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"]
+    options = ["--max-model-len", "256", "--max-num-seqs", str(BATCH_CAP)]
+    options += ["--max-num-batched-tokens", str(TOKEN_BUDGET)]
+    options += ["--block-size", "32", "--num-gpu-blocks-override", str(BLOCKS)]
+    options += ["--no-enable-prefix-caching"]
+    options += ["--scheduling-policy", "priority"]
+    options += ["--speculative-config", json.dumps(speculation)]
+    options += ["--scheduler-cls", "jaxserve_vllm.scheduler.ControlledScheduler"]
+    options += ["--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"]
     settings = {
         "VLLM_PLUGINS": "jaxserve",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
         "JAXSERVE_CONTROL_TOKEN": TOKEN,
         "JAXSERVE_EMULATE": str(times),
     }
-    log = folder / "server.log"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            command,
-            env=os.environ | settings,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None, log.read_text()[-5000:]
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        # A server that is told to end may leave engines behind.
-        for end in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(server.pid, end)
-                server.wait(15)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
+    with vllm_server(python, folder / "model", options, settings) as address:
+        yield address
 
 
 @dataclass

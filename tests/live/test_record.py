@@ -70,6 +70,19 @@ def test_a_trace_has_every_request(
     assert trace.output_tokens.tolist() == outputs.tolist()
 
 
+def test_what_engines_found_cached_is_said(tmp_path: Path) -> None:
+    """Of the requests whose engines told."""
+    path = written(
+        tmp_path,
+        line(0, prompt_tokens=100, cached_tokens=48),
+        line(1, prompt_tokens=100, cached_tokens=0),
+        line(2, prompt_tokens=100),
+    )
+    assert record(path).cached_share == pytest.approx(0.24)
+    assert "24% of the prompt tokens were found in a prefix cache" in summary(record(path))
+    assert record(written(tmp_path, line(0))).cached_share is None
+
+
 def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     """By the reason."""
     path = written(

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
+import psutil
+import pytest
+from websockets.sync.client import connect
 
+from jaxserve.errors import InputError
 from server.local import free_port, own_process, wait_until_healthy
+from server.settings import Settings
 
 Own = AbstractContextManager[subprocess.Popen[str]]
 _ROOT = Path(__file__).resolve().parents[2]
@@ -47,12 +54,67 @@ def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> Non
         assert state.json()["step_count"] == 0
         process.terminate()
         output, _ = process.communicate()
-    # uvicorn hands the signal on once everything is closed.
-    assert process.returncode == -signal.SIGTERM, output
-    assert "Finished server process" in output
+    # uvicorn hands the signal on once everything is closed, but for what is still compiled.
+    ends = {-signal.SIGTERM: "Finished server process", 128 + signal.SIGTERM: "server: ended; "}
+    assert ends[process.returncode] in output
     for url in urls:
         assert f"server: {url} answers in a few seconds\n" in output
     assert not (tmp_path / "log-wal").exists()
+
+
+def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
+    """Before the token is looked at; 300 MB of headers would be read otherwise."""
+    port = free_port()
+    with serve(tmp_path, "--port", str(port), JAXSERVE_TOKEN="secret") as process:
+        wait_until_healthy(f"http://127.0.0.1:{port}", process)
+        with socket.create_connection(("127.0.0.1", port), 60.0) as client:
+            client.sendall(b"GET /tasks HTTP/1.1\r\nHost: x\r\n")
+            sent = 0
+            with contextlib.suppress(OSError):
+                for number in range(2000):
+                    client.sendall(b"x-%d: " % number + b"y" * 4000 + b"\r\n")
+                    sent += 4000
+        assert sent < 4 * 2**20, "it should have been cut off"
+        # A task that computes for long and a WebSocket that stays do not hold up the end.
+        with connect(
+            f"ws://127.0.0.1:{port}/ws", additional_headers={"Authorization": "Bearer secret"}
+        ) as player:
+            player.send('{"type": "reset", "data": {}}')
+            player.recv()
+            started = time.monotonic()
+            process.terminate()
+            process.communicate(timeout=60.0)
+            assert time.monotonic() - started < 10.0
+
+
+@pytest.mark.slow
+def test_several_processes(tmp_path: Path) -> None:
+    """As many as are asked for; they share the log, and each bounds its connections."""
+    port = free_port()
+    with serve(tmp_path, "--port", str(port), "--workers", "2") as process:
+        wait_until_healthy(f"http://127.0.0.1:{port}", process)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len([child for child in children if "spawn_main" in " ".join(child.cmdline())]) == 2
+        process.terminate()
+        output, _ = process.communicate(timeout=60.0)
+    assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "named"),
+    [
+        (["--workers", "many"], {}, "WEB_CONCURRENCY is 'many'"),
+        (["--forwarded-allow-ips=here"], {}, "FORWARDED_ALLOW_IPS is 'here'"),
+        ([], {"JAXSERVE_SOCKETS_PER_ADDRESS": "0"}, "JAXSERVE_SOCKETS_PER_ADDRESS is 0"),
+        ([], {"JAXSERVE_SOCKET_IDLE_S": "soon"}, "JAXSERVE_SOCKET_IDLE_S is 'soon'"),
+    ],
+)
+def test_wrong_options_are_named(
+    arguments: list[str], variables: dict[str, str], named: str
+) -> None:
+    """By the variable that they stand for."""
+    with pytest.raises(InputError, match=named):
+        Settings.from_environment(variables, arguments)
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -63,7 +125,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         code, output = ended(serve(tmp_path, "--port", str(port)))
     assert code == 2
-    assert f"port {port} of 127.0.0.1 cannot be used" in output
+    assert f"--port is {port}, which cannot be used at 127.0.0.1" in output
     assert "Traceback" not in output
 
 
@@ -76,7 +138,7 @@ def test_a_wrong_setting_is_named(tmp_path: Path) -> None:
 
 
 def test_help_is_all_that_is_printed(tmp_path: Path) -> None:
-    """The thread that has begun to compile is waited for."""
+    """Nothing is started for it."""
     code, output = ended(serve(tmp_path, "--help"))
     assert code == 0
     assert output.startswith("usage: ")

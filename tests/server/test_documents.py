@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from server import app as command_line
 from server.local import LocalServer, free_port, own_process, wait_until_healthy
 from tests.docs.snippets import Block, blocks, run_code
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGE = _ROOT / "docs" / "server.md"
 _ADDRESS = "localhost:7860"
-_START = "uvicorn server.app:app"
+_START = "python -m server.app"
+_OF_OTHERS = {"--build-arg", "--skip-docker", "--state", "--records", "--scheduling-policy"}
+"""Options of Docker, of the check before a release, of the gateway and of an engine."""
 _BASELINE = "server.players.baseline_inference"
 
 
@@ -47,6 +51,20 @@ def test_every_command_of_the_page_is_tried() -> None:
     commands = [block.code for block in blocks(_PAGE) if block.language == "sh"]
     assert len(commands) == 2
     assert commands == [of_the_page(_START), of_the_page(_BASELINE)]
+
+
+def test_documents_name_only_options_that_there_are() -> None:
+    """Of the command that starts a server: in its own commands, and wherever else one is named."""
+    known = set(re.findall(r"--[a-z-]+", command_line.option_parser().format_help()))
+    named = 0
+    for page in (_PAGE, _PAGE.with_name("deployment.md"), _PAGE.with_name("live_environment.md")):
+        for code in re.findall(r"(?s)```.*?```|`[^`\n]+`", page.read_text()):
+            if "server.app" not in code and not code.startswith("`--"):
+                continue
+            options = set(re.findall(r"(?<!\S)`?(--[a-z-]+)", code)) - _OF_OTHERS
+            assert options <= known, f"{page.name}: {code}"
+            named += len(options)
+    assert named >= 4
 
 
 def test_the_command_that_starts_a_server(tmp_path: Path) -> None:

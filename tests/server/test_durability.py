@@ -212,6 +212,24 @@ def test_a_full_disk_is_said_and_survived(
     assert rewards == undisturbed[:10]
 
 
+def test_a_log_that_is_gone_is_said(tmp_path: Path, start_server: Start) -> None:
+    """Removed while the server runs: nothing is acknowledged, until it is back."""
+    server = start_server(tmp_path)
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    assert httpx.get(f"{server.url}/health").json() == {"status": "healthy"}
+    log = tmp_path / "sessions.sqlite3"
+    log.rename(tmp_path / "away")
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "degraded")
+    assert health.json()["reason"] == "the session log was removed while the server ran"
+    body = {"session_id": session_id, "action": ACTION}
+    assert httpx.post(f"{server.url}/step", json=body, timeout=60.0).status_code == 507
+    assert state_of(server, session_id)["step_count"] == 0
+    (tmp_path / "away").rename(log)
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    rewards_of(server, session_id, 1)
+
+
 def test_a_damaged_log_does_not_keep_a_server_from_starting(
     tmp_path: Path, start_server: Start
 ) -> None:

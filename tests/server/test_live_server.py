@@ -30,7 +30,7 @@ def live(start_servers_of_module: Start) -> Iterator[LocalServer]:
     """On a mock engine, started with the variables of the page's command."""
     (command,) = (block.code for block in blocks(PAGE) if "JAXSERVE_MODE" in block.code)
     variables = dict(re.findall(r"(JAXSERVE_\w+)=(\S+)", command))
-    assert "uvicorn server.app:app" in command and len(variables) == 3
+    assert "python -m server.app" in command and len(variables) == 3
     with running(max_model_len=2048, kv_blocks=2000, batch_cap=64, token_budget=2048) as engine:
         yield start_servers_of_module(**variables | {"JAXSERVE_LIVE_URL": engine.url})
 

@@ -14,6 +14,7 @@ from server.local import LocalServer
 from tests.server.browser import all_drawn, opened, wait_until_idle, window
 
 pytestmark = pytest.mark.slow
+NOTHING = "\u2013"  # an en dash
 
 
 @pytest.fixture
@@ -97,6 +98,128 @@ def test_an_agent_drives_to_the_end_and_is_graded(
     assert shown["info"]["action"] == played[-1]["info"]["action"]
 
 
+def test_a_choice_takes_effect_or_waits_for_reset(page: Any) -> None:
+    """At once where nothing has been played; else it is said, and can be taken back."""
+    begin(page, "static_workload", 3)
+    first = session(page)
+    page.select_option("#task", "bursty_workload")
+    page.wait_for_function("(id) => location.hash !== '#' + id", arg=first)
+    wait_until_idle(page)
+    assert page.inner_text("#about").startswith("Chat traffic") and page.is_hidden("#pending")
+    assert page.is_enabled("#speculation_depth")
+    press(page, "step")
+    second = session(page)
+    page.fill("#seed", "8")
+    page.select_option("#task", "static_workload")
+    wait_until_idle(page)
+    said = page.inner_text("#pending_text")
+    assert "Static workload, seed 8, test begins with Reset" in said
+    assert "Until then Bursty workload, seed 3, goes on at window 1" in said
+    press(page, "step")
+    assert session(page) == second and window(page) == 2
+    page.click("#keep")
+    assert page.is_hidden("#pending") and page.input_value("#task") == "bursty_workload"
+    page.select_option("#task", "static_workload")
+    wait_until_idle(page)
+    press(page, "reset")
+    assert session(page) != second and page.is_hidden("#pending") and window(page) == 0
+    assert page.inner_text("#about").startswith("Stable Poisson")
+
+
+def test_a_grade_is_of_all_that_was_played(page: Any) -> None:
+    """It goes with the next window; a grade of another episode never stays."""
+    begin(page, "static_workload", 3)
+    press(page, "step")
+    press(page, "grade")
+    assert page.inner_text("#graded") != NOTHING and page.inner_text("#feedback")
+    press(page, "step")
+    assert page.inner_text("#graded") == NOTHING and not page.inner_text("#feedback")
+    press(page, "grade")
+    press(page, "reset")
+    assert page.inner_text("#graded") == NOTHING
+
+
+def test_sliders_follow_the_agent(page: Any, server: LocalServer) -> None:
+    """To its very values, which no slider has, and so they are played on."""
+    begin(page, "bursty_workload", 3)
+    page.select_option("#agent", "best_static")
+    page.click("#drive")
+    page.wait_for_function("Number(document.getElementById('window').textContent) >= 10")
+    page.click("#stop")
+    wait_until_idle(page)
+    tasks = {one["task_id"]: one for one in httpx.get(f"{server.url}/tasks").json()["tasks"]}
+    best = tasks["bursty_workload"]["mean_reward_anchors"]["best_static_action"]
+    kv_budget = best["kv_budget_fraction"]
+    assert int(page.input_value("#batch_cap_exact")) == best["batch_cap"] != 101
+    assert float(page.input_value("#kv_budget_fraction_exact")) == 100 * kv_budget
+    page.fill("#batch_cap_exact", "101")
+    page.press("#batch_cap_exact", "Tab")
+    press(page, "step")
+    there = {"session_id": session(page)}
+    action = httpx.get(f"{server.url}/observation", params=there).json()["info"]["action"]
+    assert action["batch_cap"] == 101
+    # Agents choose in float32.
+    assert action["kv_budget_fraction"] == pytest.approx(kv_budget, rel=1e-6)
+    page.reload()
+    wait_until_idle(page)
+    assert page.input_value("#batch_cap_exact") == "101"
+    events = page.locator("#happened li").all_inner_texts()
+    assert any(f"batch cap {best['batch_cap']} \u2192 101" in event for event in events)
+
+
+def test_odd_numbers_are_answered(page: Any) -> None:
+    """An empty seed is drawn and shown; windows that cannot be run are not."""
+    page.fill("#seed", "")
+    press(page, "reset")
+    drawn = page.input_value("#seed")
+    assert drawn and f"No seed was given; {drawn} was drawn." in page.inner_text("#status")
+    for odd in ("", "0", "2.5", "5000"):
+        page.fill("#windows", odd)
+        press(page, "run")
+        said = f"windows to run is {odd or 'empty'}; it must be a whole number from 1 to 2000"
+        assert page.inner_text("#status") == said
+    assert window(page) == 0
+    page.fill("#windows", "250")
+    press(page, "run")
+    assert window(page) == 200
+    assert page.inner_text("#status").startswith("200 of 250 windows were played.")
+
+
+def test_numbers_are_those_of_the_last_window(page: Any, server: LocalServer) -> None:
+    """Beside those of the best static setting; and classes add up."""
+    begin(page, "bursty_workload", 42)
+    page.fill("#windows", "12")
+    press(page, "run")
+    page.wait_for_function("document.querySelector('#numbers').innerText.includes('best static')")
+    there = {"session_id": session(page)}
+    seen = httpx.get(f"{server.url}/observation", params=there).json()["observation"]
+    beside = httpx.get(f"{server.url}/yardsticks", params=there).json()["agents"]["best_static"]
+    tiles = page.locator("#numbers .tile").all_inner_texts()
+    assert [tile.split("\n")[0] for tile in tiles][:3] == ["TTFT p99", "Inside SLO", "Queue"]
+    share = f"{100 * seen['slo_compliance_rate']:.1f}"
+    assert share in tiles[1]
+    assert f"best static {beside['observation']['queue_depth'][12]:.0f}" in tiles[2]
+    states = page.locator("#numbers .tile").evaluate_all("(all) => all.map((t) => t.dataset.state)")
+    assert states[0] == ("bad" if seen["p99_ttft_ms"] > 500 else "good")
+    assert states[3] == "none"
+    assert page.locator("#classes tr").count() == 4
+    page.wait_for_function("document.getElementById('classes').innerText.includes('%')")
+    assert any("a burst" in event for event in page.locator("#happened li").all_inner_texts())
+
+
+def test_the_cursor_moves_by_keys(page: Any) -> None:
+    """All charts show the values of one window."""
+    begin(page, "static_workload", 3)
+    page.fill("#windows", "5")
+    press(page, "run")
+    page.focus("#charts")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#cursor") == "window 3"
+    label = page.locator("#charts canvas").nth(1).get_attribute("aria-label")
+    assert label is not None and label.startswith("Time to first token, ms; window (1 s each) 3: ")
+
+
 def test_stop_stops(page: Any) -> None:
     """In the middle of a long run."""
     begin(page, "static_workload", 3)
@@ -141,8 +264,7 @@ def test_the_log_can_be_downloaded_and_graded(page: Any, server: LocalServer) ->
 def test_an_error_is_said(page: Any) -> None:
     """The server's sentence, and the page works on."""
     page.fill("#seed", "-5")
-    page.evaluate("document.getElementById('episode').noValidate = true")
     press(page, "reset")
-    assert "seed is -5" in page.inner_text("#status")
+    assert "seed is -5; it must be a whole number from 0" in page.inner_text("#status")
     begin(page, "static_workload", 5)
     assert page.inner_text("#status") == ""

@@ -61,7 +61,7 @@ def last_drawn(page: Any, chart: int) -> list[str]:
         }""",
         chart,
     )
-    return page.locator("#charts .chart").nth(chart).locator(".u-value").all_inner_texts()
+    return page.locator("#charts .chart").nth(chart).locator(".value").all_inner_texts()
 
 
 def test_a_session_on_an_engine_is_followed(
@@ -81,7 +81,7 @@ def test_a_session_on_an_engine_is_followed(
                 page.wait_for_function(shown, arg=number)
             spent = http.get("/runtime").json()["live"]["tokens_spent"]
         assert all_drawn(page)
-        arrivals = float(last_drawn(page, 0)[1])
+        arrivals = float(last_drawn(page, 0)[0])
         assert arrivals == pytest.approx(step["observation"]["request_arrival_rate"], rel=1e-3)
         page.wait_for_function(
             "(spent) => document.getElementById('live_status').textContent.includes(spent)",

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from server.local import LocalServer
-from server.settings import Rate, Settings
+from server.settings import MODEL_TOKENS, Rate, Settings
 
 Start = Callable[..., LocalServer]
 TOKEN = "correct-horse-battery"
@@ -96,9 +96,24 @@ def test_the_token_is_never_told(guarded: LocalServer) -> None:
 def test_without_a_key_no_model_is_asked(guarded: LocalServer) -> None:
     """And the answer says which variable is meant."""
     asked = {"use_openai": True}
-    answer = httpx.get(f"{guarded.url}/baseline", params=asked, headers=BEARER, timeout=60.0)
+    answer = httpx.post(f"{guarded.url}/baseline", json=asked, headers=BEARER, timeout=60.0)
     assert answer.status_code == 422
     assert answer.json()["error"].startswith("no key for a language model; set OPENAI_API_KEY")
+    answer = httpx.get(f"{guarded.url}/baseline", params=asked, headers=BEARER, timeout=60.0)
+    assert answer.status_code == 422
+    assert "ask for one by POST /baseline" in answer.json()["error"]
+
+
+def test_without_a_token_no_model_is_asked_unless_the_operator_allows_it(
+    http: httpx.Client,
+) -> None:
+    """Else anybody could spend the operator's tokens."""
+    answer = http.post("/baseline", json={"use_openai": True})
+    assert answer.status_code == 402
+    assert "may spend 0 tokens on a language model" in answer.json()["error"]
+    assert Settings.from_environment({}).model_tokens == 0
+    assert Settings.from_environment({"JAXSERVE_TOKEN": "x"}).model_tokens == MODEL_TOKENS
+    assert Settings.from_environment({"JAXSERVE_MODEL_TOKENS": "7"}).model_tokens == 7
 
 
 def test_only_listed_origins_may_call(guarded: LocalServer) -> None:

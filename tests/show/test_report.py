@@ -24,6 +24,7 @@ from jaxserve.show.report import (
     task_table,
     training_table,
 )
+from jaxserve.sim.table.edges import Beyond
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import FitReport, FittedConstant
 from jaxserve.spaces import DEFAULT_ACTION, make_action
@@ -159,6 +160,7 @@ def test_fit() -> None:
         ttft_error=None,
         held_out_tpot_error=0.021,
         held_out_ttft_error=None,
+        beyond=(Beyond("requests in flight", 16.0, 64.0, 0.08, -0.18),),
         prior_tpot_error=0.2,
         worst_row=(7, -0.055),
         table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
@@ -167,3 +169,4 @@ def test_fit() -> None:
     for part in ("fit to 30 rows", "1.23", "97 %", "(at its limit)", "1.2 %", "not measured"):
         assert part in text
     assert "worst is row 7, TPOT -5.5 %" in text
+    assert "from 16 to 64 requests in flight 8.0 % (worst -18.0 %)" in text

@@ -12,9 +12,10 @@ import pytest
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_key
+from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
-from jaxserve.tasks.replay import replay_spec, trace_path
+from jaxserve.tasks.replay import replay_spec, reuse_note, trace_path
 from jaxserve.tasks.spec import TaskSpec, load_task
 
 
@@ -83,6 +84,21 @@ def test_an_environment_faces_the_recorded_requests(spec: TaskSpec) -> None:
         assert 0 <= start <= len(counts) - spec.horizon
         np.testing.assert_array_equal(windows, counts[int(start) : int(start) + spec.horizon])
     assert len(starts) > 1
+
+
+def test_what_a_prefix_cache_spares_is_said(spec: TaskSpec) -> None:
+    """Of a trace with blocks, whether the deployment has a cache or not."""
+    trace = recording(40)
+    ids = [[0] * -(-int(n) // 512) for n in trace.prompt_tokens]
+    blocks = from_ids(ids, trace.prompt_tokens.astype(np.int64), 512)
+    named = dataclasses.replace(trace, blocks=blocks)
+    off = jaxserve.make(spec, trace=named)
+    on = jaxserve.make(spec, trace=named, overrides={"deployment": {"prefix_caching": True}})
+    assert off.workload.classes.reuse is None and on.workload.classes.reuse is not None
+    assert reuse_note(trace, off.deployment) is None
+    assert "prefix_caching is off" in (reuse_note(named, off.deployment) or "")
+    note = reuse_note(named, on.deployment) or ""
+    assert "are in blocks (hash_ids)" in note and "finds 98" in note
 
 
 def test_packaged_traces_go_by_their_bare_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.tasks.spec import load_task, parse_task, task_names
+from jaxserve.tasks.spec import load_task, parse_deployment, parse_task, task_names
 
 
 @pytest.fixture
@@ -285,3 +285,31 @@ def test_files_must_hold_an_object(data: Any) -> None:
     """JSON that is no object is no task."""
     with pytest.raises(InputError, match="JSON object"):
         parse_task(data, "mine")
+
+
+def test_prefix_caching_is_a_flag_of_the_deployment() -> None:
+    """Off unless a task file turns it on, and nothing but true or false."""
+    assert not parse_deployment({}, "deployment").prefix_caching
+    assert parse_deployment({"prefix_caching": True}, "deployment").prefix_caching
+    with pytest.raises(InputError, match="prefix_caching is 1; it must be"):
+        parse_deployment({"prefix_caching": 1}, "deployment")
+
+
+def test_requests_that_no_table_knows_are_refused(content: dict[str, Any]) -> None:
+    """A longer context than latency tables have would be played as a shorter one."""
+    stream = content["streams"][0]
+    stream["prompt"] = {"kind": "uniform", "low": 64, "high": 131_000}
+    stream["output"] = {"kind": "uniform", "low": 1, "high": 72}
+    parse_task(content, "mine")
+    stream["output"]["high"] = 73
+    with pytest.raises(InputError, match=r"tokens is '131073'; it must be at most 131072"):
+        parse_task(content, "mine")
+
+
+@pytest.mark.parametrize("ages", [1, 8, 128])
+def test_output_ages_are_one_or_enough(content: dict[str, Any], ages: int) -> None:
+    """One bin is no memory; fewer than eight would be neither that nor a distribution."""
+    assert parse_task(content, "mine").output_ages == 1
+    assert parse_task(content | {"output_ages": ages}, "mine").output_ages == ages
+    with pytest.raises(InputError, match=r"output_ages is 7; it must be 1 or from 8 to 128"):
+        parse_task(content | {"output_ages": 7}, "mine")

@@ -153,7 +153,7 @@ class Captured(Way):
     async def _whole(self, answer: dict[str, Any], answered: Answered) -> None:
         record = self.call.record
         completion = answered.whole(answer)
-        record.prompt_tokens, record.output_tokens = CHAT.usage(answer)
+        record.count(CHAT.usage(answer))
         await self._keep()
         if self._chat.streamed:
             writer = self._answerer.events()
@@ -189,7 +189,7 @@ class Captured(Way):
                     clock.tick(tokens)
                 await self._write(writer, b"".join(data))
         finally:
-            record.prompt_tokens, record.output_tokens = usage
+            record.count(usage)
         if not (done and answered.finished):
             raise Problem(502, "engine_broke", f"engine {engine} broke its answer off")
         record.outcome = outcome_of("")

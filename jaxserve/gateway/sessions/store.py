@@ -86,7 +86,7 @@ class Sessions:
             )
         if (self._folder / id).exists():
             raise InputError(f"id is {id!r}; it must be new, and there is such a session")
-        key = secrets.token_urlsafe(32)
+        key = f"sk-{secrets.token_urlsafe(32)}"  # never an option on a command line
         digest = hashlib.sha256(key.encode()).hexdigest()
         info = SessionInfo(id, time.time(), digest, durable, False, dict(metadata))
         (self._folder / id).mkdir(mode=0o700)

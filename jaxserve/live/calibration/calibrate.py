@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.fit import Fit, fit, of_load_test, of_steps, predict
+from jaxserve.live.calibration.fit import (
+    MAX_ERROR,
+    Fit,
+    fit,
+    of_load_test,
+    of_steps,
+    predict,
+)
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.live.calibration.sweep import Measured, measure
 from jaxserve.live.engine_client import EngineClient, Target
@@ -22,10 +29,6 @@ from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
 from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile, TableMetadata
 from jaxserve.sim.table.sweep import Sweep
 from jaxserve.types import Tier
-
-MAX_ERROR = 0.15
-"""Mean relative error beyond which a fit is refused: of what was held out from it, and of the
-requests' latency."""
 
 
 @dataclass(frozen=True)

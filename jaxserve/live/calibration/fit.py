@@ -44,6 +44,8 @@ ROOFLINE = "token beyond free ones"
 
 FEWEST_POINTS = 12
 """Fewer measurements than this cannot tell the terms apart and be checked as well."""
+MAX_ERROR = 0.15
+"""Mean relative error beyond which a fit says too little of the engine."""
 
 _POWER = 2.0
 _KNEE_PAYS = 0.95  # of the error without a knee; noise alone would always choose one
@@ -151,22 +153,26 @@ def held_out(load: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def of_steps(steps: Steps) -> Measurements:
-    """Measurements of steps one by one. Of steps that are alike one counts."""
-    chosen = steps.typical()
-    parts = (chosen.tokens, chosen.kv_tokens, chosen.pairs)
+    """Measurements of an engine's steps. Of those that are alike one counts."""
+    return of_loads(steps.typical())
+
+
+def of_loads(steps: Steps) -> Measurements:
+    """Measurements of steps, each of which counts."""
+    parts = (steps.tokens, steps.kv_tokens, steps.pairs)
     linear = (
-        np.ones(len(chosen)), chosen.tokens, chosen.decode_seqs, chosen.kv_tokens, chosen.pairs
+        np.ones(len(steps)), steps.tokens, steps.decode_seqs, steps.kv_tokens, steps.pairs
     )  # fmt: skip
 
     def columns(knee: float | None) -> Array:
-        beyond = [] if knee is None else [np.hypot(knee, chosen.tokens)]
+        beyond = [] if knee is None else [np.hypot(knee, steps.tokens)]
         return np.stack([*linear, *beyond], axis=1)
 
     return Measurements(
-        seconds=chosen.seconds,
+        seconds=steps.seconds,
         load=np.sum([part / max(part.max(initial=0.0), 1.0) for part in parts], axis=0),
         columns=columns,
-        judged=np.ones(len(chosen), bool),
+        judged=np.ones(len(steps), bool),
     )
 
 
@@ -257,6 +263,7 @@ def _cost_model(
     zeros = {
         name.name: (0.0, 0.0, 0.0) if "tuple" in str(name.type) else 0.0
         for name in dataclasses.fields(CostModel)
+        if name.default is dataclasses.MISSING
     }
     beyond = factors.get(ROOFLINE, 0.0)
     given = {field: factors.get(term, 0.0) for term, field in TERMS.items()}

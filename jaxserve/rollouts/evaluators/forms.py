@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.rollouts.processes import Ended
 from jaxserve.rollouts.traces import Trajectory
 
 
@@ -42,7 +43,12 @@ class Context:
     artifacts: Path
     """what it was to leave for others."""
     scratch: Path
-    """an empty folder for the evaluator."""
+    """a folder for the evaluator."""
+    fresh: Path
+    """a copy of ``source`` in it, prepared for the evaluation, where the evaluator has
+    ``needs_fresh = True``."""
+    execute: Callable[[Sequence[str], Path], Ended]
+    """runs a command in ``fresh``, where the task's commands run; what it prints goes to a file."""
     source: Path | None = None
     """of which ``work`` was a copy at first."""
     records: Sequence[CompletionRecord] = ()

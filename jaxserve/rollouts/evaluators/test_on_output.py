@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import filecmp
 import os
 import re
@@ -13,19 +12,19 @@ from pathlib import Path
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.forms import Context, EvalResult
-from jaxserve.rollouts.processes import Limits, run_process
 from jaxserve.rollouts.traces import Trajectory
 
 _LINE = re.compile(r"^(?:(PASSED|FAILED|ERROR)\s+(\S+)|(\S+)\s+(PASSED|FAILED|ERROR)\b)", re.M)
-_MOST_OUTPUT = 4 * 2**20
 _MOST_NAMES = 200
 
 
 class TestOnOutput:
-    """Copies the run's source, puts the files that the agent changed over it, and runs a command
+    """Puts the files that the agent changed over a fresh copy of the source, and runs a command
     there. 1 where all tests that it names as ``PASSED`` or ``FAILED`` passed, else 0."""
 
     __test__ = False  # pytest takes it for tests of its own
+    needs_fresh = True
+    """a copy of the source is prepared while the agent runs."""
 
     def __init__(self, options: JsonObject) -> None:
         """Options: ``command``, a list of arguments; ``keep``, files and folders of the source that
@@ -37,19 +36,9 @@ class TestOnOutput:
 
     def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
         """See the class."""
-        fresh, printed = context.scratch / "work", context.scratch / "tests.log"
-        if context.source is None:
-            fresh.mkdir()
-        else:
-            shutil.copytree(context.source, fresh, symlinks=True)
+        fresh, printed = context.fresh, context.scratch / "tests.log"
         changed = apply_changes(context.source, context.work, fresh, self._keep)
-        variables = {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(context.scratch),
-            "ARTIFACTS_DIR": str(context.artifacts),
-        }
-        limits = Limits(context.budget_s, output_bytes=_MOST_OUTPUT)
-        ended = asyncio.run(run_process(self._command, fresh, variables, printed, limits))
+        ended = context.execute(self._command, printed)
         if ended.reason:
             raise InputError(f"evaluator: command: {ended.reason}")
         passed, failed = outcomes(printed.read_text(errors="replace") if printed.exists() else "")

@@ -1,10 +1,13 @@
-"""The service's routes."""
+"""The service: tasks come in, nodes get their sessions, results go out."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from starlette.applications import Starlette
@@ -13,19 +16,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.auth import shows
-from jaxserve.gateway.commands import command_of, number_in, plain_json
+from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.rollouts.service import state as states
+from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.control import Control
+from jaxserve.rollouts.service.crew import Crew
+from jaxserve.rollouts.service.node_routes import NodeRoutes
+from jaxserve.rollouts.service.nodes import Nodes
 from jaxserve.rollouts.service.results import Pushes, task_result
-from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
+from jaxserve.rollouts.service.settings import OWN_NODE, RolloutSettings, RolloutTokens
 from jaxserve.rollouts.service.state import State
 from jaxserve.rollouts.service.submission import parse_task
+from jaxserve.rollouts.service.views import Changes, Views
 from jaxserve.rollouts.service.work import Worker
 
+_LOG = logging.getLogger("jaxserve.rollouts")
 _LONGEST_TASK = 2**20
-_MOST_EVENTS = 10_000
-_MOST = 1_000_000_000_000
+_LOOK_S = 1.0
+_LOAD_S = 2.0
 
 
 class RolloutService:
@@ -34,18 +45,27 @@ class RolloutService:
     def __init__(self, settings: RolloutSettings, tokens: RolloutTokens, state: State) -> None:
         """Args: what the operator chose, secrets, and the tasks of earlier services."""
         self._settings, self._tokens, self._state = settings, tokens, state
-        self._running: dict[str, asyncio.Task[None]] = {}
+        self._nodes = Nodes(state, settings)
+        self._changes = Changes()
+        self._due = asyncio.Event()
+        self._book = ServiceBook(state, settings.save_dir / "traces", self._moved)
+        self._crew: Crew | None = None
+        self._load: Any = None
         routes = [
             Route("/health", self._health),
             Route("/rollout/status", self._status),
             Route("/rollout/task/submit", self._submit, methods=["POST"]),
             Route("/rollout/task/{id}", self._task),
             Route("/rollout/task/{id}/cancel", self._cancel, methods=["POST"]),
-            Route("/tasks", self._tasks),
-            Route("/tasks/{id}/sessions", self._task),
-            Route("/events", self._events),
+            *NodeRoutes(self._nodes, self._book, self._moved).routes(),
+            *Views(state, self._nodes, self._book, self._changes, tokens.control).routes(),
         ]
-        handlers: Any = {InputError: _refused, HTTPException: _failed}
+        handlers: Any = {
+            InputError: _refused,
+            HTTPException: _failed,
+            sqlite3.Error: _unkept,
+            OSError: _unkept,
+        }
         self._app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -58,38 +78,65 @@ class RolloutService:
 
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        self._control = Control(self._settings.control, self._tokens.control)
+        control = Control(self._settings.control, self._tokens.control)
         self._pushes = Pushes(self._state, self._settings.callback_attempts)
-        self._worker = Worker(
-            self._settings, self._tokens, self._state, self._control, self._pushes.look
-        )
-        for session in self._state.unfinished():
-            self._begin(session.id)
-        self._pushes.look()
+        if self._settings.own_node:
+            self._nodes.register(_own_node(self._settings))
+            self._crew = Crew(Worker(self._settings, self._tokens, self._book, control))
+        looking = [asyncio.create_task(self._look()), asyncio.create_task(self._watch(control))]
         try:
             yield
         finally:
-            running = tuple(self._running.values())
-            for work in running:
-                work.cancel()  # the next service goes on with it
-            await asyncio.gather(*running, return_exceptions=True)
+            for one in looking:
+                one.cancel()
+            if self._crew is not None:
+                await self._crew.close()  # the next service goes on with it
             await self._pushes.close()
-            await self._control.close()
+            await control.close()
             self._state.close()
 
-    def _begin(self, session: str) -> None:
-        work = asyncio.create_task(self._worker.finish(session))
-        self._running[session] = work
-        work.add_done_callback(lambda _: self._running.pop(session, None))
+    def stop(self) -> None:
+        """Ends streams, which have no end of their own, so that the service can."""
+        self._changes.close()
+
+    def _moved(self) -> None:
+        """Something is different."""
+        self._changes.tell()
+        self._due.set()
+
+    async def _look(self) -> None:
+        """Gives work to nodes, its own among them, and pushes results, again and again."""
+        while True:
+            self._due.clear()
+            try:
+                self._nodes.look()
+                if self._crew is not None:
+                    leases = self._nodes.leases(OWN_NODE)
+                    self._crew.take([lease.key for lease in leases], leases)
+                    self._nodes.alive(OWN_NODE, self._load)
+                self._pushes.look()
+            except sqlite3.Error:
+                _LOG.exception("the state cannot be used")
+                await asyncio.sleep(_LOOK_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._due.wait(), _LOOK_S)
+
+    async def _watch(self, control: Control) -> None:
+        """Keeps what the own gateway says of its engines."""
+        while self._crew is not None:
+            self._load = await control.load()
+            await asyncio.sleep(_LOAD_S)
 
     async def _health(self, request: Request) -> Response:
         return plain_json({"status": "healthy"})
 
     async def _status(self, request: Request) -> Response:
-        """How many sessions are in which state, and how many workers there are."""
-        names = ("init_workers", "run_workers", "post_run_workers", "eval_workers")
-        pools = {name: getattr(self._settings, name) for name in names}
-        return plain_json({"sessions": self._state.counts(), "pools": pools})
+        """How many sessions are in which state, and how many workers each node has."""
+        nodes = {
+            node["id"]: {"health": node["health"], "pools": node["pools"]}
+            for node in self._nodes.describe()
+        }
+        return plain_json({"sessions": self._state.counts(), "nodes": nodes})
 
     async def _submit(self, request: Request) -> Response:
         """Answers at once; the same task again is the same task."""
@@ -100,41 +147,44 @@ class RolloutService:
         task = await asyncio.to_thread(parse_task, given)
         spec = {**given, "task_id": task.id}
         new = self._state.submit(task.id, spec, task.samples, task.callback_url is not None)
-        sessions = [row.id for row in self._state.sessions(task.id)]
         if new:
-            for session in sessions:
-                self._begin(session)
+            self._moved()
+        sessions = [row.id for row in self._state.sessions(task.id)]
         return plain_json({"task_id": task.id, "sessions": sessions}, 201 if new else 200)
 
     async def _task(self, request: Request) -> Response:
         return plain_json(task_result(self._state, self._known(request)))
 
-    async def _tasks(self, request: Request) -> Response:
-        return plain_json({"tasks": self._state.tasks()})
-
     async def _cancel(self, request: Request) -> Response:
         """Ends what has not ended, with the reason ``cancelled``; agents are killed."""
         task, cancelled = self._known(request), []
         for session in self._state.sessions(task):
-            if self._worker.cancel(session.id):
+            if self._state.move(
+                session.id, states.ERROR, states.CANCELLED, result=states.NO_RESULT
+            ):
                 cancelled.append(session.id)
-                if (work := self._running.get(session.id)) is not None:
-                    work.cancel()
-                    await asyncio.wait([work])
-                await self._worker.shut(self._state.session(session.id))
+        self._moved()
+        if self._crew is not None:
+            await asyncio.gather(*map(self._crew.end, cancelled))
         return plain_json({"task_id": task, "cancelled": cancelled})
-
-    async def _events(self, request: Request) -> Response:
-        """``?after=0&limit=1000``: changes of state, in order."""
-        after = int(number_in(request, "after", 0, _MOST, 0))
-        limit = int(number_in(request, "limit", 1, _MOST_EVENTS, 1000))
-        return plain_json({"events": self._state.events(after, limit)})
 
     def _known(self, request: Request) -> str:
         task = request.path_params["id"]
         if self._state.spec(task) is None:
             raise HTTPException(404, "there is no such task")
         return task
+
+
+def _own_node(settings: RolloutSettings) -> JsonObject:
+    """The registration of the service's own node, as a node elsewhere would send it."""
+    fields = {
+        "id": OWN_NODE,
+        "start": secrets.token_hex(8),
+        "pools": settings.pools,
+        "gateway": settings.gateway,
+        "control": settings.control,
+    }
+    return JsonObject(fields, "node")
 
 
 def _error(status: int, message: str) -> Response:
@@ -148,3 +198,9 @@ async def _refused(request: Request, error: Exception) -> Response:
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _error(error.status_code, error.detail)
+
+
+async def _unkept(request: Request, error: Exception) -> Response:
+    """A full disk, say. Nothing was kept, so nothing is acknowledged."""
+    _LOG.error("a request could not be kept: %s", error)
+    return _error(507, f"the service cannot keep it: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,9 +12,17 @@ import httpx
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord, decode
 
-_TRIES = 6
+_PATIENCE_S = 120.0
+"""For a gateway that was killed to come back."""
 _FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 5.0
 _TIMEOUT_S = 60.0
+_LOAD_S = 2.0
+_AGAIN_S = 0.5
+
+
+class _Silent(InputError):
+    """Nobody knows what became of a request."""
 
 
 class Control:
@@ -34,12 +43,24 @@ class Control:
           InputError: the gateway refuses it, or does not answer.
         """
         body = {"id": id, "durable": True, "metadata": metadata}
-        return (await self._ask("POST", "/sessions", json=body)).json()["key"]
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return (await self._ask("POST", "/sessions", patience_s=0.0, json=body)).json()[
+                    "key"
+                ]
+            except _Silent:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+            # It may be there all the same, and its key is lost with the answer.
+            found = await self._ask("GET", f"/sessions/{id}", allowed=404)
+            if found.is_success and not found.json()["counts"]["completions"]:
+                await self._ask("DELETE", f"/sessions/{id}", allowed=404)
 
-    async def shut(self, id: str) -> None:
+    async def shut(self, id: str, patience_s: float = _PATIENCE_S) -> None:
         """Refuses a session's key from now on; what was said stays. One that never was is shut."""
-        answer = await self._ask("POST", f"/sessions/{id}/close", allowed=404)
-        del answer
+        await self._ask("POST", f"/sessions/{id}/close", 404, patience_s)
 
     async def records(self, id: str) -> list[CompletionRecord]:
         """All that was said.
@@ -53,15 +74,28 @@ class Control:
         except ValueError as error:
             raise InputError(f"the gateway's records of {id} cannot be read: {error}") from None
 
+    async def load(self) -> Any:
+        """What the gateway says of its engines; None where it does not answer."""
+        try:
+            answer = await self._http.get("/control/state", timeout=_LOAD_S)
+            return answer.json()["pools"] if answer.is_success else None
+        except (httpx.HTTPError, ValueError, KeyError):
+            return None
+
     async def close(self) -> None:
         """Closes the connections."""
         await self._http.aclose()
 
     async def _ask(
-        self, method: str, path: str, allowed: int = 200, **options: Any
+        self,
+        method: str,
+        path: str,
+        allowed: int = 200,
+        patience_s: float = _PATIENCE_S,
+        **options: Any,
     ) -> httpx.Response:
-        wait_s, last = _FIRST_WAIT_S, ""
-        for _ in range(_TRIES):
+        wait_s, until = _FIRST_WAIT_S, time.monotonic() + patience_s
+        while True:
             try:
                 answer = await self._http.request(method, path, **options)
             except httpx.TransportError as error:
@@ -71,10 +105,12 @@ class Control:
                     return answer
                 last = f"{answer.status_code} {answer.text:.200}"
                 if answer.status_code < 500:
-                    break
+                    raise InputError(f"the gateway at {self._url} refuses: {last}")
+            if time.monotonic() > until:
+                break
             await asyncio.sleep(wait_s)
-            wait_s *= 2.0
-        raise InputError(f"the gateway's control door at {self._url} does not serve: {last}")
+            wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
+        raise _Silent(f"the gateway's control door at {self._url} does not serve: {last}")
 
 
 def _decoded(content: bytes) -> list[CompletionRecord]:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators import Episode
-from jaxserve.rollouts.service.submission import Task
+from jaxserve.rollouts.presets import Launch, load_preset
+from jaxserve.rollouts.runtimes import Ours
 
-_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
-"""Of the service's own variables; others may hold its tokens."""
+_OF_SESSION = ("SESSION_ID", "TASK_ID", "SESSION_DIR", "ARTIFACTS_DIR")
+_OF_EPISODE = ("ENVIRONMENT_URL", "ENVIRONMENT_SESSION_ID")
+_NOT_OURS = ("PATH", "HOME")
+"""What the runtime gives."""
+OWN_VARIABLES = frozenset(
+    (*_NOT_OURS, *_OF_SESSION, *_OF_EPISODE, *load_preset("shell").environment)
+)
+"""Variables of agents that a task does not set."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +26,7 @@ class Folders:
     """Where one attempt at a session lives."""
 
     top: Path
-    """all of it."""
+    """all that the agent has."""
 
     @property
     def work(self) -> Path:
@@ -42,6 +48,11 @@ class Folders:
         """What the agent prints."""
         return self.top / "agent.log"
 
+    @property
+    def evaluation(self) -> Path:
+        """The evaluator's, where the agent does not look."""
+        return self.top.with_name(f"{self.top.name}.evaluation")
+
     def make(self, source: Path | None) -> None:
         """Makes them anew, with a copy of the source to work in.
 
@@ -52,42 +63,57 @@ class Folders:
             shutil.rmtree(self.top, ignore_errors=True)
             self.artifacts.mkdir(parents=True, mode=0o700)
             self.home.mkdir()
-            if source is None:
-                self.work.mkdir()
-            else:
-                shutil.copytree(source, self.work, symlinks=True)
+            copy_source(source, self.work)
         except (OSError, shutil.Error) as error:
             raise InputError(f"runtime: source cannot be copied: {error}") from None
 
-    def fresh_scratch(self) -> Path:
-        """An empty folder for the evaluator."""
-        scratch = self.top / "evaluation"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True)
-        return scratch
+    def fresh(self, source: Path | None) -> Path:
+        """An empty folder for the evaluator, with ``work`` in it as the agent found it.
+
+        Raises:
+          InputError: it cannot be made.
+        """
+        try:
+            shutil.rmtree(self.evaluation, ignore_errors=True)
+            self.evaluation.mkdir(parents=True, mode=0o700)
+            copy_source(source, self.evaluation / "work")
+        except (OSError, shutil.Error) as error:
+            raise InputError(f"runtime: source cannot be copied: {error}") from None
+        return self.evaluation
 
 
-def variables_of(
-    task: Task, session: str, folders: Folders, gateway: str, key: str, episode: Episode | None
-) -> dict[str, str]:
-    """The whole environment of an agent."""
-    gateway = gateway.rstrip("/")
-    ours = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    ours |= {
-        "HOME": str(folders.home),
-        "SESSION_ID": session,
-        "TASK_ID": task.id,
-        "SESSION_DIR": str(folders.top),
-        "ARTIFACTS_DIR": str(folders.artifacts),
-        "INSTRUCTION": task.instruction,
-        "OPENAI_BASE_URL": f"{gateway}/v1",
-        "OPENAI_API_KEY": key,
-        "OPENAI_MODEL": task.model,
-        "ANTHROPIC_BASE_URL": gateway,
-        "ANTHROPIC_API_KEY": key,
-        "GOOGLE_API_URL": gateway,
-        "GOOGLE_API_KEY": key,
-    }
+def copy_source(source: Path | None, to: Path) -> None:
+    """A copy of a folder, an empty one for None."""
+    if source is None:
+        to.mkdir()
+    else:
+        shutil.copytree(source, to, symlinks=True)
+
+
+def write_files(launch: Launch) -> None:
+    """What an agent's preset wants to be there; others do not read it.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    try:
+        for name, content in launch.files.items():
+            path = Path(name)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            path.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"the agent's files cannot be written: {error}") from None
+
+
+def ours_of(
+    task: str, session: str, folders: Folders, launch: Launch, episode: Episode | None
+) -> Ours:
+    """The variables of an agent that a task does not set."""
+    said = (session, task, str(folders.top), str(folders.artifacts))
+    values = {**launch.environment, **dict(zip(_OF_SESSION, said, strict=True))}
     if episode is not None:
-        ours |= {"ENVIRONMENT_URL": episode.url, "ENVIRONMENT_SESSION_ID": episode.session_id}
-    return {**task.runtime.variables, **ours}
+        values |= dict(zip(_OF_EPISODE, (episode.url, episode.session_id), strict=True))
+    return Ours(
+        folders.home, {name: value for name, value in values.items() if name not in _NOT_OURS}
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.state import COMPLETED, ENDED, State
+from jaxserve.rollouts.service.state import COMPLETED, ENDED, SessionRow, State
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _FIRST_WAIT_S = 0.5
@@ -28,17 +28,20 @@ def task_result(state: State, task: str) -> dict[str, Any]:
         "completed": sum(row.state == COMPLETED for row in rows),
         "mean_reward": sum(rewards) / len(rewards) if rewards else None,
         "metadata": state.spec(task).get("metadata", {}),
-        "sessions": [
-            {
-                "session_id": row.id,
-                "sample": row.sample,
-                "state": row.state,
-                "since_unix_s": row.since,
-                "reason": row.reason,
-                **(row.result or {}),
-            }
-            for row in rows
-        ],
+        "sessions": [session_result(row) for row in rows],
+    }
+
+
+def session_result(row: SessionRow) -> dict[str, Any]:
+    """What is told of one session."""
+    return {
+        "session_id": row.id,
+        "sample": row.sample,
+        "state": row.state,
+        "since_unix_s": row.since,
+        "reason": row.reason,
+        "node": row.node,
+        **(row.result or {}),
     }
 
 

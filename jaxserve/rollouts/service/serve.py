@@ -12,6 +12,21 @@ from jaxserve.rollouts.service.state import State
 from jaxserve.runtime.listening import CommandServer, address, listen
 
 
+class RolloutServer(CommandServer):
+    """Serves until a signal; then streams end first."""
+
+    def __init__(self, service: RolloutService) -> None:
+        """Args: what is served."""
+        self._service = service
+        # uvloop cannot start a process in the group of another.
+        super().__init__(service, loop="asyncio")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Lets running requests end."""
+        self._service.stop()
+        await super().shutdown(sockets)
+
+
 def open_service(
     settings: RolloutSettings, tokens: RolloutTokens
 ) -> tuple[CommandServer, socket.socket]:
@@ -29,8 +44,7 @@ def open_service(
         listening.close()
         raise
     service = RolloutService(settings, tokens, state)
-    # uvloop cannot start a process in the group of another.
-    return CommandServer(service, loop="asyncio"), listening
+    return RolloutServer(service), listening
 
 
 def run(settings: RolloutSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,11 +14,15 @@ from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, is_loopback
 
 TOKEN_VARIABLE = "JAXSERVE_ROLLOUT_TOKEN"
 ENVIRONMENT_TOKEN_VARIABLE = "JAXSERVE_ENVIRONMENT_TOKEN"
+POOLS = ("init", "run", "post_run", "eval", "prewarm")
+OWN_NODE = "local"
+"""Name of the node inside the service."""
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
-class RolloutSettings:
-    """What an operator may choose on the command line."""
+class WorkSettings:
+    """What an operator may choose of a place where agents run."""
 
     gateway: str = "http://127.0.0.1:9000"
     """Address of the gateway that agents speak to."""
@@ -25,10 +30,6 @@ class RolloutSettings:
     """Address of the gateway's control door, where sessions are made."""
     save_dir: Path = Path("rollouts")
     """Folder of the state and of what agents leave."""
-    host: str = "127.0.0.1"
-    """Address of the service; beyond this machine it needs a token."""
-    port: int = 9100
-    """Port of the service; 0 takes a free one."""
     init_workers: int = 4
     """Sessions that are prepared at a time."""
     run_workers: int = 4
@@ -37,26 +38,82 @@ class RolloutSettings:
     """Ended sessions whose traces are built at a time."""
     eval_workers: int = 2
     """Sessions that are evaluated at a time."""
+    prewarm_workers: int = 2
+    """Copies for evaluations that are prepared at a time, while agents run."""
     eval_s: float = 600.0
-    """Time for an evaluation."""
-    attempts: int = 3
-    """Times that a session begins when the service was killed while its agent ran."""
-    callback_attempts: int = 8
-    """Times that a result is pushed until the push is given up; the result stays."""
+    """Time for an evaluation, and for preparing it, s."""
     output_mib: int = 16
     """Of what an agent prints that are kept."""
+
+    @property
+    def slots(self) -> int:
+        """Sessions that are prepared or run at a time."""
+        return self.init_workers + self.run_workers
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """Workers by their work."""
+        return {name: getattr(self, f"{name}_workers") for name in POOLS}
 
     def check(self) -> None:
         """Raises InputError where a setting cannot be."""
         for name in ("gateway", "control"):
             check_url(f"--{name}", getattr(self, name))
-        checks.whole("--port", self.port, 0, 65_535)
-        for name in ("init_workers", "run_workers", "post_run_workers", "eval_workers"):
-            checks.whole(_option(name), getattr(self, name), 1, 1024)
-        for name in ("attempts", "callback_attempts"):
-            checks.whole(_option(name), getattr(self, name), 1, 100)
+        for name in POOLS:
+            checks.whole(f"--{name.replace('_', '-')}-workers", self.pools[name], 1, 1024)
         checks.whole("--output-mib", self.output_mib, 1, 4096)
         checks.number("--eval-s", self.eval_s, 1.0, 86_400.0)
+
+
+@dataclass(frozen=True)
+class RolloutSettings(WorkSettings):
+    """What an operator may choose of the service."""
+
+    host: str = "127.0.0.1"
+    """Address of the service; beyond this machine it needs a token."""
+    port: int = 9100
+    """Port of the service; 0 takes a free one."""
+    own_node: bool = True
+    """Whether agents run beside the service, too; else on registered nodes only."""
+    attempts: int = 3
+    """Times that a session begins when its node was lost while its agent ran."""
+    callback_attempts: int = 8
+    """Times that a result is pushed until the push is given up; the result stays."""
+    silent_s: float = 30.0
+    """Without a heartbeat after which a node counts as lost, s."""
+    queue_s: float = 86_400.0
+    """Longest wait of a session for a node, s."""
+
+    def check(self) -> None:
+        """Raises InputError where a setting cannot be."""
+        super().check()
+        checks.whole("--port", self.port, 0, 65_535)
+        checks.whole("--attempts", self.attempts, 1, 100)
+        checks.whole("--callback-attempts", self.callback_attempts, 1, 100)
+        checks.number("--silent-s", self.silent_s, 0.1, 86_400.0)
+        checks.number("--queue-s", self.queue_s, 0.1, 30 * 86_400.0)
+
+
+@dataclass(frozen=True)
+class NodeSettings(WorkSettings):
+    """What an operator may choose of a node."""
+
+    id: str = "node"
+    """Name of the node, which no other has."""
+    service: str = "http://127.0.0.1:9100"
+    """Address of the rollout service."""
+    models: tuple[str, ...] = ()
+    """Models that its engines serve; sessions that ask for others go elsewhere. None serves all."""
+    heartbeat_s: float = 1.0
+    """Between two heartbeats, s."""
+
+    def check(self) -> None:
+        """Raises InputError where a setting cannot be."""
+        super().check()
+        check_url("--service", self.service)
+        checks.number("--heartbeat-s", self.heartbeat_s, 0.05, 3600.0)
+        if not NODE_NAME.fullmatch(self.id) or self.id == OWN_NODE:
+            checks.refuse("--id", self.id, f"up to 64 letters, digits, - and _, not {OWN_NODE}")
 
 
 @dataclass(frozen=True)
@@ -102,7 +159,3 @@ def check_url(name: str, url: object) -> str:
     if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > 2048:
         checks.refuse(name, url, "an http or https address")
     return url
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

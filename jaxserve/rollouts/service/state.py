@@ -30,12 +30,16 @@ BUILDING = "BUILDING"
 EVALUATING = "EVALUATING"
 ENDED = (COMPLETED, ERROR, TIMEOUT)
 """States that a session does not leave."""
+BEFORE_RUN = (REGISTERED, INITIALIZING, READY)
+"""States in which the agent has done nothing."""
 AFTER_RUN = (POST_RUN, BUILDING, EVALUATING)
 """States in which all that the agent did is there."""
-STATES = (REGISTERED, INITIALIZING, READY, RUNNING, *AFTER_RUN, *ENDED)
+STATES = (*BEFORE_RUN, RUNNING, *AFTER_RUN, *ENDED)
 CANCELLED = "cancelled"
+NO_RESULT: Mapping[str, Any] = {"reward": None}
+"""Of a session that ended before it was evaluated."""
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS tasks (
   id TEXT PRIMARY KEY,
@@ -48,6 +52,8 @@ CREATE TABLE IF NOT EXISTS sessions (
   id TEXT PRIMARY KEY,
   task TEXT NOT NULL,
   sample INTEGER NOT NULL,
+  node TEXT,                           -- that has it; NULL waits for one
+  lease INTEGER NOT NULL DEFAULT 0,    -- times that a node was given it
   attempt INTEGER NOT NULL DEFAULT 0,  -- times that it began
   state TEXT NOT NULL,
   since REAL NOT NULL,                 -- when it came to be in this state
@@ -57,6 +63,13 @@ CREATE TABLE IF NOT EXISTS sessions (
   result TEXT                          -- JSON, of an ended one
 );
 CREATE INDEX IF NOT EXISTS sessions_of_task ON sessions (task, sample);
+CREATE INDEX IF NOT EXISTS sessions_of_node ON sessions (node, state);
+CREATE TABLE IF NOT EXISTS nodes (
+  id TEXT PRIMARY KEY,
+  start TEXT NOT NULL,          -- of its process
+  about TEXT NOT NULL,          -- JSON, as it registered
+  draining INTEGER NOT NULL DEFAULT 0
+);
 CREATE TABLE IF NOT EXISTS events (
   seq INTEGER PRIMARY KEY AUTOINCREMENT,
   at REAL NOT NULL,
@@ -65,6 +78,7 @@ CREATE TABLE IF NOT EXISTS events (
   state TEXT NOT NULL,
   reason TEXT NOT NULL
 );
+CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 """
 
 
@@ -78,6 +92,10 @@ class SessionRow:
     """its task's name."""
     sample: int
     """its number in the task, from 0."""
+    node: str | None
+    """that has it; None waits for one."""
+    lease: int
+    """how often a node was given it; who has an older lease has it no more."""
     attempt: int
     """how often it began."""
     state: str
@@ -146,10 +164,13 @@ class State:
                 self._note(now, id, session, REGISTERED, "")
         return True
 
-    def move(self, session: str, state: str, reason: str = "", **values: Any) -> bool:
+    def move(
+        self, session: str, state: str, reason: str = "", lease: int | None = None, **values: Any
+    ) -> bool:
         """Brings a session to a state; False where it has ended, and nothing is changed.
 
         Args:
+          lease: of the node that does it; False also where the session has another.
           values: other columns to set: ``attempt``, ``episode``, ``run``, ``result``.
         """
         now = time.time()
@@ -161,12 +182,87 @@ class State:
         with _Transaction(self._sql):
             moved = self._sql.execute(
                 f"UPDATE sessions SET state = ?, since = ?, reason = ?{sets}"
-                f" WHERE id = ? AND state NOT IN {ENDED} RETURNING task",
-                (state, now, reason, *columns.values(), session),
+                f" WHERE id = ? AND state NOT IN {ENDED} AND lease = ifnull(?, lease)"
+                " RETURNING task",
+                (state, now, reason, *columns.values(), session, lease),
             ).fetchone()
             if moved is not None:
                 self._note(now, moved[0], session, state, reason)
         return moved is not None
+
+    def holds(self, session: str, lease: int) -> bool:
+        """Whether a lease of a session that has not ended is the last one."""
+        where = f"id = ? AND lease = ? AND state NOT IN {ENDED}"
+        return self._one(f"SELECT 1 FROM sessions WHERE {where}", (session, lease)) is not None
+
+    def give(self, session: str, node: str) -> None:
+        """Gives a session that waits to a node."""
+        self._sql.execute(
+            "UPDATE sessions SET node = ?, lease = lease + 1"
+            f" WHERE id = ? AND node IS NULL AND state NOT IN {ENDED}",
+            (node, session),
+        )
+
+    def take_back(self, node: str, attempts: int, *, resumes: bool) -> None:
+        """What a node had when it was lost: waits for another, or has begun often enough.
+
+        Args:
+          attempts: times that a session may begin.
+          resumes: whether the node is there again, with the folders of agents that had ended.
+        """
+        later = "UPDATE sessions SET lease = lease + 1"
+        for session in self.held_by(node):
+            if resumes and session.state in AFTER_RUN:
+                self._sql.execute(f"{later} WHERE id = ?", (session.id,))
+            elif session.attempt >= attempts and session.state not in BEFORE_RUN:
+                reason = f"its node was lost in each of {session.attempt} attempts"
+                self.move(session.id, ERROR, reason, result=NO_RESULT)
+            else:
+                if session.state != REGISTERED:
+                    self.move(session.id, REGISTERED, f"node {node} was lost")
+                self._sql.execute(f"{later}, node = NULL, run = NULL WHERE id = ?", (session.id,))
+
+    def held_by(self, node: str) -> list[SessionRow]:
+        """Those of a node that have not ended."""
+        return self._sessions(f"WHERE node = ? AND state NOT IN {ENDED} ORDER BY id", (node,))
+
+    def waiting(self, most: int) -> list[tuple[str, str, float]]:
+        """Sessions without a node, the oldest task first: their names, models, and since when."""
+        return self._sql.execute(
+            "SELECT sessions.id, ifnull(json_extract(spec, '$.agent.model'), 'default'), since"
+            " FROM sessions JOIN tasks ON tasks.id = task"
+            f" WHERE node IS NULL AND state NOT IN {ENDED} ORDER BY submitted, sample LIMIT ?",
+            (most,),
+        ).fetchall()
+
+    def loads(self) -> dict[str, dict[str, int]]:
+        """Sessions of each node that have not ended, by state."""
+        found: dict[str, dict[str, int]] = {}
+        for node, state, count in self._sql.execute(
+            "SELECT node, state, count(*) FROM sessions WHERE node IS NOT NULL"
+            f" AND state NOT IN {ENDED} GROUP BY node, state"
+        ):
+            found.setdefault(node, {})[state] = count
+        return found
+
+    def put_node(self, id: str, start: str, about: Mapping[str, Any]) -> str | None:
+        """Keeps a node; gives which start of it there was before."""
+        held = self._one("SELECT start FROM nodes WHERE id = ?", (id,))
+        self._sql.execute(
+            "INSERT INTO nodes (id, start, about) VALUES (?, ?, ?)"
+            " ON CONFLICT (id) DO UPDATE SET start = excluded.start, about = excluded.about",
+            (id, start, orjson.dumps(about).decode()),
+        )
+        return None if held is None else held[0]
+
+    def drain(self, node: str, draining: bool) -> None:
+        """Whether it gets no more sessions."""
+        self._sql.execute("UPDATE nodes SET draining = ? WHERE id = ?", (draining, node))
+
+    def nodes(self) -> list[tuple[str, str, Any, bool]]:
+        """All of them: name, start, what is known of it, whether it drains."""
+        rows = self._sql.execute("SELECT id, start, about, draining FROM nodes ORDER BY id")
+        return [(id, start, orjson.loads(about), bool(drains)) for id, start, about, drains in rows]
 
     def session(self, id: str) -> SessionRow:
         """One of them, which must be there."""
@@ -176,29 +272,35 @@ class State:
         """Those of a task, by their samples."""
         return self._sessions("WHERE task = ? ORDER BY sample", (task,))
 
-    def unfinished(self) -> list[SessionRow]:
-        """All that have not ended, the oldest task first."""
-        return self._sessions(
-            f"JOIN tasks ON tasks.id = task WHERE state NOT IN {ENDED} ORDER BY submitted, sample"
-        )
-
     def spec(self, task: str) -> Any:
         """A task as it was submitted; None where there is none."""
-        row = self._sql.execute("SELECT spec FROM tasks WHERE id = ?", (task,)).fetchone()
+        row = self._one("SELECT spec FROM tasks WHERE id = ?", (task,))
         return None if row is None else orjson.loads(row[0])
 
     def tasks(self) -> list[dict[str, Any]]:
-        """All tasks, the oldest first, with how many of their sessions are in which state."""
+        """All tasks, the oldest first, with how many of their sessions are in which state, and
+        what those that ended have come to."""
+        names = ("task_id", "submitted_unix_s", "callback", "agent", "model")
         found: dict[str, dict[str, Any]] = {
-            id: {"task_id": id, "submitted_unix_s": at, "callback": callback, "states": {}}
-            for id, at, callback in self._sql.execute(
-                "SELECT id, submitted, callback FROM tasks ORDER BY submitted, id"
+            row[0]: {**dict(zip(names, row, strict=True)), "states": {}}
+            for row in self._sql.execute(
+                "SELECT id, submitted, callback,"
+                " ifnull(json_extract(spec, '$.agent.preset'), 'shell'),"
+                " ifnull(json_extract(spec, '$.agent.model'), 'default')"
+                " FROM tasks ORDER BY submitted, id"
             )
         }
         for task, state, count in self._sql.execute(
             "SELECT task, state, count(*) FROM sessions GROUP BY task, state"
         ):
             found[task]["states"][state] = count
+        sums = ("mean_reward", "traces", "completions")
+        for task, *values in self._sql.execute(
+            "SELECT task, avg(json_extract(result, '$.reward')),"
+            " sum(json_extract(result, '$.traces')), sum(json_extract(result, '$.completions'))"
+            " FROM sessions GROUP BY task"
+        ):
+            found[task].update(zip(sums, values, strict=True))
         return list(found.values())
 
     def counts(self) -> dict[str, int]:
@@ -206,13 +308,13 @@ class State:
         rows = self._sql.execute("SELECT state, count(*) FROM sessions GROUP BY state").fetchall()
         return {**dict.fromkeys(STATES, 0), **dict(rows)}
 
-    def events(self, after: int, limit: int) -> list[dict[str, Any]]:
-        """What happened, in order, after the event of a number."""
+    def events(self, after: int, limit: int, session: str | None = None) -> list[dict[str, Any]]:
+        """What happened, in order, after the event of a number; of one session or of all."""
         names = ("seq", "at_unix_s", "task_id", "session_id", "state", "reason")
         rows = self._sql.execute(
             "SELECT seq, at, task, session, state, reason FROM events WHERE seq > ?"
-            " ORDER BY seq LIMIT ?",
-            (after, limit),
+            " AND session = ifnull(?, session) ORDER BY seq LIMIT ?",
+            (after, session, limit),
         )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
@@ -229,13 +331,16 @@ class State:
             "UPDATE tasks SET callback = ?, pushes = pushes + 1 WHERE id = ?", (callback, task)
         )
 
+    def _one(self, query: str, values: tuple[Any, ...]) -> Any:
+        return self._sql.execute(query, values).fetchone()
+
     def _sessions(self, where: str, values: tuple[Any, ...] = ()) -> list[SessionRow]:
         rows = self._sql.execute(
-            "SELECT sessions.id, task, sample, attempt, state, since, reason, episode, run, result"
-            f" FROM sessions {where}",
+            "SELECT id, task, sample, node, lease, attempt, state, since, reason, episode, run,"
+            f" result FROM sessions {where}",
             values,
         )
-        return [SessionRow(*row[:7], *map(_json, row[7:])) for row in rows]
+        return [SessionRow(*row[:9], *map(_json, row[9:])) for row in rows]
 
     def _note(self, at: float, task: str, session: str, state: str, reason: str) -> None:
         self._sql.execute(

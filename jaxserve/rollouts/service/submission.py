@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
-from jaxserve.rollouts.harness import Shell, parse_agent
+from jaxserve.rollouts.harness import Agent, parse_agent
+from jaxserve.rollouts.runtimes import DOCKER, KINDS, LOCAL, Runtime
+from jaxserve.rollouts.service.folders import OWN_VARIABLES
 from jaxserve.rollouts.service.settings import check_url
 
 _FIELDS = (
@@ -28,43 +30,11 @@ _FIELDS = (
     "metadata",
 )
 BUILDERS = ("prefix_merging", "per_request")
-OWN_VARIABLES = frozenset(
-    (
-        "PATH",
-        "HOME",
-        "SESSION_ID",
-        "TASK_ID",
-        "SESSION_DIR",
-        "ARTIFACTS_DIR",
-        "INSTRUCTION",
-        "OPENAI_BASE_URL",
-        "OPENAI_API_KEY",
-        "OPENAI_MODEL",
-        "ANTHROPIC_BASE_URL",
-        "ANTHROPIC_API_KEY",
-        "GOOGLE_API_URL",
-        "GOOGLE_API_KEY",
-        "ENVIRONMENT_URL",
-        "ENVIRONMENT_SESSION_ID",
-    )
-)
-"""Variables of agents that a task does not set."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
+_REFERENCE = re.compile(r"[!-,./-~][!-~]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_INSTRUCTION = 100_000
 """Bytes; Linux takes no longer argument than 131,072."""
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Where an agent runs: processes of this machine."""
-
-    source: Path | None = None
-    """folder of which each agent gets a copy to work in; None begins with an empty one."""
-    prepare: tuple[tuple[str, ...], ...] = ()
-    """commands that run in the copy before the agent."""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """of the agent, beside those that all get."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +50,9 @@ class Task:
     timeout_s: float
     """of a session, from INITIALIZING to the agent's end."""
     runtime: Runtime
-    """where the agent runs."""
-    agent: Shell
-    """how it is started."""
-    model: str
-    """for which it asks."""
+    """where its commands run."""
+    agent: Agent
+    """how it is started, and for which model it asks."""
     builder: str
     """``prefix_merging`` or ``per_request``."""
     evaluator: Evaluator
@@ -114,7 +82,7 @@ def parse_task(given: Any) -> Task:
     instruction = _plain(asked.name("instruction"), asked.text("instruction"))
     if len(instruction.encode(errors="replace")) > _LONGEST_INSTRUCTION:
         refuse(asked.name("instruction"), instruction, f"at most {_LONGEST_INSTRUCTION} bytes")
-    agent = JsonObject(asked.get("agent"), "agent", ("preset", "command", "model"))
+    agent = parse_agent(asked.get("agent"))
     evaluator = asked.get("evaluator", {"name": "session_completed"})
     environment = None
     if asked.get("environment") is not None:
@@ -129,9 +97,8 @@ def parse_task(given: Any) -> Task:
         instruction=instruction,
         samples=asked.whole("num_samples", 1, 4096, 1),
         timeout_s=asked.number("timeout_seconds", 0.1, 7 * 86_400.0, 1800.0),
-        runtime=_runtime(asked.get("runtime", {})),
-        agent=parse_agent(agent),
-        model=agent.text("model") if "model" in agent else "default",
+        runtime=_runtime(asked.get("runtime", {}), agent),
+        agent=agent,
         builder=one_of("the task: builder", asked.get("builder", BUILDERS[0]), BUILDERS),
         evaluator=parse_evaluator(JsonObject(evaluator, "evaluator")),
         environment=environment,
@@ -140,25 +107,51 @@ def parse_task(given: Any) -> Task:
     )
 
 
-def _runtime(given: Any) -> Runtime:
-    asked = JsonObject(given, "runtime", ("kind", "source", "prepare", "variables"))
-    one_of("runtime: kind", asked.get("kind", "local"), ("local",))
+def _runtime(given: Any, agent: Agent) -> Runtime:
+    known = ("kind", "image", "network", "source", "prepare", "eval_prepare", "variables")
+    asked = JsonObject(given, "runtime", known)
+    kind = one_of("runtime: kind", asked.get("kind", LOCAL), KINDS)
+    for name in ("image", "network"):
+        given = asked.get(name)
+        if given is not None and kind == LOCAL:
+            refuse(f"runtime: {name}", given, "left out where no container is used")
+        if (given is None and kind != LOCAL and name == "image") or (
+            given is not None and (not isinstance(given, str) or not _REFERENCE.fullmatch(given))
+        ):
+            refuse(f"runtime: {name}", given, "printable ASCII without spaces, no - first")
+    if "network" in asked and kind != DOCKER:
+        refuse("runtime: network", asked["network"], "left out where docker is not used")
     source = asked.get("source")
     if source is not None and (not isinstance(source, str) or not Path(source).is_dir()):
         refuse("runtime: source", source, "a folder of the service's machine")
-    prepare = asked.get("prepare", [])
-    if not isinstance(prepare, list) or not all(
-        isinstance(one, list) and one and all(isinstance(each, str) for each in one)
-        for one in prepare
-    ):
-        refuse("runtime: prepare", prepare, "a list of commands, each a list of texts")
     variables = asked.inside("variables") if "variables" in asked else {}
+    ours = OWN_VARIABLES | set(agent.preset.environment)
     for name, value in variables.items():
-        if not _VARIABLE.fullmatch(name) or name in OWN_VARIABLES:
+        if not _VARIABLE.fullmatch(name) or name in ours:
             refuse("runtime: variables", name, "names of variables that the service does not set")
         _plain(f"runtime: variables: {name}", value)
-    commands = tuple(tuple(one) for one in prepare)
-    return Runtime(None if source is None else Path(source).absolute(), commands, dict(variables))
+    prepare = _commands(asked, "prepare", [])
+    return Runtime(
+        kind=kind,
+        image=asked.get("image", ""),
+        network=asked.get("network", Runtime.network),
+        source=None if source is None else Path(source).absolute(),
+        prepare=prepare,
+        eval_prepare=_commands(asked, "eval_prepare", prepare),
+        variables=dict(variables),
+    )
+
+
+def _commands(asked: JsonObject, name: str, default: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    given = asked.get(name, list(default))
+    if not isinstance(given, list) or not all(
+        isinstance(one, list | tuple)
+        and one
+        and all(isinstance(each, str) and "\0" not in each for each in one)
+        for one in given
+    ):
+        refuse(asked.name(name), given, "a list of commands, each a list of texts")
+    return tuple(tuple(one) for one in given)
 
 
 def _plain(name: str, value: Any) -> str:

@@ -1,11 +1,12 @@
-"""What is done with a session, from REGISTERED to its end."""
+"""What a node does with a session, from REGISTERED to its end."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,26 @@ from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts import builders
 from jaxserve.rollouts.evaluators import Context, Episode, EvalResult
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.processes import Ended, Limits, run_process
+from jaxserve.rollouts.files import line_of
+from jaxserve.rollouts.processes import Ended
 from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.control import Control
-from jaxserve.rollouts.service.folders import Folders, variables_of
-from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
-from jaxserve.rollouts.service.state import SessionRow, State
+from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts
+from jaxserve.rollouts.service.folders import Folders, ours_of, write_files
+from jaxserve.rollouts.service.leases import Book, Lease
+from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
+from jaxserve.rollouts.service.state import SessionRow
 from jaxserve.rollouts.service.submission import Task, parse_task
 from jaxserve.rollouts.traces import Trajectory
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _RESET_S = 60.0
 """For an environment's server to begin an episode."""
+_AFTER_EVALUATION_S = 30.0
 
 
 class _Left(Exception):
-    """The session has ended meanwhile."""
+    """Somebody else has the session, or it has ended."""
 
 
 @dataclass(frozen=True)
@@ -49,110 +54,136 @@ class Run:
 class Pools:
     """How many sessions are in a stage at a time."""
 
-    def __init__(self, settings: RolloutSettings) -> None:
+    def __init__(self, settings: WorkSettings) -> None:
         """Args: how many workers each has."""
         self.init = asyncio.Semaphore(settings.init_workers)
         self.run = asyncio.Semaphore(settings.run_workers)
         self.post_run = asyncio.Semaphore(settings.post_run_workers)
         self.evaluation = asyncio.Semaphore(settings.eval_workers)
+        self.prewarm = asyncio.Semaphore(settings.prewarm_workers)
 
 
 class Worker:
     """Brings sessions to their end."""
 
     def __init__(
-        self,
-        settings: RolloutSettings,
-        tokens: RolloutTokens,
-        state: State,
-        control: Control,
-        ended: Callable[[], None],
+        self, settings: WorkSettings, tokens: RolloutTokens, book: Book, control: Control
     ) -> None:
-        """Args: what the operator chose; where sessions stand; and who hears that one ended."""
+        """Args: what the operator chose; where sessions stand; the gateway that records them."""
         self._settings, self._tokens = settings, tokens
-        self._state, self._control, self._ended = state, control, ended
+        self._book, self._control = book, control
         self._pools = Pools(settings)
 
-    async def finish(self, id: str) -> None:
+    async def finish(self, lease: Lease) -> None:
         """Brings a session to its end, whatever state it is in."""
+        work = _Work(lease, self._settings, self._tokens, self._book, self._control, self._pools)
+        with contextlib.suppress(_Left):
+            try:
+                await work.finish()
+            except InputError as error:
+                await work.end(states.ERROR, str(error))
+            except Exception as error:
+                _LOG.exception("session %s failed", lease.session.id)
+                reason = f"the node failed: {type(error).__name__}: {error}"
+                await work.end(states.ERROR, reason)
+
+
+class _Work:
+    """The work on one session."""
+
+    def __init__(
+        self,
+        lease: Lease,
+        settings: WorkSettings,
+        tokens: RolloutTokens,
+        book: Book,
+        control: Control,
+        pools: Pools,
+    ) -> None:
+        self._lease, self._settings, self._tokens = lease, settings, tokens
+        self._book, self._control, self._pools = book, control, pools
+        self._session = lease.session
+        self._prewarmed: asyncio.Task[Path] | None = None
+
+    async def finish(self) -> None:
+        """See ``Worker``."""
+        task = await asyncio.to_thread(parse_task, self._lease.spec)
         try:
-            await self._finish(self._state.session(id))
-        except _Left:
-            pass
-        except InputError as error:
-            self._end(id, states.ERROR, str(error))
-        except Exception as error:
-            _LOG.exception("session %s failed", id)
-            self._end(id, states.ERROR, f"the service failed: {type(error).__name__}: {error}")
+            if self._session.state not in states.AFTER_RUN:
+                await self._forget_attempt(task)
+                await self._run(task)
+            await self._after_run(task)
+        except BaseException:
+            # Nobody speaks in it any more, whoever has it now.
+            with contextlib.suppress(InputError):
+                await asyncio.shield(self._control.shut(_recorded(self._session), 0.0))
+            raise
+        finally:
+            if self._prewarmed is not None:
+                self._prewarmed.cancel()
 
-    def cancel(self, id: str) -> bool:
-        """Ends a session that has not; says whether it did."""
-        return self._end(id, states.ERROR, states.CANCELLED)
+    async def end(self, state: str, reason: str) -> None:
+        """Ends it without a result."""
+        await self._move(state, reason, result=states.NO_RESULT)
 
-    async def shut(self, session: SessionRow) -> None:
-        """Lets nobody speak in a session any more."""
-        if session.attempt:
-            await self._control.shut(_recorded(session))
+    async def _forget_attempt(self, task: Task) -> None:
+        """Ends what a killed node may have left of an attempt: its key, and its container."""
+        if self._session.attempt:
+            await self._control.shut(_recorded(self._session))
+            top = self._folders(task).top
+            await self._execution(task, 0.0).remove(top)
 
-    async def _finish(self, session: SessionRow) -> None:
-        task = parse_task(self._state.spec(session.task))
-        if session.state not in states.AFTER_RUN:
-            await self.shut(session)  # of an attempt that a kill has ended
-            if session.state == states.RUNNING and session.attempt >= self._settings.attempts:
-                raise InputError(f"the service was killed in each of {session.attempt} attempts")
-            await self._run(task, session)
-            session = self._state.session(session.id)
+    async def _run(self, task: Task) -> None:
+        """Prepares a session and runs its agent; leaves it in POST_RUN."""
+        async with self._pools.init:
+            attempt = self._session.attempt + 1
+            execution = self._execution(task, task.timeout_s)
+            await self._move(states.INITIALIZING, attempt=attempt)
+            folders = self._folders(task)
+            await asyncio.to_thread(folders.make, task.runtime.source)
+            said = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
+            key = await self._control.create(_recorded(self._session), said)
+            episode = await self._begin_episode(task)
+            told = _instruction(task.instruction, episode)
+            launch = task.agent.launch(told, self._settings.gateway, key, folders.home)
+            ours = ours_of(task.id, self._session.id, folders, launch, episode)
+            place = Place(folders.top, folders.work, ours, folders.top / "prepare.log")
+            run = None
+            for name, command in (
+                *((f"runtime: prepare[{n}]", one) for n, one in enumerate(task.runtime.prepare)),
+                *((f"agent: setup[{n}]", one) for n, one in enumerate(launch.setup)),
+            ):
+                ended = _run_of(name, await execution.run(command, place))
+                if ended.status != states.COMPLETED:
+                    run = ended
+                    break
+            await asyncio.to_thread(write_files, launch)
+        if _needs_fresh(task):
+            self._prewarmed = asyncio.create_task(self._prewarm(task))
+        await self._move(states.READY, episode=None if episode is None else vars(episode))
+        if run is None:
+            async with self._pools.run:
+                await self._move(states.RUNNING)
+                place = replace(place, printed=folders.printed)
+                run = _run_of("the agent", await execution.run(launch.argv, place, launch.stdin))
+        await self._move(states.POST_RUN, run=vars(run))
+
+    async def _after_run(self, task: Task) -> None:
+        """Builds and evaluates what was said, and ends the session."""
+        run = Run(**self._session.run)
         async with self._pools.post_run:
-            await self.shut(session)
-            self._move(session, states.BUILDING)
-            records = await self._control.records(_recorded(session))
-            run = Run(**session.run)
+            await self._control.shut(_recorded(self._session))
+            await self._move(states.BUILDING)
+            records = await self._control.records(_recorded(self._session))
             build = getattr(builders, task.builder)
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
         async with self._pools.evaluation:
-            self._move(session, states.EVALUATING)
-            worth = await self._evaluate(task, session, records, trajectory)
-        said = _result(session, run, trajectory, worth)
-        self._end(session.id, run.status, run.reason, said)
-
-    async def _run(self, task: Task, session: SessionRow) -> None:
-        """Prepares a session and runs its agent; leaves it in POST_RUN."""
-        loop = asyncio.get_running_loop()
-        folders = self._folders(session, session.attempt + 1)
-        async with self._pools.init:
-            deadline = loop.time() + task.timeout_s
-            self._move(session, states.INITIALIZING, attempt=session.attempt + 1)
-            session = self._state.session(session.id)
-            await asyncio.to_thread(folders.make, task.runtime.source)
-            said = {"task": task.id, "sample": session.sample, "attempt": session.attempt}
-            key = await self._control.create(_recorded(session), said)
-            episode = await self._begin_episode(task)
-            variables = variables_of(
-                task, session.id, folders, self._settings.gateway, key, episode
-            )
-            run = await self._prepare(task, folders, variables, deadline)
-        self._move(session, states.READY, episode=None if episode is None else vars(episode))
-        if run is None:
-            async with self._pools.run:
-                self._move(session, states.RUNNING)
-                command = task.agent.command(task.instruction)
-                limits = self._limits(deadline - loop.time())
-                ended = await run_process(command, folders.work, variables, folders.printed, limits)
-            run = _run_of("the agent", ended)
-        self._move(session, states.POST_RUN, run=vars(run))
-
-    async def _prepare(
-        self, task: Task, folders: Folders, variables: dict[str, str], deadline: float
-    ) -> Run | None:
-        """Runs the commands of ``prepare``; gives the first that fails."""
-        for place, command in enumerate(task.runtime.prepare):
-            limits = self._limits(deadline - asyncio.get_running_loop().time())
-            printed = folders.top / "prepare.log"
-            ended = await run_process(command, folders.work, variables, printed, limits)
-            run = _run_of(f"runtime: prepare[{place}]", ended)
-            if run.status != states.COMPLETED:
-                return run
-        return None
+            await self._move(states.EVALUATING)
+            worth = await self._evaluate(task, records, trajectory)
+        graded, result = _graded(self._session, run, trajectory, worth)
+        result["completions"] = len(records)
+        line = await asyncio.to_thread(line_of, graded)
+        await self._move(run.status, run.reason, line, result=result)
 
     async def _begin_episode(self, task: Task) -> Episode | None:
         """Begins the task's episode on its environment's server.
@@ -173,56 +204,88 @@ class Worker:
         names = ("session_id", "episode_id", "task_id", "seed", "split")
         return Episode(url=url, **{name: told[name] for name in names})
 
+    async def _prewarm(self, task: Task) -> Path:
+        """The evaluator's folder, with a prepared copy of the source where it needs one.
+
+        Raises:
+          InputError: it cannot be made.
+        """
+        async with self._pools.prewarm:
+            folders = self._folders(task)
+            fresh = _needs_fresh(task)
+            source = task.runtime.source if fresh else None
+            top = await asyncio.to_thread(folders.fresh, source)
+            if not fresh:
+                return top
+            execution = self._execution(task, self._settings.eval_s)
+            place = Place.of_evaluation(top, top / "prepare.log")
+            for number_, command in enumerate(task.runtime.eval_prepare):
+                name = f"runtime: eval_prepare[{number_}]"
+                run = _run_of(name, await execution.run(command, place))
+                if run.status != states.COMPLETED:
+                    raise InputError(run.reason)
+            return top
+
     async def _evaluate(
-        self,
-        task: Task,
-        session: SessionRow,
-        records: list[CompletionRecord],
-        trajectory: Trajectory,
+        self, task: Task, records: list[CompletionRecord], trajectory: Trajectory
     ) -> EvalResult:
-        folders = self._folders(session, session.attempt)
+        if self._prewarmed is None:
+            self._prewarmed = asyncio.create_task(self._prewarm(task))
+        folders, top = self._folders(task), await self._prewarmed
+        if _needs_fresh(task):
+            await asyncio.to_thread(copy_artifacts, folders.artifacts, top / "artifacts")
+        execution = self._execution(task, self._settings.eval_s)
         context = Context(
-            session=session.id,
+            session=self._session.id,
             instruction=task.instruction,
             work=folders.work,
             artifacts=folders.artifacts,
-            scratch=await asyncio.to_thread(folders.fresh_scratch),
+            scratch=top,
+            fresh=top / "work",
+            execute=partial(execution.run_and_wait, Place.of_evaluation(top, top)),
             source=task.runtime.source,
             records=records,
-            episode=None if session.episode is None else Episode(**session.episode),
+            episode=None if self._session.episode is None else Episode(**self._session.episode),
             budget_s=self._settings.eval_s,
             environment_token=self._tokens.environment,
             metadata=task.metadata,
         )
         call = asyncio.to_thread(task.evaluator.evaluate, trajectory, context)
         try:
-            return await asyncio.wait_for(call, self._settings.eval_s + 30.0)
+            return await asyncio.wait_for(call, self._settings.eval_s + _AFTER_EVALUATION_S)
         except TimeoutError:
             raise InputError(
                 f"the evaluator took longer than --eval-s, {self._settings.eval_s:g} s"
             ) from None
 
-    def _folders(self, session: SessionRow, attempt: int) -> Folders:
-        top = Path(self._settings.save_dir).absolute() / "tasks" / session.task
-        return Folders(top / f"{session.sample}.{attempt}")
+    def _folders(self, task: Task) -> Folders:
+        top = Path(self._settings.save_dir).absolute() / "tasks" / task.id
+        return Folders(top / f"{self._session.sample}.{self._session.attempt}")
 
-    def _limits(self, budget_s: float) -> Limits:
-        return Limits(budget_s, output_bytes=self._settings.output_mib * 2**20)
+    def _execution(self, task: Task, budget_s: float) -> Execution:
+        return Execution(task.runtime, budget_s, self._settings.output_mib * 2**20)
 
-    def _move(self, session: SessionRow, state: str, **values: Any) -> None:
-        if not self._state.move(session.id, state, **values):
+    async def _move(self, state: str, reason: str = "", line: bytes = b"", **values: Any) -> None:
+        if not await self._book.move(self._lease, state, reason, values, line):
             raise _Left
-
-    def _end(self, id: str, state: str, reason: str, result: Any = None) -> bool:
-        ended = self._state.move(id, state, reason, result=result or {"reward": None})
-        if ended:
-            self._ended()
-        return ended
+        self._session = replace(self._session, state=state, **values)
 
 
 def _recorded(session: SessionRow) -> str:
     """The gateway's session of an attempt."""
     return f"{session.id}.{session.attempt}"
+
+
+def _needs_fresh(task: Task) -> bool:
+    return getattr(task.evaluator, "needs_fresh", False)
+
+
+def _instruction(text: str, episode: Episode | None) -> str:
+    """What the agent is told: with the episode that it plays, where the text asks for it."""
+    if episode is None:
+        return text
+    text = text.replace("{{ENVIRONMENT_URL}}", episode.url)
+    return text.replace("{{ENVIRONMENT_SESSION_ID}}", episode.session_id)
 
 
 def _run_of(who: str, ended: Ended) -> Run:
@@ -235,10 +298,10 @@ def _run_of(who: str, ended: Ended) -> Run:
     return Run(states.COMPLETED, "", 0)
 
 
-def _result(
+def _graded(
     session: SessionRow, run: Run, trajectory: Trajectory, worth: EvalResult
-) -> dict[str, Any]:
-    """What is told of an ended session."""
+) -> tuple[Trajectory, dict[str, Any]]:
+    """The trajectory with its rewards, and what is told of the ended session."""
     given = worth.trace_rewards
     of_traces = [None] * len(trajectory.traces) if given is None else list(given)
     if len(of_traces) != len(trajectory.traces):
@@ -248,7 +311,12 @@ def _result(
         )
     outcome = number("outcome_reward", worth.outcome_reward)
     rewards = [outcome if one is None else number("trace_rewards", one) for one in of_traces]
-    return {
+    whose = {"task": session.task, "session": session.id}
+    traces = tuple(
+        replace(trace, reward=reward, metadata={**trace.metadata, **whose})
+        for trace, reward in zip(trajectory.traces, rewards, strict=True)
+    )
+    result = {
         "reward": outcome,
         "trace_rewards": rewards,
         "records": _recorded(session),
@@ -260,3 +328,4 @@ def _result(
         "cuts": trajectory.cuts,
         "evaluation": worth.metadata,
     }
+    return replace(trajectory, traces=traces), result

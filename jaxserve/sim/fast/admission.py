@@ -13,11 +13,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up
+from jaxserve.sim.fast.ages import advance, age_sum, ages_of, still_random
 from jaxserve.sim.fast.chance_waits import Wait, blocked_wait, either_wait
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
     Conditions,
+    PromptWork,
     Queues,
     Room,
     Timing,
@@ -44,7 +46,7 @@ def find_timing(
       queued: float32[F, ...], requests that wait already.
       arrivals: float32[F, ...], requests that arrive in the tick.
     """
-    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    plan, deployment = conditions.plan, conditions.deployment
     running = add_up(queues.running)
     batch = running / plan.decode_gpus
     context = add_up(queues.context) / jnp.maximum(running, TINY)
@@ -53,9 +55,8 @@ def find_timing(
     # batch, of which half is left when the arrivals are known, and nothing for a batch at its cap.
     met = batch + 0.5 * jnp.minimum(batch, 1.0) * jnp.maximum(1.0 - batch / plan.batch_cap, 0.0)
     step_s = plan.time_scale * itl_s(plan.table, met, context)
-    prompt = classes.prompt_tokens
-    backlog = add_up(prompt * queued) / plan.prefill_gpus
-    fresh = add_up(prompt * arrivals) / plan.prefill_gpus
+    backlog = add_up(plan.work.tokens * queued) / plan.prefill_gpus
+    fresh = add_up(plan.work.tokens * arrivals) / plan.prefill_gpus
     beside_batch = jnp.where(plan.split, 0.0, jnp.minimum(batch, 1.0))
     verified = jnp.where(plan.split, 0.0, batch * plan.verify_tokens)
     chunk_room = jnp.maximum(
@@ -89,7 +90,7 @@ def alive_share(progress: jax.Array) -> jax.Array:
     )
 
 
-def prefill_seconds(plan: WindowPlan, classes: TrafficClasses, timing: Timing) -> jax.Array:
+def prefill_seconds(plan: WindowPlan, timing: Timing) -> jax.Array:
     """float32[F, ...]: GPU seconds that the prefill of one prompt of each class takes.
 
     Beside a decode batch these are the seconds that it adds to the batch's iterations. Short
@@ -100,22 +101,29 @@ def prefill_seconds(plan: WindowPlan, classes: TrafficClasses, timing: Timing) -
     weights = batch_weights(timing.batch)
     single = add_up(weights[:, None] * plan.added_s_per_token)
     together = prefill_added_s_per_token(plan.table, timing.batch, timing.packed)
-    beside_s = classes.prompt_tokens * jnp.maximum(single, together)
-    shared_s = classes.prompt_tokens * prefill_s_per_token(plan.table, timing.packed)
-    shares = classes.prompt_tokens < timing.packed
+    tokens = plan.work.tokens
+    beside_s = tokens * jnp.maximum(single, together)
+    shared_s = tokens * prefill_s_per_token(plan.table, timing.packed)
+    shares = tokens < timing.packed
     alone_s = jnp.where(shares, jnp.minimum(plan.alone_s, shared_s), plan.alone_s)
     return plan.time_scale * (
         timing.beside_batch * beside_s + (1.0 - timing.beside_batch) * alone_s
     )
 
 
-def chunks(classes: TrafficClasses, timing: Timing) -> jax.Array:
+def chunks(work: PromptWork, timing: Timing) -> jax.Array:
     """float32[F, ...]: iterations that a prefill of each class takes.
 
     A prompt that fits into an iteration takes one. A longer one ends at a random point of its last
     iteration, so it takes half an iteration more than it fills.
     """
-    return 1.0 + jnp.maximum(classes.prompt_tokens / timing.chunk_room - 0.5, 0.0)
+    return 1.0 + jnp.maximum(work.tokens / timing.chunk_room - 0.5, 0.0)
+
+
+def distinct_kv(work: PromptWork, kv: jax.Array, requests: jax.Array) -> jax.Array:
+    """float32[F, ...]: KV tokens of so many ``requests`` that have ``kv`` together, without what
+    others hold as well."""
+    return kv if work.shared_kv is None else jnp.maximum(kv - work.shared_kv * requests, 0.0)
 
 
 @flax.struct.dataclass
@@ -150,6 +158,10 @@ class _Freed:
     """float32, slots of the sequences that finish in it if no prefill slows them down."""
     kv_flow: jax.Array
     """float32, KV tokens that they leave beyond those by which the others grow."""
+    slot_variance: jax.Array
+    """float32, of the number running, given who began."""
+    kv_variance: jax.Array
+    """float32, of the KV tokens that they hold."""
 
 
 def find_room(
@@ -165,7 +177,7 @@ def find_room(
     Where KV is short, the prompt at the head of the line waits until there is enough for all of
     it: on average half of it is free on every GPU and of no use.
     """
-    newcomers = _newcomers(conditions.classes, timing, own_s, queued, arrivals)
+    newcomers = _newcomers(conditions, timing, own_s, queued, arrivals)
     freed = _freed(conditions, queues, timing, newcomers)
     kv_starved, blocked = _shortage(conditions, queues, timing, newcomers, freed)
     useless_kv = 0.5 * kv_starved * conditions.plan.decode_gpus * newcomers.head_kv
@@ -180,21 +192,22 @@ def find_room(
 
 
 def _newcomers(
-    classes: TrafficClasses,
+    conditions: Conditions,
     timing: Timing,
     own_s: jax.Array,
     queued: jax.Array,
     arrivals: jax.Array,
 ) -> _Newcomers:
+    classes, work = conditions.classes, conditions.plan.work
     candidates = queued + arrivals
     count = jnp.maximum(add_up(candidates), TINY)
-    tokens = candidates * (classes.prompt_tokens + BLOCK_SLACK_TOKENS)
+    tokens = candidates * _prompt_kv(work, classes)
     square = 1.0 + classes.prompt_spread**2
     return _Newcomers(
         queued=queued,
         count=count,
         prefill_s=add_up(candidates * own_s) / count,
-        chunks=add_up(candidates * chunks(classes, timing)) / count,
+        chunks=add_up(candidates * chunks(work, timing)) / count,
         all_kv=add_up(tokens),
         kv=add_up(tokens) / count,
         head_kv=add_up(tokens * classes.prompt_tokens * square) / jnp.maximum(add_up(tokens), TINY),
@@ -209,18 +222,39 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
     """
     plan, classes = conditions.plan, conditions.classes
     progress = plan.up_s / timing.step_s / plan.decode_steps
-    completed = queues.running * progress * alive_share(progress)
+    distinct = distinct_kv(plan.work, queues.context, queues.running)
+    each = distinct / jnp.maximum(queues.running, TINY)
+    prompt_variance = (classes.prompt_spread * classes.prompt_tokens) ** 2
+    if classes.output_ages is None or queues.ages is None:
+        completed = queues.running * progress * alive_share(progress)
+        growth = plan.decode_tokens * classes.output_growth
+        kv_flow = add_up(completed * (each + BLOCK_SLACK_TOKENS - growth))
+        slot_variance = 0.5 * add_up(queues.running)
+        spread = prompt_variance + 0.25 * plan.decode_tokens**2
+        kv_variance = add_up(queues.running * (0.5 * each**2 + spread))
+    else:
+        lifetimes, ages, life = classes.output_ages, queues.ages, plan.decode_tokens
+        _, step = advance(lifetimes, ages, progress)
+        completed = step.completed
+        prompt = each - life * age_sum(lifetimes, ages) / jnp.maximum(queues.running, TINY)
+        left = completed * (prompt + BLOCK_SLACK_TOKENS) + life * step.completed_age
+        kv_flow = add_up(left - life * progress * step.alive)
+        variance = still_random(lifetimes, ages)
+        held = prompt[:, None] + life[:, None] * ages_of(lifetimes, ages)
+        slot_variance = add_up(add_up(variance, axis=1))
+        of_lives = add_up(variance * held**2, axis=1)
+        kv_variance = add_up(of_lives + queues.running * prompt_variance)
     slot_flow = add_up(completed)
-    growth = plan.decode_tokens * classes.output_growth
-    each = queues.context / jnp.maximum(queues.running, TINY)
     prefill_s = newcomers.prefill_s + timing.beside_batch * timing.step_s * newcomers.chunks
     in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
     slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - add_up(queues.running), 0.0)
     return _Freed(
         slots=slots - in_prefill,
-        kv=plan.kv_tokens - _held_kv(queues) - in_prefill * newcomers.kv,
+        kv=plan.kv_tokens - _held_kv(plan.work, queues) - in_prefill * newcomers.kv,
         slot_flow=slot_flow,
-        kv_flow=add_up(completed * (each + BLOCK_SLACK_TOKENS - growth)),
+        kv_flow=kv_flow,
+        slot_variance=slot_variance,
+        kv_variance=kv_variance,
     )
 
 
@@ -235,8 +269,9 @@ def _shortage(
 
     The fluid knows the arrivals but only the mean of what they become. Given the arrivals, the
     number still running varies by half its mean (a binomial variance, averaged over the ages of
-    exponential lives), the KV they hold also with their lengths, and where such a batch would
-    exceed a limit, an arrival waits although the mean batch would let it in.
+    exponential lives; of other lives see ``still_random``), the KV they hold also with their
+    lengths, and where such a batch would exceed a limit, an arrival waits although the mean batch
+    would let it in.
     """
     plan, classes = conditions.plan, conditions.classes
     # KV is short only for those whom slots and prefill time would let in.
@@ -252,18 +287,16 @@ def _shortage(
     running = add_up(queues.running)
     for_slot = blocked_wait(
         running + add_up(newcomers.queued + queues.preempted),
-        0.5 * running,
+        freed.slot_variance,
         plan.decode_gpus * plan.batch_cap - 0.5,
         1.0,
         freed.slot_flow,
         plan.tick_s,
     )
-    each = queues.context / jnp.maximum(queues.running, TINY)
-    spread = (classes.prompt_spread * classes.prompt_tokens) ** 2 + 0.25 * plan.decode_tokens**2
     in_line = reach * newcomers.queued * classes.prompt_tokens + queues.preempted_context
     for_kv = blocked_wait(
-        _held_kv(queues) + add_up(in_line),
-        add_up(queues.running * (0.5 * each**2 + spread)),
+        _held_kv(plan.work, queues) + add_up(in_line),
+        freed.kv_variance,
         plan.kv_tokens - 0.5 * newcomers.kv,
         newcomers.kv,
         freed.kv_flow,
@@ -297,9 +330,15 @@ def _decoding_share(
     return 1.0 - jnp.minimum(admitted * stolen_each, 1.0)
 
 
-def _held_kv(queues: Queues) -> jax.Array:
+def _held_kv(work: PromptWork, queues: Queues) -> jax.Array:
     """float32[...]: KV tokens of the blocks that running sequences hold."""
-    return add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
+    held = distinct_kv(work, queues.context, queues.running)
+    return add_up(held + BLOCK_SLACK_TOKENS * queues.running)
+
+
+def _prompt_kv(work: PromptWork, classes: TrafficClasses) -> jax.Array:
+    """float32[F, ...]: KV tokens of the blocks that a prompt takes."""
+    return distinct_kv(work, classes.prompt_tokens, jnp.float32(1.0)) + BLOCK_SLACK_TOKENS
 
 
 def readmit(
@@ -332,7 +371,7 @@ def readmit(
     prefill_kv_room = plan.prefill_kv_tokens - (1.0 - share) * add_up(blocks)
     usage = [
         jnp.where(plan.split, 0.0, 1.0 / jnp.maximum(slots, TINY)),
-        (classes.prompt_tokens + BLOCK_SLACK_TOKENS)
+        _prompt_kv(plan.work, classes)
         / jnp.maximum(jnp.where(plan.split, prefill_kv_room, kv_room), TINY),
         own_s / jnp.maximum(room_s, TINY),
     ]

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sim.fast.prompt_work import (
+    added_rows,
+    alone_seconds,
+    found_prefixes,
+    prompt_work,
+)
 from jaxserve.sim.fast.state import SimState
 from jaxserve.sim.fast.tick_state import WindowPlan
 from jaxserve.sim.machine.deployment import Deployment
-from jaxserve.sim.table.lookup import (
-    LatencyTable,
-    added_s_per_token_rows,
-    contract,
-    prefill_s_per_token,
-)
+from jaxserve.sim.table.lookup import LatencyTable, contract
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction
 
@@ -58,14 +61,22 @@ def plan_window(
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     pool_gib = _kv_pool(deployment.kv_pool_gib, tier, action)
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
+    work = prompt_work(classes, None)
+    if classes.reuse is not None:
+        prefilling = jnp.where(split, state.prefill_gpus, deployment.num_gpus.astype(jnp.int32))
+        pool = action.kv_budget_fraction * pool_tokens
+        found, shared = found_prefixes(classes.reuse, state.queues, prefilling, decode_gpus, pool)
+        work = dataclasses.replace(
+            prompt_work(classes, found),
+            # KV that is handed over is not shared where it arrives.
+            shared_kv=jnp.where(split, 0.0, shared),
+        )
     group = jnp.where(action.priority_routing > 0, classes.priority, 0)
     return WindowPlan(
         table=window_table,
-        # Long prompts cost more per token, and they hold most of the tokens.
-        added_s_per_token=added_s_per_token_rows(
-            window_table, prompt * (1.0 + classes.prompt_spread**2)
-        ),
-        alone_s=prompt * prefill_s_per_token(window_table, prompt),
+        added_s_per_token=added_rows(window_table, work),
+        alone_s=alone_seconds(window_table, work),
+        work=work,
         tokens_per_step=per_step,
         decode_tokens=decode_tokens,
         decode_steps=decode_tokens / per_step + last_step,

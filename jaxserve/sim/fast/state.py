@@ -6,8 +6,10 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.sim.fast.ages import idle_ages
 from jaxserve.sim.fast.lines import AGE_KNOTS
 from jaxserve.sim.fast.tick_state import Queues
+from jaxserve.sim.traffic.output_ages import OutputAges
 
 
 @flax.struct.dataclass
@@ -55,8 +57,14 @@ class SimState:
     """float32, slowness of this episode's hardware relative to the table."""
 
 
-def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
-    """An idle deployment: FP16, colocated."""
+def init_sim(
+    class_count: int, time_scale: jax.Array, output_ages: OutputAges | None = None
+) -> SimState:
+    """An idle deployment: FP16, colocated.
+
+    Args:
+      output_ages: see ``jaxserve.sim.traffic.workload.TrafficClasses``.
+    """
     vector = jnp.zeros(class_count)
     zero = jnp.float32(0.0)
     return SimState(
@@ -67,6 +75,7 @@ def init_sim(class_count: int, time_scale: jax.Array) -> SimState:
             preempted=vector,
             preempted_context=vector,
             recompute_context=vector,
+            ages=idle_ages(output_ages),
         ),
         ttft_met=vector,
         decode_s=vector,

@@ -1,8 +1,9 @@
 """One scheduler tick of the fast simulator: arrivals, admission, prefill, decode, eviction.
 
 A tick (1/8 s by default) is a fluid step: counts are real numbers, requests of one class are
-exchangeable, output lengths are memoryless (which by Little's law leaves every steady state
-exact), and the GPUs of a pool share their load. Times come from the latency table.
+exchangeable, and the GPUs of a pool share their load. Output lengths are memoryless, which by
+Little's law leaves every steady state exact, or requests of one class and age are exchangeable
+(``jaxserve.sim.fast.ages``). Times come from the latency table.
 
 Arrays have class (and age) axes first and the batch axis last, ``[F, A, ...]``, and the steps of a
 tick are compiled as separate stages; ``jaxserve.arrays.batching`` says why.
@@ -20,12 +21,22 @@ from jaxserve.arrays.batching import add_up, largest, stage
 from jaxserve.sim.fast.admission import (
     alive_share,
     chunks,
+    distinct_kv,
     find_room,
     find_timing,
     joining_share,
     prefill_seconds,
     readmit,
     reject,
+)
+from jaxserve.sim.fast.ages import (
+    advance,
+    age_sum,
+    ages_of,
+    begin,
+    come_back,
+    join,
+    take_newest,
 )
 from jaxserve.sim.fast.chance_waits import (
     ROUTING_MIXED,
@@ -42,6 +53,7 @@ from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
+    Ages,
     Conditions,
     Decoding,
     Eviction,
@@ -54,12 +66,14 @@ from jaxserve.sim.fast.tick_state import (
     empty_tally,
 )
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
+from jaxserve.sim.traffic.output_ages import OutputAges
 from jaxserve.sim.traffic.workload import TrafficClasses
 from jaxserve.types import PRIORITY_GROUPS
 
 
 def _decode(
     plan: WindowPlan,
+    lifetimes: OutputAges | None,
     queues: Queues,
     timing: Timing,
     admission: Admission,
@@ -72,6 +86,21 @@ def _decode(
     stolen = jnp.where(plan.split, 0.0, share)
     steps = plan.up_s * (1.0 - stolen) / timing.step_s
     progress = steps / plan.decode_steps
+    if lifetimes is not None and queues.ages is not None:
+        ages = come_back(queues.ages, _share(admission.returning, queues.preempted))
+        ages, before = advance(lifetimes, ages, progress)
+        ages, new = join(lifetimes, ages, joining * admitted, progress)
+        # Rounding must not make less than nothing of an idle server.
+        both = jax.tree.map(lambda x, y: jnp.maximum(x + y, 0.0), before, new)
+        held_back = begin((1.0 - joining) * admitted, ages.phase, ages.running.shape[1])
+        return Decoding(
+            prefill_s=prefill_s,
+            steps=steps,
+            completed=both.completed,
+            tokens=both.alive * progress * plan.decode_tokens,
+            alive_s=both.alive * plan.tick_s,
+            ages=dataclasses.replace(ages, preempted=ages.preempted + held_back),
+        )
     # Requests join during the tick, so they decode for half of it on average.
     present = queues.running + admission.returning + 0.5 * joining * admitted
     alive = present * alive_share(progress)
@@ -85,7 +114,23 @@ def _decode(
     )
 
 
+def _share(part: jax.Array, whole: jax.Array) -> jax.Array:
+    return jnp.clip(part / jnp.maximum(whole, TINY), 0.0, 1.0)
+
+
+def _counted(queues: Queues) -> Queues:
+    """Numbers by age are the only ones there are, where there are ages: two counts of the same
+    sequences would drift apart, and one be divided by what is left of the other."""
+    if queues.ages is None:
+        return queues
+    running, preempted = (
+        add_up(count, axis=1) for count in (queues.ages.running, queues.ages.preempted)
+    )
+    return dataclasses.replace(queues, running=running, preempted=preempted)
+
+
 def _next_queues(
+    plan: WindowPlan,
     classes: TrafficClasses,
     queues: Queues,
     admission: Admission,
@@ -98,16 +143,28 @@ def _next_queues(
     prompt_tokens = joined * classes.prompt_tokens
     present = queues.running + admission.returning + 0.5 * joined
     held = (context + 0.5 * prompt_tokens) / jnp.maximum(present, TINY)
-    grown = decoding.tokens * classes.output_growth
-    return Queues(
+    if classes.output_ages is None or queues.ages is None or decoding.ages is None:
+        grown = decoding.tokens * classes.output_growth
+        left = context + prompt_tokens + grown - decoding.completed * held
+    else:
+        # What is left of the prompts, and what the ages say of the outputs.
+        lifetimes, life = classes.output_ages, plan.decode_tokens
+        back = come_back(queues.ages, _share(admission.returning, queues.preempted))
+        prompts = jnp.maximum(context - life * age_sum(lifetimes, back), 0.0) + prompt_tokens
+        begun = queues.running + admission.returning + joined
+        left = prompts * (1.0 - _share(decoding.completed, begun))
+        left = left + life * age_sum(lifetimes, decoding.ages)
+    after = Queues(
         running=queues.running + admission.returning + joined - decoding.completed,
-        context=jnp.maximum(context + prompt_tokens + grown - decoding.completed * held, 0.0),
+        context=jnp.maximum(left, 0.0),
         preempted=queues.preempted - admission.returning + held_back,
         preempted_context=queues.preempted_context
         - admission.returning_context
         + held_back * classes.prompt_tokens,
         recompute_context=queues.recompute_context - admission.recomputed,
+        ages=decoding.ages,
     )
+    return _counted(after)
 
 
 def _evictions(
@@ -131,8 +188,9 @@ def _evictions(
       complete in one iteration, one of them nearly always makes the room.
     """
     running, context = queues.running, queues.context
-    used = context + BLOCK_SLACK_TOKENS * running
+    used = distinct_kv(plan.work, context, running) + BLOCK_SLACK_TOKENS * running
     share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
+    beyond = share * used
     share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
 
     completed = add_up(decoding.completed)
@@ -143,7 +201,34 @@ def _evictions(
     newest = _last_groups_share(plan.group, running, pushed_out)
     newest = jnp.minimum(newest, 1.0 - share)
     held = jnp.minimum(running * classes.prompt_tokens, context)
+    if classes.output_ages is not None and queues.ages is not None:
+        pushed = newest * (held + BLOCK_SLACK_TOKENS * running)
+        restarted = jnp.where(first_tick, plan.restarted, 0.0)
+        return _evict_by_age(plan, classes, queues, queues.ages, beyond + pushed, restarted)
     return Eviction(count=(share + newest) * running, context=share * context + newest * held)
+
+
+def _evict_by_age(
+    plan: WindowPlan,
+    classes: TrafficClasses,
+    queues: Queues,
+    ages: Ages,
+    kv_tokens: jax.Array,
+    restarted: jax.Array,
+) -> Eviction:
+    """The newest sequences that hold ``kv_tokens``, float32[F, ...], and a share of all others."""
+    assert classes.output_ages is not None
+    decoded = plan.decode_tokens[:, None] * ages_of(classes.output_ages, ages)
+    outputs = add_up(ages.running * decoded, axis=1)
+    prompt = jnp.maximum(queues.context - outputs, 0.0) / jnp.maximum(queues.running, TINY)
+    each = prompt[:, None] + decoded
+    taken = take_newest(ages.running * (each + BLOCK_SLACK_TOKENS), kv_tokens)
+    by_age = ages.running * (taken + (1.0 - taken) * restarted)
+    return Eviction(
+        count=jnp.minimum(add_up(by_age, axis=1), queues.running),
+        context=jnp.minimum(add_up(by_age * each, axis=1), queues.context),
+        by_age=by_age,
+    )
 
 
 def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -160,23 +245,31 @@ def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -
 
 def _evict(queues: Queues, evicted: Eviction) -> Queues:
     """Moves evicted sequences from running to preempted."""
-    return dataclasses.replace(
+    after = dataclasses.replace(
         queues,
         running=queues.running - evicted.count,
         context=queues.context - evicted.context,
         preempted=queues.preempted + evicted.count,
         preempted_context=queues.preempted_context + evicted.context,
         recompute_context=queues.recompute_context + evicted.context,
+        ages=None
+        if queues.ages is None or evicted.by_age is None
+        else dataclasses.replace(
+            queues.ages,
+            running=jnp.maximum(queues.ages.running - evicted.by_age, 0.0),
+            preempted=queues.ages.preempted + evicted.by_age,
+        ),
     )
+    return _counted(after)
 
 
 def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEvents) -> Tally:
     """Adds the tick to the tally."""
-    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    plan, deployment = conditions.plan, conditions.deployment
     timing, admission, decoding = tick.timing, tick.admission, tick.decoding
     admitted = tick.admitted
     own_s = admission.own_s
-    iterations = chunks(classes, timing)
+    iterations = chunks(plan.work, timing)
     prefill_s = own_s + timing.beside_batch * iterations * timing.step_s
     # Where requests wait for prefill, the fluid lets a request in while all n GPUs prefill it
     # together, in 1/n of its time: half of that has passed when it counts as admitted.
@@ -193,13 +286,13 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     prefills = add_prefills(
         tally.prefills,
         admitted,
-        classes.prompt_spread,
+        plan.work.spread,
         unqueued_s,
         iterations,
         own_s,
         timing.full_chunk_s,
     )
-    prompt_tokens = add_up(admitted * classes.prompt_tokens)
+    prompt_tokens = add_up(admitted * plan.work.tokens)
     rows = timing.batch * plan.verify_tokens
     chunk = jnp.minimum(prompt_tokens / plan.prefill_gpus, timing.chunk_room)
     activations = (
@@ -236,6 +329,7 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
         preemptions=tally.preemptions + add_up(tick.evicted.count),
         peak_activation_gib=jnp.maximum(tally.peak_activation_gib, activations),
         work_j=tally.work_j + work_j,
+        decoded=None if tally.decoded is None else tally.decoded + decoding.tokens,
     )
 
 
@@ -252,7 +346,7 @@ def advance_tick(
     plan, classes = conditions.plan, conditions.classes
     queued = lines.waiting[:, 0]
     timing = stage(live, find_timing, conditions, queues, queued, arrivals)
-    own_s = stage(live, prefill_seconds, plan, classes, timing)
+    own_s = stage(live, prefill_seconds, plan, timing)
     room = stage(live, find_room, conditions, queues, timing, own_s, queued, arrivals)
     admission = stage(live, readmit, plan, classes, queues, timing, own_s, room)
     # XLA does not vectorise the loop over all ages if the traffic is indexed inside it.
@@ -267,8 +361,10 @@ def advance_tick(
     )
     lines = Lines(waiting.at[:, 0].add(-rejected), lines.admitted + served)
     joining = stage(live, joining_share, plan, classes, admission, admitted)
-    decoding = stage(live, _decode, plan, queues, timing, admission, admitted, joining)
-    queues = _next_queues(classes, queues, admission, admitted, joining, decoding)
+    decoding = stage(
+        live, _decode, plan, classes.output_ages, queues, timing, admission, admitted, joining
+    )
+    queues = _next_queues(plan, classes, queues, admission, admitted, joining, decoding)
     evicted = stage(live, _evictions, plan, classes, queues, admission, decoding, number == 0)
     queues = _evict(queues, evicted)
     events = TickEvents(timing, admission, admitted, rejected, decoding, evicted)
@@ -334,7 +430,8 @@ def run_ticks(
 
 
 def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -> FirstTokenDelay:
-    plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
+    plan, deployment = conditions.plan, conditions.deployment
+    work = plan.work
     admitted = jnp.maximum(tally.admitted, TINY)
     prefill_s = tally.prefill_s / admitted
     count = jnp.maximum(add_up(tally.admitted), TINY)
@@ -345,9 +442,9 @@ def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -
     company_s = prefill_share(tally.prefills, gpu_s) * residual_s
     tail_s = deployment.frontend_tail_s
     return FirstTokenDelay(
-        least_s=deployment.frontend_s + classes.prompt_floor * prefill_s,
-        mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - classes.prompt_floor) * prefill_s,
-        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (classes.prompt_spread * prefill_s) ** 2,
+        least_s=deployment.frontend_s + work.floor * prefill_s,
+        mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - work.floor) * prefill_s,
+        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (work.spread * prefill_s) ** 2,
         wait=either_wait(in_progress, mean_wait(tally.blocked, count)),
         queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,
     )

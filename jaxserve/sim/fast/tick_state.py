@@ -19,6 +19,25 @@ TINY = 1e-6
 
 
 @flax.struct.dataclass
+class PromptWork:
+    """What is left to prefill of a prompt, without what is found in a prefix cache; all of it where
+    there is none."""
+
+    tokens: jax.Array
+    """float32[F], mean."""
+    floor: jax.Array
+    """float32[F], the least as a share of the mean."""
+    spread: jax.Array
+    """float32[F], standard deviation as a share of the mean."""
+    behind_tokens: jax.Array | None = None
+    """float32[F], tokens found before a token that is left, mean over those tokens; None without a
+    prefix cache."""
+    shared_kv: jax.Array | None = None
+    """float32[F], KV tokens of a running request that another one holds as well, without which it
+    would take that much more room; None without a prefix cache."""
+
+
+@flax.struct.dataclass
 class WindowPlan:
     """What is constant during a window: the knobs in force, resolved against the deployment."""
 
@@ -29,6 +48,8 @@ class WindowPlan:
     batch size of the table's grid and the prompt length of each class."""
     alone_s: jax.Array
     """float32[F], prefill of one prompt on an idle GPU, s."""
+    work: PromptWork
+    """what prompts leave to prefill."""
     tokens_per_step: jax.Array
     """float32[F], expected tokens per decode step."""
     batch_cap: jax.Array
@@ -108,6 +129,18 @@ class Lines:
 
 
 @flax.struct.dataclass
+class Ages:
+    """How far sequences have got, see ``jaxserve.sim.fast.ages``; counts in requests."""
+
+    running: jax.Array
+    """float32[F, K], running sequences in each bin of age."""
+    preempted: jax.Array
+    """float32[F, K], preempted ones, whose age stands still."""
+    phase: jax.Array
+    """float32[F], how far the bins are on their way to the next one's place, 0..1."""
+
+
+@flax.struct.dataclass
 class Queues:
     """The requests that have been admitted once, as ticks advance them; counts in requests."""
 
@@ -122,6 +155,8 @@ class Queues:
     """float32[F], context tokens of preempted requests."""
     recompute_context: jax.Array
     """float32[F], the part of ``preempted_context`` whose KV is lost and must be recomputed."""
+    ages: Ages | None = None
+    """None where output lengths are memoryless."""
 
 
 @flax.struct.dataclass
@@ -158,6 +193,9 @@ class Tally:
     """float32, activations and logits at their peak, GiB."""
     work_j: jax.Array
     """float32, energy above idle, J."""
+    decoded: jax.Array | None
+    """float32[F], tokens after the first; None where output lengths are memoryless, as they are
+    then a mean output for each completed request."""
 
 
 @flax.struct.dataclass
@@ -218,6 +256,8 @@ class Decoding:
     """float32[F]"""
     alive_s: jax.Array
     """float32[F], seconds spent decoding, summed over requests."""
+    ages: Ages | None = None
+    """of the running sequences at the end of the tick."""
 
 
 @flax.struct.dataclass
@@ -242,6 +282,8 @@ class Eviction:
     """float32[F]"""
     context: jax.Array
     """float32[F], KV tokens that they lose."""
+    by_age: jax.Array | None = None
+    """float32[F, K], ``count`` in bins of age."""
 
 
 @flax.struct.dataclass
@@ -278,4 +320,5 @@ def empty_tally(queues: Queues) -> Tally:
         preemptions=zero,
         peak_activation_gib=zero,
         work_j=zero,
+        decoded=None if queues.ages is None else vector,
     )

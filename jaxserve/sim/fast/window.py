@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, batch_last, stage
+from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, median_itl, tpot_met_share
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import SimState, Slo
 from jaxserve.sim.fast.tick import run_ticks
-from jaxserve.sim.fast.tick_state import TINY, Conditions
+from jaxserve.sim.fast.tick_state import TINY, Ages, Conditions, Queues
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
@@ -43,7 +44,8 @@ def advance_window(
     """
     state = _start_switch(state, action, deployment)
     plan = plan_window(state, action, arrivals, deployment, classes, table, window_s)
-    conditions = Conditions(plan, deployment, classes)
+    # The plan has looked up what the reuse table says of this window.
+    conditions = Conditions(plan, deployment, dataclasses.replace(classes, reuse=None))
     state, metrics = _run(conditions, slo, state, action, arrivals)
     return _finish_switch(state, window_s), metrics
 
@@ -67,6 +69,7 @@ def _run(
     lost = jnp.where(oom, queues.running + held, 0.0)
     queues = dataclasses.replace(
         queues,
+        ages=_ages_left(queues, oom, plan.split),
         running=jnp.where(oom, 0.0, queues.running),
         context=jnp.where(oom, 0.0, queues.context),
         preempted=queues.preempted - jnp.where(oom, held, 0.0),
@@ -75,7 +78,7 @@ def _run(
             for name in ("preempted_context", "recompute_context")
         },
     )
-    decoded = tally.completed * plan.decode_tokens
+    decoded = tally.completed * plan.decode_tokens if tally.decoded is None else tally.decoded
     itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY)
     overhead_s = plan.kv_transfer_s + plan.short_output_steps * jnp.minimum(itl_s, window_s)
     decode_s = tally.decode_s + tally.admitted * overhead_s
@@ -109,7 +112,11 @@ def _run(
         energy_j=energy_j,
         cost_usd=deployment.num_gpus * window_s * deployment.usd_per_gpu_s
         + energy_j * deployment.usd_per_joule,
-        kv_occupancy=jnp.clip(add_up(queues.context) / plan.kv_tokens, 0.0, 1.0),
+        kv_occupancy=jnp.clip(
+            add_up(distinct_kv(plan.work, queues.context, queues.running)) / plan.kv_tokens,
+            0.0,
+            1.0,
+        ),
         acceptance=jnp.where(action.speculation_depth > 0, accepted, 0.0),
         capacity=plan.capacity,
         oom=oom.astype(jnp.float32),
@@ -130,6 +137,17 @@ def _run(
         ),
     )
     return state, metrics
+
+
+def _ages_left(queues: Queues, oom: jax.Array, split: jax.Array) -> Ages | None:
+    """The ages of those that an out-of-memory restart leaves."""
+    if queues.ages is None:
+        return None
+    return dataclasses.replace(
+        queues.ages,
+        running=jnp.where(oom, 0.0, queues.ages.running),
+        preempted=jnp.where(oom & split, 0.0, queues.ages.preempted),
+    )
 
 
 @flax.struct.dataclass

@@ -23,7 +23,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.beyond import Beyond, served_constants
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.stack import ServedGpu
 from jaxserve.types import Tier
 
 # Prefill progresses by at least this share of the token budget per iteration, even where verified
@@ -109,13 +113,17 @@ class CostModel:
     """seconds for each token through the draft."""
     draft_s_per_kv_token: float
     """seconds for each KV token that the draft reads."""
+    beyond: Beyond | None = None
+    """terms of many GPUs, experts, windows and the engine; None for a table without a stack."""
 
     @classmethod
     def of(cls, gpu: Gpu, model: LlmModel, tensor_parallel: int = 1) -> "CostModel":
         """Cost model of ``model`` on ``tensor_parallel`` GPUs of one kind.
 
         Weights, arithmetic, heads and vocabulary are divided by the group; every layer then pays
-        two ring all-reduces of one hidden vector per token.
+        two ring all-reduces of one hidden vector per token, or the measured ones of a stack. In a
+        pipeline as many batches are under way as it has stages: a token passes all of them, each
+        time with that share of the sequences.
 
         Raises:
           InputError: ``tensor_parallel`` does not divide the model's heads.
@@ -128,11 +136,11 @@ class CostModel:
         # Fewer KV heads than GPUs: each GPU keeps a copy of one head.
         kv_heads = math.ceil(model.kv_heads / tp)
         kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
-        attention_width = model.heads * model.head_dim / tp
+        attention_width = model.attention_width / tp
         attention, draft = gpu.attention, gpu.draft
         ring_bytes_share = 2 * (tp - 1) / tp
         size = model.draft_parameters / _REFERENCE.draft_parameters
-        return cls(
+        cost = cls(
             gpu=gpu.name,
             model=model.name,
             tensor_parallel=tp,
@@ -181,10 +189,21 @@ class CostModel:
             * kv_bytes
             / _REFERENCE.kv_bytes_per_token_layer,
         )
+        if isinstance(gpu, ServedGpu) and isinstance(model, LargeModel):
+            return dataclasses.replace(cost, **served_constants(cost, gpu, model, tp))
+        if isinstance(model, LargeModel):
+            raise InputError(
+                f"{model.name} has no times without what serves it; `jaxserve table build` makes a "
+                "table of it, which names engine, formats and layout"
+            )
+        return cost
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form that ``from_dict`` reads back exactly."""
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(self)
+        if self.beyond is None:
+            del data["beyond"]
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "CostModel":
@@ -198,7 +217,10 @@ class CostModel:
         fields = checks.JsonObject(data, "cost_model", kinds)
         values: dict[str, Any] = {}
         for name, kind in kinds.items():
-            if kind is str:
+            if name == "beyond":
+                if name in fields:
+                    values[name] = Beyond.from_dict(fields.inside(name))
+            elif kind is str:
                 values[name] = fields.text(name)
             elif kind is int:
                 values[name] = fields.whole(name, 1)
@@ -218,7 +240,10 @@ class CostModel:
         arithmetic_s = self.linear_s_per_token[tier] * tokens
         roofline_s = (self.weight_read_s[tier] ** p + arithmetic_s**p) ** (1 / p)
         per_token_s = self.elementwise_s_per_token + self.allreduce_s_per_token
-        return self.linear_constant_s[tier] + roofline_s + self.allreduce_s + per_token_s * tokens
+        total_s = (
+            self.linear_constant_s[tier] + roofline_s + self.allreduce_s + per_token_s * tokens
+        )
+        return total_s if self.beyond is None else total_s + self.beyond.linear_s(tokens, tier)
 
     def head_s(self, rows: ArrayLike) -> np.ndarray:
         """t_head: logits of ``rows`` tokens (any shape)."""
@@ -237,12 +262,21 @@ class CostModel:
         q = self.attention_q
         schedule_s = self.attention_base_s + self.attention_s_per_sequence * seqs
         kernel_s = (schedule_s**q + (self.kv_read_s_per_token * kv_tokens) ** q) ** (1 / q)
+        if self.beyond is not None and self.beyond.window_layers:
+            near = np.minimum(kv_tokens, self.beyond.window_tokens * seqs)
+            window_s = (schedule_s**q + (self.kv_read_s_per_token * near) ** q) ** (1 / q)
+            share = self.beyond.window_layers / self.layers
+            kernel_s = kernel_s + share * (window_s - kernel_s)
         return np.where(seqs > 0, self.layers * (self.attention_constant_s + kernel_s), 0.0)
 
     def prefill_attention_s(self, chunk: ArrayLike, prefix: ArrayLike) -> np.ndarray:
         """Part of t_pre that one chunk adds: causal among itself, full over its prefix."""
         chunk, prefix = np.asarray(chunk, np.float64), np.asarray(prefix, np.float64)
         pairs = chunk * prefix + chunk * chunk / 2
+        if self.beyond is not None and self.beyond.window_layers:
+            share = self.beyond.window_layers / self.layers
+            near = np.minimum(pairs, chunk * self.beyond.window_tokens)
+            pairs = pairs + share * (near - pairs)
         return self.layers * (self.prefill_s_per_token * chunk + self.prefill_s_per_pair * pairs)
 
     def draft_s(
@@ -288,6 +322,8 @@ class CostModel:
           speculation_depth: drafted tokens per sequence.
           tier: quantisation tier of the weights.
         """
+        if self.beyond is not None:
+            return self._iteration_beyond_s(decode_seqs, kv_tokens, chunks, speculation_depth, tier)
         decode_tokens = decode_seqs * (speculation_depth + 1)
         prompt_tokens, pairs = 0, 0.0
         for chunk, prefix in chunks:
@@ -330,6 +366,33 @@ class CostModel:
                 + self.draft_s_per_kv_token * kv_tokens
             )
         return total_s
+
+    def _iteration_beyond_s(
+        self,
+        decode_seqs: int,
+        kv_tokens: float,
+        chunks: tuple[tuple[int, int], ...],
+        depth: int,
+        tier: int,
+    ) -> float:
+        """``iteration_s`` from the methods of single kernels, with the terms of ``beyond``."""
+        decode_tokens = decode_seqs * (depth + 1)
+        prompt_tokens = sum(chunk for chunk, _ in chunks)
+        tokens = decode_tokens + prompt_tokens
+        if not tokens:
+            return 0.0
+        total_s = (
+            self.host_s
+            + self.linear_s(tokens, tier)
+            + self.head_s(decode_tokens + len(chunks))
+            + self.decode_attention_s(decode_seqs, kv_tokens)
+            + self.draft_s(depth, decode_seqs, kv_tokens, prompt_tokens)
+        )
+        if prompt_tokens:
+            total_s += self.layers * self.prefill_constant_s
+            total_s += sum(float(self.prefill_attention_s(*chunk)) for chunk in chunks)
+            total_s = max(total_s, self.beyond.eager_s if self.beyond else 0.0)
+        return float(total_s)
 
     def decode_s(
         self, batch: ArrayLike, context: ArrayLike, depth: ArrayLike = 0, tier: int = 0
@@ -391,13 +454,19 @@ class CostModel:
             return self.linear_s(tokens, tier) + self.head_s(decode_tokens + 1) - base_s
 
         draft_s = np.where(depth > 0, self.draft_s_per_token * prompt_tokens, 0.0)
-        return (
+        total_s = (
             np.maximum(iterations - 1, 0) * added_s(chunk)
             + np.where(prompt_tokens > 0, added_s(last), 0.0)
             + self.layers * self.prefill_constant_s * iterations
             + self.prefill_attention_s(prompt_tokens, 0)
             + draft_s
         )
+        if self.beyond is None:
+            return total_s
+        # The others' context matters to how far an iteration is from its least time: as long as
+        # the prompt, which is what ``itl_ms`` of a table takes too.
+        least_s = self.beyond.eager_s - self.decode_s(batch, prompt_tokens, depth, tier)
+        return np.maximum(total_s, iterations * least_s)
 
 
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")

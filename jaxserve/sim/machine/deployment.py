@@ -9,7 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve import checks
-from jaxserve.sim.machine.energy import JOULES_PER_KWH, SECONDS_PER_HOUR, iteration_flops
+from jaxserve.sim.machine.energy import (
+    JOULES_PER_KWH,
+    SECONDS_PER_HOUR,
+    body_bytes,
+    iteration_flops,
+)
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.memory import (
     activation_bytes,
@@ -18,6 +23,7 @@ from jaxserve.sim.machine.memory import (
     kv_pool_bytes,
     weights_bytes,
 )
+from jaxserve.sim.machine.stack import Stack
 from jaxserve.types import Tier
 
 MAX_GPUS = 8
@@ -62,6 +68,8 @@ class Deployment:
     """float32, seconds all GPUs are away after an out-of-memory crash."""
     kv_transfer_s_per_token: jax.Array
     """float32, seconds to move one token's KV between pools."""
+    prefix_caching: jax.Array
+    """bool, full KV blocks are kept for prompts that begin alike until others need the room."""
     frontend_s: jax.Array
     """float32, mean front-end delay that is part of TTFT, s."""
     frontend_tail_s: jax.Array
@@ -95,11 +103,17 @@ class DeploymentSettings:
     kv_pool_tokens: int | None = None
     """KV tokens that one GPU has room for, whatever the tier; None for those of the engine that the
     latency table was calibrated on, or else what weights and activations leave."""
+    prefix_caching: bool = False
+    """whether full KV blocks are kept for prompts that begin alike until others need the room; only
+    traces with ``hash_ids`` say which prompts do."""
     restart_s: float = 4.0
     rerole_s: float = 3.0
     oom_restart_s: float = 8.0
     frontend_s: float = 0.010
     frontend_tail_s: float = 0.008
+    stack: Stack | None = None
+    """engine, layout and the formats that tiers 0, 1 and 2 are; None for those of the latency
+    table."""
 
     def __post_init__(self) -> None:
         checks.whole("num_gpus", self.num_gpus, 1, MAX_GPUS)
@@ -115,6 +129,7 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
       InputError: the model does not fit.
     """
     tp = settings.tensor_parallel
+    group = tp * model.pipeline_parallel
     engine = replace(
         EngineSettings(),
         memory_utilization=settings.memory_utilization,
@@ -144,7 +159,7 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         ]
         tokens = [[told, told] for _ in Tier]
     flop = [iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier]
-    weight_bytes = [model.body_parameters * fit.weight_bytes for fit in gpu.linear]
+    weight_bytes = [body_bytes(gpu, model, tier) for tier in Tier]
     return Deployment(
         num_gpus=vector(settings.num_gpus),
         token_budget=vector(engine.token_budget),
@@ -161,13 +176,14 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         rerole_s=vector(settings.rerole_s),
         oom_restart_s=vector(settings.oom_restart_s),
         kv_transfer_s_per_token=vector(model.kv_bytes_per_token / gpu.link_bytes_per_s),
+        prefix_caching=jnp.bool_(settings.prefix_caching),
         frontend_s=vector(settings.frontend_s),
         frontend_tail_s=vector(settings.frontend_tail_s),
-        idle_w=vector(gpu.idle_w * tp),
-        max_w=vector(gpu.max_w * tp),
+        idle_w=vector(gpu.idle_w * group),
+        max_w=vector(gpu.max_w * group),
         joule_per_token=vector(flop) * gpu.joules_per_flop,
         joule_per_weight_pass=vector(weight_bytes) * gpu.joules_per_byte,
         joule_per_kv_token=vector(model.kv_bytes_per_token * gpu.joules_per_byte),
-        usd_per_gpu_s=vector(gpu.price_usd_per_hour * tp / SECONDS_PER_HOUR),
+        usd_per_gpu_s=vector(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
         usd_per_joule=vector(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
     )

@@ -8,7 +8,9 @@ whole model: a tensor-parallel group passes ``energy_j`` its share and multiplie
 
 from typing import Any
 
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.stack import ServedGpu
 
 JOULES_PER_KWH = 3.6e6
 SECONDS_PER_HOUR = 3600.0
@@ -28,15 +30,23 @@ def iteration_flops(
       attended_pairs: (query, key) pairs of all attention, in each layer.
     """
     rate = gpu.linear[tier].flops_per_s / gpu.linear[0].flops_per_s
-    attention = 4 * model.layers * model.heads * model.head_dim * attended_pairs
-    body = 2 * model.body_parameters * tokens / rate
+    attention = 4 * model.layers * model.attention_width * attended_pairs
+    body = 2 * model.active_parameters * tokens / rate
     return body + 2 * model.head_parameters * logits_rows + attention
 
 
 def iteration_bytes(gpu: Gpu, model: LlmModel, tier: int, kv_tokens: Any) -> Any:
     """Memory traffic of an iteration: all weights once and the KV of ``kv_tokens``."""
-    weights = model.body_parameters * gpu.linear[tier].weight_bytes + 2 * model.head_parameters
+    weights = body_bytes(gpu, model, tier) + 2 * model.head_parameters
     return weights + model.kv_bytes_per_token * kv_tokens
+
+
+def body_bytes(gpu: Gpu, model: LlmModel, tier: int) -> float:
+    """Weights of all layers as an iteration reads them; of experts all, as a full batch does."""
+    weights = model.body_parameters * gpu.linear[tier].weight_bytes
+    if isinstance(model, LargeModel) and isinstance(gpu, ServedGpu):
+        weights += model.expert_parameters * gpu.expert_linear[tier].weight_bytes
+    return weights
 
 
 def energy_j(gpu: Gpu, duration_s: Any, flops: Any, traffic_bytes: Any) -> Any:

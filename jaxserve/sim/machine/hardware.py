@@ -5,6 +5,7 @@ Each group of constants in those files names its ``source``; what is an assumpti
 GPU of the user's own is a file that says in what it differs from one of them.
 """
 
+import math
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.model_config import own_architecture
 from jaxserve.types import Tier
 
 GIB = 2**30
 
 _WORDS = ("base", "description", "source")
 """What a GPU file may say beside constants."""
-_MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s")
+_MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s", "expert_layer_s")
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,34 @@ class LlmModel:
     """the output head shares the embedding matrix."""
 
     @property
+    def attention_parameters(self) -> int:
+        """Matrix parameters of one layer's attention: q, k, v and o projections."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def attention_width(self) -> float:
+        """Width of all heads together."""
+        return self.heads * self.head_dim
+
+    @property
     def layer_parameters(self) -> int:
         """Matrix parameters of one layer: q, k, v, o projections and the three MLP matrices."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
+        return self.attention_parameters + 3 * self.hidden * self.intermediate
 
     @property
     def body_parameters(self) -> int:
         """Matrix parameters of all layers, without embedding and head."""
         return self.layers * self.layer_parameters
+
+    @property
+    def active_parameters(self) -> float:
+        """Parameters that one token is multiplied with, without embedding and head."""
+        return self.body_parameters
+
+    @property
+    def body_stored_bytes(self) -> tuple[float, float, float]:
+        """Stored bytes per body parameter by tier; INT4 keeps one bf16 scale per group of 128."""
+        return 2.0, 1.0, 0.5 + 2 / 128
 
     @property
     def head_parameters(self) -> int:
@@ -179,12 +200,26 @@ class LlmModel:
         return 2 * self.layers * (8 * self.hidden + shared)
 
     @property
-    def kv_bytes_per_token_layer(self) -> int:
+    def kv_layers(self) -> int:
+        """Layers whose KV cache grows with the context."""
+        return self.layers
+
+    @property
+    def pipeline_parallel(self) -> int:
+        """Groups of GPUs that share the layers among them."""
+        return 1
+
+    def kv_share(self, tensor_parallel: int) -> float:
+        """Share of a token's KV on one GPU of a group; fewer heads than GPUs are copied."""
+        return math.ceil(self.kv_heads / tensor_parallel) / self.kv_heads
+
+    @property
+    def kv_bytes_per_token_layer(self) -> float:
         """Bytes of keys and values of one token in one layer, bf16."""
         return 2 * self.kv_heads * self.head_dim * 2
 
     @property
-    def kv_bytes_per_token(self) -> int:
+    def kv_bytes_per_token(self) -> float:
         """Bytes of keys and values of one token in all layers, bf16."""
         return self.layers * self.kv_bytes_per_token_layer
 
@@ -222,20 +257,13 @@ def load_gpu(name: str) -> Gpu:
       InputError: unknown name, or a constant in the file is missing, unknown or not a positive
         number.
     """
-    if name in gpu_names():
-        where = f"hardware/{name}.json"
-        data = JsonObject(load_json(where), where)
-    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
-        data = _own_gpu(Path(name))
-        name = Path(name).stem
-    else:
-        checks.refuse("gpu", name, f"one of {', '.join(gpu_names())} or the path of a JSON file")
+    data = gpu_data(name)
     linear = data.inside("linear")
     values: dict[str, Any] = {
-        "name": name,
-        "linear": tuple(_block(LinearFit, linear, tier.name.lower()) for tier in Tier),
-        "attention": _block(AttentionFit, data, "attention"),
-        "draft": _block(DraftFit, data, "draft"),
+        "name": Path(name).stem,
+        "linear": tuple(block(LinearFit, linear, tier.name.lower()) for tier in Tier),
+        "attention": block(AttentionFit, data, "attention"),
+        "draft": block(DraftFit, data, "draft"),
     }
     groups = ("memory", "head", "iteration", "link", "power", "price")
     flat = {key: group for group in map(data.inside, groups) for key in group}
@@ -246,18 +274,38 @@ def load_gpu(name: str) -> Gpu:
 
 
 def load_model(name: str) -> LlmModel:
-    """Model ``name`` from ``data/models``.
+    """Model ``name`` from ``data/models``, or from a file of the user's own by its path, see
+    ``jaxserve.sim.machine.model_config``.
 
     Raises:
       InputError: unknown name, or a size in the file is missing or not positive.
     """
-    where = f"models/{checks.one_of('model', name, model_names())}.json"
-    sizes = JsonObject(load_json(where), where).inside("architecture")
+    from jaxserve.sim.machine.architecture import is_large, large_model  # which builds on this one
+
+    if name in model_names():
+        where = f"models/{name}.json"
+        sizes = JsonObject(load_json(where), where).inside("architecture")
+    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
+        sizes, name = own_architecture(Path(name)), _own_name(Path(name))
+    else:
+        checks.refuse(
+            "model", name, f"one of {', '.join(model_names())} or the path of a JSON file"
+        )
     values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
     for field in fields(LlmModel):
         if field.name not in values:
             values[field.name] = sizes.whole(field.name, 1)
-    return LlmModel(**values)
+    dense = LlmModel(**values)
+    return large_model(dense, sizes) if is_large(sizes) else dense
+
+
+def _own_name(path: Path) -> str:
+    """What a model of the user's own is called: as its file, or, as all are called config.json
+    there, as its folder."""
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    if name in model_names():
+        raise InputError(f"model file {path} has the name of a packaged model; give it its own")
+    return name
 
 
 def _own_gpu(path: Path) -> JsonObject:
@@ -279,7 +327,21 @@ def _merged(base: dict[str, Any], own: JsonObject) -> dict[str, Any]:
     return merged
 
 
-def _block(kind: Any, data: JsonObject, name: str) -> Any:
+def gpu_data(name: str) -> JsonObject:
+    """All that the file of GPU ``name`` says; see ``load_gpu``.
+
+    Raises:
+      InputError: unknown name, or a file that is not one of a GPU.
+    """
+    if name in gpu_names():
+        where = f"hardware/{name}.json"
+        return JsonObject(load_json(where), where)
+    if isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
+        return _own_gpu(Path(name))
+    checks.refuse("gpu", name, f"one of {', '.join(gpu_names())} or the path of a JSON file")
+
+
+def block(kind: Any, data: JsonObject, name: str) -> Any:
     """Dataclass ``kind`` from the group ``name`` of a data file."""
     group = data.inside(name)
     return kind(**{field.name: _constant(group, field.name) for field in fields(kind)})

@@ -4,14 +4,11 @@ Everything is per GPU of a tensor-parallel group. The functions are plain arithm
 counts and KV fractions may be numbers, NumPy arrays or JAX arrays.
 """
 
-import math
 from typing import Any
 
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
-
-BYTES_PER_PARAMETER = (2.0, 1.0, 0.5 + 2 / 128)
-"""Stored bytes per body parameter by tier; INT4 keeps one bf16 scale per group of 128."""
 
 BF16_BYTES = 2
 LOGITS_BYTES = 2 * 4
@@ -25,8 +22,14 @@ DEFAULT_ENGINE = EngineSettings()
 
 def weights_bytes(model: LlmModel, tier: int, tensor_parallel: int = 1) -> float:
     """Weights on one GPU: the body in the tier's format, embedding and head always in bf16."""
-    body = model.body_parameters * BYTES_PER_PARAMETER[tier]
+    body = model.body_parameters * model.body_stored_bytes[tier]
     outer = (model.embedding_parameters + model.head_parameters) * BF16_BYTES
+    if isinstance(model, LargeModel):
+        body += model.expert_parameters * model.expert_stored_bytes[tier]
+        if model.attention_data_parallel:
+            copied = model.layers * model.attention_parameters * model.body_stored_bytes[tier]
+            body += (tensor_parallel - 1) * copied
+        body /= model.pipeline_parallel
     return (body + outer) / tensor_parallel
 
 
@@ -45,15 +48,17 @@ def activation_bytes(
     float32, for logits and probabilities. A verify step has batch x (depth + 1) rows.
     """
     qkv = (model.heads + 2 * model.kv_heads) * model.head_dim
-    per_token = 4 * model.hidden + (3 * model.intermediate + qkv) / tensor_parallel
+    width = model.intermediate
+    if isinstance(model, LargeModel):
+        qkv, width = 2 * model.attention_width, model.token_width
+    per_token = 4 * model.hidden + (3 * width + qkv) / tensor_parallel
     return tokens_in_iteration * (per_token * BF16_BYTES) + logits_rows * model.vocab * LOGITS_BYTES
 
 
 def kv_bytes_per_token(model: LlmModel, speculating: bool, tensor_parallel: int = 1) -> float:
     """KV bytes of one token on one GPU; a speculating engine also keeps its draft's one layer."""
-    heads_share = math.ceil(model.kv_heads / tensor_parallel) / model.kv_heads
-    layers = model.layers + (1 if speculating else 0)
-    return layers * model.kv_bytes_per_token_layer * heads_share
+    layers = model.kv_layers + (1 if speculating else 0)
+    return layers * model.kv_bytes_per_token_layer * model.kv_share(tensor_parallel)
 
 
 def kv_pool_bytes(

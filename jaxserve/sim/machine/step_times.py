@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
 
 CPU_BLOCK_TOKENS = 32
@@ -25,7 +26,15 @@ def step_times(cost: CostModel, tier: int = 0, time_dilation: float = 1.0) -> di
       ``seconds`` for each unit of a step's load; ``rooflines``, p-norms of such sums, without
       ``p`` their maximum; ``time_dilation``; ``hidden_s``, as beside a GPU vLLM composes a step
       while the one before it is computed.
+
+    Raises:
+      InputError: the cost model has terms of a stack, which this form has no place for.
     """
+    if cost.beyond is not None:
+        raise InputError(
+            f"step times of {cost.model} as a stack serves it cannot be written; they are for a "
+            "dense model with the constants of its GPU's file"
+        )
     per_layer = cost.layers
     return {
         "seconds": {

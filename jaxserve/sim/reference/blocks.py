@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
+
+from jaxserve.sim.reference.request import Request
 
 
 class BlockPool:
     """Counts the KV blocks in use. A sequence that gives its blocks back loses its KV."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, block_tokens: int = 16) -> None:
         self.capacity = capacity
+        self.block_tokens = block_tokens
         self.used = 0
 
     @property
@@ -21,17 +25,21 @@ class BlockPool:
         """Takes ``blocks``, which must not exceed ``free``."""
         self.used += blocks
 
-    def reuse(self, owner: int) -> int:
-        """Takes the free blocks that still hold KV of sequence ``owner``; returns how many."""
-        return 0
+    def find(self, request: Request, most: int) -> tuple[int, int]:
+        """How many of the first ``most`` blocks of ``request`` are here, and how many of them
+        nobody holds."""
+        return 0, 0
 
-    def release(self, blocks: int, full_blocks: int = 0) -> None:
-        """Gives back ``blocks`` whose content nobody will ask for, ``full_blocks`` of them full."""
+    def reuse(self, request: Request, blocks: int) -> None:
+        """Takes the first ``blocks`` of ``request``, which ``find`` has found."""
+
+    def publish(self, request: Request, full_blocks: int) -> None:
+        """Lets others find the first ``full_blocks`` that ``request`` holds, as far as their
+        content can be that of others."""
+
+    def release(self, request: Request, blocks: int, full_blocks: int) -> None:
+        """Gives back all ``blocks`` of ``request``, the first ``full_blocks`` of them full."""
         self.used -= blocks
-
-    def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        """Gives back the ``blocks`` of sequence ``owner``, which is preempted."""
-        self.release(blocks, full_blocks)
 
     def resize(self, capacity: int) -> None:
         """Changes the capacity; whoever holds blocks keeps them."""
@@ -45,69 +53,110 @@ class BlockPool:
 class CachingBlockPool(BlockPool):
     """Free blocks are reused in an order, and until then their content can be found again.
 
-    This is vLLM's automatic prefix cache for distinct prompts: the only prefix that ever matches
-    is a preempted sequence's own. Blocks that are not full cannot be found and are reused next;
-    full ones wait behind those that were freed before them. A sequence gives its last blocks back
-    first, so what is left of it when others have taken blocks is always a prefix. The free blocks
-    therefore form a queue of segments, each the remaining prefix of one sequence or blocks that
-    nobody will ask for.
+    This is vLLM's automatic prefix cache (v1, ``BlockPool`` and ``KVCacheManager``): a full block
+    has a name that stands for its tokens and all before it. Whoever has a prompt with that name
+    holds the block as well. When the last holder gives it back it waits behind all other free
+    blocks; a sequence gives its last blocks back first, so what is left of it when others have
+    taken blocks is always a prefix. Blocks that are not full have no name and are taken first.
+    Two sequences that compute the same tokens at a time have a copy each, as in vLLM.
     """
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
-        self._segments: OrderedDict[int, int] = OrderedDict()
-        self._anonymous = 0
-        self._forget()
+    def __init__(self, capacity: int, block_tokens: int = 16) -> None:
+        super().__init__(capacity, block_tokens)
+        self.clear()
 
     def allocate(self, blocks: int) -> None:
         super().allocate(blocks)
-        while blocks > 0:
-            owner, available = next(iter(self._segments.items()))
-            taken = min(blocks, available)
-            blocks -= taken
-            if taken == available:
-                del self._segments[owner]
-            else:
-                self._segments[owner] = available - taken
+        self._evict_to_fit()
 
-    def reuse(self, owner: int) -> int:
-        cached = self._segments.pop(owner, 0)
-        self.used += cached
-        return cached
+    def find(self, request: Request, most: int) -> tuple[int, int]:
+        found = unheld = 0
+        for name in request.block_names(self.block_tokens, most):
+            block = self._found.get(name)
+            if block is None:
+                break
+            found += 1
+            unheld += self._holders[block] == 0
+        return found, unheld
 
-    def release(self, blocks: int, full_blocks: int = 0) -> None:
-        self._enqueue(self._label(), blocks, full_blocks)
+    def reuse(self, request: Request, blocks: int) -> None:
+        held = self._held.setdefault(request.id, [])
+        for name in request.block_names(self.block_tokens, blocks):
+            block = self._found[name]
+            if self._holders[block] == 0:
+                del self._waiting[block]
+                self.used += 1
+            self._holders[block] += 1
+            held.append(block)
 
-    def evict(self, owner: int, blocks: int, full_blocks: int) -> None:
-        self._enqueue(owner, blocks, full_blocks)
+    def publish(self, request: Request, full_blocks: int) -> None:
+        self._name(request, min(full_blocks, request.shareable_blocks(self.block_tokens)))
+
+    def release(self, request: Request, blocks: int, full_blocks: int) -> None:
+        self._name(request, full_blocks)
+        held = self._held.pop(request.id, [])
+        self.used -= blocks - len(held)
+        for place in reversed(range(len(held))):
+            block = held[place]
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self.used -= 1
+                if place < full_blocks:
+                    self._waiting[block] = None
+                else:
+                    self._drop(block)
+        self._evict_to_fit()
 
     def resize(self, capacity: int) -> None:
         super().resize(capacity)
-        self._forget()
+        self._evict_to_fit()
 
     def clear(self) -> None:
         super().clear()
-        self._forget()
+        self._numbers = itertools.count()
+        # Everything is kept in integers: so many objects would keep the garbage collector busy.
+        self._names: dict[int, int] = {}
+        """name of each named block, by its number."""
+        self._holders: dict[int, int] = {}
+        """sequences that hold each of them."""
+        self._found: dict[int, int] = {}
+        """the oldest block of each name."""
+        self._copies: dict[int, list[int]] = {}
+        """the younger ones, where there are any."""
+        self._waiting: OrderedDict[int, None] = OrderedDict()
+        """named blocks that nobody holds, the next one to be taken first."""
+        self._held: dict[int, list[int]] = {}
+        """named blocks of each sequence, from its first token on."""
 
-    def _label(self) -> int:
-        """Key of a segment that nobody will ask for; request ids are never negative."""
-        self._anonymous -= 1
-        return self._anonymous
+    def _name(self, request: Request, full_blocks: int) -> None:
+        """Gives the first ``full_blocks`` of ``request`` their names."""
+        held = self._held.setdefault(request.id, [])
+        if full_blocks <= len(held):
+            return
+        for name in request.block_names(self.block_tokens, full_blocks)[len(held) :]:
+            block = next(self._numbers)
+            self._names[block] = name
+            self._holders[block] = 1
+            if self._found.setdefault(name, block) != block:
+                self._copies.setdefault(name, []).append(block)
+            held.append(block)
 
-    def _forget(self) -> None:
-        self._segments.clear()
-        if self.free > 0:
-            self._segments[self._label()] = self.free
+    def _evict_to_fit(self) -> None:
+        """Forgets the blocks that have waited longest, as many as others have taken."""
+        for _ in range(len(self._waiting) - max(self.free, 0)):
+            self._drop(self._waiting.popitem(last=False)[0])
 
-    def _enqueue(self, owner: int, blocks: int, full_blocks: int) -> None:
-        for label, count, at_the_end in (
-            (self._label(), blocks - full_blocks, False),
-            (owner, full_blocks, True),
-        ):
-            queued = max(self.free, 0)
-            self.used -= count
-            # Blocks beyond a lowered capacity are gone.
-            kept = max(self.free, 0) - queued
-            if kept > 0:
-                self._segments[label] = kept
-                self._segments.move_to_end(label, last=at_the_end)
+    def _drop(self, block: int) -> None:
+        """Forgets a block that nobody holds."""
+        name = self._names.pop(block)
+        del self._holders[block]
+        copies = self._copies.get(name)
+        if copies is None:
+            del self._found[name]
+            return
+        if self._found[name] == block:
+            self._found[name] = copies.pop(0)
+        else:
+            copies.remove(block)
+        if not copies:
+            del self._copies[name]

@@ -70,7 +70,7 @@ class Engine:
         self._incoming: list[tuple[Request, int]] = []
         self._rng = rng
         pool = CachingBlockPool if settings.prefix_caching else BlockPool
-        self.pool = pool(self._capacity_blocks())
+        self.pool = pool(self._capacity_blocks(), settings.block_tokens)
         # The iteration in flight.
         self._rows = 0  # of decoding
         self._chunks: list[tuple[Request, int]] = []
@@ -165,10 +165,10 @@ class Engine:
         """Drops ``request``, which waits or runs here, between two iterations: nobody wants it."""
         if request in self.decoding.sequences:
             _, blocks, full = self.decoding.remove(request)
-            self.pool.release(blocks, full)
+            self.pool.release(request, blocks, full)
         elif request in self.prefilling:
             self.prefilling.remove(request)
-            self.pool.release(request.blocks, request.computed // self.settings.block_tokens)
+            self._release(request)
         else:
             self.waiting.remove(request)
 
@@ -195,7 +195,7 @@ class Engine:
     def release_held(self, request: Request) -> None:
         """Frees the blocks of a handed-over sequence: its KV has arrived elsewhere."""
         self.held.remove(request)
-        self.pool.release(request.blocks, request.computed // self.settings.block_tokens)
+        self._release(request)
 
     def evacuate(self) -> list[Request]:
         """Stops the process: all KV is lost. Returns what was running, oldest first.
@@ -274,6 +274,8 @@ class Engine:
             return 0
         self.pool.allocate(blocks)
         request.blocks += blocks
+        # vLLM makes blocks known when it schedules them, to others in the same iteration too.
+        self.pool.publish(request, (request.computed + chunk) // self.settings.block_tokens)
         self._chunks.append((request, chunk))
         return chunk
 
@@ -301,11 +303,10 @@ class Engine:
         if victim in self.prefilling:
             self.prefilling.remove(victim)
             self._chunks = [part for part in self._chunks if part[0] is not victim]
-            full = victim.computed // self.settings.block_tokens
-            self.pool.evict(victim.id, victim.blocks, full)
+            self._release(victim)
         else:
             row, blocks, full = self.decoding.remove(victim)
-            self.pool.evict(victim.id, blocks, full)
+            self.pool.release(victim, blocks, full)
             self._rows -= row < self._rows
         victim.preemptions += 1
         self.counters.preemptions += 1
@@ -326,16 +327,36 @@ class Engine:
                 self._give_up(self.waiting.pop())
                 continue
             reserve = int(self.pool.capacity * self.settings.watermark) if self.running else 0
-            if blocks + reserve > self.pool.free:
+            found, unheld = self._find_cached(request)
+            if blocks - (found - unheld) + reserve > self.pool.free:
                 return None
             self.waiting.pop()
-            request.blocks = self.pool.reuse(request.id)
-            request.computed = request.blocks * self.settings.block_tokens
+            self.pool.reuse(request, found)
+            request.blocks = found
+            request.computed = found * self.settings.block_tokens
             if math.isnan(request.first_scheduled_s):
                 request.first_scheduled_s = now
+                request.cached_tokens = request.computed
             self.prefilling.append(request)
             return request
         return None
+
+    def _find_cached(self, request: Request) -> tuple[int, int]:
+        """Leading blocks of ``request`` that need not be computed, and how many of them are free.
+
+        The last token is always computed, for its logits, and so is the block that it is in. The
+        draft model wants the hidden states of one block more.
+        """
+        most = (request.prefill_target - 1) // self.settings.block_tokens
+        found, unheld = self.pool.find(request, most)
+        if found and self._depth:
+            found, unheld = self.pool.find(request, found - 1)
+        return found, unheld
+
+    def _release(self, request: Request) -> None:
+        """Gives back the blocks of a sequence that is not decoding."""
+        full = request.computed // self.settings.block_tokens
+        self.pool.release(request, request.blocks, full)
 
     def _give_up(self, request: Request) -> None:
         """Drops a request whose context is longer than the whole KV pool."""
@@ -377,7 +398,7 @@ class Engine:
     def _complete(self, request: Request, blocks: int, now: float) -> None:
         # The last token is not written into the KV.
         tokens = request.prompt_tokens + request.output_tokens - 1
-        self.pool.release(blocks, tokens // self.settings.block_tokens)
+        self.pool.release(request, blocks, tokens // self.settings.block_tokens)
         request.finish_s = now
         request.tier = self.knobs.tier
         self.counters.completed.append(request)

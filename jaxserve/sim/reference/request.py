@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -27,11 +27,16 @@ LOG_DTYPE = np.dtype(
         ("tpot_s", "f8"),
         ("preemptions", "i4"),
         ("tier", "i4"),
+        ("cached_tokens", "i8"),
         ("rejected", "?"),
         ("lost", "?"),
     ]
 )
 """One row per request. Times that have not happened are NaN; ``tier`` is -1 until it finishes."""
+
+
+_NO_IDS = np.zeros(0, np.int64)
+_PLACES = 1 << 24  # more blocks than a sequence has
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +58,12 @@ class Request:
     acceptance: np.ndarray | None = None
     """float[9], mean tokens per verify step at depth 0..8; None means that every draft token is
     rejected."""
+    prefix_ids: np.ndarray = field(default_factory=lambda: _NO_IDS)
+    """int64[h], names (from 0 on) of the prompt's blocks of ``prefix_tokens`` tokens, the last of
+    which may not be full. Equal names in two requests mean equal tokens up to the block's end.
+    Empty where nobody else has any of this prompt's tokens."""
+    prefix_tokens: int = 1
+    """tokens that each of ``prefix_ids`` stands for."""
     frontend_s: float = 0.0
     """delay of the front end, part of TTFT but not of the engine's time."""
     generated: int = 0
@@ -71,6 +82,8 @@ class Request:
     """times that it lost its KV and had to be recomputed."""
     tier: int = -1
     """quantisation tier that finished it, -1 before."""
+    cached_tokens: int = 0
+    """prompt tokens that it found in the prefix cache when it was first scheduled."""
     rejected: bool = False
     """turned away by the full queue, or too long for the KV pool."""
     lost: bool = False
@@ -100,6 +113,23 @@ class Request:
         if self.output_tokens == 1:
             return 0.0 * self.finish_s
         return (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+
+    def shareable_blocks(self, block_tokens: int) -> int:
+        """Full blocks of ``block_tokens`` tokens that other requests may have as well."""
+        return min(len(self.prefix_ids) * self.prefix_tokens, self.prompt_tokens) // block_tokens
+
+    def block_names(self, block_tokens: int, count: int) -> list[int]:
+        """Names of its first ``count`` blocks of ``block_tokens`` tokens.
+
+        Two blocks have one name only if all tokens up to their end are the same. What comes behind
+        ``shareable_blocks`` belongs to this request alone, and its names are negative.
+        """
+        shareable = min(self.shareable_blocks(block_tokens), count)
+        places = np.arange(count)
+        ids = np.full(count, -1 - self.id)
+        ends = (places[:shareable] + 1) * block_tokens - 1
+        ids[:shareable] = self.prefix_ids[ends // self.prefix_tokens]
+        return (ids * _PLACES + places).tolist()
 
     def draft_survival(self) -> np.ndarray:
         """float[8], chance that draft position 1..8 is accepted.

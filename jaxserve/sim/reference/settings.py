@@ -21,7 +21,8 @@ class SchedulerSettings:
     watermark: float = 0.0
     """share of the KV blocks that admission leaves free."""
     prefix_caching: bool = False
-    """a preempted sequence finds what is left of its own KV when it comes back."""
+    """full blocks are found again by prompts that begin alike, and by the sequence itself when it
+    comes back from a preemption, until others have taken them."""
 
     def __post_init__(self) -> None:
         checks.whole("token_budget", self.token_budget, 1)

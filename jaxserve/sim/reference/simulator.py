@@ -336,7 +336,7 @@ class ReferenceSimulator:
             if transfer.target is gpu:
                 self._handoffs.push(transfer.request)  # its KV is still at the source
             else:
-                transfer.target.engine.pool.release(transfer.blocks)
+                transfer.target.engine.pool.release(transfer.request, transfer.blocks, 0)
         stranded = gpu.engine.evacuate()
         for request in stranded:
             self._source.pop(request.id, None)

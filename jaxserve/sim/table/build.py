@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.datafiles import data_dir
 from jaxserve.sim.machine.acceptance import tokens_per_step
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.energy import dollars, energy_j, iteration_bytes, iteration_flops
 from jaxserve.sim.machine.hardware import (
@@ -16,10 +17,9 @@ from jaxserve.sim.machine.hardware import (
     Gpu,
     LlmModel,
     gpu_names,
-    load_gpu,
-    load_model,
 )
 from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
+from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.file import (
     LOAD_TEST_COLUMNS,
@@ -31,11 +31,12 @@ from jaxserve.sim.table.file import (
 )
 from jaxserve.sim.table.grid import (
     BATCH_SIZES,
-    GRID_SHAPE,
     KV_BUDGETS,
+    LEAST_BUCKETS,
     PROMPT_LENGTHS,
     QUANT_TIERS,
     SPEC_LENGTHS,
+    grid_shape,
 )
 
 OUTPUT_TOKENS = 256
@@ -65,13 +66,25 @@ def build(
     tensor_parallel: int = 1,
     token_budget: int = EngineSettings.token_budget,
     output_tokens: int = OUTPUT_TOKENS,
+    buckets: int = len(PROMPT_LENGTHS),
+    stack: Stack | None = None,
 ) -> TableFile:
     """Table of a model on a GPU, from the constants in their data files.
+
+    Args:
+      gpu_name, model_name: names of their data files.
+      tensor_parallel: GPUs that share every layer.
+      token_budget: tokens that one iteration may process.
+      output_tokens: output length of the closed-loop columns.
+      stack: what serves the model; see ``jaxserve.sim.machine.stack``.
+      buckets: lengths to write out, the shortest of ``PROMPT_LENGTHS``.
 
     Raises:
       InputError: unknown name, a model that does not fit, or a number out of range.
     """
-    gpu, model = load_gpu(gpu_name), load_model(model_name)
+    gpu, model = serve(gpu_name, model_name, stack)
+    if stack is None and isinstance(model, LargeModel):
+        stack = Stack()
     metadata = TableMetadata(
         model=model.name,
         hardware=gpu.name,
@@ -82,22 +95,31 @@ def build(
         token_budget=token_budget,
         acceptance=ACCEPTANCE,
         cost_model=CostModel.of(gpu, model, tensor_parallel),
+        stack=stack,
     )
-    return fill_grid(metadata, gpu, model, output_tokens)
+    return fill_grid(metadata, gpu, model, output_tokens, buckets)
 
 
 def build_built_in(directory: Path | None = None) -> list[Path]:
-    """Writes every table of ``BUILT_IN``; returns their paths. Default: the packaged tables."""
+    """Writes every table of ``BUILT_IN``; returns their paths. Default: the packaged tables.
+
+    They leave longer lengths to their cost model: a task's digest is of the file.
+    """
     directory = data_dir() / "tables" if directory is None else directory
     paths = []
     for model, gpu, tensor_parallel in BUILT_IN:
         paths.append(directory / f"{model}__{gpu}.parquet")
-        write_table_file(paths[-1], build(gpu, model, tensor_parallel=tensor_parallel))
+        file = build(gpu, model, tensor_parallel=tensor_parallel, buckets=LEAST_BUCKETS)
+        write_table_file(paths[-1], file)
     return paths
 
 
 def fill_grid(
-    metadata: TableMetadata, gpu: Gpu, model: LlmModel, output_tokens: int = OUTPUT_TOKENS
+    metadata: TableMetadata,
+    gpu: Gpu,
+    model: LlmModel,
+    output_tokens: int = OUTPUT_TOKENS,
+    buckets: int = len(PROMPT_LENGTHS),
 ) -> TableFile:
     """All cells of the grid from ``metadata.cost_model``; memory and money from ``gpu`` and
     ``model``.
@@ -107,24 +129,28 @@ def fill_grid(
     """
     checks.whole("token_budget", metadata.token_budget, *TOKEN_BUDGETS)
     checks.whole("output_tokens", output_tokens, 2, 65_536)
-    columns = {name: np.empty(GRID_SHAPE) for name in (*LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS)}
+    shape, prompts = grid_shape(buckets), PROMPT_LENGTHS[:buckets]
+    columns = {name: np.empty(shape) for name in (*LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS)}
     for tier in QUANT_TIERS:
-        for name, values in _tier_columns(metadata, gpu, model, output_tokens, tier).items():
+        tier_columns = _tier_columns(metadata, gpu, model, output_tokens, tier, prompts)
+        for name, values in tier_columns.items():
             columns[name][:, :, :, tier] = values
-    columns["output_len"] = np.full(GRID_SHAPE, float(output_tokens))
+    columns["output_len"] = np.full(shape, float(output_tokens))
     return TableFile(metadata, columns)
 
 
 def _tier_columns(
-    metadata: TableMetadata, gpu: Gpu, model: LlmModel, output_tokens: int, tier: int
+    metadata: TableMetadata,
+    gpu: Gpu,
+    model: LlmModel,
+    output_tokens: int,
+    tier: int,
+    prompts: tuple[int, ...],
 ) -> dict[str, NDArray[np.float64]]:
     """Columns of one tier; every array broadcasts to [batch, kv, spec, prompt]."""
     cost, budget, tp = metadata.cost_model, metadata.token_budget, metadata.tensor_parallel
     batch, kv, depth, prompt = np.ix_(
-        *(
-            np.asarray(axis, float)
-            for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, PROMPT_LENGTHS)
-        )
+        *(np.asarray(axis, float) for axis in (BATCH_SIZES, KV_BUDGETS, SPEC_LENGTHS, prompts))
     )
     measured = metadata.calibration
     by_depth = tokens_per_step(metadata.acceptance)[list(SPEC_LENGTHS)][:, None]
@@ -182,7 +208,7 @@ def _usd_per_s(
     output_tokens: int,
 ) -> NDArray[np.float64]:
     """Rent and electricity of the tensor-parallel group per second of the closed loop."""
-    tp = metadata.tensor_parallel
+    tp = metadata.tensor_parallel * model.pipeline_parallel
     context = prompt + output_tokens / 2
     prompt_tokens = loop.prompts_per_iteration * prompt
     flops = iteration_flops(

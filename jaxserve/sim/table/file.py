@@ -1,6 +1,7 @@
 """Latency tables on disk: one parquet file per model and GPU, checked cell by cell when read.
 
-A file has one row per cell of the grid in ``jaxserve.sim.table.grid``:
+A file has one row per cell of the grid in ``jaxserve.sim.table.grid``. Lengths beyond 8,192 tokens
+may be left out, the longest first:
 
 | column | unit | what it is |
 |---|---|---|
@@ -8,7 +9,7 @@ A file has one row per cell of the grid in ``jaxserve.sim.table.grid``:
 | kv_budget | share | part of the KV pool that is reserved |
 | spec_length | tokens | speculation depth, 0 = off |
 | quant_tier | | 0 FP16, 1 INT8 (W8A8), 2 INT4 (weight only) |
-| prompt_len_bucket | | 0..7 for 64..8192 tokens, of the prompt and of the mean context |
+| prompt_len_bucket | | 0..11 for 64..131072 tokens, of the prompt and of the mean context |
 | ttft_p50_ms, ttft_p99_ms | ms | time to first token of the closed loop |
 | tpot_ms | ms | its mean time per output token after the first |
 | tps | tokens/s | its output tokens per second |
@@ -39,7 +40,16 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
-from jaxserve.sim.table.grid import AXES, GRID_ROWS, GRID_SHAPE, axis_columns
+from jaxserve.sim.machine.stack import Stack
+from jaxserve.sim.table.grid import (
+    AXES,
+    LEAST_BUCKETS,
+    PROMPT_LENGTHS,
+    axis_columns,
+    grid_axes,
+    grid_rows,
+    grid_shape,
+)
 from jaxserve.types import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
@@ -49,7 +59,7 @@ COLUMNS = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS, "output_len")
 MAX_FILE_BYTES = 64 * 2**20
 TOKEN_BUDGETS = (64, 65_536)
 """Least and most tokens that one iteration of a table may process."""
-_MAX_ROWS = 10 * GRID_ROWS
+_MAX_ROWS = 10 * grid_rows(len(PROMPT_LENGTHS))
 _METADATA_KEY = b"jaxserve"
 _TOLERANCE = 1e-5  # relative; beyond float32 rounding
 
@@ -114,12 +124,16 @@ class TableMetadata:
     """the constants that the times were computed with."""
     calibration: Calibration | None = None
     """None where no running engine was measured."""
+    stack: Stack | None = None
+    """what serves the model; None for a dense model with the constants of its GPU's file, whose
+    tiers are FP16, INT8 and INT4."""
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
         data = dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()}
-        if self.calibration is None:
-            del data["calibration"]
+        for name in ("calibration", "stack"):
+            if data[name] is None:
+                del data[name]
         return json.dumps(data)
 
     @classmethod
@@ -148,6 +162,9 @@ class TableMetadata:
             calibration=Calibration.from_dict(fields.inside("calibration", known))
             if calibrated
             else None,
+            stack=Stack.from_dict(fields["stack"], fields.name("stack"))
+            if "stack" in fields
+            else None,
         )
 
 
@@ -158,7 +175,12 @@ class TableFile:
     metadata: TableMetadata
     """what the table describes."""
     columns: dict[str, NDArray[np.float64]]
-    """float64 arrays of shape ``GRID_SHAPE`` for every column but the axes."""
+    """float64 arrays of shape ``grid_shape(buckets)`` for every column but the axes."""
+
+    @property
+    def buckets(self) -> int:
+        """Lengths that the file has, the shortest of ``PROMPT_LENGTHS``."""
+        return self.columns["itl_ms"].shape[-1]
 
 
 def table_names() -> tuple[str, ...]:
@@ -197,7 +219,8 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
     try:
         file = parquet.ParquetFile(path)
         if file.metadata.num_rows > _MAX_ROWS:
-            raise InputError(f"it has {file.metadata.num_rows} rows; {GRID_ROWS} are required")
+            rows = grid_rows(len(PROMPT_LENGTHS))
+            raise InputError(f"it has {file.metadata.num_rows} rows; at most {rows} are required")
         return _checked(file.read())
     except (pa.ArrowException, OSError):
         raise InputError(f"table file {path} is not a readable parquet file") from None
@@ -208,7 +231,9 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
 def write_table_file(path: Path | str, file: TableFile) -> None:
     """Writes a table, whole or not at all; what is written reads back."""
     whole = set(AXES) - {"kv_budget"} | {"output_len"}
-    columns = axis_columns() | {name: values.ravel() for name, values in file.columns.items()}
+    columns = axis_columns(file.buckets) | {
+        name: values.ravel() for name, values in file.columns.items()
+    }
     arrays = {
         name: columns[name].astype(np.int32 if name in whole else np.float32) for name in COLUMNS
     }
@@ -237,12 +262,12 @@ def _checked(table: pa.Table) -> TableFile:
     if metadata is None:
         raise InputError("it has no jaxserve metadata; `jaxserve table fit` writes a table with it")
     if table.num_rows == 0:
-        raise InputError(f"it has no rows; {GRID_ROWS} are required")
+        raise InputError(f"it has no rows; {grid_rows(LEAST_BUCKETS)} are required")
     values = {name: _numbers(table[name], name) for name in COLUMNS}
-    order = _grid_order(values)
-    columns = {
-        name: values[name][order].reshape(GRID_SHAPE) for name in COLUMNS if name not in AXES
-    }
+    buckets = _buckets(values["prompt_len_bucket"])
+    order = _grid_order(values, buckets)
+    shape = grid_shape(buckets)
+    columns = {name: values[name][order].reshape(shape) for name in COLUMNS if name not in AXES}
     for name in PRIMITIVE_COLUMNS:
         _check_independence(name, "kv_budget", columns[name], order)
     _check_independence("prefill_ms", "batch_size", columns["prefill_ms"], order)
@@ -263,10 +288,16 @@ def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
     return values
 
 
-def _grid_order(values: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
-    """int64[GRID_ROWS], the row of each cell of the grid in its order."""
+def _buckets(column: NDArray[np.float64]) -> int:
+    """How many lengths the file has, from its highest bucket."""
+    return int(np.clip(np.rint(column.max()) + 1, LEAST_BUCKETS, len(PROMPT_LENGTHS)))
+
+
+def _grid_order(values: dict[str, NDArray[np.float64]], buckets: int) -> NDArray[np.int64]:
+    """int64[grid_rows(buckets)], the row of each cell of the grid in its order."""
+    axes = grid_axes(buckets)
     indices = []
-    for name, allowed in AXES.items():
+    for name, allowed in axes.items():
         # Budgets such as 0.1 may have been stored as float32.
         distance = np.abs(values[name][:, None] - np.asarray(allowed, float))
         nearest = distance.argmin(axis=1)
@@ -276,18 +307,19 @@ def _grid_order(values: dict[str, NDArray[np.float64]]) -> NDArray[np.int64]:
             points = f"one of {', '.join(f'{value:g}' for value in allowed)}"
             checks.refuse(f"row {row + 1}, column {name}", values[name][row], points)
         indices.append(nearest)
-    cell = np.ravel_multi_index(tuple(indices), GRID_SHAPE)
-    counts = np.bincount(cell, minlength=GRID_ROWS)
+    rows = grid_rows(buckets)
+    cell = np.ravel_multi_index(tuple(indices), grid_shape(buckets))
+    counts = np.bincount(cell, minlength=rows)
     if (counts > 1).any():
         double = int((counts > 1).argmax())
         first, second = np.flatnonzero(cell == double)[:2]
         raise InputError(
-            f"rows {first + 1} and {second + 1} are the same cell ({_cell_name(double)})"
+            f"rows {first + 1} and {second + 1} are the same cell ({_cell_name(double, buckets)})"
         )
     if (counts == 0).any():
         raise InputError(
-            f"{int((counts == 0).sum())} of {GRID_ROWS} cells are missing, the first is "
-            f"{_cell_name(int((counts == 0).argmax()))}"
+            f"{int((counts == 0).sum())} of {rows} cells are missing, the first is "
+            f"{_cell_name(int((counts == 0).argmax()), buckets)}"
         )
     return np.argsort(cell)
 
@@ -296,7 +328,7 @@ def _check_independence(
     name: str, axis: str, values: NDArray[np.float64], order: NDArray[np.int64]
 ) -> None:
     """Rows that differ only in ``axis`` must agree on the column."""
-    first = values.take([0], axis=list(AXES).index(axis))
+    first = values.take([0], axis=AXES.index(axis))
     off = np.abs(values / first - 1) > _TOLERANCE
     if off.any():
         cell = int(off.argmax())
@@ -306,7 +338,7 @@ def _check_independence(
         )
 
 
-def _cell_name(cell: int) -> str:
+def _cell_name(cell: int, buckets: int) -> str:
     """A cell of the grid in words, for messages."""
-    axes = axis_columns()
+    axes = axis_columns(buckets)
     return ", ".join(f"{name} {axes[name][cell]:g}" for name in AXES)

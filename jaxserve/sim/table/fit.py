@@ -4,12 +4,17 @@ What is fitted are factors on the times of a prior, the cost model of a known GP
 on log TPOT. Each factor has a prior of its own width, so a sweep that says nothing about a constant
 (no long contexts, no short outputs) leaves it where it was. TTFT counts little and robustly: load
 generators differ in whether it includes the wait for a slot.
+
+Three errors are found by fits to other rows: on every third row, which tells interpolation, and on
+the rows with the most requests in flight and the longest sequences, which tell extrapolation. The
+table carries the largest.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 from scipy.optimize import OptimizeResult, least_squares
 
 from jaxserve import checks
+from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import (
     GIB,
@@ -27,16 +33,24 @@ from jaxserve.sim.machine.hardware import (
     load_model,
 )
 from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.table.build import ACCEPTANCE, OUTPUT_TOKENS, fill_grid
+from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
-from jaxserve.sim.table.file import TableFile, TableMetadata, write_table_file
+from jaxserve.sim.table.edges import Beyond, edges
+from jaxserve.sim.table.file import (
+    TOKEN_BUDGETS,
+    TableFile,
+    TableMetadata,
+    write_table_file,
+)
+from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep, read_sweep
 from jaxserve.types import Tier
 
 FOLDS = 3
 """Every third row is held out in turn."""
-POOR_TPOT_ERROR = 0.15
-"""Mean relative error on TPOT beyond which a fit says little about the engine that was measured."""
+WORST_TPOT_ERROR = 0.15
+"""Mean relative error on TPOT beyond which there is no table: a unit, a column or the GPU is
+wrong."""
 
 _TPOT_SIGMA = 0.03  # relative; what repeated runs of a load test scatter
 _TTFT_SIGMA = 0.5
@@ -81,6 +95,36 @@ class FittedConstant:
 
 
 @dataclass(frozen=True)
+class GpuPeaks:
+    """How the measured GPU differs from the one whose constants are the prior; None where it does
+    not."""
+
+    bandwidth_gb_per_s: float | None = None
+    """memory bandwidth, 10**9 bytes/s."""
+    bf16_tflops: float | None = None
+    """peak arithmetic, 10**12 FLOP/s."""
+    memory_gib: float | None = None
+    """device memory, GiB."""
+
+
+@dataclass(frozen=True)
+class MeasuredEngine:
+    """How the engine was started that was measured."""
+
+    tensor_parallel: int = 1
+    """GPUs that shared every layer."""
+    tier: int = 0
+    """quantisation tier."""
+    token_budget: int = EngineSettings.token_budget
+    """tokens that one iteration could process."""
+
+    def check(self) -> None:
+        """Raises InputError where a number is out of range."""
+        checks.whole("tier", self.tier, 0, len(Tier) - 1)
+        checks.whole("token_budget", self.token_budget, *TOKEN_BUDGETS)
+
+
+@dataclass(frozen=True)
 class FitReport:
     """Result of a fit. Errors are mean absolute relative errors."""
 
@@ -96,6 +140,9 @@ class FitReport:
     """mean TPOT error on each third of the rows by a fit to the others."""
     held_out_ttft_error: float | None
     """mean TTFT error there."""
+    beyond: tuple[Beyond, ...]
+    """errors on the rows with the most requests in flight and on those with the longest sequences,
+    by fits to the others; an axis is left out whose rows do not suffice."""
     prior_tpot_error: float
     """of the prior."""
     worst_row: tuple[int, float]
@@ -110,13 +157,8 @@ def fit(
     model_name: str,
     out: Path | str,
     *,
-    bandwidth_gb_per_s: float | None = None,
-    bf16_tflops: float | None = None,
-    memory_gib: float | None = None,
-    tensor_parallel: int = 1,
-    tier: int = 0,
-    token_budget: int = EngineSettings.token_budget,
-    output_tokens: int = OUTPUT_TOKENS,
+    peaks: GpuPeaks | None = None,
+    engine: MeasuredEngine | None = None,
 ) -> FitReport:
     """Fits the sweep in ``path`` and writes the table that it gives to ``out``.
 
@@ -125,31 +167,26 @@ def fit(
       gpu_name: GPU whose constants are the prior.
       model_name: model that was measured.
       out: path of the table, ending in .parquet.
-      bandwidth_gb_per_s, bf16_tflops, memory_gib: of the measured GPU where it is not ``gpu_name``;
-        10**9 bytes/s, 10**12 FLOP/s and GiB.
-      tensor_parallel: GPUs that shared every layer.
-      tier: quantisation tier that was measured.
-      token_budget: tokens that one iteration of the measured engine could process.
-      output_tokens: output length of the table's closed-loop columns.
+      peaks: of the measured GPU, where it is not ``gpu_name``.
+      engine: how it was started.
 
     Raises:
-      InputError: anything unknown, unreadable or out of range; nothing is written then.
+      InputError: anything unknown, unreadable, implausible or out of range, or a fit that is more
+        than ``WORST_TPOT_ERROR`` off; nothing is written then.
     """
     checks.ending("out", out, ".parquet")
-    checks.whole("tier", tier, 0, len(Tier) - 1)
-    gpu = rescale(load_gpu(gpu_name), bandwidth_gb_per_s, bf16_tflops, memory_gib)
+    engine = engine or MeasuredEngine()
+    engine.check()
+    gpu = rescale(load_gpu(gpu_name), peaks or GpuPeaks())
     model = load_model(model_name)
-    sweep = read_sweep(path, tensor_parallel)
-    report = fit_sweep(
-        sweep,
-        gpu,
-        model,
-        source=f"fitted to {Path(path).name}, {len(sweep)} rows, prior {gpu_name}",
-        tensor_parallel=tensor_parallel,
-        tier=tier,
-        token_budget=token_budget,
-        output_tokens=output_tokens,
-    )
+    sweep = read_sweep(path, engine.tensor_parallel)
+    source = f"fitted to {Path(path).name}, {len(sweep)} rows, prior {gpu_name}"
+    try:
+        check_plausible(sweep, _prediction(gpu, model, engine))
+        report = fit_sweep(sweep, gpu, model, source=source, engine=engine)
+        _check_good(report)
+    except InputError as error:
+        raise InputError(f"sweep file {path}: {error}") from None
     write_table_file(out, report.table)
     return report
 
@@ -160,50 +197,47 @@ def fit_sweep(
     model: LlmModel,
     *,
     source: str,
-    tensor_parallel: int = 1,
-    tier: int = 0,
-    token_budget: int = EngineSettings.token_budget,
-    output_tokens: int = OUTPUT_TOKENS,
+    engine: MeasuredEngine | None = None,
 ) -> FitReport:
     """Fits a sweep; ``gpu`` is the prior. See ``fit``.
 
     Raises:
       InputError: the model does not fit into memory, or a number is out of range.
     """
-    prior = CostModel.of(gpu, model, tensor_parallel)
-    kv_tokens = kv_capacity_tokens(gpu, model, tier, 1.0, False, tensor_parallel)
+    engine = engine or MeasuredEngine()
+    prior = CostModel.of(gpu, model, engine.tensor_parallel)
+    predict = _predictor(gpu, model, engine)
+    lowest = _lowest_factors(gpu, engine.tier)
 
-    def predict(cost: CostModel, points: Sweep) -> ClosedLoop:
-        return closed_loop(
-            cost,
-            points.concurrency,
-            points.prompt_tokens,
-            points.output_tokens,
-            tier=tier,
-            kv_tokens=kv_tokens,
-            token_budget=token_budget,
-        )
+    def fitted_to(rows: Sweep) -> CostModel:
+        return _scaled(prior, _solve(prior, lowest, rows, predict).x)
 
-    lowest = _lowest_factors(gpu, tier)
+    def held_out_s(out: NDArray[np.bool_]) -> ClosedLoop:
+        return predict(fitted_to(sweep.select(~out)), sweep.select(out))
+
     solution = _solve(prior, lowest, sweep, predict)
     cost = _scaled(prior, solution.x)
-    held_out_s = np.empty((2, len(sweep)))
+    folds_s = np.empty((2, len(sweep)))
     for fold in range(FOLDS):
         out = np.arange(len(sweep)) % FOLDS == fold
-        rest = _solve(prior, lowest, sweep.select(~out), predict)
-        loop = predict(_scaled(prior, rest.x), sweep.select(out))
-        held_out_s[:, out] = loop.tpot_s, loop.ttft_p50_s
-    held_out = held_out_s[0] / sweep.tpot_s - 1
+        loop = held_out_s(out)
+        folds_s[:, out] = loop.tpot_s, loop.ttft_p50_s
+    held_out = folds_s[0] / sweep.tpot_s - 1
     worst = int(np.abs(held_out).argmax())
     fitted = predict(cost, sweep)
+    held_out_error = _mean_error(folds_s[0], sweep.tpot_s)
+    beyond = tuple(
+        Beyond.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
+        for edge in edges(sweep)
+    )
     metadata = TableMetadata(
         model=model.name,
         hardware=gpu.name,
         engine="as measured",
         source=source,
-        fit_error=_mean_error(held_out_s[0], sweep.tpot_s),
-        tensor_parallel=tensor_parallel,
-        token_budget=token_budget,
+        fit_error=max([held_out_error, *(each.tpot_error for each in beyond)]),
+        tensor_parallel=engine.tensor_parallel,
+        token_budget=engine.token_budget,
         acceptance=ACCEPTANCE,
         cost_model=cost,
     )
@@ -212,31 +246,61 @@ def fit_sweep(
         constants=_fitted_constants(solution),
         tpot_error=_mean_error(fitted.tpot_s, sweep.tpot_s),
         ttft_error=None if sweep.ttft_s is None else _mean_error(fitted.ttft_p50_s, sweep.ttft_s),
-        held_out_tpot_error=_mean_error(held_out_s[0], sweep.tpot_s),
-        held_out_ttft_error=None
-        if sweep.ttft_s is None
-        else _mean_error(held_out_s[1], sweep.ttft_s),
+        held_out_tpot_error=held_out_error,
+        held_out_ttft_error=None if sweep.ttft_s is None else _mean_error(folds_s[1], sweep.ttft_s),
+        beyond=beyond,
         prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
         worst_row=(worst + 1, float(held_out[worst])),
-        table=fill_grid(metadata, gpu, model, output_tokens),
+        table=fill_grid(metadata, gpu, model),
     )
 
 
-def rescale(
-    gpu: Gpu,
-    bandwidth_gb_per_s: float | None = None,
-    bf16_tflops: float | None = None,
-    memory_gib: float | None = None,
-) -> Gpu:
+def _predictor(
+    gpu: Gpu, model: LlmModel, engine: MeasuredEngine
+) -> Callable[[CostModel, Sweep], ClosedLoop]:
+    """What a cost model says of rows, with the memory that ``gpu`` has for KV."""
+    kv_tokens = kv_capacity_tokens(gpu, model, engine.tier, 1.0, False, engine.tensor_parallel)
+
+    def predict(cost: CostModel, rows: Sweep) -> ClosedLoop:
+        return closed_loop(
+            cost,
+            rows.concurrency,
+            rows.prompt_tokens,
+            rows.output_tokens,
+            tier=engine.tier,
+            kv_tokens=kv_tokens,
+            token_budget=engine.token_budget,
+        )
+
+    return predict
+
+
+def _prediction(gpu: Gpu, model: LlmModel, engine: MeasuredEngine) -> Callable[[Sweep], ClosedLoop]:
+    """What the prior says of rows."""
+    prior = CostModel.of(gpu, model, engine.tensor_parallel)
+    return partial(_predictor(gpu, model, engine), prior)
+
+
+def _check_good(report: FitReport) -> None:
+    """Raises InputError where the fit says little about the engine that was measured."""
+    if report.tpot_error > WORST_TPOT_ERROR:
+        raise InputError(
+            f"the fit is {report.tpot_error:.0%} off in TPOT, row {report.worst_row[0]} most of "
+            f"all; at most {WORST_TPOT_ERROR:.0%} is accepted: look at its columns, at the token "
+            "budget and tier, and whether another GPU is nearer"
+        )
+
+
+def rescale(gpu: Gpu, peaks: GpuPeaks) -> Gpu:
     """``gpu`` with other peaks: its efficiencies are kept and its absolute times scale with them.
 
     Raises:
       InputError: a number is not positive.
     """
     given = {
-        "bandwidth_gb_per_s": (bandwidth_gb_per_s, gpu.bandwidth_bytes_per_s / 1e9),
-        "bf16_tflops": (bf16_tflops, gpu.linear[0].flops_per_s / 1e12),
-        "memory_gib": (memory_gib, gpu.memory_bytes / GIB),
+        "bandwidth_gb_per_s": (peaks.bandwidth_gb_per_s, gpu.bandwidth_bytes_per_s / 1e9),
+        "bf16_tflops": (peaks.bf16_tflops, gpu.linear[0].flops_per_s / 1e12),
+        "memory_gib": (peaks.memory_gib, gpu.memory_bytes / GIB),
     }
     bandwidth, flops, memory = (
         1.0 if value is None else checks.positive(name, value) / own

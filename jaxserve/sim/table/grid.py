@@ -4,29 +4,50 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
-from jaxserve.types import Tier
+from jaxserve.types import LONGEST_TOKENS, Tier
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 KV_BUDGETS = (0.1, 0.25, 0.5, 0.75, 1.0)
 SPEC_LENGTHS = (0, 1, 2, 4, MAX_DEPTH)
 QUANT_TIERS = tuple(map(int, Tier))
-PROMPT_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens; ``prompt_len_bucket`` counts them from 0."""
-
-AXES: dict[str, tuple[float, ...]] = {
-    "batch_size": BATCH_SIZES,
-    "kv_budget": KV_BUDGETS,
-    "spec_length": SPEC_LENGTHS,
-    "quant_tier": QUANT_TIERS,
-    "prompt_len_bucket": tuple(range(len(PROMPT_LENGTHS))),
-}
-"""Columns that name a cell, slowest first, with the values each must take."""
-
-GRID_SHAPE = tuple(len(values) for values in AXES.values())
-GRID_ROWS = int(np.prod(GRID_SHAPE))
+PROMPT_LENGTHS = tuple(2**exponent for exponent in range(6, LONGEST_TOKENS.bit_length()))
+"""Tokens, 64 to 131,072; ``prompt_len_bucket`` counts them from 0."""
+LEAST_BUCKETS = 8
+"""Lengths that every file has, those up to 8,192 tokens. What a file lacks beyond them follows its
+cost model."""
 
 
-def axis_columns() -> dict[str, NDArray[np.float64]]:
-    """float64[GRID_ROWS] per axis: the cells of the whole grid in order, last axis fastest."""
-    mesh = np.meshgrid(*(np.asarray(values, float) for values in AXES.values()), indexing="ij")
-    return {name: values.ravel() for name, values in zip(AXES, mesh, strict=True)}
+def grid_axes(buckets: int) -> dict[str, tuple[float, ...]]:
+    """Columns that name a cell, slowest first, with the values each must take.
+
+    Args:
+      buckets: lengths that the file has, the shortest of ``PROMPT_LENGTHS``.
+    """
+    return {
+        "batch_size": BATCH_SIZES,
+        "kv_budget": KV_BUDGETS,
+        "spec_length": SPEC_LENGTHS,
+        "quant_tier": QUANT_TIERS,
+        "prompt_len_bucket": tuple(range(buckets)),
+    }
+
+
+AXES = tuple(grid_axes(0))
+"""Names of the axes, slowest first."""
+
+
+def grid_shape(buckets: int) -> tuple[int, ...]:
+    """Shape of a column's array."""
+    return tuple(map(len, grid_axes(buckets).values()))
+
+
+def grid_rows(buckets: int) -> int:
+    """Rows of a file."""
+    return int(np.prod(grid_shape(buckets)))
+
+
+def axis_columns(buckets: int) -> dict[str, NDArray[np.float64]]:
+    """float64[``grid_rows``] per axis: the cells of the whole grid in order, last axis fastest."""
+    axes = grid_axes(buckets)
+    mesh = np.meshgrid(*(np.asarray(values, float) for values in axes.values()), indexing="ij")
+    return {name: values.ravel() for name, values in zip(axes, mesh, strict=True)}

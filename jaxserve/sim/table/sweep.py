@@ -9,6 +9,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,13 +48,15 @@ several columns for the same setting are an error."""
 
 _SETTINGS = ("concurrency", "prompt length", "output length")
 _LOWEST = {"concurrency": 1.0, "prompt length": 1.0, "output length": 2.0}
+_OPEN_LOOP = ("request_rate",)
+"""Where it is finite, requests arrive by a clock, however many are in flight."""
 _TENSOR_PARALLEL = ("tp_size", "tensor_parallel", "tensor_parallel_size", "tp")
 # Columns of the same tools that say nothing about the cost of an iteration.
 _IGNORED = re.compile(
     r"(mean|median|std|p\d+(\.\d+)?)_(ttft|tpot|itl|e2el)_ms"
     r"|(request|output|total_token|input|total)_(throughput|goodput)|total_(input|output)_tokens"
     r"|system|gpu|hardware|backend|backend_version|endpoint_type|framework|version|model|model_id"
-    r"|model_path|tokenizer_id|date|label|num_prompts|request_rate|burstiness|duration|completed"
+    r"|model_path|tokenizer_id|date|label|num_prompts|burstiness|duration|completed"
     r"|failed|max_output_tokens_per_s|max_concurrent_requests|precision|notes"
 )
 
@@ -166,7 +169,7 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
             if row.get("completed") and total in row and not set(ALIASES[what]) & set(row):
                 requests = _number(row["completed"], number, "completed")
                 row[name] = _number(row[total], number, total) / requests
-    wanted = {name for names in ALIASES.values() for name in names} | set(_TENSOR_PARALLEL)
+    wanted = _known()
     present = sorted(wanted & {name for row in rows for name in row})
     return {name: [row.get(name) for row in rows] for name in present}
 
@@ -183,10 +186,16 @@ def _normal(name: str) -> str:
     return re.sub(r"[\s\-]+", "_", name.strip().lower())
 
 
+def _known() -> set[str]:
+    """Names of columns that are looked at."""
+    settings = {name for names in ALIASES.values() for name in names}
+    return settings | {*_TENSOR_PARALLEL, *_OPEN_LOOP}
+
+
 def _header(names: Sequence[str]) -> list[str]:
     """Column names as in ``ALIASES``; all of them known, none twice."""
     header = [_normal(name) for name in names]
-    known = {name for names in ALIASES.values() for name in names} | set(_TENSOR_PARALLEL)
+    known = _known()
     for name in header:
         if name not in known and not _IGNORED.fullmatch(name):
             listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in ALIASES.items())
@@ -211,6 +220,11 @@ def _checked(columns: dict[str, list[Any]], tensor_parallel: int) -> Sweep:
         for number, value in enumerate(columns.get(name, []), 1):
             if _number(value, number, name) != tensor_parallel:
                 allowed = f"{tensor_parallel}, which the fit is for"
+                checks.refuse(f"row {number}, column {name}", value, allowed)
+    for name in _OPEN_LOOP:
+        for number, value in enumerate(columns.get(name, []), 1):
+            if not _is_endless(value):
+                allowed = "inf, as in a load test that keeps requests in flight"
                 checks.refuse(f"row {number}, column {name}", value, allowed)
     values = {}
     for what, names in ALIASES.items():
@@ -242,6 +256,15 @@ def _column(values: Sequence[Any], name: str, lowest: float | None) -> NDArray[n
         else:
             checks.number(f"row {row}, column {name}", number, lowest)
     return np.array(numbers)
+
+
+def _is_endless(value: Any) -> bool:
+    """Whether a request rate is none: infinite, or not there."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return True
+    with contextlib.suppress(TypeError, ValueError):
+        return math.isinf(float(value))
+    return False
 
 
 def _number(value: Any, row: int, name: str) -> float:

@@ -56,7 +56,7 @@ def split_classes(trace: Trace, edges: Sequence[int]) -> tuple[TraceClass, ...]:
     Raises:
       InputError: the edges do not increase, or leave a bin without any request.
     """
-    index = _class_index(trace, edges)
+    index = class_index(trace, edges)
     classes = []
     for bin in range(len(edges) + 1):
         members = index == bin
@@ -103,12 +103,12 @@ def to_class_counts(
     tick = np.floor(trace.arrival_s * (ticks / window_s)).astype(np.int64)
     # An end that rounding puts a hair beyond the last tick.
     tick = np.minimum(tick, windows * ticks - 1)
-    cell = tick * classes + _class_index(trace, edges)
+    cell = tick * classes + class_index(trace, edges)
     counts = np.bincount(cell, minlength=windows * ticks * classes)
     return counts.reshape(windows, ticks, classes).astype(np.float32)
 
 
-def _class_index(trace: Trace, edges: Sequence[int]) -> NDArray[np.int64]:
+def class_index(trace: Trace, edges: Sequence[int]) -> NDArray[np.int64]:
     """int64[n], the bin of each request's prompt length."""
     if not all(low < high for low, high in pairwise([0, *edges])):
         checks.refuse("edges", list(edges), "rising lengths above 0")

@@ -1,11 +1,12 @@
 """Recorded request traces: when requests came, and how many tokens each had.
 
-Three public formats are read:
+Four public formats are read, as they are or compressed with gzip:
 
 - ``azure``: CSV of the Azure LLM inference traces, columns TIMESTAMP (date and time, up to nine
   fractional digits, with or without a UTC offset), ContextTokens, GeneratedTokens.
-- ``mooncake``: JSON lines {"timestamp": ms, "input_length": ..., "output_length": ...}; "hash_ids"
-  of blocks of 512 prompt tokens are only counted, because prefix caching is not modelled.
+- ``mooncake``: JSON lines {"timestamp": ms, "input_length": ..., "output_length": ...}, and perhaps
+  "hash_ids" of the blocks of 512 tokens that the prompt consists of.
+- ``bailian``: the same with "chat_id", a timestamp in seconds, and blocks of 16 tokens.
 - ``burstgpt``: CSV of BurstGPT, columns Timestamp (seconds), Request tokens, Response tokens.
 
 Rows must be in order of time. Rows that look exactly alike are refused in an Azure file: its clock
@@ -17,8 +18,11 @@ requests of their own, unless every single row has a twin, as when a file was pa
 from __future__ import annotations
 
 import csv
+import dataclasses
+import gzip
 import json
 import os
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,12 +35,14 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.sim.traffic.prompt_blocks import PromptBlocks, from_ids
+from jaxserve.types import LONGEST_TOKENS
 
 MAX_TRACE_BYTES = 256 * 2**20
 MAX_TRACE_ROWS = 6_000_000
 MAX_TOKENS = 10_000_000
 """Most tokens that a prompt or an output may have."""
-_BLOCK_TOKENS = 512  # of a hash id
+_GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +57,8 @@ class Trace:
     """int32[n], at least 1."""
     skipped: int = 0
     """requests that the file records as failed (no tokens) and that were left out."""
-    repeated_share: float | None = None
-    """share of the prompt tokens in blocks that the trace had before, which a prefix cache of any
-    size would spare; None where the file does not tell blocks apart."""
+    blocks: PromptBlocks | None = None
+    """which prompts begin alike; None where the file does not tell."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.arrival_s), len(self.prompt_tokens), len(self.output_tokens)}
@@ -64,6 +69,8 @@ class Trace:
         checks.number("arrival_s[0]", self.arrival_s[0], 0, 0)
         if min(self.prompt_tokens.min(), self.output_tokens.min()) < 1:
             raise InputError("prompt_tokens and output_tokens must be at least 1")
+        if self.blocks is not None and len(self.blocks.starts) != len(self) + 1:
+            raise InputError("blocks must be those of as many prompts as the trace has")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -74,13 +81,36 @@ class Trace:
         return float(self.arrival_s[-1] - self.arrival_s[0])
 
     @property
+    def repeated_share(self) -> float | None:
+        """Share of the prompt tokens in blocks that the trace had before, which a prefix cache of
+        any size would spare; None where the file does not tell blocks apart."""
+        return None if self.blocks is None else self.blocks.repeated_share(self.prompt_tokens)
+
+    @property
+    def beyond_table(self) -> tuple[int, int]:
+        """Requests longer than the longest context of a latency table, and their tokens beyond."""
+        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - LONGEST_TOKENS
+        return int((over > 0).sum()), int(over[over > 0].sum())
+
+    def within_table(self) -> Trace:
+        """The trace with such requests shortened: their prompts, and outputs that are too long by
+        themselves."""
+        if not self.beyond_table[0]:
+            return self
+        output = np.minimum(self.output_tokens, LONGEST_TOKENS - 1)
+        prompt = np.minimum(self.prompt_tokens, LONGEST_TOKENS - output)
+        return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
+
+    @property
     def note(self) -> str | None:
-        """What of the recording is not replayed, in one sentence; None if nothing is known of."""
-        if self.repeated_share is None:
+        """What of the recording is not replayed as it is; None if nothing is known of."""
+        requests, tokens = self.beyond_table
+        if not requests:
             return None
         return (
-            f"{self.repeated_share:.0%} of the trace's prompt tokens are in blocks (hash_ids) that "
-            "it had before; they are prefilled again, because prefix caching is not simulated"
+            f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
+            f"than the {LONGEST_TOKENS:,} tokens that latency tables know; they are shortened "
+            f"by {tokens:,} tokens in all"
         )
 
 
@@ -92,11 +122,16 @@ class _Format(NamedTuple):
     output: str
     fine_clock: bool
     zero_is_failure: bool
+    second: float = 1.0
+    """of the clock."""
+    block_tokens: int = 0
+    """prompt tokens that a hash id stands for."""
 
 
 _FORMATS = {
     "azure": _Format("TIMESTAMP", "ContextTokens", "GeneratedTokens", True, False),
-    "mooncake": _Format("timestamp", "input_length", "output_length", False, False),
+    "mooncake": _Format("timestamp", "input_length", "output_length", False, False, 1e3, 512),
+    "bailian": _Format("timestamp", "input_length", "output_length", False, False, 1.0, 16),
     "burstgpt": _Format("Timestamp", "Request tokens", "Response tokens", False, True),
 }
 
@@ -111,8 +146,8 @@ class _Rows(NamedTuple):
     prompt: NDArray[np.int64]
     output: NDArray[np.int64]
     line: NDArray[np.int64]
-    repeated_tokens: int | None = None
-    """prompt tokens in blocks that came before; None where blocks have no names."""
+    blocks: PromptBlocks | None = None
+    """None where blocks have no names."""
 
 
 def load_trace(path: str | Path, format: str | None = None, time_scale: float = 1.0) -> Trace:
@@ -136,7 +171,7 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
     layout = _FORMATS[format]
     rows = (
         _parse_jsonl(name, data, layout)
-        if format == "mooncake"
+        if layout.block_tokens
         else _parse_csv(name, data, layout, format)
     )
     if len(rows.line) > MAX_TRACE_ROWS:
@@ -157,9 +192,7 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
         prompt_tokens=rows.prompt[served].astype(np.int32),
         output_tokens=rows.output[served].astype(np.int32),
         skipped=int((~served).sum()),
-        repeated_share=None
-        if rows.repeated_tokens is None
-        else rows.repeated_tokens / int(rows.prompt.sum()),
+        blocks=None if rows.blocks is None else rows.blocks.chosen(served),
     )
 
 
@@ -172,6 +205,8 @@ def _read_text(name: str) -> bytes:
                 f"{name} has {size:,} bytes; at most {MAX_TRACE_BYTES:,} are read, so cut it first"
             )
         data = Path(name).read_bytes()
+        if data.startswith(_GZIP):
+            data = _decompressed(name)
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
     try:
@@ -188,6 +223,19 @@ def _read_text(name: str) -> bytes:
     return data
 
 
+def _decompressed(name: str) -> bytes:
+    try:
+        with gzip.open(name) as file:
+            data = file.read(MAX_TRACE_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError, zlib.error):
+        raise InputError(f"{name} is a gzip file that is damaged") from None
+    if len(data) > MAX_TRACE_BYTES:
+        raise InputError(
+            f"{name} has more than {MAX_TRACE_BYTES:,} bytes when decompressed; cut it first"
+        )
+    return data
+
+
 def _header(data: bytes) -> list[str]:
     line = data.split(b"\n", 1)[0].decode("utf-8").rstrip("\r")
     return [column.strip() for column in next(csv.reader([line]), [])]
@@ -196,7 +244,7 @@ def _header(data: bytes) -> list[str]:
 def _detect(name: str, data: bytes) -> str:
     """The format whose column names the first line shares most."""
     if data.startswith(b"{"):
-        return "mooncake"
+        return "bailian" if b'"chat_id"' in data.split(b"\n", 1)[0] else "mooncake"
     header = set(_header(data))
     matches = {key: len(header.intersection(_FORMATS[key][:3])) for key in ("azure", "burstgpt")}
     best = max(matches, key=lambda key: matches[key])
@@ -313,30 +361,22 @@ def _is_time(cell: pa.StringScalar, kind: pa.DataType) -> bool:
 
 def _parse_jsonl(name: str, data: bytes, layout: _Format) -> _Rows:
     rows: list[tuple[float, int, int]] = []
-    repeated, seen = 0, set[str]()
+    ids: list[list[Any]] = []
     for line, text in enumerate(data.split(b"\n"), start=1):
         row = _json_row(f"{name}, line {line}", text)
-        time_ms = row.number(layout.time, 0, 1e15)
-        rows.append((time_ms, _json_tokens(row, layout.prompt), _json_tokens(row, layout.output)))
-        repeated += _repeated_tokens(row.get("hash_ids"), rows[-1][1], seen)
-    time_ms, prompt, output = np.array(rows).T
+        time = row.number(layout.time, 0, 1e15)
+        rows.append((time, _json_tokens(row, layout.prompt), _json_tokens(row, layout.output)))
+        listed = row.get("hash_ids")
+        ids.append(listed if isinstance(listed, list) else [])
+    time, prompt, output = np.array(rows).T
+    prompt = prompt.astype(int)
     return _Rows(
-        time_ms * 1e-3,
-        prompt.astype(int),
+        time / layout.second,
+        prompt,
         output.astype(int),
         np.arange(1, len(rows) + 1),
-        repeated if seen else None,
+        from_ids(ids, prompt, layout.block_tokens),
     )
-
-
-def _repeated_tokens(blocks: Any, prompt: int, seen: set[str]) -> int:
-    """Tokens of a prompt in blocks that are in ``seen``, to which its blocks are added."""
-    repeated = 0
-    for i, block in enumerate(map(str, blocks) if isinstance(blocks, list) else ()):
-        if block in seen:
-            repeated += max(min(prompt - i * _BLOCK_TOKENS, _BLOCK_TOKENS), 0)
-        seen.add(block)
-    return repeated
 
 
 def _json_row(where: str, text: bytes) -> checks.JsonObject:

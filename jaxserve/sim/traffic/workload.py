@@ -21,6 +21,8 @@ import jax.numpy as jnp
 from jaxserve.arrays import threefry
 from jaxserve.arrays.batching import batch_last, stage
 from jaxserve.arrays.poisson import poisson_from_uniform
+from jaxserve.sim.traffic.output_ages import OutputAges
+from jaxserve.sim.traffic.reuse_table import ReuseTable
 
 _EXTRA_DRAWS = 3  # burst switch, burst level, dwell
 _RESET_DRAW = 2**31 - 1
@@ -53,6 +55,11 @@ class TrafficClasses:
     """float32[F, 33], prompt length at probability i/32; the reference simulator samples it."""
     output_quantiles: jax.Array
     """float32[F, 33], the same for output length."""
+    output_ages: OutputAges | None = None
+    """when running sequences end; None where output lengths are memoryless."""
+    reuse: ReuseTable | None = None
+    """what prompts find in a prefix cache; None where there is no cache, or no two prompts begin
+    alike."""
 
 
 @flax.struct.dataclass

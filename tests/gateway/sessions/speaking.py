@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.gateway.sessions.talking import Agent
@@ -15,7 +16,26 @@ from tests.gateway.sessions.talking import Agent
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
 CALL = {"reply": "I look.", "reasoning": "which one?", "calls": ["find"]}
 LAST = {"reply": "Done.", "reasoning": "that is it"}
-ASKED, TOLD = "look, please", "seen"
+ASKED = "look, please"
+
+
+@dataclass(frozen=True)
+class Talk:
+    """What is said, and what is expected."""
+
+    model: str = "m"
+    """that is asked for."""
+    tool: str = "find"
+    """that is offered, and called."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: SCHEMA)
+    """of its arguments."""
+    expected: tuple[Mapping[str, Any], ...] = ({"x": 1},)
+    """arguments of which the call has one or the other."""
+    told: str = "seen"
+    """the tool's result."""
+
+
+SCRIPTED = Talk()
 
 
 def told(stub: Mapping[str, Any]) -> dict[str, str]:
@@ -45,11 +65,11 @@ def google_client(agent: Agent, version: str = "v1beta") -> Any:
     return genai.Client(api_key=agent.key, http_options=options)
 
 
-def chat(agent: Agent, stream: bool) -> str:
+def chat(agent: Agent, stream: bool, talk: Talk = SCRIPTED) -> str:
     """OpenAI's chat. Returns the last word."""
     client = openai_client(agent)
-    function = {"name": "find", "parameters": SCHEMA}
-    asked: dict[str, Any] = {"model": "m"}
+    function = {"name": talk.tool, "parameters": talk.schema}
+    asked: dict[str, Any] = {"model": talk.model}
     asked["tools"] = [{"type": "function", "function": function}]
 
     def say(messages: list[Any], stub: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,21 +95,19 @@ def chat(agent: Agent, stream: bool) -> str:
     messages: list[Any] = [{"role": "user", "content": ASKED}]
     messages.append(say(messages, CALL))
     (call,) = messages[-1]["tool_calls"]
-    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
-        "find",
-        {"x": 1},
-    )
-    messages.append({"role": "tool", "tool_call_id": call["id"], "content": TOLD})
+    assert call["function"]["name"] == talk.tool
+    assert json.loads(call["function"]["arguments"]) in talk.expected
+    messages.append({"role": "tool", "tool_call_id": call["id"], "content": talk.told})
     return say(messages, LAST)["content"]
 
 
-def messages(agent: Agent, stream: bool) -> str:
+def messages(agent: Agent, stream: bool, talk: Talk = SCRIPTED) -> str:
     """Anthropic's messages."""
     client = anthropic_client(agent)
     asked: dict[str, Any] = {
-        "model": "m",
+        "model": talk.model,
         "max_tokens": 2000,
-        "tools": [{"name": "find", "input_schema": SCHEMA}],
+        "tools": [{"name": talk.tool, "input_schema": talk.schema}],
         "thinking": {"type": "enabled", "budget_tokens": 1024},
     }
 
@@ -103,19 +121,20 @@ def messages(agent: Agent, stream: bool) -> str:
     history: list[Any] = [{"role": "user", "content": ASKED}]
     content = say(history, CALL)
     (call,) = [block for block in content if block.type == "tool_use"]
-    assert (call.name, call.input) == ("find", {"x": 1})
-    result = {"type": "tool_result", "tool_use_id": call.id, "content": TOLD}
+    assert call.name == talk.tool and call.input in talk.expected
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": talk.told}
     history.append({"role": "assistant", "content": content})
     history.append({"role": "user", "content": [result]})
     return "".join(block.text for block in say(history, LAST) if block.type == "text")
 
 
-def responses(agent: Agent, stream: bool) -> str:
+def responses(agent: Agent, stream: bool, talk: Talk = SCRIPTED) -> str:
     """OpenAI's responses, without state: all reasoning comes back with the client."""
     client = openai_client(agent)
+    tool = {"type": "function", "name": talk.tool, "parameters": talk.schema, "strict": False}
     asked: dict[str, Any] = {
-        "model": "m",
-        "tools": [{"type": "function", "name": "find", "parameters": SCHEMA, "strict": False}],
+        "model": talk.model,
+        "tools": [tool],
         "include": ["reasoning.encrypted_content"],
         "store": False,
     }
@@ -130,20 +149,20 @@ def responses(agent: Agent, stream: bool) -> str:
     items: list[Any] = [{"role": "user", "content": ASKED}]
     output = say(items, CALL).output
     (call,) = [item for item in output if item.type == "function_call"]
-    assert (call.name, json.loads(call.arguments)) == ("find", {"x": 1})
+    assert call.name == talk.tool and json.loads(call.arguments) in talk.expected
     items += [item.to_dict() for item in output]
     for item in items:
         item.pop("parsed_arguments", None)
-    items.append({"type": "function_call_output", "call_id": call.call_id, "output": TOLD})
+    items.append({"type": "function_call_output", "call_id": call.call_id, "output": talk.told})
     return say(items, LAST).output_text
 
 
-def google(agent: Agent, stream: bool, version: str = "v1beta") -> str:
+def google(agent: Agent, stream: bool, talk: Talk = SCRIPTED, version: str = "v1beta") -> str:
     """Google's generateContent."""
     from google.genai import types
 
     client = google_client(agent, version)
-    tool = {"function_declarations": [{"name": "find", "parameters_json_schema": SCHEMA}]}
+    tool = {"function_declarations": [{"name": talk.tool, "parameters_json_schema": talk.schema}]}
 
     def say(contents: list[Any], stub: Mapping[str, Any]) -> list[Any]:
         config: Any = {
@@ -151,7 +170,7 @@ def google(agent: Agent, stream: bool, version: str = "v1beta") -> str:
             "automatic_function_calling": {"disable": True},
             "http_options": {"headers": told(stub)},
         }
-        more = {"model": "m", "contents": contents, "config": config}
+        more = {"model": talk.model, "contents": contents, "config": config}
         if not stream:
             return client.models.generate_content(**more).candidates[0].content.parts
         chunks = client.models.generate_content_stream(**more)
@@ -160,19 +179,19 @@ def google(agent: Agent, stream: bool, version: str = "v1beta") -> str:
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=ASKED)])]
     parts = say(contents, CALL)
     (call,) = [part.function_call for part in parts if part.function_call]
-    assert (call.name, call.args) == ("find", {"x": 1})
-    answer = types.FunctionResponse(id=call.id, name="find", response={"output": TOLD})
+    assert call.name == talk.tool and call.args in talk.expected
+    answer = types.FunctionResponse(id=call.id, name=talk.tool, response={"output": talk.told})
     contents.append(types.Content(role="model", parts=parts))
     contents.append(types.Content(role="user", parts=[types.Part(function_response=answer)]))
     return "".join(part.text or "" for part in say(contents, LAST) if not part.thought)
 
 
-def google_v1(agent: Agent, stream: bool) -> str:
+def google_v1(agent: Agent, stream: bool, talk: Talk = SCRIPTED) -> str:
     """The same at the other version's routes."""
-    return google(agent, stream, "v1")
+    return google(agent, stream, talk, "v1")
 
 
-DIALECTS: Mapping[str, Callable[[Agent, bool], str]] = {
+DIALECTS: Mapping[str, Callable[..., str]] = {
     "chat": chat,
     "messages": messages,
     "responses": responses,

@@ -63,7 +63,7 @@ def test_answers_are_what_the_gateway_measures(path: str) -> None:
     answerer = sent(path, body)
     dialect = answerer.way.dialect
     whole = orjson.loads(answerer.whole(SAID))
-    assert dialect.usage(whole) == Usage(10, 5) and not dialect.is_error(whole)
+    assert dialect.usage(whole)[:2] == (10, 5) and not dialect.is_error(whole)
     events = answerer.events()
     data = events.feed(deltas_of(SAID)) + events.end()
     found = [orjson.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
@@ -72,7 +72,7 @@ def test_answers_are_what_the_gateway_measures(path: str) -> None:
     usage = Usage()
     for event in found:
         usage = usage.updated(dialect.usage(event))
-    assert usage == Usage(10, 5)
+    assert usage[:2] == (10, 5)
     error = dialect.error_event(Problem(502, "engine_broke", "it broke"), events.events)
     (line,) = [line for line in error.splitlines() if line.startswith(b"data: ")]
     assert dialect.is_error(orjson.loads(line[6:]))

@@ -12,12 +12,12 @@ import pytest
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.calibrate import (
-    MAX_ERROR,
     Deployed,
     calibrated,
     report_sentences,
     report_table,
 )
+from jaxserve.live.calibration.fit import MAX_ERROR
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu, load_model

@@ -25,7 +25,9 @@ def test_the_packaged_study() -> None:
         caps = set(study.calibration.concurrency)
         assert not caps & {setting["batch_cap"] for setting in server.settings}
         longest = server.spec.streams[0].prompt.quantiles[-1]
-        assert server.longest >= longest > max(study.calibration.prompt_tokens) / 2
+        # Attention of long prompts is not found from short ones.
+        assert 1.1 * max(study.calibration.prompt_tokens) >= longest
+        assert server.longest >= longest
 
 
 def test_every_agent_begins_as_often() -> None:

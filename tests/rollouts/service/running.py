@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from jaxserve.rollouts.service.node import Node
 from jaxserve.rollouts.service.serve import open_service
-from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
+from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
 from tests.gateway.stub_engine import PATIENCE_S, wait_until
 
 ENDED = ("COMPLETED", "ERROR", "TIMEOUT")
@@ -65,6 +68,52 @@ class RunningService:
             return any(one["state"] == state for one in sessions)
 
         wait_until(there, state)
+
+
+class RunningNode:
+    """``with RunningNode(service, gateway, folder, "a"): ...``; in a thread of its own."""
+
+    def __init__(
+        self, service: RunningService, gateway: Any, folder: Path, id: str, **settings: Any
+    ) -> None:
+        """Args: a service and a gateway that run, where it works, and its name."""
+        self._settings = NodeSettings(
+            id=id,
+            service=service.url,
+            gateway=gateway.url,
+            control=gateway.control_url,
+            save_dir=folder,
+            heartbeat_s=0.05,
+            **settings,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._task = asyncio.current_task()
+            await Node(self._settings, RolloutTokens()).serve()
+
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(serve())
+        self._loop.close()
+
+    def __enter__(self) -> RunningNode:
+        self._thread.start()
+        wait_until(lambda: self._task is not None)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """Ends it as a signal would."""
+        if self._thread.is_alive():
+            assert self._task is not None
+            self._loop.call_soon_threadsafe(self._task.cancel)
+            self._thread.join(PATIENCE_S)
+            assert not self._thread.is_alive()
 
 
 def ended(http: httpx.Client, task: str) -> dict[str, Any]:

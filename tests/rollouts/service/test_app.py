@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,38 +22,10 @@ from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import PATIENCE_S, wait_until
-from tests.gateway.token_engine import TokenEngine
+from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import ENDED, RunningService, ended
 
 PLAYER = str(Path(__file__).with_name("player.py"))
-SPEAK = """
-import json, os, urllib.request as u
-key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-key["content-type"] = "application/json"
-body = {"model": "stub", "messages": [{"role": "user", "content": os.environ["INSTRUCTION"]}]}
-url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-u.urlopen(u.Request(url, json.dumps(body).encode(), key)).read()
-"""
-
-
-def python(code: str, *arguments: str) -> dict[str, Any]:
-    """An agent of a few lines."""
-    return {"command": [sys.executable, "-c", code, *arguments]}
-
-
-@pytest.fixture(scope="module")
-def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
-    """A gateway that records, in front of an engine that tells tokens."""
-    folder = tmp_path_factory.mktemp("sessions")
-    with TokenEngine("vllm") as engine, RunningGateway([engine.option], sessions=folder) as running:
-        yield running
-
-
-@pytest.fixture
-def service(gateway: RunningGateway, tmp_path: Path) -> Iterator[RunningService]:
-    """A service."""
-    with RunningService(gateway, tmp_path / "state") as running:
-        yield running
 
 
 def test_a_task_from_end_to_end(service: RunningService) -> None:
@@ -109,7 +80,7 @@ def test_an_agent_that_fails(service: RunningService) -> None:
     (one,) = service.result(task)["sessions"]
     assert (one["state"], one["reason"]) == ("ERROR", "the agent ended with exit code 3")
     assert one["trainable"] == 3
-    task = service.submit(agent={"command": "no-such-program"})
+    task = service.submit(agent={"command": ["no-such-program"]})
     (one,) = service.result(task)["sessions"]
     assert one["state"] == "ERROR" and "cannot be started: No such file" in one["reason"]
 
@@ -136,9 +107,19 @@ def test_cancel(service: RunningService) -> None:
         ({"num_samples": 0}, "num_samples is 0; it must be a whole number"),
         ({"timeout_seconds": -1}, "timeout_seconds is -1; it must be"),
         ({"task_id": "../x"}, "task_id is '../x'; it must be up to 96 letters"),
-        ({"agent": {"command": []}}, "agent: command is []; it must be a text"),
-        ({"agent": {"command": "sh -c {{INSTRUCTION}}"}}, "and no program of -c"),
-        ({"agent": {"command": "sh -c 'x {{INSTRUCTION}}'"}}, "and no program of -c"),
+        ({"agent": {"command": []}}, "agent: command is []; it must be a text, or a list"),
+        ({"agent": {"command": "sh -c {{INSTRUCTION}}"}}, "is no program of -c or eval"),
+        ({"agent": {"command": "sh -c 'x {{INSTRUCTION}}'"}}, "is no program of -c or eval"),
+        ({"agent": {"command": ["sh", "-ec", "{{INSTRUCTION}}"]}}, "is no program of -c or eval"),
+        ({"agent": {"command": ["x", "a{{INSTRUCTION}}"]}}, "an argument that is {{INSTRUCTION}}"),
+        ({"agent": {"preset": "codex", "command": "x"}}, "left out of the preset codex"),
+        ({"agent": {"preset": "pi", "mcp_servers": {"a": "http://b"}}}, "preset pi knows no MCP"),
+        ({"agent": {"preset": "codex", "model": "-x"}}, "agent: model is not usable"),
+        ({"runtime": {"kind": "vm"}}, "runtime: kind is 'vm'; it must be one of local, docker"),
+        ({"runtime": {"kind": "docker"}}, "runtime: image is None; it must be printable"),
+        ({"runtime": {"kind": "docker", "image": "-v"}}, "runtime: image is '-v'"),
+        ({"runtime": {"image": "x"}}, "left out where no container is used"),
+        ({"runtime": {"prepare": ["x"]}}, "runtime: prepare is ['x']; it must be a list of"),
         ({"agent": {"preset": "none", "command": "x"}}, "agent: preset is 'none'; it must be one"),
         ({"runtime": {"source": "/nowhere"}}, "runtime: source is '/nowhere'; it must be a folder"),
         ({"runtime": {"variables": {"HOME": "/"}}}, "that the service does not set"),

@@ -144,3 +144,22 @@ def test_a_wrong_call_is_explained(
         answers
         == [{"jsonrpc": "2.0", "id": 1, "error": {"code": code, "message": said, "data": None}}] * 3
     )
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**70), 10**400], ids=["2^64", "-2^70", "10^400"])
+def test_large_numbers_end_nothing(server: LocalServer, number: int) -> None:
+    """Ids of calls come back as they were, beyond what 64 bits hold; no 500, no connection lost."""
+    right = {"jsonrpc": "2.0", "id": number, "method": "tools/list"}
+    wrong = right | {"method": 5}
+    for body in (right, wrong):
+        answer = httpx.post(f"{server.url}/mcp", content=json.dumps(body), timeout=60.0)
+        assert (answer.status_code, answer.json()["id"]) == (200, number)
+    with connect(server.url.replace("http", "ws") + "/mcp") as socket:
+        assert ["result" in ask(socket, body) for body in (right, wrong)] == [True, False]
+        assert ask(socket, right)["id"] == number
+    with connect(server.url.replace("http", "ws") + "/ws") as socket:
+        for body in (right, wrong):
+            assert ask(socket, {"type": "mcp", "data": body})["data"]["id"] == number
+        said = ask(socket, {"type": "reset", "data": {"seed": number}})["data"]["message"]
+        assert said.startswith("seed is ")
+        assert ask(socket, {"type": "state"})["type"] == "state"

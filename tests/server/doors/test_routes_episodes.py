@@ -230,7 +230,7 @@ def test_many_sessions_step_in_one_request(http: httpx.Client) -> None:
             assert answer["reward"][place] == pytest.approx(single["reward"], abs=1e-4)
             assert answer["step"][place] == single["info"]["step"]
             assert answer["done"][place] is single["done"]
-            del single["observation"]["metadata"]
+            del single["observation"]["metadata"], single["observation"]["task_id"]
             assert set(answer["observation"]) == set(single["observation"])
             for name, value in single["observation"].items():
                 seen = answer["observation"][name][place]
@@ -303,6 +303,9 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
         ("/step_many", {"steps": [5]}, 422, "steps.0 is 5; it must be a JSON object"),
         ("/agent", {"windows": 201}, 422, "windows is 201; it must be at most 200"),
         ("/agent", {"agent": "wizard"}, 422, "agent is 'wizard'"),
+        ("/agent", {"agent": "regime_oracle"}, 422, "agent is 'regime_oracle'; it must be one of"),
+        ("/baseline", {"agent": "planner"}, 422, "agent is 'planner'; it must be one of random,"),
+        ("/baseline", {"use_openai": 1}, 422, "use_openai is 1"),
         ("/grader", {"session_id": "nobody"}, 404, "session 'nobody' does not exist"),
     ],
 )

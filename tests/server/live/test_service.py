@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from server.live.service import LiveService
 from server.problems import EngineFailure, EpisodeConflict, SpendingLimit, UnknownSession
 from server.settings import Settings
 from tests.server.live.paid_engine import PaidEngine
+from tests.server.programs import CompiledAtOnce
 
 KNOBS = (32.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 TASK = "static_workload"
@@ -33,9 +33,7 @@ def play(settings: Settings, what: Callable[[LiveService], Awaitable[Any]]) -> A
 
     async def run() -> Any:
         service = LiveService(settings)
-        compiled: Future[None] = Future()
-        compiled.set_result(None)
-        await service.start(compiled)
+        await service.start(CompiledAtOnce())
         try:
             return await what(service)
         finally:
@@ -65,6 +63,9 @@ def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
         shown, grade = await service.grade_session(None)
         assert shown == last and (grade.mode, grade.score, grade.windows) == ("live", None, 2)
         assert grade.requests_completed == last.completed
+        for computed_again in (service.compared, service.replayed):
+            with pytest.raises(EpisodeConflict, match="plays on a real engine"):
+                await computed_again(None)
         history = await service.history(None)
         windows = await service.windows(history)
         assert windows[1:] == [first.window, last.window]

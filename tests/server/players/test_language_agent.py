@@ -21,6 +21,7 @@ from jaxserve.spaces import DEFAULT_ACTION, OBSERVATION_BOUNDS
 from server.local import LocalServer, free_port
 from server.players import baseline_inference
 from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.playing import InProcess, play_model
 from server.sessions.engine import knobs_of
 from server.wire.catalogue import describe_task
 
@@ -40,6 +41,7 @@ class Model:
         self.pause_s = 0.0
         self.counts_tokens = True
         self.calls_tools = False
+        self.finish = "stop"
         self.broken: bytes | None = None
         """sent after the first chunk, in place of the rest; nothing cuts the connection."""
         model = self
@@ -54,8 +56,12 @@ class Model:
                 answer = model.answers.pop(0) if len(model.answers) > 1 else model.answers[0]
                 if callable(answer):
                     answer = answer(body)
+                if isinstance(answer, tuple):
+                    answer, said = answer
+                else:
+                    said = f"no: {KEY}"
                 if isinstance(answer, int):
-                    content = json.dumps({"error": {"message": f"no: {KEY}"}}).encode()
+                    content = json.dumps({"error": {"message": said}}).encode()
                     self.send_response(answer)
                     self.send_header("Content-Length", str(len(content)))
                     self.end_headers()
@@ -91,6 +97,8 @@ class Model:
             said = {"tool_calls": [call]} if self.calls_tools else {"content": piece}
             delta = {"index": 0, "delta": said}
             yield json.dumps(base | {"choices": [delta | {"finish_reason": None}]}).encode()
+        ended = {"index": 0, "delta": {}, "finish_reason": self.finish}
+        yield json.dumps(base | {"choices": [ended]}).encode()
         if self.counts_tokens:
             usage = {"prompt_tokens": 80, "completion_tokens": 20, "total_tokens": 100}
             yield json.dumps(base | {"choices": [], "usage": usage}).encode()
@@ -169,10 +177,13 @@ def test_a_busy_server_is_asked_again(model: Model) -> None:
 
 
 def test_a_refused_key_is_not_told(model: Model) -> None:
-    """The error names the status, not what the server wrote."""
+    """The error names the status, not what the server wrote; it is not asked again."""
     model.answers = [401]
     player = agent(model)
     assert decide(player) == LAST
+    assert player.hopeless == (
+        "the model stub has never answered: status 401 of AuthenticationError; the key is refused"
+    )
     assert KEY not in json.dumps(player.trace)
     assert KEY not in repr(player.settings)
 
@@ -200,6 +211,58 @@ def test_servers_without_schemas_are_asked_by_tool_or_without(model: Model) -> N
     ]
     model.answers = [400]
     assert decide(player) == LAST
+
+
+_UNSUPPORTED = (
+    "Unsupported parameter: 'max_tokens' is not supported with this model. "
+    "Use 'max_completion_tokens' instead."
+)
+_ONE_TEMPERATURE = "Unsupported value: 'temperature' does not support 0.0 with this model."
+
+
+def test_models_that_reason_are_asked_as_they_take_it(model: Model) -> None:
+    """With another name of the limit and without a temperature; once, then it is known."""
+
+    def picky(body: dict[str, Any]) -> Any:
+        if "max_tokens" in body:
+            return 400, _UNSUPPORTED
+        return (400, _ONE_TEMPERATURE) if "temperature" in body else GOOD
+
+    model.answers = [picky]
+    player = agent(model)
+    assert [decide(player)[0] for _ in range(2)] == [96.0, 96.0]
+    assert len(model.asked) == 4
+    last = model.asked[-1]
+    assert last["max_completion_tokens"] > 4000
+    assert "response_format" in last and "seed" in last
+    assert (player.decisions, player.answers) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        '<think>If {load} is high, {{"batch_cap": 1}} would not do.</think>%s',
+        'so a {"batch_cap": 2} is too small</think>\n%s',
+        '%s\nThis is for {calm} traffic; see {"note": 1}.',
+        "For {calm} traffic I chose:\n```json\n%s\n```\nwith {care}",
+    ],
+)
+def test_knobs_are_found_in_what_surrounds_them(model: Model, around: str) -> None:
+    """Thoughts before them, prose with braces around them."""
+    model.answers = [around % GOOD]
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert len(model.asked) == 1
+
+
+def test_an_answer_that_was_cut_off_gets_room(model: Model) -> None:
+    """A model that thinks first is asked the same once more, with more tokens."""
+    model.answers = ["<think>" + "hm " * 50, GOOD]
+    model.finish = "length"
+    player = agent(model)
+    assert decide(player)[0] == 96.0
+    assert model.asked[1]["max_tokens"] == 8 * model.asked[0]["max_tokens"]
+    assert model.asked[1]["messages"] == model.asked[0]["messages"]
 
 
 def test_a_tool_call_sets_the_knobs(model: Model) -> None:
@@ -279,14 +342,68 @@ def test_the_command_plays_with_a_model(
     """Scores, tokens and every exchange in one file, without the key."""
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setenv("API_BASE_URL", model.url)
-    output = tmp_path / "scores.json"
-    options = ["--mode", "openai", "--model", "stub", "--output", str(output)]
-    assert baseline_inference.main([*options, "--task", "static_workload"]) == 0
+    output = tmp_path / "new" / "folder" / "scores.json"
+    monkeypatch.delenv("OPENAI_API_KEY")
+    options = ["--mode", "openai", "--model", "stub", "--output", str(output), "--api-key", KEY]
+    assert baseline_inference.main([*options, "--task-id", "static_workload"]) == 0
     report = json.loads(output.read_text())
     assert report["baseline"]["static_workload"]["exchanges"] == 20
     assert (report["tokens"], len(report["trace"])) == (2000, 20)
     assert report["trace"][0]["task"] == "static_workload"
     assert KEY not in output.read_text()
+
+
+@pytest.mark.parametrize("answer", [401, 404, "<html>busy</html>"])
+def test_a_model_that_never_answered_has_no_score(
+    model: Model,
+    answer: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What the default knobs are worth is not the model's: a message, and exit code 1."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setenv("API_BASE_URL", model.url)
+    model.answers = [answer]
+    output = tmp_path / "scores.json"
+    tasks = ["--task", "static_workload", "--task", "bursty_workload"]
+    options = ["--mode", "openai", "--model", "stub", "--output", str(output), *tasks]
+    assert baseline_inference.main(options) == 1
+    assert "no score for static_workload, bursty_workload" in capsys.readouterr().err
+    report = json.loads(output.read_text())
+    assert report["mean_score"] is None
+    for result in report["baseline"].values():
+        assert result["score"] is None
+        assert result["note"].startswith("the model stub has never answered: ")
+    assert len(model.asked) <= 6
+
+
+def test_a_model_that_is_always_busy_is_given_up(model: Model) -> None:
+    """After a few decisions, and one that answered once is not."""
+    model.answers = [429]
+    player = agent(model, retries=0)
+    assert [decide(player) for _ in range(3)] == [LAST] * 3
+    assert "status 429" in (player.hopeless or "")
+    model.answers = [GOOD, 429]
+    player = agent(model, retries=0)
+    assert [decide(player)[0] for _ in range(6)] == [96.0] + [32.0] * 5
+    assert player.hopeless is None
+
+
+def test_a_key_that_is_refused_in_the_middle_is_not_tried_again(model: Model) -> None:
+    """The last knobs are held, and what was played with the model has a score."""
+    model.answers = [GOOD, GOOD, 401]
+    result = play_model(InProcess("static_workload", 0, "test"), agent(model), "static_workload")
+    assert (result["decisions"], result["failed_decisions"], len(model.asked)) == (3, 1, 3)
+    assert result["steps"] == 200
+
+
+def test_an_answer_that_was_repaired_is_no_failure(model: Model) -> None:
+    """Of the decisions of a run, none has failed."""
+    model.answers = ["I would raise the batch cap.", GOOD]
+    result = play_model(InProcess("static_workload", 0, "test"), agent(model), "static_workload")
+    assert (result["decisions"], result["failed_decisions"]) == (20, 0)
+    assert result["failed_exchanges"] == 1
 
 
 def test_the_command_plays_the_same_over_http(server: LocalServer, tmp_path: Path) -> None:
@@ -306,7 +423,7 @@ def test_a_server_that_is_not_there_is_a_note(tmp_path: Path) -> None:
     report = tmp_path / "scores.json"
     url = f"http://127.0.0.1:{free_port()}"
     options = ["--runtime", "http", "--base-url", url, "--output", str(report)]
-    assert baseline_inference.main(["--task", "bursty_workload", *options]) == 0
+    assert baseline_inference.main(["--task", "bursty_workload", *options]) == 1
     result = json.loads(report.read_text())["baseline"]["bursty_workload"]
     assert result["score"] is None
     assert result["note"].startswith(f"the server at {url} does not answer")
@@ -318,10 +435,11 @@ def test_the_command_says_what_is_wrong(
     """Exit code 2 and a sentence."""
     for name in ("OPENAI_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
+    (tmp_path / "file").touch()
     for arguments, named in (
         (["--mode", "openai"], "no key for a language model"),
         (["--agent", "wizard"], "agent is 'wizard'"),
-        (["--output", str(tmp_path / "no" / "x.json")], "--output"),
+        (["--output", str(tmp_path / "file" / "x.json")], "--output"),
     ):
         assert baseline_inference.main(arguments) == 2
         assert named in capsys.readouterr().err
@@ -345,4 +463,11 @@ def test_inference_prints_a_line_a_step(model: Model) -> None:
         assert len(fields["rewards"].split(",")) == 200
     assert KEY not in done.stdout + done.stderr
     without = run("inference.py")
-    assert (without.returncode, "OPENAI_API_KEY" in without.stderr) == (2, True)
+    assert (without.returncode, "OPENAI_API_KEY" in without.stderr) == (0, True)
+    lines = without.stdout.splitlines()
+    assert lines[0] == "[START] task=static_workload env=jaxserve model=heuristic"
+    assert len(lines) == 3 * 202
+    model.answers = [401]
+    refused = run("inference.py", OPENAI_API_KEY=KEY, API_BASE_URL=model.url, MODEL_NAME="stub")
+    assert (refused.returncode, "the key is refused" in refused.stderr) == (1, True)
+    assert refused.stdout.count("[END] success=false steps=0 score=0.001") == 3

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
 import sqlite3
+import subprocess
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.problems import StorageFailure
+from server.sessions import store as store_module
 from server.sessions.store import (
     LoggedStep,
     MovedSession,
@@ -242,6 +248,7 @@ def test_where_nothing_can_be_written_memory_has_to_do(
     with caplog.at_level(logging.WARNING):
         store = open_store(str(blocked / "log"))
     assert store.in_memory
+    assert "sessions are in memory" in (store.fault() or "")
     assert "are in memory and end with the server" in caplog.text
     store.commit([begin(), step(0)])
     assert store.steps("s", 1) == [STEP]
@@ -262,9 +269,155 @@ def test_a_full_disk_refuses_and_recovers(tmp_path: Path) -> None:
     assert store.steps("s", 1) == [STEP]
 
 
+def held(path: Path) -> sqlite3.Connection:
+    """Another program that keeps everybody from writing."""
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    return other
+
+
+def test_a_log_that_another_program_holds_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then each is refused at once, until the other lets go."""
+    monkeypatch.setattr(store_module, "_PROBE_S", 0.0)
+    store = open_store(str(tmp_path / "log"))
+    store.commit([begin()])
+    assert store.fault() is None
+    other = held(tmp_path / "log")
+    with pytest.raises(StorageFailure, match="locked"):
+        store.commit([step(0)])
+    assert "locked" in (store.fault() or "")
+    (waits_ms,) = store._connection.execute("PRAGMA busy_timeout").fetchone()
+    assert waits_ms <= 50
+    assert store.heads(["s"])["s"].steps == 0
+    other.execute("ROLLBACK")
+    assert store.fault() is None
+    store.commit([step(0)])
+    (waits_ms,) = store._connection.execute("PRAGMA busy_timeout").fetchone()
+    assert waits_ms >= 1000
+
+
+def overwritten(file: Path) -> None:
+    file.write_bytes(b"something else" * 1000)
+
+
+def emptied(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, 100)
+
+
+def replaced(file: Path) -> None:
+    file.with_name("other").write_bytes(file.read_bytes())
+    os.replace(file.with_name("other"), file)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+@pytest.mark.parametrize("harm", [Path.unlink, overwritten, emptied, cut, replaced])
+def test_nothing_is_acknowledged_that_nobody_would_find_again(
+    tmp_path: Path, harm: Callable[[Path], Any], suffix: str
+) -> None:
+    """A log that is removed, replaced, written over or cut while it is open is noticed before the
+    next commit, and said."""
+    store = open_store(str(tmp_path / "log"))
+    store.commit([begin()] + [step(number) for number in range(300)])
+    store._connection.execute("PRAGMA wal_checkpoint")
+    store.commit([step(300)])
+    store.commit([step(301)])
+    assert store.fault() is None
+    harm(tmp_path / f"log{suffix}")
+    assert "while the server ran" in (store.fault() or "")
+    with pytest.raises(StorageFailure, match="while the server ran"):
+        store.commit([step(302)])
+
+
+def test_a_log_that_is_put_back_is_gone_on_with(tmp_path: Path) -> None:
+    """Whoever moved it away by mistake loses nothing."""
+    store = open_store(str(tmp_path / "log"))
+    store.commit([begin()])
+    os.rename(tmp_path / "log", tmp_path / "away")
+    with pytest.raises(StorageFailure, match="removed"):
+        store.commit([step(0)])
+    os.rename(tmp_path / "away", tmp_path / "log")
+    store.commit([step(0)])
+    assert store.fault() is None
+    store.close()
+    assert open_store(str(tmp_path / "log")).heads(["s"])["s"].steps == 1
+
+
+def test_housekeeping_of_others_is_no_fault(tmp_path: Path) -> None:
+    """Checkpoints, also such as empty the -wal file, and other connections that come and go."""
+    store = open_store(str(tmp_path / "log"))
+    store.commit([begin()] + [step(number) for number in range(300)])
+    other = open_store(str(tmp_path / "log"))
+    for number, mode in enumerate(("PASSIVE", "FULL", "RESTART", "TRUNCATE"), 7):
+        other.commit([begin(mode, number)])
+        other._connection.execute(f"PRAGMA wal_checkpoint({mode})")
+        assert store.fault() is None
+    other.close()
+    store.commit([step(300)])
+    assert store.fault() is None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 500 KB; where none can be mounted, the test is skipped."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leaves no room."""
+    file = folder / "filled"
+    with file.open("wb", buffering=0) as filling, contextlib.suppress(OSError):
+        while True:
+            filling.write(b"x" * 512)
+    return file
+
+
+@pytest.mark.parametrize("end", ["closed", "killed", "lost its index"])
+def test_a_restart_on_a_full_disk_reads_and_recovers(
+    tmp_path: Path, small_disk: Path, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions are there, steps are refused, and room on the disk is all it takes to go on."""
+    monkeypatch.setattr(store_module, "_PROBE_S", 0.0)
+    before = open_store(str(tmp_path / "log"))
+    before.commit([begin()] + [step(number) for number in range(20)])
+    if end == "closed":
+        before.close()
+    # What a process leaves that is killed now.
+    for file in tmp_path.glob("log*"):
+        if end != "lost its index" or file.name != "log-shm":
+            shutil.copy(file, small_disk)
+    path = str(small_disk / "log")
+    filled = fill(small_disk)
+    store = open_store(path)
+    assert not store.in_memory
+    assert store.heads(["s"])["s"].steps == 20
+    assert len(store.steps("s", 1)) == 20
+    with pytest.raises(StorageFailure, match="cannot be written"):
+        store.commit([step(number) for number in range(20, 2000)])
+    assert store.fault() is not None
+    assert store.heads(["s"])["s"].steps == 20
+    filled.unlink()
+    assert store.fault() is None
+    store.commit([step(20)])
+    store.close()
+    assert open_store(path).heads(["s"])["s"].steps == 21
+
+
 def test_memory_is_a_log_too() -> None:
     """The name for it makes no file."""
     store = open_store(IN_MEMORY)
     assert store.in_memory
+    assert store.fault() is None
     store.commit([begin()])
     assert not os.path.exists(IN_MEMORY)

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxserve
-from jaxserve.env import ServeEnv
+from jaxserve.env import EnvState, ServeEnv
 from jaxserve.fields import Bound
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.sim.fast.tick_state import Queues
+from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
 from jaxserve.types import ServeAction, TimeStep, WindowMetrics
@@ -25,9 +27,9 @@ WINDOWS = 120  # one length, so that one program serves all tests
 
 
 @functools.cache
-def environment(task: str, load: float = 1.0) -> ServeEnv:
+def environment(task: str, load: float = 1.0, output_ages: int = MEMORYLESS) -> ServeEnv:
     """An environment whose knobs all act, with ``load`` times the task's requests."""
-    env = jaxserve.make(task)
+    env = jaxserve.make(task, overrides={"output_ages": output_ages})
     workload, regimes = env.workload, env.workload.regimes
     changes = {"regimes": dataclasses.replace(regimes, rate_rps=load * regimes.rate_rps)}
     if workload.replay_counts is not None:
@@ -92,6 +94,35 @@ def assert_conserved(metrics: WindowMetrics) -> None:
     missing = np.abs(before + metrics.arrivals - out - inside)
     size = 1.0 + before.sum(axis=1) + metrics.arrivals.sum(axis=1)
     assert (missing.max(axis=1) / size).max() <= 1e-6
+
+
+@jax.jit
+def queues_of(env: ServeEnv, key: jax.Array, actions: ServeAction) -> tuple[TimeStep, Queues]:
+    """TimeSteps and what runs at the end of each window, [T, ...]."""
+
+    def window(state: EnvState, action: ServeAction) -> tuple[EnvState, tuple[TimeStep, Queues]]:
+        state, timestep = env.step(state, action)
+        return state, (timestep, state.sim.queues)
+
+    return jax.lax.scan(window, env.reset(key)[0], actions)[1]
+
+
+@pytest.mark.parametrize("kv_budget", [None, 0.2])
+def test_sequences_with_ages_are_conserved(kv_budget: float | None) -> None:
+    """Also where a small pool preempts nearly all and then nobody; and numbers by age add up to
+    those without, however many ticks have gone by."""
+    env = environment("bursty_workload", load=1.5, output_ages=8)
+    actions = random_actions(3, 4)
+    if kv_budget is not None:
+        actions = constant(kv_budget_fraction=kv_budget, speculation_depth=8, quantization_tier=2)
+    played = jax.tree.map(np.asarray, queues_of(env, episode_key(3), actions))
+    metrics, queues = played[0].metrics, played[1]
+    assert_conserved(jax.tree.map(np.float64, metrics))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(played))
+    assert metrics.preemptions.max() > 1.0 and metrics.completed.sum() > 100.0
+    for name in ("running", "preempted"):
+        by_age = getattr(queues.ages, name).sum(axis=2)
+        np.testing.assert_allclose(getattr(queues, name), by_age, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("held", [1, 5])

@@ -14,15 +14,19 @@ from jaxserve.sim.machine.hardware import gpu_names, load_gpu, load_model, model
 
 
 def test_every_named_gpu_and_model_loads() -> None:
-    """The five GPUs and three models that the documentation names can be loaded."""
+    """The GPUs and models that the documentation names can be loaded."""
     assert set(gpu_names()) == {
         "a100-sxm-40gb",
         "a100-sxm-80gb",
+        "b200-sxm-180gb",
+        "gb200-nvl72-186gb",
         "h100-sxm-80gb",
         "h200-sxm-141gb",
         "l40s-48gb",
     }
-    assert set(model_names()) == {"llama-3.1-8b", "llama-3.1-70b", "qwen2.5-32b"}
+    dense = {"llama-3.1-8b", "llama-3.1-70b", "qwen2.5-32b", "qwen3-32b"}
+    experts = {"gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"}
+    assert set(model_names()) == dense | experts
     assert all(load_gpu(name).name == name for name in gpu_names())
     assert all(load_model(name).name == name for name in model_names())
 
@@ -74,7 +78,7 @@ def test_unknown_names_are_answered_with_the_allowed_ones() -> None:
     """An unknown GPU or model raises with the list of names."""
     with pytest.raises(InputError, match=r"gpu is 'b200'; it must be one of a100-sxm-40gb"):
         load_gpu("b200")
-    with pytest.raises(InputError, match=r"model is 'gpt'; it must be one of llama-3.1-70b"):
+    with pytest.raises(InputError, match=r"model is 'gpt'; it must be one of deepseek-v3"):
         load_model("gpt")
 
 

@@ -537,3 +537,29 @@ def test_bad_input_is_named(build, message):
     """Errors name the field that is wrong."""
     with pytest.raises(InputError, match=message):
         build()
+
+
+def test_requests_share_a_prompt_that_runs():
+    """A prompt that begins like one in the batch takes blocks and time only for what differs."""
+    timer = LinearTimer()
+    requests = [
+        Request(i, 0.1 * i, 160, 50, prefix_ids=np.array([7, 8, 20 + i]), prefix_tokens=64)
+        for i in range(3)
+    ]
+    log = run_requests(requests, timer, GpuKnobs(8, 4096), SchedulerSettings(prefix_caching=True))
+    assert log["cached_tokens"].tolist() == [0, 128, 128]
+    chunks = [chunk for *_, chunks, _, _ in timer.seen for chunk in chunks]
+    assert chunks == [(160, 0), (32, 128), (32, 128)]
+
+
+def test_a_repeated_prompt_computes_its_last_block_again():
+    """The logits of the last token are needed; a draft wants a block more."""
+    for depth, found in ((0, 144), (2, 128)):
+        requests = [
+            Request(i, 5.0 * i, 160, 2, prefix_ids=np.arange(10), prefix_tokens=16)
+            for i in range(2)
+        ]
+        settings_ = SchedulerSettings(prefix_caching=True)
+        knobs = GpuKnobs(8, 4096, speculation_depth=depth)
+        log = run_requests(requests, LinearTimer(), knobs, settings_)
+        assert log["cached_tokens"].tolist() == [0, found]

@@ -12,6 +12,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.table import file as file_module
+from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import (
     COLUMNS,
     Calibration,
@@ -22,10 +23,18 @@ from jaxserve.sim.table.file import (
     table_path,
     write_table_file,
 )
-from jaxserve.sim.table.grid import AXES, GRID_ROWS, GRID_SHAPE, axis_columns
+from jaxserve.sim.table.grid import (
+    AXES,
+    LEAST_BUCKETS,
+    PROMPT_LENGTHS,
+    axis_columns,
+    grid_rows,
+    grid_shape,
+)
 from jaxserve.sim.table.lookup import latency_table
 
 NAME = "llama-3.1-8b__a100-sxm-40gb"
+ROWS = grid_rows(LEAST_BUCKETS)
 FILE = read_table_file(NAME)
 RAW = parquet.read_table(table_path(NAME))
 
@@ -78,8 +87,22 @@ def test_round_trip(tmp_path: Path) -> None:
     assert copy.metadata == FILE.metadata
     assert set(copy.columns) == set(COLUMNS) - set(AXES)
     for name, values in FILE.columns.items():
-        assert values.shape == GRID_SHAPE
+        assert values.shape == grid_shape(LEAST_BUCKETS)
         np.testing.assert_array_equal(copy.columns[name], values)
+
+
+def test_files_may_have_longer_prompts(tmp_path: Path) -> None:
+    """A table that is built today has all lengths, and what a file leaves out is its cost model."""
+    long = build("a100-sxm-40gb", "llama-3.1-8b")
+    path = tmp_path / "long.parquet"
+    write_table_file(path, long)
+    copy = read_table_file(path)
+    assert copy.buckets == len(PROMPT_LENGTHS)
+    assert FILE.buckets == LEAST_BUCKETS
+    np.testing.assert_allclose(latency_table(copy).seconds, latency_table(FILE).seconds, rtol=1e-6)
+    part = parquet.read_table(path).slice(0, grid_rows(len(PROMPT_LENGTHS)) - 1)
+    with pytest.raises(InputError, match=r"1 of 8100 cells are missing.*prompt_len_bucket 11"):
+        read_table_file(written(tmp_path, part))
 
 
 def test_file_has_the_documented_columns() -> None:
@@ -89,7 +112,7 @@ def test_file_has_the_documented_columns() -> None:
         "ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k",
         "prefill_ms", "itl_ms", "prefill_added_ms", "output_len",
     )  # fmt: skip
-    assert RAW.num_rows == GRID_ROWS == 5400
+    assert RAW.num_rows == ROWS == 5400
     for line in file_module.__doc__.splitlines():  # the table in the module's documentation
         if line.startswith("| ") and not line.startswith("| column"):
             assert all(name in COLUMNS for name in line.split("|")[1].strip().split(", "))
@@ -97,7 +120,7 @@ def test_file_has_the_documented_columns() -> None:
 
 def test_row_order_does_not_matter(tmp_path: Path) -> None:
     """Rows are found by their axes, so a sorted or shuffled file is the same table."""
-    shuffled = RAW.take(np.random.default_rng(0).permutation(GRID_ROWS))
+    shuffled = RAW.take(np.random.default_rng(0).permutation(ROWS))
     copy = read_table_file(written(tmp_path, shuffled))
     for name, values in FILE.columns.items():
         np.testing.assert_array_equal(copy.columns[name], values)
@@ -147,7 +170,7 @@ MALFORMED: dict[str, tuple[Callable[[], pa.Table], str]] = {
         r"row 1, column tps is nan",
     ),
     "text": (
-        lambda: with_column("tps", ["fast"] * GRID_ROWS),
+        lambda: with_column("tps", ["fast"] * ROWS),
         r"column tps is 'string'; it must be numbers",
     ),
     "off the grid": (
@@ -274,10 +297,10 @@ def test_metadata_json_is_exact() -> None:
 
 def test_axis_columns_enumerate_the_grid() -> None:
     """The axes run through every cell once, the prompt fastest."""
-    axes = axis_columns()
-    assert list(axes) == list(AXES)
+    axes = axis_columns(LEAST_BUCKETS)
+    assert tuple(axes) == AXES
     cells = set(zip(*axes.values(), strict=True))
-    assert len(cells) == GRID_ROWS
+    assert len(cells) == ROWS
     np.testing.assert_array_equal(axes["prompt_len_bucket"][:9], [*range(8), 0])
 
 

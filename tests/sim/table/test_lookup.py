@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
 from jaxserve.arrays.batching import batch_last
+from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.grid import BATCH_SIZES, PROMPT_LENGTHS, QUANT_TIERS, SPEC_LENGTHS
 from jaxserve.sim.table.lookup import (
@@ -25,15 +26,16 @@ from jaxserve.sim.table.lookup import (
     prefill_s_per_token,
 )
 
-NAME = "llama-3.1-8b__h100-sxm-80gb"
-FILE = read_table_file(NAME)
+FILE = build("h100-sxm-80gb", "llama-3.1-8b")
+LONG = 8192.0
+"""Beyond it a prefill grows with the square of the prompt."""
 TABLE = latency_table(FILE)
 BATCHES = np.array(BATCH_SIZES, np.float32)
 LENGTHS = np.array(PROMPT_LENGTHS, np.float32)
 PAIRS = [(depth, tier) for depth in (0, 2, 5, 8) for tier in QUANT_TIERS]
 
 random_batch = st.floats(1.0, 512.0, width=32)
-random_length = st.floats(64.0, 8192.0, width=32)
+random_length = st.floats(64.0, 131072.0, width=32)
 random_depth = st.integers(0, 8)
 random_tier = st.integers(0, 2)
 
@@ -53,7 +55,7 @@ def random_points(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.nd
     """Batches and lengths (log-uniform whole numbers), depths and tiers."""
     rng = np.random.default_rng(11)
     batch = np.round(np.exp(rng.uniform(0, np.log(512), count)))
-    length = np.round(np.exp(rng.uniform(np.log(64), np.log(8192), count)))
+    length = np.round(np.exp(rng.uniform(np.log(64), np.log(131072), count)))
     return batch, length, rng.integers(0, 9, count), rng.integers(0, 3, count)
 
 
@@ -79,15 +81,18 @@ def test_grid_points_are_exact(index: int, tier: int) -> None:
 
 @pytest.mark.parametrize(("depth", "tier"), PAIRS)
 def test_agrees_with_scipy(depth: int, tier: int) -> None:
-    """Between grid points it is SciPy's multilinear interpolation of the grid, in seconds."""
+    """Between grid points it is SciPy's multilinear interpolation of the grid, in seconds; of long
+    prefills, in seconds per token."""
     window = contract(TABLE, depth, tier)
     batch, length, _, _ = random_points(300)
     points = np.stack([batch, length], axis=-1)
     for function, per_token in ((itl_s, False), (prefill_added_s_per_token, True)):
-        grid = everywhere(function, window).astype(float) * (LENGTHS if per_token else 1.0)
-        expected = RegularGridInterpolator((BATCHES, LENGTHS), grid)(points)
+        grid = everywhere(function, window).astype(float)
+        of_time = RegularGridInterpolator((BATCHES, LENGTHS), grid)(points)
+        in_seconds = RegularGridInterpolator((BATCHES, LENGTHS), grid * LENGTHS)(points) / length
+        expected = np.where(length < LONG, in_seconds, of_time) if per_token else of_time
         got = function(window, jnp.asarray(batch), jnp.asarray(length))
-        np.testing.assert_allclose(got, expected / (length if per_token else 1.0), rtol=2e-6)
+        np.testing.assert_allclose(got, expected, rtol=2e-6)
 
 
 def test_close_to_the_cost_model() -> None:
@@ -178,12 +183,12 @@ def test_clamped_at_the_edges(function) -> None:
         ((0.0, 512.0), (1.0, 512.0)),
         ((-3.0, 0.0), (1.0, 64.0)),
         ((1e9, 700.0), (512.0, 700.0)),
-        ((jnp.inf, jnp.inf), (512.0, 8192.0)),
-        ((5.0, 20_000.0), (5.0, 8192.0)),
+        ((jnp.inf, jnp.inf), (512.0, 131_072.0)),
+        ((5.0, 200_000.0), (5.0, 131_072.0)),
     ):
         assert function(window, *outside) == function(window, *inside)
-    assert contract(TABLE, -1, -1).offset == contract(TABLE, 0, 0).offset
-    assert contract(TABLE, 9, 3).offset == contract(TABLE, 8, 2).offset
+    assert contract(TABLE, -1, -1).rows.offset == contract(TABLE, 0, 0).rows.offset
+    assert contract(TABLE, 9, 3).rows.offset == contract(TABLE, 8, 2).rows.offset
 
 
 def test_weights_and_rows_interpolate_likewise() -> None:
@@ -262,7 +267,7 @@ def test_batch_axis_last() -> None:
 
 
 @pytest.mark.parametrize("batch", [0.0, 1.0, 2.5, 4.0, 64.0, 511.0, 512.0, 900.0])
-@pytest.mark.parametrize("length", [0.0, 64.0, 100.0, 4096.0, 8192.0, 9000.0])
+@pytest.mark.parametrize("length", [0.0, 64.0, 100.0, 4096.0, 8192.0, 131072.0, 2e5])
 def test_gradients_are_finite(batch: float, length: float) -> None:
     """Every lookup can be differentiated by batch and length, knots and edges included."""
     window = contract(TABLE, 4, 2)

@@ -215,3 +215,18 @@ def test_files_that_are_not_sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sweep, "MAX_ROWS", 7)
     with pytest.raises(InputError, match=r"it has 8 rows; at most 7 are allowed"):
         read_sweep(write(tmp_path, csv_text()))
+
+
+@pytest.mark.parametrize("rate", ["inf", "", "Infinity"])
+def test_a_load_test_without_a_rate(rate: str, tmp_path: Path) -> None:
+    """Requests follow each other at once."""
+    header = "request_rate,concurrency,input_len,output_len,ttft_ms,tpot_ms"
+    check(read_sweep(write(tmp_path, csv_text(header, [[rate, *row] for row in ROWS]))))
+
+
+def test_an_open_loop_is_refused(tmp_path: Path) -> None:
+    """Its requests in flight are not those of its column."""
+    header = "request_rate,concurrency,input_len,output_len,ttft_ms,tpot_ms"
+    path = write(tmp_path, csv_text(header, [[4, *row] for row in ROWS]))
+    with pytest.raises(InputError, match=r"row 1, column request_rate is '4'; it must be inf"):
+        read_sweep(path)

@@ -1,5 +1,6 @@
 """Trace files: every format is read exactly, and every defect is named with file, line, column."""
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -126,7 +127,7 @@ def test_bad_time_scale(scale: float) -> None:
 def test_unknown_format() -> None:
     """An unknown format's error lists the known ones."""
     with pytest.raises(
-        InputError, match="format is 'csv'; it must be one of azure, mooncake, burstgpt"
+        InputError, match="format is 'csv'; it must be one of azure, mooncake, bailian, burstgpt"
     ):
         load_trace(DATA / "azure_small.csv", format="csv")
 
@@ -286,7 +287,6 @@ def test_repeated_blocks_are_counted(write) -> None:
     ]
     trace = load_trace(write("".join(json.dumps(row) + "\n" for row in rows)))
     assert trace.repeated_share == pytest.approx((512 + 512 + 88) / 2300)
-    assert trace.note is not None and trace.note.startswith("48% of the trace's prompt tokens")
 
 
 @pytest.mark.parametrize("blocks", [None, [], 7, "7", {}])
@@ -294,5 +294,51 @@ def test_blocks_without_names_are_not_counted(write, blocks: Any) -> None:
     """Where a file has no hash ids nothing is said of them."""
     row = {"timestamp": 0, "input_length": 1000, "output_length": 4, "hash_ids": blocks}
     trace = load_trace(write(json.dumps(row)))
-    assert trace.repeated_share is None and trace.note is None
-    assert load_trace(DATA / "azure_small.csv").note is None
+    assert trace.repeated_share is None and trace.blocks is None
+    assert load_trace(DATA / "azure_small.csv").repeated_share is None
+
+
+def test_bailian_traces_count_seconds_and_short_blocks(write) -> None:
+    """Lines with a chat_id have timestamps in seconds, and ids of 16 tokens."""
+    rows = [
+        {
+            "chat_id": i,
+            "timestamp": 1.5 * i,
+            "input_length": 40,
+            "output_length": 4,
+            "hash_ids": ids,
+        }
+        for i, ids in enumerate(([5, 6, 7], [5, 6, 8]))
+    ]
+    trace = load_trace(write("".join(json.dumps(row) + "\n" for row in rows)))
+    assert trace.blocks is not None and trace.blocks.tokens == 16
+    assert trace.arrival_s.tolist() == [0.0, 1.5]
+    assert trace.repeated_share == pytest.approx(32 / 80)
+
+
+def test_compressed_traces_are_read(write) -> None:
+    """gzip makes no difference, and a damaged file is named."""
+    path = DATA / "mooncake_small.jsonl"
+    packed = gzip.compress(path.read_bytes())
+    found, plain = load_trace(write(packed, "trace.gz")), load_trace(path)
+    np.testing.assert_array_equal(found.arrival_s, plain.arrival_s)
+    with pytest.raises(InputError, match="damaged"):
+        load_trace(write(packed[: len(packed) // 2], "half.gz"))
+
+
+def test_requests_beyond_the_tables_are_counted_and_shortened() -> None:
+    """What latency tables do not know is said, with how much it is."""
+    trace = Trace(
+        np.array([0.0, 1.0, 2.0]),
+        np.array([131_000, 200_000, 131_000], np.int32),
+        np.array([72, 100, 200], np.int32),
+    )
+    assert trace.beyond_table == (2, 69_028 + 128)
+    assert "2 of 3 requests are longer" in (trace.note or "")
+    assert "69,156 tokens" in (trace.note or "")
+    shorter = trace.within_table()
+    assert shorter.prompt_tokens.tolist() == [131_000, 130_972, 130_872]
+    assert shorter.output_tokens.tolist() == [72, 100, 200]
+    assert shorter.beyond_table == (0, 0)
+    assert shorter.within_table() is shorter
+    assert shorter.note is None

@@ -1,0 +1,236 @@
+"""Measured servers of many models, engines and layouts, and which of their rows can be compared.
+
+The file (ai-dynamo/aiconfigurator, commit 095f58a51) has one row per closed loop of equal requests.
+Rows are left out by rules that look at the row and the hardware, never at what the cost model
+predicts:
+
+- ``other``: no file here describes the model or the GPU, or prefill and decode ran on GPUs of their
+  own.
+- ``layout``: more than 8 GPUs without the layout between them, or concurrency and batch disagree.
+- ``memory``: the weights do not fit on the GPUs that are named.
+- ``queue``: a request waits longer than it decodes, so that the engine served fewer than are named.
+- ``impossible``: the prompts at the rate, and the weights at the bandwidth, of the fastest kernels
+  measured on such a GPU take longer than the request did. Prefix-cache hits or speculation that the
+  file does not name were on, so that the whole run (model, GPU, format, engine, version) is out.
+- ``ambiguous``: another row of the same configuration is 25 % away: what differs is not named
+  (DeepSeek's draft head is the known case), so that both of their runs are out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import re
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from jaxserve.fidelity.sources import read_columns
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.formats import STORED_BYTES
+from jaxserve.sim.machine.memory import weights_bytes
+from jaxserve.sim.machine.stack import ServedGpu, Stack, serve
+
+FILE = "silicon/silicon_given.csv"
+FOLDS = 3
+LARGEST_NODE = 8
+TWINS_APART = 1.25
+
+MODELS = {
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
+}
+GPUS = {
+    "h100_sxm": "h100-sxm-80gb",
+    "h200_sxm": "h200-sxm-141gb",
+    "b200_sxm": "b200-sxm-180gb",
+    "gb200": "gb200-nvl72-186gb",
+}
+FASTEST_KERNELS = {"bf16": 0.82, "fp8": 0.62, "fp4": 0.62, "mxfp4": 0.62}
+"""Largest share of the peak rate that matrix products of a served size reach in the GEMM files."""
+
+
+@dataclass(frozen=True)
+class ServedRow:
+    """One measured closed loop."""
+
+    model: str
+    """name of its model file."""
+    gpu: str
+    """name of its GPU file."""
+    gpus: int
+    """GPUs that share the model."""
+    stack: Stack
+    """engine, version, format and layout."""
+    concurrency: float
+    """requests in flight."""
+    prompt: float
+    """tokens of every prompt."""
+    output: float
+    """tokens of every output."""
+    ttft_s: float
+    """measured mean time to first token."""
+    tpot_s: float
+    """measured mean time per output token."""
+
+    @property
+    def fold(self) -> int:
+        """Third that the row belongs to, by a hash of its configuration: two measurements of one
+        configuration are never on both sides."""
+        key = f"{self.model} {self.gpu} {self.gpus} {self.stack.formats[0]} {self.stack.engine} "
+        key += f"{self.concurrency:.0f} {self.prompt:.0f} {self.output:.0f}"
+        return int(hashlib.sha256(key.encode()).hexdigest(), 16) % FOLDS
+
+    @property
+    def served(self) -> tuple[str, str, int, Stack]:
+        """What has one cost model."""
+        return self.gpu, self.model, self.gpus, self.stack
+
+    @property
+    def run(self) -> tuple[str, str, str, str, str | None]:
+        """What was measured with one setting of everything that the file does not name."""
+        stack = self.stack
+        return self.model, self.gpu, stack.formats[0], stack.engine, stack.version
+
+    @property
+    def configuration(self) -> tuple[object, ...]:
+        """All that the file names but the version."""
+        stack = self.stack
+        return (
+            *self.run[:4],
+            self.gpus,
+            stack.attention_data_parallel,
+            self.concurrency,
+            self.prompt,
+            self.output,
+        )
+
+
+def served_rows(directory: Path) -> tuple[list[ServedRow], Counter[str]]:
+    """Rows that can be compared, and how many each rule leaves out.
+
+    Args:
+      directory: what ``sources.shared_data`` returns.
+    """
+    columns = read_columns(directory / FILE)
+    left_out: Counter[str] = Counter()
+    rows: list[ServedRow] = []
+    seen: set[ServedRow] = set()
+    for values in zip(*columns.values(), strict=True):
+        row = _row(dict(zip(columns, values, strict=True)))
+        if isinstance(row, str):
+            left_out[row] += 1
+        elif row in seen:
+            left_out["repeated"] += 1
+        else:
+            seen.add(row)
+            rows.append(row)
+    single = {row: _unfit(row) for row in rows}
+    impossible = {row.run for row in rows if single[row] == "impossible"}
+    twins: defaultdict[tuple[object, ...], list[ServedRow]] = defaultdict(list)
+    for row in rows:
+        twins[row.configuration].append(row)
+    ambiguous = {
+        row.run
+        for same in twins.values()
+        if max(r.tpot_s for r in same) > TWINS_APART * min(r.tpot_s for r in same)
+        for row in same
+    }
+    kept = []
+    for row in rows:
+        why = single[row]
+        if row.run in impossible:
+            why = "impossible"
+        elif not why and row.run in ambiguous:
+            why = "ambiguous"
+        if why:
+            left_out[why] += 1
+        else:
+            kept.append(row)
+    return kept, left_out
+
+
+def _row(item: dict[str, object]) -> ServedRow | str:
+    """One row of the file, or the rule that leaves it out before its times are looked at."""
+    model, gpu = MODELS.get(str(item["model_path"])), GPUS.get(str(item["system"]))
+    if model is None or gpu is None or item["mode"] != "agg":
+        return "other"
+    tp, experts = _number(item["tp_size"]), _number(item["moe_ep_size"])
+    ranks, share = _number(item["attention_dp_size"]), _number(item["moe_tp_size"])
+    product = tp * ranks
+    # Where experts are divided the file has the product of two sizes that are one and the same.
+    doubled = experts > 1 and product == experts * share and experts in (share, ranks)
+    gpus = round(product**0.5) if doubled else round(product)
+    told = re.search(r"silicon_concurrency=(\d+)", str(item["silicon_data_source"]))
+    concurrency = float(told.group(1)) if told else _number(item["batch_size"])
+    if gpus > LARGEST_NODE or concurrency != _number(item["batch_size"]) * ranks:
+        return "layout"
+    weights = str(item["precision"]) or "bf16"
+    if model == "gpt-oss-120b":
+        weights = "mxfp4"
+    if weights not in STORED_BYTES:
+        return "other"
+    engine = str(item["backend"])
+    # Engines' recipes for quantised dense models quantise the KV cache as well; SGLang's do not.
+    dense = model.startswith(("llama", "qwen3-32b"))
+    stack = Stack(
+        engine=engine,
+        version=str(item["backend_version"]) or None,
+        formats=(weights, weights, weights),
+        kv_format="fp8" if dense and weights != "bf16" and engine != "sglang" else "bf16",
+        attention_data_parallel=ranks > 1,
+    )
+    return ServedRow(
+        model=model,
+        gpu=gpu,
+        gpus=gpus,
+        stack=stack,
+        concurrency=concurrency,
+        prompt=_number(item["isl"]),
+        output=_number(item["osl"]),
+        ttft_s=1e-3 * _number(item["silicon_ttft_ms"]),
+        tpot_s=1e-3 * _number(item["silicon_tpot_ms"]),
+    )
+
+
+def _unfit(row: ServedRow) -> str:
+    """The rule that leaves the row out by itself, or nothing."""
+    gpu, model = shipped(row.gpu, row.model, dataclasses.replace(row.stack, version=None))
+    stored = weights_bytes(model, 0, row.gpus)
+    if stored > gpu.memory_bytes:
+        return "memory"
+    if row.ttft_s > row.output * row.tpot_s:
+        return "queue"
+    peak = (gpu.expert_linear if model.experts else gpu.linear)[0].flops_per_s
+    rate = row.gpus * peak * FASTEST_KERNELS[row.stack.formats[0]]
+    prompts_s = row.concurrency * 2 * model.active_parameters * row.prompt / rate
+    read_bytes = model.active_parameters * model.expert_stored_bytes[0] / row.gpus
+    reads_s = row.output * read_bytes / gpu.bandwidth_bytes_per_s
+    if prompts_s + reads_s > row.ttft_s + row.output * row.tpot_s:
+        return "impossible"
+    return ""
+
+
+@functools.cache
+def shipped(gpu: str, model: str, stack: Stack) -> tuple[ServedGpu, LargeModel]:
+    """GPU and model with the constants of their files."""
+    served_gpu, served_model = serve(gpu, model, stack)
+    if not isinstance(served_gpu, ServedGpu) or not isinstance(served_model, LargeModel):
+        raise TypeError("a stack always gives the served forms")
+    return served_gpu, served_model
+
+
+def _number(value: object) -> float:
+    """A cell; what is empty or 0 is the 1 that it stands for."""
+    text = str(value)
+    return float(text) if text and float(text) else 1.0

@@ -1,0 +1,113 @@
+"""Steps that the user has measured himself, such as a profiler's: a file instead of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from numpy.typing import NDArray
+
+from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of_loads
+from jaxserve.live.calibration.steps import Steps
+from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
+from jaxserve.sim.table.file import TableFile, TableMetadata
+
+REQUIRED = ("seconds", "decode_seqs", "kv_tokens", "prompt_tokens")
+OPTIONAL = ("prefix_tokens", "pairs", "decode_tokens", "depth")
+MAX_ROWS = 1_000_000
+_LARGEST = 1e12
+
+
+def read_steps(path: Path) -> Steps:
+    """Steps in a .csv or .parquet file, one row each.
+
+    Columns are those of ``Steps``. ``pairs`` may be left out: a step's prompt tokens are one chunk
+    then, after ``prefix_tokens`` that are computed already (0 where there is no such column).
+    ``decode_tokens`` is ``decode_seqs`` where it is left out, and ``depth`` 0.
+
+    Raises:
+      InputError: it cannot be read, a column is missing or unknown, or a number is out of range.
+    """
+    where = f"step file {path}"
+    ending = checks.ending("step file", path, ".csv", ".parquet")
+    if not path.is_file():
+        raise InputError(f"{where} does not exist")
+    try:
+        read = pyarrow.csv.read_csv if ending == ".csv" else pyarrow.parquet.read_table
+        table = read(path)
+    except (pa.ArrowException, OSError):
+        raise InputError(f"{where} is not a readable {ending} file") from None
+    unknown = sorted({*table.column_names} - {*REQUIRED, *OPTIONAL})
+    missing = [name for name in REQUIRED if name not in table.column_names]
+    if unknown or missing:
+        named = f"column {(unknown or missing)[0]!r} is {'unknown' if unknown else 'missing'}"
+        raise InputError(f"{where}: {named}; it has {', '.join((*REQUIRED, *OPTIONAL))}")
+    if not FEWEST_POINTS <= table.num_rows <= MAX_ROWS:
+        checks.refuse(
+            f"number of rows of {where}", table.num_rows, f"from {FEWEST_POINTS} to {MAX_ROWS}"
+        )
+    columns = {name: _column(table, name, where) for name in table.column_names}
+    zeros = np.zeros(table.num_rows)
+    prompt = columns["prompt_tokens"]
+    return Steps(
+        seconds=columns["seconds"],
+        decode_seqs=columns["decode_seqs"],
+        decode_tokens=columns.get("decode_tokens", columns["decode_seqs"]),
+        kv_tokens=columns["kv_tokens"],
+        prompt_tokens=prompt,
+        pairs=columns.get("pairs", prompt * (columns.get("prefix_tokens", zeros) + prompt / 2)),
+        depth=columns.get("depth", zeros),
+    )
+
+
+def table_of_steps(
+    steps: Steps, gpu: Gpu, model: LlmModel, tensor_parallel: int, token_budget: int, source: str
+) -> tuple[Fit, TableFile]:
+    """Fits steps, and fills a table with what they cost.
+
+    Args:
+      token_budget: tokens of an iteration, by which the table cuts prompts.
+      source: where the steps are from, for the table's metadata.
+
+    Raises:
+      InputError: there are too few, or the fit is further off than ``MAX_ERROR``.
+    """
+    typical = steps.typical()
+    # A profile has every load once; a running engine's trace has the usual ones often.
+    found = fit(of_loads(typical if len(typical) >= FEWEST_POINTS else steps))
+    if not found.held_out_error <= MAX_ERROR:
+        raise InputError(
+            f"the fit is {found.held_out_error:.0%} off on {found.held_out} of {found.points} "
+            f"kinds of steps that it was not shown, beyond {MAX_ERROR:.0%}, so no table was written"
+        )
+    metadata = TableMetadata(
+        model=model.name,
+        hardware=gpu.name,
+        engine="as measured",
+        source=f"fitted to {len(steps)} steps of {source}; tiers and depths are copies of one",
+        fit_error=max(found.held_out_error, found.largest_error),
+        tensor_parallel=tensor_parallel,
+        token_budget=token_budget,
+        acceptance=ACCEPTANCE,
+        cost_model=found.cost_model(gpu.name, model.name, tensor_parallel),
+    )
+    return found, fill_grid(metadata, gpu, model)
+
+
+def _column(table: pa.Table, name: str, where: str) -> NDArray[np.float64]:
+    try:
+        values = table[name].to_numpy().astype(np.float64)
+    except (pa.ArrowException, TypeError, ValueError):
+        raise InputError(f"{where}: column {name!r} has other than numbers") from None
+    low = np.nextafter(0.0, 1.0) if name == "seconds" else 0.0
+    wrong = np.flatnonzero(~((values >= low) & (values <= _LARGEST)))
+    if len(wrong):
+        allowed = "a finite number above 0" if name == "seconds" else "a finite number from 0 on"
+        checks.refuse(f"{where}: row {wrong[0] + 1}, column {name}", values[wrong[0]], allowed)
+    return values

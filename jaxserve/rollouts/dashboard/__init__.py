@@ -1,0 +1,1 @@
+"""Pages that show what a rollout service does. They change nothing, and neither can they."""

@@ -1,0 +1,51 @@
+// Which page is shown; it is drawn again when the service says that something changed.
+
+import { make } from "./dom.js";
+import * as pages from "./pages.js";
+
+const page = document.getElementById("page");
+const status = document.getElementById("status");
+const AFTER_MS = 250; // of changes that come together, one drawing is enough
+const AGAIN_MS = 5000; // nodes' loads have no events
+let drawing = 0;
+let due = null;
+
+async function draw() {
+  const [name = "nodes", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  const mine = (drawing += 1);
+  for (const one of document.querySelectorAll("nav a")) {
+    const here = one.hash === `#/${{ task: "tasks", session: "tasks" }[name] ?? name}`;
+    if (here) one.setAttribute("aria-current", "page");
+    else one.removeAttribute("aria-current");
+  }
+  try {
+    const made = await (pages[name] ?? pages.nodes)(...rest);
+    if (mine === drawing) page.replaceChildren(...made);
+  } catch (error) {
+    if (mine === drawing) page.replaceChildren(make("p", { role: "alert" }, error.message));
+  }
+  if (mine === drawing) page.dataset.drawn = String(mine);
+}
+
+function soon() {
+  due ??= setTimeout(() => { due = null; draw(); }, AFTER_MS);
+}
+
+function about(event) {
+  const [name, id] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  if (name === "session") return event.session_id === id;
+  if (name === "task") return event.task_id === id;
+  return name !== "compare"; // a form that somebody fills in
+}
+
+function listen() {
+  const stream = new EventSource("api/events/stream");
+  stream.addEventListener("open", () => { status.textContent = "live"; });
+  stream.addEventListener("error", () => { status.textContent = "the service does not answer; trying again"; });
+  stream.addEventListener("state", (told) => { if (about(JSON.parse(told.data))) soon(); });
+}
+
+addEventListener("hashchange", draw);
+setInterval(() => { if (/^#?\/?(nodes)?$/.test(location.hash)) soon(); }, AGAIN_MS);
+draw();
+listen();

@@ -1,0 +1,55 @@
+// Elements and requests. Nothing that an agent said is ever read as HTML.
+
+export function make(tag, options = {}, ...children) {
+  const { data = {}, style = {}, ...rest } = options;
+  const made = Object.assign(document.createElement(tag), rest);
+  Object.assign(made.dataset, data);
+  for (const [name, value] of Object.entries(style)) made.style.setProperty(name, value);
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export const state = (name) => make("span", { className: `state ${name}` }, name);
+export const link = (path, text) => make("a", { href: `#/${path.map(encodeURIComponent).join("/")}` }, text ?? path.at(-1));
+export const panel = (title, ...children) => make("section", { className: "card" }, make("h2", {}, title), ...children);
+export const number = (value, digits = 4) => (value === null || value === undefined ? "–" : Number(value.toPrecision(digits)).toLocaleString());
+export const clock = (unix) => new Date(1000 * unix).toLocaleString();
+
+export function table(headings, rows) {
+  const cell = (tag) => (content) => {
+    const isNumber = typeof content === "number";
+    return make(tag, { className: isNumber ? "number" : "" }, isNumber ? number(content) : content ?? "–");
+  };
+  const body = make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td")))));
+  const head = make("thead", {}, make("tr", {}, ...headings.map(cell("th"))));
+  return make("div", { className: "scroll" }, make("table", {}, head, body));
+}
+
+// A part that can be folded; it stays as it is when the page is drawn again.
+const open = new Set();
+export function fold(key, title, fill, opened = false) {
+  const box = make("details", { open: opened ? !open.has(`-${key}`) : open.has(key) }, make("summary", {}, title));
+  const filled = () => { if (box.open && box.childElementCount === 1) box.append(...[fill()].flat()); };
+  box.addEventListener("toggle", () => {
+    const closedKey = `-${key}`;
+    if (box.open) { open.add(key); open.delete(closedKey); } else { open.delete(key); open.add(closedKey); }
+    filled();
+  });
+  filled();
+  return box;
+}
+
+export async function ask(path, asText = false) {
+  let answer;
+  try {
+    answer = await fetch(`api${path}`);
+  } catch {
+    throw new Error("the dashboard does not answer; try again in a moment");
+  }
+  if (answer.status === 404 && asText) return "";
+  if (!answer.ok) {
+    const told = await answer.json().catch(() => null);
+    throw new Error(told?.error?.message ?? `the service answered with status ${answer.status}`);
+  }
+  return asText ? answer.text() : answer.json();
+}

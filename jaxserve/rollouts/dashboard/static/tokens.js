@@ -1,0 +1,51 @@
+// A trace, token by token: which are trained on, and how likely the model found them.
+
+import { fold, make, number, panel } from "./dom.js";
+
+const AT_ONCE = 3000;
+
+// Bluer is likelier: e^logprob, so that a certain token is full and an unlikely one nearly blank.
+const sure = (logprob) => `${Math.round(12 + 60 * Math.exp(logprob))}%`;
+
+function token(trace, place) {
+  const id = trace.response_ids[place], logprob = trace.response_logprobs[place];
+  const trained = trace.loss_mask[place] === 1;
+  const title = trained ? `token ${place}: id ${id}, mask 1, log-probability ${logprob}` : `token ${place}: id ${id}, mask 0`;
+  const options = { className: trained ? "trained" : "between", title, data: { mask: trace.loss_mask[place] } };
+  if (trained) Object.assign(options, { style: { "--sure": sure(logprob) } });
+  return make("span", options, trained ? `${id}·${number(logprob, 3)}` : String(id));
+}
+
+// Tokens of a place on, with a button for the rest.
+function stretch(count, one) {
+  const box = make("div", { className: "tokens" });
+  let done = 0;
+  const more = make("button", { type: "button" });
+  const fill = () => {
+    const next = Math.min(count, done + AT_ONCE);
+    const made = [];
+    for (; done < next; done += 1) made.push(one(done), " ");
+    more.remove();
+    box.append(...made);
+    if (done < count) { more.textContent = `${count - done} more`; box.append(more); }
+  };
+  more.addEventListener("click", fill);
+  fill();
+  return box;
+}
+
+export function traceView(trace, index, key) {
+  const trained = trace.loss_mask.reduce((sum, one) => sum + one, 0);
+  const logprobs = trace.response_logprobs.filter((_, place) => trace.loss_mask[place]);
+  const mean = logprobs.length ? logprobs.reduce((sum, one) => sum + one, 0) / logprobs.length : null;
+  const said = `prompt ${trace.prompt_ids.length} tokens, then ${trace.response_ids.length}, of which ${trained} are trained on; `
+    + `reward ${number(trace.reward)}, mean log-probability ${number(mean)}, ended by ${trace.finish_reason ?? "nothing"}`;
+  const legend = make("div", { className: "legend" },
+    make("span", {}, "filled: mask 1, id·log-probability"), make("span", {}, "grey: mask 0, id"));
+  return panel(`Trace ${index + 1}`, make("p", {}, said), legend,
+    fold(`${key}-prompt-${index}`, `Prompt, ${trace.prompt_ids.length} tokens`, () =>
+      stretch(trace.prompt_ids.length, (place) =>
+        make("span", { className: "prompt", title: `token ${place} of the prompt` }, String(trace.prompt_ids[place])))),
+    fold(`${key}-tokens-${index}`, `Tokens, ${trace.response_ids.length}`, () =>
+      stretch(trace.response_ids.length, (place) => token(trace, place)), true));
+}

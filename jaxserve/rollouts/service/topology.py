@@ -1,0 +1,173 @@
+"""A topology: one YAML file that names the service and its nodes with their engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxserve.checks import JsonObject, refuse
+from jaxserve.errors import InputError
+from jaxserve.gateway.engines import parse_engines
+from jaxserve.rollouts.service.settings import (
+    POOLS,
+    NodeSettings,
+    RolloutSettings,
+    WorkSettings,
+    check_url,
+)
+
+_SERVICE = ("host", "port", "save_dir", "attempts", "callback_attempts", "silent_s", "queue_s")
+_GATEWAY = ("heartbeat_s", "sessions", "options")
+_NODE = (
+    "id",
+    "host",
+    "port",
+    "control_port",
+    "models",
+    "inference",
+    "workers",
+    "save_dir",
+    "eval_s",
+    "output_mib",
+)
+_FIRST_PORT = 9000
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """A node with its gateway."""
+
+    settings: NodeSettings
+    """of the node."""
+    gateway: tuple[str, ...]
+    """arguments of ``jaxserve gateway``."""
+
+
+@dataclass(frozen=True)
+class Topology:
+    """All that runs."""
+
+    service: RolloutSettings
+    """of the service, which has no node of its own."""
+    nodes: Mapping[str, NodePlan]
+    """by their names."""
+
+
+def read_topology(path: Path) -> Topology:
+    """Reads a file.
+
+    Raises:
+      InputError: it cannot be read, has a field that is unknown or wrong, or a node twice.
+    """
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"topology is {str(path)!r}, which cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise InputError(f"topology is {str(path)!r}; it must be YAML: {said}") from None
+    return parse_topology(given)
+
+
+def parse_topology(given: Any) -> Topology:
+    """What a file holds.
+
+    Raises:
+      InputError: a field is unknown or wrong, or a node there twice.
+    """
+    asked = JsonObject(given, "topology", ("rollout", "gateway", "nodes"))
+    rollout = _section(asked, "rollout", _SERVICE)
+    gateway = _section(asked, "gateway", _GATEWAY)
+    service = RolloutSettings(own_node=False, **_typed(RolloutSettings, rollout))
+    service.check()
+    nodes: dict[str, NodePlan] = {}
+    for place, one in enumerate(asked.entries("nodes")):
+        plan = _node(JsonObject(one, f"nodes[{place}]", _NODE), place, service, gateway)
+        if plan.settings.id in nodes:
+            raise InputError(f"nodes[{place}]: id is {plan.settings.id!r}, as another node's is")
+        nodes[plan.settings.id] = plan
+    ports = [port for plan in nodes.values() for port in (plan.gateway[1], plan.gateway[3])]
+    twice = {port for port in ports if ports.count(port) > 1}
+    if twice and len({plan.settings.gateway.rsplit(":", 1)[0] for plan in nodes.values()}) == 1:
+        raise InputError(f"nodes: port {min(twice)} is there twice; every node needs its own")
+    return Topology(service, nodes)
+
+
+def _node(asked: JsonObject, place: int, service: RolloutSettings, gateway: JsonObject) -> NodePlan:
+    id = asked.text("id")
+    host = asked.get("host", "127.0.0.1")
+    if not isinstance(host, str) or not host:
+        refuse(asked.name("host"), host, "an address")
+    port = asked.whole("port", 1, 65_535, _FIRST_PORT + 2 * place)
+    control = asked.whole("control_port", 1, 65_535, port + 1)
+    save_dir = Path(asked.get("save_dir", service.save_dir / "nodes" / id)).absolute()
+    sessions = Path(gateway.get("sessions", save_dir)) / "sessions"
+    if "sessions" in gateway:
+        sessions = Path(gateway["sessions"]).absolute() / id
+    workers = asked.inside("workers", POOLS) if "workers" in asked else JsonObject({}, "workers")
+    models = asked.get("models", [])
+    if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
+        refuse(asked.name("models"), models, "a list of names")
+    settings = NodeSettings(
+        id=id,
+        service=f"http://{_reached(service.host)}:{service.port}",
+        gateway=f"http://{_reached(host)}:{port}",
+        control=f"http://127.0.0.1:{control}",
+        save_dir=save_dir,
+        models=tuple(models),
+        **{f"{name}_workers": workers.whole(name, 1, 1024) for name in workers},
+        **_typed(NodeSettings, {k: asked[k] for k in ("eval_s", "output_mib") if k in asked}),
+        **_typed(NodeSettings, {k: gateway[k] for k in ("heartbeat_s",) if k in gateway}),
+    )
+    settings.check()
+    arguments = ["--port", str(port), "--control-port", str(control), "--host", host]
+    arguments += ["--sessions", str(sessions)]
+    for engine in _engines(asked):
+        arguments += ["--engine", engine]
+    options = gateway.get("options", [])
+    if not isinstance(options, list) or not all(isinstance(one, str) for one in options):
+        refuse(gateway.name("options"), options, "a list of texts")
+    return NodePlan(settings, (*arguments, *options))
+
+
+def _engines(asked: JsonObject) -> list[str]:
+    """Arguments ``--engine`` of a node."""
+    given = asked.get("inference")
+    entries = given if isinstance(given, list) else [given]
+    found = []
+    for place, one in enumerate(entries):
+        where = f"{asked.where}: inference" + (f"[{place}]" if isinstance(given, list) else "")
+        engine = JsonObject(one, where, ("engine", "base_url", "options"))
+        kind = engine.one_of("engine", ("vllm", "sglang"))
+        url = check_url(engine.name("base_url"), engine.get("base_url"))
+        options = engine.inside("options") if "options" in engine else {}
+        found.append(f"{kind}={url}" + "".join(f",{k}={v}" for k, v in options.items()))
+    parse_engines(found)
+    return found
+
+
+def _section(asked: JsonObject, name: str, known: tuple[str, ...]) -> JsonObject:
+    return asked.inside(name, known) if name in asked else JsonObject({}, name)
+
+
+def _typed(settings: type[WorkSettings], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as their types ask; what is wrong is left to ``check``."""
+    kinds = {field.name: str(field.type) for field in fields(settings)}
+    found = dict(given)
+    for name, value in given.items():
+        if kinds[name] == "Path":
+            if not isinstance(value, str):
+                refuse(name, value, "a path")
+            found[name] = Path(value).absolute()
+        elif kinds[name] == "str" and not isinstance(value, str):
+            refuse(name, value, "a text")
+    return found
+
+
+def _reached(host: str) -> str:
+    """An address at which what listens there is reached from this machine."""
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

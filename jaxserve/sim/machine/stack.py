@@ -1,0 +1,196 @@
+"""What serves a model beside its GPU: formats of the tiers, layout over GPUs, engine and version.
+
+A table without a stack describes one dense model with the constants of its GPU's file alone, and
+its tiers are FP16, INT8 and INT4. With a stack the tiers are the formats that it names, and times
+come from the ``served`` group of the GPU's file and from ``data/engines/<name>.json``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxserve import checks
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import data_dir, load_json
+from jaxserve.sim.machine.architecture import LargeModel, large_model
+from jaxserve.sim.machine.collectives import AllReduce
+from jaxserve.sim.machine.formats import DEFAULT_FORMATS, KV_FORMATS, parse_formats, rest_of
+from jaxserve.sim.machine.hardware import (
+    Gpu,
+    LinearFit,
+    LlmModel,
+    block,
+    gpu_data,
+    load_gpu,
+    load_model,
+)
+
+MAX_GROUPS = 16
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How a model is served."""
+
+    engine: str = "vllm"
+    """name of a file in ``data/engines``."""
+    version: str | None = None
+    """its version; None for the engine's constants where no version was measured."""
+    formats: tuple[str, str, str] = DEFAULT_FORMATS
+    """number format of the weights in tiers 0, 1 and 2."""
+    kv_format: str = "bf16"
+    """number format of the KV cache."""
+    pipeline_parallel: int = 1
+    """groups of GPUs that share the layers among them."""
+    attention_data_parallel: bool = False
+    """each GPU attends for sequences of its own, and experts are divided among the GPUs."""
+
+    @classmethod
+    def from_dict(cls, data: Any, where: str) -> Stack:
+        """From a JSON object; fields left out keep their default.
+
+        Raises:
+          InputError: a field is unknown or out of range.
+        """
+        item = JsonObject(data, where, [field.name for field in dataclasses.fields(cls)])
+        values: dict[str, Any] = {}
+        if "engine" in item:
+            values["engine"] = item.one_of("engine", engine_names())
+        if item.get("version") is not None:
+            values["version"] = item.text("version")
+        if "formats" in item:
+            values["formats"] = parse_formats(item.name("formats"), item["formats"])
+        if "kv_format" in item:
+            values["kv_format"] = item.one_of("kv_format", KV_FORMATS)
+        if "pipeline_parallel" in item:
+            values["pipeline_parallel"] = item.whole("pipeline_parallel", 1, MAX_GROUPS)
+        if "attention_data_parallel" in item:
+            values["attention_data_parallel"] = item.flag("attention_data_parallel")
+        return cls(**values)
+
+
+@dataclass(frozen=True)
+class EngineTimes:
+    """Seconds that an engine adds to the kernels."""
+
+    name: str
+    """name of its file."""
+    host_s: float
+    """seconds per iteration outside the kernels: scheduler, launch, sampling."""
+    expert_layer_s: float
+    """seconds per layer of experts outside their products: routing, permutation, their sum."""
+    eager_layer_s: float
+    """least seconds per layer of an iteration with prompt tokens, whose kernels the host launches
+    one by one where a batch that only decodes replays a recorded graph."""
+    prefill_first: bool
+    """prompts have iterations of their own, and running sequences wait for them."""
+
+
+@dataclass(frozen=True)
+class ServedGpu(Gpu):
+    """A GPU with the constants of a stack; ``linear`` has the formats of its tiers."""
+
+    expert_linear: tuple[LinearFit, LinearFit, LinearFit]
+    """products of routed experts in the format of each tier."""
+    routing_spread: float
+    """exponent of the tokens in the share of experts that a batch touches: 1 where every token
+    picks at random, less where tokens of one iteration pick alike."""
+    latent_flops_efficiency: float
+    """reached share of the bf16 rate where latent attention decodes."""
+    all_reduce: AllReduce
+    """collectives between the GPUs of a group."""
+    engine: EngineTimes
+    """times of the engine."""
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names that ``load_engine`` accepts."""
+    return tuple(sorted(path.stem for path in (data_dir() / "engines").glob("*.json")))
+
+
+def load_engine(name: str, version: str | None = None) -> EngineTimes:
+    """Engine ``name`` from ``data/engines``, with what was measured of ``version``.
+
+    Raises:
+      InputError: unknown engine, or a version that was not measured.
+    """
+    where = f"engines/{checks.one_of('engine', name, engine_names())}.json"
+    data = JsonObject(load_json(where), where)
+    versions = data.inside("versions")
+    times = dict(data)
+    if version is not None:
+        times |= versions.inside(checks.one_of(f"version of {name}", version, versions))
+    item = JsonObject(times, where)
+    return EngineTimes(
+        name=name,
+        host_s=item.number("host_s", 0),
+        expert_layer_s=item.number("expert_layer_s", 0),
+        eager_layer_s=item.number("eager_layer_s", 0),
+        prefill_first=item.flag("prefill_first"),
+    )
+
+
+def serve(gpu_name: str, model_name: str, stack: Stack | None) -> tuple[Gpu, LlmModel]:
+    """GPU and model as they are without a stack, or in the form in which ``stack`` serves them.
+
+    A model with experts needs one; None stands for the default stack there.
+
+    Raises:
+      InputError: unknown name, or a format that the GPU's file has no constants of.
+    """
+    model = load_model(model_name)
+    if stack is None and not isinstance(model, LargeModel):
+        return load_gpu(gpu_name), model
+    stack = stack or Stack()
+    layout = {
+        "formats": stack.formats,
+        "kv_format": stack.kv_format,
+        "pipeline_parallel": stack.pipeline_parallel,
+        "attention_data_parallel": stack.attention_data_parallel,
+    }
+    if isinstance(model, LargeModel):
+        model = dataclasses.replace(model, **layout)
+    else:
+        model = large_model(model, **layout)
+    return _served_gpu(gpu_name, model, stack), model
+
+
+def _served_gpu(name: str, model: LargeModel, stack: Stack) -> ServedGpu:
+    data = gpu_data(name)
+    if "served" not in data:
+        allowed = f"one with constants of served formats: {', '.join(_served_names())}"
+        checks.refuse("gpu", Path(name).stem, allowed)
+    served = data.inside("served")
+    formats = served.inside("formats")
+    experts = served.inside("experts")
+
+    def fits(group: JsonObject, names: list[str]) -> tuple[LinearFit, LinearFit, LinearFit]:
+        known = [key for key in group if key != "source"]
+        first, second, third = (
+            block(LinearFit, group, checks.one_of(f"format on {Path(name).stem}", each, known))
+            for each in names
+        )
+        return first, second, third
+
+    body = [rest_of(each) if model.experts else each for each in stack.formats]
+    engine = load_engine(stack.engine, stack.version)
+    gpu = load_gpu(name)
+    values = {field.name: getattr(gpu, field.name) for field in dataclasses.fields(Gpu)}
+    values |= {
+        "linear": fits(formats, body),
+        "expert_linear": fits(experts, list(stack.formats)) if model.experts else gpu.linear,
+        "routing_spread": experts.positive("routing_spread"),
+        "latent_flops_efficiency": served.inside("latent").positive("flops_efficiency"),
+        "all_reduce": block(AllReduce, served, "all_reduce"),
+        "host_s": engine.host_s,
+        "engine": engine,
+    }
+    return ServedGpu(**values)
+
+
+def _served_names() -> list[str]:
+    names = sorted(path.stem for path in (data_dir() / "hardware").glob("*.json"))
+    return [name for name in names if "served" in load_json(f"hardware/{name}.json")]

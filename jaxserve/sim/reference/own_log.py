@@ -1,0 +1,153 @@
+"""The reference simulator on a user's trace, and beside his log where it tells latencies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve import checks
+from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.reference.settings import (
+    Knobs,
+    ReferenceSettings,
+    SchedulerSettings,
+    ShiftedExponentialFrontEnd,
+)
+from jaxserve.sim.reference.simulator import ReferenceSimulator
+from jaxserve.sim.reference.trace_requests import trace_requests
+from jaxserve.sim.traffic.request_logs import RequestLog
+from jaxserve.sim.traffic.traces import Trace
+
+Array = NDArray[np.float64]
+
+MAX_GPUS = 64
+_FIRST_WAIT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServedBy:
+    """How the engines were started that served a log."""
+
+    kv_tokens: int
+    """KV tokens that one engine has room for."""
+    gpus: int = 1
+    """engines behind one router; a tensor-parallel group counts as one."""
+    batch_cap: int = 256
+    """sequences that one runs at once (vLLM's ``max_num_seqs``)."""
+    token_budget: int = 2048
+    """tokens of an iteration (vLLM's ``max_num_batched_tokens``)."""
+    tier: int = 0
+    """quantisation tier of the weights."""
+    prefix_caching: bool = False
+    """whether prompts find what others that begin alike have left in the KV pool; of a trace
+    without ``hash_ids`` nothing is known of that."""
+    frontend_s: float = 0.0
+    """delay between client and engine, part of TTFT, s."""
+
+    def __post_init__(self) -> None:
+        checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
+        checks.whole("gpus", self.gpus, 1, MAX_GPUS)
+        checks.whole("batch_cap", self.batch_cap, 1, 65_536)
+        checks.whole("token_budget", self.token_budget, 1, 1e6)
+        checks.number("frontend_s", self.frontend_s, 0, 3600)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A figure of a log."""
+
+    name: str
+    """what it is, with its unit."""
+    simulated: float
+    """by the reference simulator; NaN where nothing was served."""
+    measured: float | None = None
+    """in the log; None where it does not tell."""
+
+    @property
+    def error(self) -> float | None:
+        """Relative, with its sign."""
+        return None if not self.measured else self.simulated / self.measured - 1
+
+
+def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
+    """Serves a trace to its end.
+
+    Args:
+      trace: requests; none is turned away but those that no engine has room for.
+      timer: times of iterations, such as a ``CostModel``.
+      by: the engines.
+
+    Returns:
+      ``LOG_DTYPE`` rows in the order of the trace.
+    """
+    requests = trace_requests(trace)
+    knobs = Knobs(by.batch_cap, by.kv_tokens, tier=by.tier)
+    simulator = ReferenceSimulator(
+        ReferenceSettings(
+            num_gpus=by.gpus,
+            queue_capacity=len(requests),
+            front_end=ShiftedExponentialFrontEnd(by.frontend_s),
+            scheduler=SchedulerSettings(
+                token_budget=by.token_budget, prefix_caching=by.prefix_caching
+            ),
+        ),
+        timer,
+        knobs,
+        requests,
+    )
+    wait_s = _FIRST_WAIT_S
+    simulator.advance(trace.duration_s, knobs)
+    while not all(each.rejected or each.lost or each.finish_s > 0 for each in requests):
+        simulator.advance(simulator.now_s + wait_s, knobs)
+        wait_s *= 2
+    log = simulator.log()
+    return log[np.argsort(log["id"])]
+
+
+def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
+    """Latencies and throughput, as simulated and as measured."""
+    outputs = log.trace.output_tokens
+    found = []
+    for label, name, measured_s in (
+        ("TTFT", "ttft_s", log.ttft_s),
+        ("TPOT", "tpot_s", log.tpot_s),
+    ):
+        several = np.ones(len(outputs), bool) if name == "ttft_s" else outputs > 1
+        for statistic, reduce in _STATISTICS.items():
+            found.append(
+                Quantity(
+                    f"{label} {statistic}, ms",
+                    1e3 * _reduced(simulated[name][several], reduce),
+                    None if measured_s is None else 1e3 * _reduced(measured_s[several], reduce),
+                )
+            )
+    measured = None
+    if log.ttft_s is not None and log.tpot_s is not None:
+        measured = _tokens_per_s(log.trace, log.ttft_s, log.tpot_s)
+    throughput = _tokens_per_s(log.trace, simulated["ttft_s"], simulated["tpot_s"])
+    return [*found, Quantity("output tokens/s", throughput, measured)]
+
+
+_STATISTICS: dict[str, Callable[[Array], float]] = {
+    "mean": lambda values: float(values.mean()),
+    "p50": lambda values: float(np.percentile(values, 50)),
+    "p99": lambda values: float(np.percentile(values, 99)),
+}
+
+
+def _reduced(values: Array, reduce: Callable[[Array], float]) -> float:
+    known = values[np.isfinite(values)]
+    return reduce(known) if len(known) else float("nan")
+
+
+def _tokens_per_s(trace: Trace, ttft_s: Array, tpot_s: Array) -> float:
+    """Output tokens from the first request to the last token."""
+    decode_s = np.nan_to_num(tpot_s) * (trace.output_tokens - 1)
+    end_s = trace.arrival_s + ttft_s + decode_s
+    served = np.isfinite(end_s)
+    if not served.any() or end_s[served].max() <= 0:
+        return float("nan")
+    return float(trace.output_tokens[served].sum() / end_s[served].max())

@@ -1,0 +1,117 @@
+"""HTTP routes that explain an episode under way: by traffic class, and beside other agents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import Response
+
+from jaxserve.types import TimeStep
+from server.doors.answers import Answer
+from server.doors.description import SESSION, says
+from server.doors.leaving import while_connected
+from server.doors.queries import known_query
+from server.doors.routes_episodes import Named
+from server.players.yardsticks import PlayedEpisode
+from server.service import Service
+from server.sessions.episodes import built_in_task
+from server.wire.answers import ClassesAnswer, YardsticksAnswer
+from server.wire.catalogue import describe_task
+from server.wire.schemas import action_fields
+
+_HARDLY_ANY = 0.01
+"""Requests of a window (they are fractions) below which a mean over them says nothing."""
+
+
+def comparison_routes(service: Service) -> APIRouter:
+    """Nothing here changes a session, and both are computed beside those who play."""
+    router = APIRouter(
+        tags=["Comparison"], default_response_class=Answer, dependencies=[Depends(known_query)]
+    )
+
+    @router.get(
+        "/yardsticks",
+        summary="The session's traffic in the hands of other agents",
+        responses=says(YardsticksAnswer, *SESSION, 503),
+    )
+    async def yardsticks(request: Request, named: Named) -> Response:
+        found = await while_connected(request, service.compared(named))
+        return Answer(
+            {
+                "session_id": found.view.session_id,
+                "mean_arrival_rate_rps": found.mean_arrival_rate_rps,
+                "agents": {name: _columns(played) for name, played in found.agents.items()},
+            }
+        )
+
+    @router.get(
+        "/classes",
+        summary="What each traffic class got, window by window",
+        responses=says(ClassesAnswer, *SESSION, 503),
+    )
+    async def classes(request: Request, named: Named) -> Response:
+        view, timesteps = await while_connected(request, service.replayed(named))
+        return Answer(
+            {
+                "session_id": view.session_id,
+                "steps": len(timesteps.reward),
+                "classes": _by_class(view.episode.task, timesteps),
+            }
+        )
+
+    return router
+
+
+def _columns(played: PlayedEpisode) -> dict[str, Any]:
+    return {
+        "observation": played.observation,
+        "reward": played.reward,
+        "action": [action_fields(knobs) for knobs in played.knobs],
+    }
+
+
+def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
+    """One entry for each class that the task names, with lists over the windows."""
+    metrics = timesteps.metrics
+    described = []
+    for about, bins in zip(describe_task(task)["classes"], _bins(task), strict=True):
+
+        def total(counts: Any, bins: slice = bins) -> np.ndarray:
+            return np.asarray(counts, np.float64)[:, bins].sum(axis=1)
+
+        completed, first_tokens = total(metrics.completed), total(metrics.first_tokens)
+        ended = completed + total(metrics.rejected) + total(metrics.lost)
+        tpot_s = total(metrics.tpot_s * metrics.completed)
+        described.append(
+            about
+            | {
+                "arrivals": total(metrics.arrivals).tolist(),
+                "waiting": total(metrics.waiting).tolist(),
+                "ended": ended.tolist(),
+                "good": total(metrics.good).tolist(),
+                "first_tokens": first_tokens.tolist(),
+                "ttft_met": total(metrics.ttft_met).tolist(),
+                "tpot_ms": _ratio(1000.0 * tpot_s, completed),
+            }
+        )
+    return described
+
+
+def _bins(task: str) -> list[slice]:
+    """Which of the simulator's traffic classes each class of the task is split into."""
+    spec = built_in_task(task)
+    if spec.trace is not None:
+        # All lengths of a recording are of its one class.
+        return [slice(None)]
+    ends = np.cumsum([stream.bins for stream in spec.streams]).tolist()
+    return [slice(end - s.bins, end) for end, s in zip(ends, spec.streams, strict=True)]
+
+
+def _ratio(values: np.ndarray, counts: np.ndarray) -> list[float | None]:
+    """Quotients; None where hardly anything was counted."""
+    return [
+        value / count if count > _HARDLY_ANY else None
+        for value, count in zip(values.tolist(), counts.tolist(), strict=True)
+    ]

@@ -1,0 +1,78 @@
+"""The HTTP route that puts a session into the hands of the operator's language model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Body, Depends, Request
+from fastapi.responses import Response
+
+from jaxserve.spaces import DEFAULT_ACTION
+from server.doors.answers import Answer
+from server.doors.description import SESSION, says
+from server.doors.leaving import while_connected
+from server.doors.queries import known_query
+from server.doors.routes_episodes import Named
+from server.players.operator import Decision, Operator
+from server.problems import EpisodeConflict
+from server.service import Service
+from server.sessions import engine
+from server.sessions.session import View
+from server.wire.answers import OperatorAnswer
+from server.wire.schemas import OperateBody, action_fields, step_answer
+
+
+def operator_routes(service: Service) -> APIRouter:
+    """A decision at a time, so that a client can show it and stop."""
+    router = APIRouter(
+        tags=["Environment Control"],
+        default_response_class=Answer,
+        dependencies=[Depends(known_query)],
+    )
+    operator = Operator(service.model_budget)
+
+    async def operate(session_id: str | None, windows: int) -> tuple[Decision, list[View]]:
+        history = await service.history(session_id)
+        view = history.view
+        if view.window.done:
+            raise EpisodeConflict(
+                f"the episode of session {view.session_id!r} is over after {view.steps} windows; "
+                "reset starts another"
+            )
+        seen = await service.windows(history)
+        last = view.knobs or engine.knobs_of(DEFAULT_ACTION)
+        decision = await operator.decide(view.episode.task, seen, last)
+        views = []
+        for number in range(view.steps, view.steps + windows):
+            # Not where somebody else has stepped meanwhile.
+            views.append(await service.step(view.session_id, decision.knobs, number))
+            if views[-1].window.done:
+                break
+        return decision, views
+
+    @router.post(
+        "/operator",
+        summary="Let the operator's language model decide and play on",
+        responses=says(OperatorAnswer, *SESSION, 402, 502, 503, 507),
+    )
+    async def operator_route(
+        request: Request,
+        named: Named,
+        body: Annotated[OperateBody, Body(default_factory=OperateBody.model_construct)],
+    ) -> Response:
+        operated = operate(body.session_id or named, body.windows)
+        decision, views = await while_connected(request, operated)
+        return Answer(
+            {
+                "decision": {
+                    "action": action_fields(decision.knobs),
+                    "reason": decision.reason,
+                    "model": decision.model,
+                    "tokens": decision.tokens,
+                    "seconds": decision.seconds,
+                },
+                "results": [step_answer(view) for view in views],
+            }
+        )
+
+    return router

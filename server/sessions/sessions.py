@@ -1,0 +1,327 @@
+"""Sessions in memory. For use by the worker thread only."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from server.problems import EpisodeConflict, UnknownSession
+from server.sessions import engine
+from server.sessions.engine import Knobs, Windows
+from server.sessions.replaying import catch_up
+from server.sessions.session import BatchView, Session
+from server.sessions.store import (
+    Head,
+    LoggedStep,
+    NewDefault,
+    NewEpisode,
+    NewNote,
+    NewStep,
+    Record,
+    Store,
+)
+
+_AT_ONCE = 8
+"""Windows, computed by another process, that a session is brought forward by while others wait."""
+
+
+class Elsewhere(Exception):
+    """A task needs what takes too long for the thread that steps everybody's sessions. Nothing has
+    changed; once it is there, the task can be run again."""
+
+
+class Absent(Elsewhere):
+    """Sessions that are to be rebuilt from the log."""
+
+    def __init__(self, sessions: Mapping[str, Head]) -> None:
+        """Args: where the log has them."""
+        super().__init__(*sessions)
+        self.sessions = sessions
+
+
+class Uncompiled(Elsewhere):
+    """A program that advances many sessions of one structure."""
+
+    def __init__(self, simulator: engine.Simulator) -> None:
+        """Args: of those sessions."""
+        super().__init__()
+        self.simulator = simulator
+
+
+class Sessions:
+    """Changes are kept back as records until ``commit`` has written them."""
+
+    def __init__(self, store: Store, live: int, idle_s: float, default_session: bool) -> None:
+        """Args: the log, sessions kept in memory, seconds of life unused, and whether requests
+        without a session id mean the last one that was begun without one."""
+        self._store, self._limit, self._idle_s = store, live, idle_s
+        self._has_default = default_session
+        self._live: OrderedDict[str, Session] = OrderedDict()
+        self._records: list[Record] = []
+        # With each as it was before, None if it was not in memory.
+        self._changed: dict[str, Session | None] = {}
+        self._default: str | None = None
+
+    @property
+    def store(self) -> Store:
+        """The log."""
+        return self._store
+
+    @property
+    def uncommitted(self) -> int:
+        """Records that wait for ``commit``."""
+        return len(self._records)
+
+    def begin(self, session: Session, *, is_new: bool) -> Session:
+        """Begins an episode.
+
+        Args:
+          session: from ``new_session``.
+          is_new: whether the session was not there before.
+
+        Raises:
+          UnknownSession: it was to be there and is not.
+        """
+        if not is_new and session.id not in self._changed:
+            self._existing(session.id, self._store.heads([session.id]).get(session.id))
+        self._changed.setdefault(session.id, self._live.get(session.id))
+        self._keep(session)
+        self._evict()
+        episode = session.episode.to_json()
+        self._records.append(NewEpisode(session.id, session.number, session.name, episode))
+        if is_new and self._has_default:
+            self._default = session.id
+            self._records.append(NewDefault(session.id))
+        return session
+
+    def adopt(self, sessions: Sequence[Session]) -> None:
+        """Takes sessions that were rebuilt into memory, until the next commit even if they are too
+        many; one that is there already, and further, stays."""
+        for session in sessions:
+            known = self._live.get(session.id)
+            if known is None or known.number != session.number or known.steps < session.steps:
+                self._keep(session)
+
+    def find(self, session_id: str | None) -> Session:
+        """The session, up to date with the log; None means the default one.
+
+        Raises:
+          UnknownSession: no such session, an expired one, or no default session.
+          EpisodeConflict: it was played on another version of the simulator.
+          Absent: it has to be rebuilt.
+        """
+        return self.find_many([session_id or self._default_id()])[0]
+
+    def find_many(self, session_ids: Sequence[str]) -> list[Session]:
+        """The sessions, as ``find``.
+
+        Raises:
+          UnknownSession, EpisodeConflict: for the first of them that it applies to.
+          Absent: for all that have to be rebuilt.
+        """
+        heads = self._store.heads([known for known in session_ids if known not in self._changed])
+        found: list[Session] = []
+        absent: dict[str, Head] = {}
+        for known in session_ids:
+            head = heads.get(known)
+            session = self._found(known, head)
+            if session is not None:
+                found.append(session)
+            elif head is not None:
+                absent[known] = head
+        if absent:
+            raise Absent(absent)
+        self._evict()
+        return found
+
+    def _found(self, session_id: str, head: Head | None) -> Session | None:
+        """The session at the place where the log has it; None if that takes a while."""
+        if session_id in self._changed:
+            return self._live[session_id]
+        session = self._live.get(session_id)
+        head = self._existing(session_id, head)
+        if session is None or session.number != head.episode or session.steps > head.steps:
+            return None
+        behind = head.steps - session.steps
+        if behind > _AT_ONCE:
+            return None
+        if behind:
+            missed = self._store.steps(session_id, head.episode, session.steps)
+            if len(missed) < behind:
+                # Another process has just forgotten it.
+                raise self.expired(session_id)
+            if any(step.batched for step in missed) and not engine.is_compiled(
+                session.simulator, together=True
+            ):
+                return None
+            catch_up(session, missed)
+        self._keep(session)
+        return session
+
+    def steps(self, session: Session) -> list[LoggedStep]:
+        """All windows of a session's episode, with those that wait for ``commit``."""
+        waiting = [
+            record.step
+            for record in self._records
+            if isinstance(record, NewStep) and record.episode == session.number
+        ]
+        written = session.steps - len(waiting)
+        logged = self._store.steps(session.id, session.number) if written else []
+        # Another process may have gone on since.
+        return logged[:written] + waiting
+
+    def step(self, session: Session, knobs: Knobs) -> None:
+        """One window.
+
+        Raises:
+          EpisodeConflict: the episode is over.
+        """
+        _check_running(session)
+        state, outcome = engine.advance(session.simulator, session.state, knobs)
+        self._append(session, state, engine.read_windows(outcome), 0, knobs, batched=False)
+
+    def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
+        """One window of each of at least one session, those of one environment together.
+
+        Returns:
+          where they stand, in the order of ``sessions``.
+
+        Raises:
+          EpisodeConflict: a session comes twice, or its episode is over; nothing has changed.
+          Uncompiled: the program for them is missing; nothing has changed.
+        """
+        seen: set[str] = set()
+        for session in sessions:
+            if session.id in seen:
+                raise EpisodeConflict(
+                    f"session {session.id!r} comes twice; each may be advanced once at a time"
+                )
+            seen.add(session.id)
+        by_environment: dict[int, list[int]] = {}
+        for index, session in enumerate(sessions):
+            _check_running(session)
+            if not engine.is_compiled(session.simulator, together=True):
+                raise Uncompiled(session.simulator)
+            by_environment.setdefault(id(session.simulator), []).append(index)
+        shown: list[Windows] = []
+        order: list[int] = []
+        for group in by_environment.values():
+            for first in range(0, len(group), engine.BATCH_SIZE):
+                together = group[first : first + engine.BATCH_SIZE]
+                shown.append(self._step_together(sessions, knobs, together))
+                order += together
+        # Undoes the grouping by environment.
+        windows = engine.concatenated(shown, np.argsort(order).tolist())
+        ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
+        return BatchView(ids, steps, windows)
+
+    def keep_note(self, key: str, text: str) -> None:
+        """A text that is kept under a name as long as the log."""
+        self._records.append(NewNote(key, text))
+
+    def commit(self) -> None:
+        """Writes what has changed. On failure the changes are taken back.
+
+        Raises:
+          MovedSession, StorageFailure: see ``Store.commit``.
+        """
+        try:
+            self._store.commit(self._records)
+        except BaseException:
+            self.discard()
+            raise
+        self._settle()
+
+    def discard(self) -> None:
+        """Takes back what was not committed."""
+        for session_id, before in self._changed.items():
+            self._live.pop(session_id, None)
+            if before is not None:
+                self._keep(before)
+        self._settle()
+
+    def expire(self) -> None:
+        """Forgets sessions that nobody has used for too long."""
+        self._store.expire(self._idle_s)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def _append(
+        self,
+        session: Session,
+        state: engine.State,
+        windows: Windows,
+        place: int,
+        knobs: Knobs,
+        *,
+        batched: bool,
+    ) -> None:
+        step = LoggedStep(batched, windows.reward[place], knobs)
+        self._records.append(NewStep(session.id, session.number, session.steps, step))
+        if session.id not in self._changed:
+            self._changed[session.id] = session.copy()
+        session.append(state, windows, place, knobs)
+        # Others of the same request may have taken its place in memory.
+        self._keep(session)
+        self._evict()
+
+    def _step_together(
+        self, sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
+    ) -> Windows:
+        simulator = sessions[indices[0]].simulator
+        states = [sessions[index].state for index in indices]
+        lanes, outcome = engine.advance_many(simulator, states, [knobs[i] for i in indices])
+        windows = engine.read_windows(outcome)
+        for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
+            self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
+        return windows
+
+    def _settle(self) -> None:
+        self._records, self._default = [], None
+        self._changed.clear()
+        self._evict()
+
+    def _default_id(self) -> str:
+        if not self._has_default:
+            raise UnknownSession(
+                "session_id is missing; this server asks for a token and has no default session"
+            )
+        found = self._default or self._store.default_session()
+        if found is None:
+            raise UnknownSession("no episode has been started; call reset first")
+        return found
+
+    def _existing(self, session_id: str, head: Head | None) -> Head:
+        if head is None:
+            raise UnknownSession(f"session {session_id!r} does not exist")
+        if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
+            raise self.expired(session_id)
+        return head
+
+    def expired(self, session_id: str) -> UnknownSession:
+        """What to say of a session that has been forgotten."""
+        return UnknownSession(
+            f"session {session_id!r} has expired after {self._idle_s:g} seconds without use"
+        )
+
+    def _keep(self, session: Session) -> None:
+        self._live[session.id] = session
+        self._live.move_to_end(session.id)
+
+    def _evict(self) -> None:
+        while len(self._live) > self._limit:
+            oldest = next(iter(self._live))
+            if oldest in self._changed:
+                return
+            del self._live[oldest]
+
+
+def _check_running(session: Session) -> None:
+    if session.over:
+        raise EpisodeConflict(
+            f"the episode of session {session.id!r} is over after {session.steps} windows; "
+            "reset starts another"
+        )

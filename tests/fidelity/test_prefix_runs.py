@@ -1,0 +1,68 @@
+"""Real runs with shared prefixes, from summaries in their published form."""
+
+import json
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.fidelity import prefix_runs
+
+CONFIG = """data:
+  shared_prefix:
+    num_groups: 2
+    num_prompts_per_group: 2
+    system_prompt_len: 100
+    question_len: 100
+    output_len: 5
+"""
+SERVED = "max_num_batched_tokens: 2048\nmax_num_seqs: 128\n"
+
+
+def write_run(root, name, failures=0, config=CONFIG):
+    """A run of one stage whose latencies are 0.2 s and 0.1 s."""
+    run = root / prefix_runs.DIRECTORY / name
+    (run / "results").mkdir(parents=True)
+    (run / "results" / "config.yaml").write_text(config)
+    (run / "exp-config.yaml").write_text(SERVED)
+    report = {
+        "failures": {"count": failures},
+        "load_summary": {"count": 12, "requested_rate": 2.0},
+        "successes": {
+            "prompt_len": {"min": 200.0, "max": 220.0, "mean": 210.0},
+            "latency": {
+                "time_to_first_token": {"mean": 0.1},
+                "request_latency": {"mean": 0.2},
+            },
+        },
+    }
+    (run / "results" / "stage_0_lifecycle_metrics.json").write_text(json.dumps(report))
+    return run
+
+
+def test_prompts_that_come_again_are_found(tmp_path):
+    """The first round finds its group's beginning, the next ones all but the last block."""
+    (stage,) = prefix_runs.load_stages(write_run(tmp_path, "1-70b-chat"))
+    cached, prompt = stage.log["cached_tokens"], stage.log["prompt_tokens"]
+    assert cached[0] == 0 and sorted(cached[:4]) == [0, 0, 96, 96]
+    assert (cached[4:] == (prompt[4:] - 1) // 16 * 16).all()
+    assert (stage.plain["cached_tokens"] == 0).all()
+    assert stage.name == "chat at 2/s"
+
+
+def test_rows_need_runs_without_failures(tmp_path):
+    """An overloaded server is left out; absent runs make no rows."""
+    assert prefix_runs.prefix_run_fidelity(tmp_path) == []
+    write_run(tmp_path, "1-70b-one")
+    write_run(tmp_path, "2-70b-failed", failures=3)
+    assert prefix_runs.prefix_run_fidelity(tmp_path) == []
+    write_run(tmp_path, "3-70b-two")
+    latency, ttft = prefix_runs.prefix_run_fidelity(tmp_path)
+    assert "2 stages" in latency.detail and "without caching" in latency.detail
+    # Two equal runs tell each other's front end exactly.
+    assert ttft.measured == pytest.approx(0.0, abs=1e-6) and ttft.passed
+
+
+def test_a_run_that_does_not_say_what_was_sent_is_refused(tmp_path):
+    """By the name of what is missing."""
+    with pytest.raises(InputError, match="does not say num_groups"):
+        prefix_runs.load_stages(write_run(tmp_path, "1-70b-x", config="data:\n"))

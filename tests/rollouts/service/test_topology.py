@@ -1,0 +1,101 @@
+"""A topology becomes settings and command lines; what is unknown, old or there twice is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.rollouts.service.topology import parse_topology, read_topology
+
+GIVEN: dict[str, Any] = {
+    "rollout": {"port": 9200, "save_dir": "/s", "silent_s": 5},
+    "gateway": {"heartbeat_s": 0.5, "sessions": "/r"},
+    "nodes": [
+        {
+            "id": "a",
+            "port": 9010,
+            "models": ["tiny"],
+            "inference": {
+                "engine": "vllm",
+                "base_url": "http://127.0.0.1:8000",
+                "options": {"cap": 8},
+            },
+            "workers": {"run": 7},
+        },
+        {
+            "id": "b",
+            "inference": [
+                {"engine": "sglang", "base_url": "http://e1:30000"},
+                {"engine": "sglang", "base_url": "http://e2:30000"},
+            ],
+        },
+    ],
+}
+
+
+def test_what_becomes_of_it() -> None:
+    """The service has no node of its own; every node has its gateway and folder."""
+    found = parse_topology(GIVEN)
+    service, a, b = found.service, found.nodes["a"], found.nodes["b"]
+    assert (service.port, service.silent_s, service.own_node) == (9200, 5, False)
+    assert a.settings.service == "http://127.0.0.1:9200"
+    assert a.settings.gateway == "http://127.0.0.1:9010"
+    assert a.settings.control == "http://127.0.0.1:9011"
+    assert (a.settings.run_workers, a.settings.models) == (7, ("tiny",))
+    assert a.settings.heartbeat_s == b.settings.heartbeat_s == 0.5
+    assert a.settings.save_dir == Path("/s/nodes/a")
+    assert a.gateway == (
+        *("--port", "9010", "--control-port", "9011", "--host", "127.0.0.1"),
+        *("--sessions", "/r/a", "--engine", "vllm=http://127.0.0.1:8000,cap=8"),
+    )
+    assert b.settings.gateway == "http://127.0.0.1:9002"
+    assert b.gateway.count("--engine") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (("rollouts",), {}, "topology: field 'rollouts' is unknown"),
+        (("rollout", "ports"), 1, "rollout: field 'ports' is unknown"),
+        (("rollout", "port"), "x", "--port is 'x'; it must be a whole number"),
+        (("rollout", "save_dir"), 3, "save_dir is 3; it must be a path"),
+        (("nodes",), [], "topology: nodes is []; it must be a list with at least one entry"),
+        (("nodes", 1, "id"), "a", "nodes[1]: id is 'a', as another node's is"),
+        (("nodes", 1, "id"), "a b", "--id is 'a b'"),
+        (("nodes", 1, "id"), "local", "not local"),
+        (("nodes", 1, "port"), 9010, "port 9010 is there twice"),
+        (("nodes", 0, "sglang"), {}, "nodes[0]: field 'sglang' is unknown"),
+        (("nodes", 0, "inference"), {"engine": "x"}, "inference: engine is 'x'; it must be one"),
+        (("nodes", 0, "inference", "base_url"), "e1", "an http or https address"),
+        (("nodes", 0, "workers", "run"), 0, "workers: run is 0; it must be a whole number"),
+        (("nodes", 0, "workers", "walk"), 1, "workers: field 'walk' is unknown"),
+    ],
+)
+def test_what_is_refused(path: tuple[Any, ...], value: Any, said: str) -> None:
+    """One sentence says what and where."""
+    given = copy.deepcopy(GIVEN)
+    inside: Any = given
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    with pytest.raises(InputError) as caught:
+        parse_topology(given)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_files(tmp_path: Path) -> None:
+    """What is no YAML, or not there, is said in one line."""
+    path = tmp_path / "t.yaml"
+    with pytest.raises(InputError, match="which cannot be read"):
+        read_topology(path)
+    path.write_text("nodes: [\n")
+    with pytest.raises(InputError, match="it must be YAML") as caught:
+        read_topology(path)
+    assert "\n" not in str(caught.value)
+    path.write_text("!!python/object/apply:os.system ['true']\n")
+    with pytest.raises(InputError, match="it must be YAML"):
+        read_topology(path)

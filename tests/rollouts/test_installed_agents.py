@@ -1,0 +1,49 @@
+"""Agents as their packages install them, each playing a short episode through the gateway.
+
+Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all. ``scripts/try_presets.py``
+writes what it sees of them into the presets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from jaxserve.rollouts.presets import load_preset, preset_names
+from tests.rollouts.installed import WINDOWS, Stage, install, sent, stage
+
+pytestmark = pytest.mark.slow
+
+IN_EVERY_RUN = ("codex", "gemini_cli")
+TRIED = [name for name in preset_names() if load_preset(name).tried]
+
+
+@pytest.fixture(scope="module")
+def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """A server, an engine and a gateway between."""
+    folder = tmp_path_factory.mktemp("agents")
+    with stage(folder) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", TRIED)
+def test_it_plays_an_episode(playing: Stage, name: str) -> None:
+    """In the dialect of its preset; every window is that of the completion that asked for it."""
+    if name not in IN_EVERY_RUN and not os.environ.get("JAXSERVE_ALL_AGENTS"):
+        pytest.skip("JAXSERVE_ALL_AGENTS is not set")
+    preset = load_preset(name)
+    played = playing.play(preset, install(preset, preset.tried[-1].version))
+    assert played.code == 0, played.printed
+    assert [window["batch_cap"] for window in played.actions] == [96, 95, 94] == played.caps
+    assert played.credited == WINDOWS == len(played.caps)
+    assert {record.outcome for record in played.records} == {"completed"}
+    assert {record.dialect for record in played.records} == {preset.dialect}
+    assert {sent(record).get("stream", False) for record in played.playing} == {preset.streaming}
+    trajectory = played.trajectory
+    assert not trajectory.dropped
+    assert sum(trace.trainable for trace in trajectory.traces) == sum(
+        record.sampled for record in played.records
+    )
+    assert played.instruction != "changed"

@@ -1,0 +1,154 @@
+"""Command lines of containers to the letter, and what a stand-in for docker is really given."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of, removal
+from jaxserve.rollouts.service.execution import Execution, Place
+
+TOP = Path("/s/a task/0.1")
+OURS = Ours(TOP / "home", {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"})
+USER = f"--user={os.getuid()}:{os.getgid()}"
+NASTY = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ --rm \n{{X}}"
+
+
+def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The session's folder and nothing else is mounted; keys stand on no command line."""
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
+    runtime = Runtime("docker", "img:1", "none", variables={"A": "b c", "LD_PRELOAD": "x.so"})
+    process = process_of(runtime, ["run", NASTY], OURS, TOP, TOP / "work", reads=True)
+    assert process.argv == (
+        "docker",
+        "run",
+        "--rm",
+        "--init",
+        "--interactive",
+        f"--name={container_name(TOP)}",
+        USER,
+        "--network=none",
+        "--mount=type=bind,source=/s/a task/0.1,target=/s/a task/0.1",
+        "--workdir=/s/a task/0.1/work",
+        "--env=A=b c",
+        "--env=LD_PRELOAD=x.so",
+        "--env=HOME=/s/a task/0.1/home",
+        "--env=OPENAI_API_KEY",
+        "--env=INSTRUCTION",
+        "--entrypoint=",
+        "--",
+        "img:1",
+        "run",
+        NASTY,
+    )
+    assert process.environment["OPENAI_API_KEY"] == "SECRET"
+    assert process.environment["PATH"] == "/bin"
+    assert {"LD_PRELOAD", "JAXSERVE_ROLLOUT_TOKEN"}.isdisjoint(process.environment)
+    gone = removal(runtime, TOP)
+    assert gone is not None
+    assert gone.argv == ("docker", "rm", "--force", "--volumes", container_name(TOP))
+
+
+def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Variables have its prefix, and nothing is evaluated as a shell would."""
+    monkeypatch.setenv("PATH", "/bin")
+    runtime = Runtime("apptainer", "docker://img", variables={"A": "b"})
+    process = process_of(runtime, ["run", "-x"], OURS, TOP, TOP / "work")
+    assert process.argv == (
+        "apptainer",
+        "exec",
+        "--containall",
+        "--cleanenv",
+        "--no-eval",
+        "--writable-tmpfs",
+        "--mount=type=bind,source=/s/a task/0.1,destination=/s/a task/0.1",
+        "--home=/s/a task/0.1/home",
+        "--pwd=/s/a task/0.1/work",
+        "--",
+        "docker://img",
+        "run",
+        "-x",
+    )
+    theirs = {name for name in process.environment if name.startswith("APPTAINERENV_")}
+    assert theirs == {
+        "APPTAINERENV_A",
+        "APPTAINERENV_OPENAI_API_KEY",
+        "APPTAINERENV_INSTRUCTION",
+    }
+    assert removal(runtime, TOP) is None
+
+
+def test_local_processes_get_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a task sets cannot change what the service sets."""
+    monkeypatch.setenv("PATH", "/bin")
+    monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
+    runtime = Runtime(variables={"OPENAI_API_KEY": "other", "PATH": "/x", "A": "b"})
+    process = process_of(runtime, ["run"], OURS, TOP, TOP)
+    assert process.argv == ("run",)
+    assert process.environment["OPENAI_API_KEY"] == "SECRET"
+    assert (process.environment["PATH"], process.environment["A"]) == ("/bin", "b")
+    assert "JAXSERVE_ROLLOUT_TOKEN" not in process.environment
+
+
+@given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=20))
+@settings(max_examples=50, deadline=None)
+def test_any_folder_is_one_field(name: str) -> None:
+    """Commas and quotes in it do not begin another option of the mount."""
+    import csv
+
+    top = Path("/s") / name
+    argv = process_of(Runtime("docker", "i"), ["x"], OURS, top, top).argv
+    (mount,) = [one for one in argv if one.startswith("--mount=")]
+    text = mount.removeprefix("--mount=")
+    if "\n" not in name and "\r" not in name:
+        assert next(csv.reader([text], strict=True)) == [
+            "type=bind",
+            f"source={top}",
+            f"target={top}",
+        ]
+
+
+STAND_IN = """#!{python}
+import json, os, sys, subprocess
+with open({log!r}, "a") as log:
+    log.write(json.dumps([sys.argv[1:], sys.stdin.read() if "--interactive" in sys.argv else "",
+                          sorted(os.environ)]) + "\\n")
+if sys.argv[1] == "run":
+    after = sys.argv.index("--")
+    raise SystemExit(subprocess.call(sys.argv[after + 2 :]))
+"""
+
+
+def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gets every argument and the input as they are; the container is removed in the end, also
+    when the time was up."""
+    programs, log = tmp_path / "bin", tmp_path / "log"
+    programs.mkdir()
+    docker = programs / "docker"
+    docker.write_text(STAND_IN.format(python=sys.executable, log=str(log)))
+    docker.chmod(docker.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    top = tmp_path / 'task, "x"' / "0.1"
+    (top / "work").mkdir(parents=True)
+    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    execution = Execution(Runtime("docker", "img"), 60.0, 2**20)
+    code = "import sys; print(sys.argv[1:])"
+    ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place, b"input"))
+    assert ended.code == 0 and repr([NASTY]) in (tmp_path / "printed").read_text()
+    late = Execution(Runtime("docker", "img"), 0.5, 2**20)
+    assert asyncio.run(late.run(["sleep", "60"], place)).timed_out
+    calls = [json.loads(line) for line in log.read_text().splitlines()]
+    name = container_name(top)
+    assert [call[0][:2] for call in calls] == [["run", "--rm"], ["rm", "--force"]] * 2
+    assert calls[0][0][-1] == NASTY and calls[0][1] == "input" and "KEY" in calls[0][2]
+    assert calls[1][0] == ["rm", "--force", "--volumes", name] and f"--name={name}" in calls[0][0]
+    assert "SECRET" not in log.read_text() and not list(tmp_path.rglob("pwned"))

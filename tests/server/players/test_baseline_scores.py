@@ -1,0 +1,116 @@
+"""Baselines: what costs the operator money is asked for, limited and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InputError
+from server.beside import Abandoned, Beside
+from server.players import baseline_scores
+from server.players.agents import Agents
+from server.players.baseline_scores import Baselines
+from server.players.model_budget import ModelBudget
+from server.problems import SpendingLimit
+
+
+class Notes:
+    """In a dictionary."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    async def note(self, key: str) -> str | None:
+        return self.texts.get(key)
+
+    async def keep_note(self, key: str, text: str) -> None:
+        self.texts[key] = text
+
+
+@pytest.fixture
+def notes() -> Notes:
+    return Notes()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Budgets with which a model was asked; each run spends 60 tokens of it on six tasks."""
+    budgets: list[int] = []
+
+    def agent(tokens: int) -> Any:
+        budgets.append(tokens)
+        return SimpleNamespace(tokens=0, settings=SimpleNamespace(model="m"))
+
+    def play(game: Any, agent: Any, task: str, shown: Callable[[Any], None]) -> dict[str, Any]:
+        agent.tokens += 10
+        shown(None)
+        return {"score": 0.5}
+
+    monkeypatch.setattr(baseline_scores, "_language_agent", agent)
+    monkeypatch.setattr(baseline_scores, "play_model", play)
+    monkeypatch.setattr(baseline_scores, "InProcess", lambda *_: None)
+    return budgets
+
+
+def test_a_model_is_asked_once_for_each_seed_within_its_budget(
+    notes: Notes, asked: list[int]
+) -> None:
+    """Results outlive the server; what is spent is counted over its restarts."""
+
+    def baselines(tokens: int = 100) -> Baselines:
+        return Baselines(Agents(), Beside(), notes, ModelBudget(notes, tokens))
+
+    async def play() -> None:
+        with pytest.raises(InputError, match="ask for one by POST"):
+            await baselines().known_language_model(1)
+        assert asked == []
+        found = await baselines().language_model(1)
+        assert found["mean_score"] == 0.5
+        assert await baselines().language_model(1) == found
+        assert await baselines().known_language_model(1) == found
+        assert asked == [100]
+        await baselines().language_model(2)
+        assert asked == [100, 40]
+        with pytest.raises(SpendingLimit, match="may spend 100 tokens"):
+            await baselines().language_model(3)
+        with pytest.raises(SpendingLimit, match="may spend 0 tokens"):
+            await baselines(0).language_model(3)
+
+    asyncio.run(play())
+
+
+def test_a_model_stops_when_its_client_leaves(
+    notes: Notes, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it has spent until then is counted."""
+    begun, ended = threading.Event(), threading.Event()
+
+    def play(game: Any, agent: Any, task: str, shown: Callable[[Any], None]) -> dict[str, Any]:
+        agent.tokens += 10
+        begun.set()
+        try:
+            while not ended.wait(0.001):
+                shown(None)
+        except Abandoned:
+            ended.set()
+            raise
+        return {}
+
+    monkeypatch.setattr(baseline_scores, "play_model", play)
+
+    async def leave() -> None:
+        baselines = Baselines(Agents(), Beside(), notes, ModelBudget(notes, 100))
+        request = asyncio.ensure_future(baselines.language_model(1))
+        assert await asyncio.to_thread(begun.wait, 60.0)
+        request.cancel()
+        assert await asyncio.to_thread(ended.wait, 60.0)
+        while not notes.texts:
+            await asyncio.sleep(0.001)
+        assert notes.texts == {"model_tokens": "10"}
+
+    asyncio.run(leave())

@@ -1,0 +1,98 @@
+"""What clients and tests of earlier projects ask for, as far as it is right."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from jaxserve.errors import InputError
+from server.live_settings import LiveSettings
+from server.players.baseline_scores import summary
+from server.wire.catalogue import describe_task
+from server.wire.schemas import GradeBody
+from server.wire.sentences import checked
+
+_ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}
+
+
+def test_an_episode_as_an_earlier_client_plays_it(http: httpx.Client) -> None:
+    """Its calls, the fields that it reads, and its log before the grader."""
+    tasks = {task["task_id"]: task for task in http.get("/tasks").json()["tasks"]}
+    about = tasks["bursty_workload"]
+    assert about["episode_length"] == about["max_steps"] == 200
+    assert about["active_actions"] == about["active_knobs"]
+    begun = http.post("/reset", json={"task_id": "bursty_workload", "seed": 42}).json()
+    own = {"session_id": begun["session_id"]}
+    observations, rewards = [begun["observation"]], []
+    for number in (1, 2):
+        step = http.post("/step", json={"action": _ACTION, **own}).json()
+        assert (step["observation"]["task_id"], step["info"]["timestep"]) == (
+            "bursty_workload",
+            number,
+        )
+        assert step["info"]["metrics"]["p99_ttft_ms"] == step["observation"]["p99_ttft_ms"]
+        assert step["info"]["workload"]["queue_depth"] == step["observation"]["queue_depth"]
+        observations.append(step["observation"])
+        rewards.append(step["reward"])
+    log = {
+        "task_id": "bursty_workload",
+        "actions": [_ACTION] * 2,
+        "observations": observations,
+        "rewards": rewards,
+        "final_state": http.get("/state", params=own).json(),
+    }
+    body = {"episode_log": log, "seed": 42, "split": "train"}
+    grade = http.post("/grader", json=body | {"actions_taken": 2}).json()
+    assert (grade["steps"], grade["verified"]) == (2, True)
+    log["rewards"] = [reward + 0.5 for reward in rewards]
+    assert http.post("/grader", json=body).json()["verified"] is False
+    refused = http.post("/grader", json=body | {"actions_taken": 3})
+    assert refused.json()["error"] == "actions_taken is 3; the episode has 2 actions"
+    refused = http.post("/grader", json={"episode_log": log})
+    assert refused.json()["error"].startswith("seed is missing")
+
+
+def test_a_baseline_of_one_task(http: httpx.Client) -> None:
+    """By mode, with its score where earlier projects have it."""
+    asked = {"task_id": "1", "agent": "default", "mode": "deterministic"}
+    found = http.get("/baseline", params=asked).json()
+    score = found["baseline"]["static_workload"]["grader"]["score"]
+    assert found["scores"] == found["summary"]["scores"] == {"static_workload": score}
+    refused = http.get("/baseline", params=asked | {"mode": "magic"})
+    assert "mode is 'magic'; it must be 'deterministic' or 'openai'" in refused.json()["error"]
+
+
+def test_scores_where_they_were() -> None:
+    """A task without a score has none there either."""
+    found = summary("x", 1, "test", {"a": {"score": 0.5}, "b": {"score": None, "note": "no"}})
+    assert found["scores"] == {"a": 0.5, "b": None}
+    assert found["baseline"]["a"] == {"score": 0.5, "grader": {"score": 0.5}}
+    assert found["summary"] == {"task_count": 2, "mean_score": 0.5, "scores": found["scores"]}
+
+
+def test_logs_in_both_forms() -> None:
+    """An object of lists is the same as a list of objects."""
+    log = {"task_id": "t", "actions": [_ACTION] * 2, "observations": [{}, {"queue_depth": 1.0}]}
+    body = GradeBody.model_validate({"episode_log": log | {"rewards": [0.0, 0.1, 0.2]}})
+    assert body.named_task() == "t"
+    assert body.episode_log == [
+        {"action": _ACTION, "reward": 0.1, "observation": {"queue_depth": 1.0}},
+        {"action": _ACTION, "reward": 0.2},
+    ]
+    with pytest.raises(InputError, match="episode_log: rewards is missing"):
+        checked(GradeBody, {"episode_log": log})
+    with pytest.raises(InputError, match="task_id is 'u' and the log's is 't'"):
+        checked(GradeBody, {"task_id": "u", "episode_log": log | {"rewards": []}})
+
+
+def test_variables_have_an_effect_or_are_refused() -> None:
+    """None of an earlier project's is ignored without a word."""
+    with pytest.raises(InputError, match="LLMSERVE_SEED is set, which has no effect here"):
+        LiveSettings.from_environment({"LLMSERVE_SEED": "42"})
+    assert LiveSettings.from_environment({"LLMSERVE_BASE_URL": "x", "LLMSERVE_MODE": "sim"}) is None
+
+
+def test_tasks_have_the_earlier_names() -> None:
+    """Beside ours."""
+    task = describe_task("static_workload")
+    assert task["active_actions"] == ["batch_cap", "kv_budget_fraction"]

@@ -1,0 +1,90 @@
+"""What is left to prefill behind a cached prefix, and how long it takes."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.sim.fast.prompt_work import added_rows, alone_seconds, found_prefixes, prompt_work
+from jaxserve.sim.fast.tick_state import Queues
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.table.lookup import (
+    added_s_per_token_rows,
+    contract,
+    latency_table,
+    prefill_s_per_token,
+)
+from jaxserve.sim.traffic.reuse_table import Found, ReuseTable
+from jaxserve.tasks.spec import load_task
+from jaxserve.tasks.traffic import traffic_classes
+
+TABLE = contract(
+    latency_table(read_table_file("llama-3.1-8b__h100-sxm-80gb")), jnp.int32(0), jnp.int32(0)
+)
+CLASSES, _ = traffic_classes(load_task("static_workload"))
+
+
+def one_length(prompt, cached):
+    """Classes whose prompts are all equally long, and find the same."""
+    full = jnp.full(6, float(prompt))
+    classes = dataclasses.replace(
+        CLASSES, prompt_tokens=full, prompt_floor=jnp.ones(6), prompt_spread=jnp.zeros(6)
+    )
+    fresh = full - cached
+    return prompt_work(classes, Found(full - fresh, fresh**2, fresh * cached))
+
+
+def test_without_a_cache_the_whole_prompt_is_left():
+    """Then nothing about the prompts changes."""
+    work = prompt_work(CLASSES, None)
+    assert work.tokens is CLASSES.prompt_tokens and work.spread is CLASSES.prompt_spread
+    assert work.behind_tokens is None and work.shared_kv is None
+    found_nothing = prompt_work(CLASSES, Found(*[jnp.zeros(6)] * 3))
+    np.testing.assert_array_equal(found_nothing.tokens, work.tokens)
+    np.testing.assert_array_equal(found_nothing.floor, work.floor)
+    np.testing.assert_array_equal(found_nothing.spread, work.spread)
+    np.testing.assert_allclose(added_rows(TABLE, found_nothing), added_rows(TABLE, work))
+
+
+@pytest.mark.parametrize("cached", [2048, 4096, 6144])
+def test_the_rest_of_a_prompt_takes_what_the_whole_takes_beyond_its_beginning(cached):
+    """Attention to the cached tokens included, beside a batch and alone."""
+    work = one_length(8192, cached)
+    lengths = jnp.array([8192.0, float(cached)])
+    whole, beginning = np.asarray(added_s_per_token_rows(TABLE, lengths) * lengths).T
+    ours = np.asarray(added_rows(TABLE, work) * work.tokens)[:, 0]
+    np.testing.assert_allclose(ours, whole - beginning, rtol=0.05)
+    alone = [float(n * prefill_s_per_token(TABLE, n)) for n in lengths]
+    assert float(alone_seconds(TABLE, work)[0]) == pytest.approx(alone[0] - alone[1], rel=0.06)
+
+
+def test_prompts_of_which_only_some_are_found_spread():
+    """Half of them all but found and half not at all: a mean of a half, as uneven as can be."""
+    full = jnp.full(6, 1000.0)
+    classes = dataclasses.replace(CLASSES, prompt_tokens=full, prompt_spread=jnp.zeros(6))
+    work = prompt_work(classes, Found(0.5 * full, 0.5 * full**2, 0.0 * full))
+    np.testing.assert_allclose(work.tokens, 500.0)
+    np.testing.assert_allclose(work.spread, 1.0, rtol=1e-5)
+    np.testing.assert_array_equal(work.floor, 0.0)
+
+
+def test_running_requests_share_what_was_used_last():
+    """An idle deployment shares nothing, a full one what its pool finds; a pool twice as large
+    finds no less."""
+    knots = jnp.linspace(0.0, 500.0, 26)
+    moment = jnp.broadcast_to(knots, (1, 6, 26))
+    table = ReuseTable(moment, moment, moment)
+    nothing = jnp.zeros(6)
+
+    def queues(requests):
+        running = jnp.full(6, float(requests))
+        return Queues(running, 2000.0 * running, nothing, nothing, nothing)
+
+    gpus, pool = jnp.int32(1), jnp.float32(400_000.0)
+    found, shared = found_prefixes(table, queues(0), gpus, jnp.float32(1.0), pool)
+    np.testing.assert_array_equal(shared, 0.0)
+    _, some = found_prefixes(table, queues(5), gpus, jnp.float32(1.0), pool)
+    assert (some > 0.0).all() and (some < found.cached_tokens).all()
+    larger, _ = found_prefixes(table, queues(5), gpus, jnp.float32(1.0), 2.0 * pool)
+    assert (larger.cached_tokens > found.cached_tokens).all()

@@ -1,0 +1,110 @@
+"""Promises of what serves a model."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.datafiles import load_json
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.memory import kv_capacity_tokens, weights_bytes
+from jaxserve.sim.machine.stack import Stack, engine_names, load_engine, serve
+from jaxserve.sim.machine.step_times import step_times
+
+H200, FP8 = "h200-sxm-141gb", ("fp8", "fp8", "fp8")
+
+
+def _cost(model: str, tensor_parallel: int = 8, **stack: Any) -> CostModel:
+    return CostModel.of(*serve(H200, model, Stack(**{"formats": FP8} | stack)), tensor_parallel)
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_every_engine_and_version_loads(name: str) -> None:
+    """Each file has a source, and each of its versions is complete."""
+    data = load_json(f"engines/{name}.json")
+    assert data["source"]
+    for version in (None, *data["versions"]):
+        assert 0 < load_engine(name, version).host_s < 0.1
+
+
+def test_without_a_stack_nothing_changes() -> None:
+    """A dense model has the GPU and the sizes of its files."""
+    assert serve(H200, "llama-3.1-8b", None) == (load_gpu(H200), load_model("llama-3.1-8b"))
+
+
+def test_a_model_that_only_fits_in_fp8_is_served_in_fp8() -> None:
+    """Tier 0 is what the deployment says: 70B in bf16 fills one H200, in FP8 it has a KV pool."""
+    with pytest.raises(InputError, match="does not fit"):
+        kv_capacity_tokens(*serve(H200, "llama-3.1-70b", None), 0, 1.0, False)
+    served = serve(H200, "llama-3.1-70b", Stack(formats=FP8, kv_format="fp8"))
+    assert kv_capacity_tokens(*served, 0, 1.0, False) > 100_000
+
+
+def test_formats_are_tiers_of_their_own() -> None:
+    """Weights shrink with the format, and a small batch decodes faster."""
+    gpu, model = serve("b200-sxm-180gb", "llama-3.1-70b", Stack(formats=("bf16", "fp8", "fp4")))
+    stored = [weights_bytes(model, tier) for tier in range(3)]
+    assert stored == sorted(stored, reverse=True)
+    cost = CostModel.of(gpu, model, 2)
+    times = [float(cost.decode_s(1, 1000, 0, tier)) for tier in range(3)]
+    assert times == sorted(times, reverse=True)
+
+
+@given(st.integers(1, 256), st.integers(1, 8192), st.sampled_from(["llama-3.1-70b", "deepseek-v3"]))
+def test_iterations_agree_with_their_columns(batch: int, context: int, model: str) -> None:
+    """``iteration_s``, which the reference simulator asks, is ``decode_s``, which fills tables;
+    prompt tokens take at least what their launches do."""
+    cost = _cost(model)
+    alone = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context)
+    np.testing.assert_allclose(alone, cost.decode_s(batch, context))
+    assert cost.beyond is not None
+    mixed = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context, chunks=((64, 0),))
+    assert mixed >= max(alone, cost.beyond.eager_s)
+
+
+def test_few_tokens_touch_few_experts() -> None:
+    """The experts' weights are read as the batch grows; each token alone runs through its own."""
+    terms = _cost("deepseek-v3").beyond
+    assert terms is not None
+    per_token = [float(terms.linear_s(m, 0)) for m in (1, 8, 64, 512)]
+    assert per_token == sorted(per_token)
+    assert per_token[1] - per_token[0] < 7 * (per_token[0] - terms.expert_constant_s)
+
+
+def test_pipelines_divide_work_and_not_latency() -> None:
+    """Two stages pass a token through all layers, each time with half of the sequences."""
+    one, two = _cost("llama-3.1-70b", 4), _cost("llama-3.1-70b", 4, pipeline_parallel=2)
+    assert two.decode_s(2, 100) >= one.decode_s(1, 100)
+    assert two.decode_s(256, 4000) < one.decode_s(256, 4000)
+    _, halves = serve(H200, "llama-3.1-70b", Stack(formats=FP8, pipeline_parallel=2))
+    _, whole = serve(H200, "llama-3.1-70b", Stack(formats=FP8))
+    assert weights_bytes(halves, 0, 4) < 0.6 * weights_bytes(whole, 0, 4)
+
+
+def test_cost_models_read_back() -> None:
+    """Through JSON, with and without terms of a stack."""
+    for model, count in (("gpt-oss-120b", 1), ("deepseek-v3", 8), ("llama-3.1-8b", 2)):
+        cost = _cost(model, count, formats=("bf16", "fp8", "int4"))
+        assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+
+
+def test_what_is_not_there_is_refused() -> None:
+    """One sentence each."""
+    with pytest.raises(InputError, match="served formats"):
+        serve("a100-sxm-40gb", "gpt-oss-120b", None)
+    with pytest.raises(InputError, match="version of vllm"):
+        serve(H200, "llama-3.1-8b", Stack(version="0.0"))
+    with pytest.raises(InputError, match="no times without"):
+        CostModel.of(load_gpu(H200), load_model("deepseek-v3"))
+    with pytest.raises(InputError, match="cannot be written"):
+        step_times(_cost("llama-3.1-8b"))
+    with pytest.raises(InputError, match="three formats"):
+        Stack.from_dict({"formats": ["fp8"]}, "stack")
+    assert Stack.from_dict({"formats": list(FP8), "engine": "sglang"}, "stack") == Stack(
+        "sglang", formats=FP8
+    )

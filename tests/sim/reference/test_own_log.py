@@ -1,0 +1,98 @@
+"""A user's trace on the reference simulator, and his log beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve import cli
+from jaxserve.errors import InputError
+from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.prompt_blocks import from_ids
+from jaxserve.sim.traffic.request_logs import RequestLog
+from jaxserve.sim.traffic.traces import Trace
+
+_TABLE = "llama-3.1-8b__h100-sxm-80gb"
+_COST = read_table_file(_TABLE).metadata.cost_model
+
+
+def _trace(count: int = 60) -> Trace:
+    rng = np.random.default_rng(0)
+    arrival_s = np.cumsum(rng.exponential(0.02, count))
+    return Trace(
+        arrival_s - arrival_s[0],
+        rng.integers(10, 3000, count).astype(np.int32),
+        rng.integers(1, 200, count).astype(np.int32),
+    )
+
+
+def test_its_own_log_is_reproduced() -> None:
+    """Without an error in any quantity, and in the order of the trace."""
+    trace = _trace()
+    log = simulate(trace, _COST, ServedBy(kv_tokens=20_000))
+    assert (log["id"] == np.arange(len(trace))).all()
+    assert np.isfinite(log["finish_s"]).all()
+    tpot_s = np.where(trace.output_tokens > 1, log["tpot_s"], np.nan)
+    found = quantities(RequestLog(trace, log["ttft_s"], tpot_s), log)
+    assert len(found) == 7
+    assert all(each.error == pytest.approx(0.0, abs=1e-9) for each in found)
+
+
+def test_more_engines_and_a_front_end() -> None:
+    """Engines share the load; the front end adds to TTFT and to nothing else."""
+    trace = _trace()
+    one = simulate(trace, _COST, ServedBy(kv_tokens=20_000, batch_cap=4))
+    two = simulate(trace, _COST, ServedBy(kv_tokens=20_000, batch_cap=4, gpus=2))
+    far = simulate(trace, _COST, ServedBy(kv_tokens=20_000, batch_cap=4, frontend_s=0.5))
+    assert two["ttft_s"].mean() < one["ttft_s"].mean()
+    np.testing.assert_allclose(far["ttft_s"], one["ttft_s"] + 0.5)
+    np.testing.assert_allclose(far["tpot_s"], one["tpot_s"])
+
+
+def test_what_no_engine_has_room_for_is_counted() -> None:
+    """It does not hold up the others."""
+    log = simulate(_trace(), _COST, ServedBy(kv_tokens=1024))
+    refused = log["rejected"] | log["lost"]
+    assert 0 < refused.sum() < len(log)
+    assert np.isfinite(log["finish_s"][~refused]).all()
+
+
+def test_prompts_that_begin_alike_are_found() -> None:
+    """With prefix caching, and only where the trace says which do."""
+    trace = _trace()
+    ids = [[i % 3] * -(-int(n) // 512) for i, n in enumerate(trace.prompt_tokens)]
+    blocks = from_ids(ids, trace.prompt_tokens.astype(np.int64), 512)
+    named = dataclasses.replace(trace, blocks=blocks)
+    plain, caching = ServedBy(kv_tokens=200_000), ServedBy(kv_tokens=200_000, prefix_caching=True)
+    assert (simulate(trace, _COST, caching)["cached_tokens"] == 0).all()
+    without, found = (simulate(named, _COST, by) for by in (plain, caching))
+    assert (without["cached_tokens"] == 0).all()
+    assert found["cached_tokens"].sum() > 0.5 * trace.prompt_tokens.sum()
+    assert (found["cached_tokens"] < trace.prompt_tokens).all()
+    assert found["ttft_s"].mean() < without["ttft_s"].mean()
+
+
+def test_bad_engines() -> None:
+    """Are refused."""
+    with pytest.raises(InputError, match="batch_cap is 0"):
+        ServedBy(kv_tokens=1024, batch_cap=0)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints simulated beside measured, and writes the requests."""
+    path, out = tmp_path / "log.jsonl", tmp_path / "out.csv"
+    names = ("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts")
+    rows = [(float(i), 500, 50, i + 0.1, i + 0.6) for i in range(5)]
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
+    options = ["--table", _TABLE, "--batch-cap", "8", "--csv", str(out)]
+    assert cli.main(["simulate", str(path), *options]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "5 requests in 4 s" in printed and "TTFT mean, ms" in printed and "100 -" in printed
+    assert len(out.read_text().splitlines()) == 6
+    assert cli.main(["simulate", str(path), "--hardware", "h100-sxm-80gb"]) == 2
+    assert "name either --table, or --hardware and --model" in capsys.readouterr().err

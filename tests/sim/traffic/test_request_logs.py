@@ -1,0 +1,95 @@
+"""Logs of served requests: every format gives the same requests, and bad rows are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.errors import InputError
+from jaxserve.sim.traffic.request_logs import load_request_log
+
+# Arrival, prompt, output, first and last token; the second is written before the first.
+_REQUESTS = [(12.0, 64, 1, 12.5, 12.5), (10.0, 512, 101, 10.25, 12.25)]
+
+
+def _engine() -> str:
+    names = ("queued_ts", "input_toks", "output_toks", "first_token_ts", "last_token_ts")
+    rows = [dict(zip(names, row, strict=True)) for row in _REQUESTS]
+    return "\n".join(map(json.dumps, [*rows, rows[0] | {"last_token_ts": None}]))
+
+
+def _gateway() -> str:
+    names = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+    rows: list[dict[str, Any]] = [dict(zip(names, row, strict=True)) for row in _REQUESTS]
+    rows = [row | {"arrival_unix_s": 1e9, "outcome": "completed"} for row in rows]
+    return "\n".join(map(json.dumps, [*rows, rows[0] | {"outcome": "failed"}])) + "\n"
+
+
+def _benchmark(**changes: Any) -> str:
+    start, prompt, output, first, _ = zip(*_REQUESTS, strict=True)
+    ttfts = [b - a for a, b in zip(start, first, strict=True)]
+    result = {
+        "start_times": [*start, 13.0],
+        "input_lens": [*prompt, 5],
+        "output_lens": [*output, 0],
+        "ttfts": [*ttfts, 0.0],
+        "itls": [[], [0.02] * 100, []],
+        "errors": ["", "", "refused"],
+        "mean_tpot_ms": 20.0,
+    }
+    return json.dumps(result | changes, indent=1)
+
+
+@pytest.mark.parametrize("text", [_engine(), _gateway(), _benchmark()])
+def test_every_format_gives_the_same(text: str, tmp_path: Path) -> None:
+    """In order of arrival, without those that failed."""
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    log = load_request_log(path)
+    assert log.trace.arrival_s.tolist() == [0.0, 2.0]
+    assert log.trace.prompt_tokens.tolist() == [512, 64]
+    assert log.trace.output_tokens.tolist() == [101, 1]
+    assert log.trace.skipped == 1
+    assert log.ttft_s is not None and log.tpot_s is not None
+    np.testing.assert_allclose(log.ttft_s, [0.25, 0.5])
+    np.testing.assert_allclose(log.tpot_s, [0.02, np.nan])
+
+
+def test_a_trace_tells_no_latencies(tmp_path: Path) -> None:
+    """It is read as ``load_trace`` does."""
+    path = tmp_path / "trace.csv"
+    path.write_text("Timestamp,Request tokens,Response tokens\n5,100,20\n7,50,10\n")
+    log = load_request_log(path)
+    assert log.trace.arrival_s.tolist() == [0.0, 2.0]
+    assert log.ttft_s is None and log.tpot_s is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (_engine().replace("10.25", "9.0"), "line 2: its first token is before it"),
+        (_engine().replace('"input_toks": 512', '"input_toks": 0'), "line 2: input_toks is 0;"),
+        (_engine() + "\n{", "line 4 is None; it must be a JSON object"),
+        (_benchmark(itls=[[]]), r"itls is \[\[\]\]; it must be a list with an entry for every"),
+        (_benchmark(ttfts=["x", 0.25, 0]), "request 1: ttfts is 'x'; it must be a"),
+        (_benchmark(output_lens=[0, 0, 0]), "holds no request that was served"),
+        ("nothing", "neither a JSON object nor a header"),
+        ("", "is empty"),
+    ],
+)
+def test_bad_logs(text: str, message: str, tmp_path: Path) -> None:
+    """In one sentence, with the place."""
+    path = tmp_path / "log.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_request_log(path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    """Is named."""
+    with pytest.raises(InputError, match=r"none\.json cannot be read"):
+        load_request_log(tmp_path / "none.json")
