@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sqlite3
 import time
@@ -278,6 +279,8 @@ class Store:
     def _open_for_writing(self) -> None:
         """Raises OSError where the file is no longer the log, or has no room."""
         if gone := self._watch.fault():
+            # Once it is back it is tried without waiting: to look costs microseconds.
+            self._tried = -math.inf
             raise OSError(gone)
         if not self._only_read:
             return
