@@ -98,7 +98,7 @@ class Session:
         if self.deleted:
             return draft
         try:
-            record = self._opened().add(replace(draft, session=self.info.id))
+            record = self._opened().add(draft)
         except (OSError, ValueError) as error:
             _LOG.error("a record of session %s is lost: %s", self.info.id, error)
             raise NotRecorded from error
