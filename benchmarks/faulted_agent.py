@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 
-TURNS, TRIES = 3, 40
+TURNS, PATIENCE_S = 3, 300
 
 
 class HalfAStream(OSError):
@@ -54,7 +54,8 @@ def main(instruction, ledger):
     """Talks."""
     messages = [{"role": "user", "content": instruction}]
     for turn in range(TURNS):
-        for _ in range(TRIES):
+        until = time.monotonic() + PATIENCE_S
+        while True:
             try:
                 id, said = ask(messages, stream=turn % 2 == 1)
                 break
@@ -62,9 +63,9 @@ def main(instruction, ledger):
                 note(ledger, f"failed status {error.code}")
             except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
                 note(ledger, f"failed {wrong(error)}")
+            if time.monotonic() > until:
+                sys.exit(3)
             time.sleep(0.25)
-        else:
-            sys.exit(3)
         note(ledger, f"whole {id}")
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "On."}]
         time.sleep(0.2)

@@ -359,9 +359,10 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         f"--seed {seed}`.",
         "",
         "A rollout service, a node with its gateway and an engine were killed (KILL) at random "
-        "moments and began again, or their files could not grow; of the engine's answers "
-        f"{_FAULTS:.0%} were 429, 500, garbage or half an answer. Nobody listened for callbacks "
-        "until a third of the tasks had ended, and the first push of each was refused with 503.",
+        "moments and began again, or files of service and gateway could not grow. Of the engine's "
+        f"answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. Nobody listened for "
+        "callbacks until a third of the tasks had ended, and the first push of each was refused "
+        "with 503.",
         "",
         report(outcome),
     ]
