@@ -233,7 +233,9 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
                 target.server_bind()
                 target.server_activate()
                 threading.Thread(target=target.serve_forever, daemon=True).start()
-            if left and over < tasks and states["RUNNING"]:
+            # Spread over the whole run: so many harms for so many ends.
+            is_time = over * harms >= tasks * outcome.harms.total()
+            if left and is_time and states["RUNNING"]:
                 time.sleep(chance.uniform(0.2, 1.5))
                 if scene.harm(left[0], chance.randrange(1, 20_000)):
                     what = left.pop(0)
