@@ -7,6 +7,7 @@ as hard to turn back as the key is to guess.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -28,9 +29,10 @@ from jaxserve.gateway.auth import keys
 from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.sessions.files import sync
 from jaxserve.gateway.sessions.group_commit import GroupCommit
-from jaxserve.gateway.sessions.session import Session, SessionInfo
+from jaxserve.gateway.sessions.session import NotRecorded, Session, SessionInfo
 from jaxserve.runtime.state import locked_file
 
+_LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _HELD = "session.json"
 _THREADS = 8
@@ -167,7 +169,12 @@ class Sessions:
         Raises:
           NotRecorded: they cannot be brought there.
         """
-        await self._commits.synced(session)
+        try:
+            await self._commits.synced(session.path)
+        except OSError as error:
+            if not session.deleted:
+                _LOG.error("records of session %s are not on the disk: %s", session.info.id, error)
+                raise NotRecorded from error
 
     def shut(self) -> None:
         """Lets another gateway have the folder."""

@@ -3,128 +3,162 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jaxserve.gateway.sessions.group_commit import GroupCommit
-from jaxserve.gateway.sessions.session import NotRecorded, Session, SessionInfo
 from tests.gateway.stub_engine import PATIENCE_S
 
 
-class Disk(Session):
-    """A session whose way to the disk is held open until it is let through."""
+class Disk:
+    """Holds every ``fsync`` until it is let through, and may refuse it."""
 
-    def __init__(self, name: str) -> None:
-        """Nothing has been brought there."""
-        super().__init__(SessionInfo(name, 0.0, ""), Path(name))
-        self.synced: list[int] = []
-        """threads that brought it there."""
+    def __init__(self, folder: Path) -> None:
+        """Args: where files are made."""
+        self._folder = folder
+        self.synced: Counter[str] = Counter()
+        """how often each file was brought there."""
         self.begun, self.may_end = threading.Semaphore(0), threading.Semaphore(0)
         self.fails = False
 
-    def sync(self) -> None:
-        """Waits."""
+    def file(self, name: str) -> Path:
+        """An empty one."""
+        path = self._folder / name
+        path.touch()
+        return path
+
+    def fsync(self, file: int) -> None:
+        """In place of that of ``os``."""
         fails = self.fails
-        self.synced.append(threading.get_ident())
+        self.synced[Path(os.readlink(f"/proc/self/fd/{file}")).name] += 1
         self.begun.release()
         assert self.may_end.acquire(timeout=PATIENCE_S)
         if fails:
-            raise NotRecorded("no disk")
+            raise OSError(5, "Input/output error")
 
-    async def on_its_way(self) -> None:
-        """Returns when one more sync has begun."""
-        assert await asyncio.to_thread(self.begun.acquire, timeout=PATIENCE_S)
+    async def has_begun(self, times: int = 1) -> None:
+        """Returns when so many more have begun."""
+        for _ in range(times):
+            assert await asyncio.to_thread(self.begun.acquire, timeout=PATIENCE_S)
 
     def free(self) -> None:
         """Holds nothing any more."""
         self.may_end.release(1000)
 
 
-async def waiting(commits: GroupCommit, session: Session, count: int) -> list[asyncio.Task[None]]:
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    """The disk, and no file is left open."""
+    found = Disk(tmp_path)
+    monkeypatch.setattr("jaxserve.gateway.sessions.group_commit.os.fsync", found.fsync)
+    yield found
+    links = (link for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
+    assert not [link for link in links if str(tmp_path) in os.path.realpath(link)]
+
+
+async def waiting(commits: GroupCommit, path: Path, count: int) -> list[asyncio.Task[None]]:
     """So many who wait."""
-    tasks = [asyncio.create_task(commits.synced(session)) for _ in range(count)]
+    tasks = [asyncio.create_task(commits.synced(path)) for _ in range(count)]
     await asyncio.sleep(0)  # each of them has begun to
     return tasks
 
 
-def test_who_waits_shares_a_sync() -> None:
+def test_who_waits_shares_a_sync(disk: Disk) -> None:
     """What was written after a sync began is not told of by that one, but by the next, once."""
 
     async def go() -> None:
-        commits, one = GroupCommit(4), Disk("one")
+        commits, one = GroupCommit(4), disk.file("one")
         (first,) = await waiting(commits, one, 1)
-        await one.on_its_way()
+        await disk.has_begun()
         later = await waiting(commits, one, 5)
-        one.may_end.release()
+        disk.may_end.release()
         await first
-        await one.on_its_way()
-        assert len(one.synced) == 2 and not any(task.done() for task in later)
-        one.may_end.release()
+        await disk.has_begun()
+        assert not any(task.done() for task in later)
+        disk.may_end.release()
         await asyncio.gather(*later)
-        assert len(one.synced) == 2
+        assert disk.synced == {"one": 2}
         commits.close()
 
     asyncio.run(go())
 
 
-def test_sessions_are_shared_out() -> None:
-    """As many at a time as there are threads; those that wait meanwhile go in one more turn of
-    each."""
+def test_files_are_shared_out(disk: Disk) -> None:
+    """As many at a time as there are threads; those that wait meanwhile follow."""
 
     async def go() -> None:
-        commits, all_of_them = GroupCommit(2), [Disk(str(number)) for number in range(6)]
-        tasks = [task for one in all_of_them for task in await waiting(commits, one, 1)]
-        for one in all_of_them[:2]:
-            await one.on_its_way()
-        assert [len(one.synced) for one in all_of_them] == [1, 1, 0, 0, 0, 0]
-        for one in all_of_them:
-            one.free()
+        commits, names = GroupCommit(2), [str(number) for number in range(6)]
+        tasks = [task for name in names for task in await waiting(commits, disk.file(name), 1)]
+        await disk.has_begun(2)
+        assert disk.synced == {"0": 1, "1": 1}
+        disk.free()
         await asyncio.gather(*tasks)
-        assert [len(one.synced) for one in all_of_them] == [1] * 6
+        assert disk.synced == dict.fromkeys(names, 1)
         commits.close()
 
     asyncio.run(go())
 
 
-def test_a_failure_is_that_of_all_who_wrote_before_it() -> None:
-    """The kernel tells of it once; others are not touched, and the next sync begins anew."""
+def test_a_failure_is_that_of_all_who_wrote_before_it(disk: Disk) -> None:
+    """The kernel tells of it once; other files are not touched, and the next sync begins anew."""
 
     async def go() -> None:
-        commits, one, other = GroupCommit(4), Disk("one"), Disk("other")
-        one.fails = True
-        other.free()
+        commits, one = GroupCommit(4), disk.file("one")
+        disk.fails = True
         first = await waiting(commits, one, 1)
-        await one.on_its_way()
+        await disk.has_begun()
+        disk.fails = False
         later = await waiting(commits, one, 2)
-        (apart,) = await waiting(commits, other, 1)
-        one.fails = False
-        one.free()
+        (apart,) = await waiting(commits, disk.file("other"), 1)
+        disk.free()
         for task in (*first, *later):
-            with pytest.raises(NotRecorded, match="no disk"):
+            with pytest.raises(OSError, match="Input/output error"):
                 await task
         await apart
-        assert len(one.synced) == 1
+        assert disk.synced == {"one": 1, "other": 1}
         await commits.synced(one)
         commits.close()
 
     asyncio.run(go())
 
 
-def test_whoever_leaves_is_not_missed() -> None:
+def test_a_file_that_is_gone_fails_alone(disk: Disk) -> None:
+    """Others of the same share are brought to the disk."""
+
+    async def go() -> None:
+        commits, gone = GroupCommit(1), disk.file("gone")
+        (first,) = await waiting(commits, disk.file("first"), 1)
+        await disk.has_begun()
+        (lost,) = await waiting(commits, gone, 1)
+        (kept,) = await waiting(commits, disk.file("kept"), 1)
+        gone.unlink()
+        disk.free()
+        await asyncio.gather(first, kept)
+        with pytest.raises(FileNotFoundError):
+            await lost
+        commits.close()
+
+    asyncio.run(go())
+
+
+def test_whoever_leaves_is_not_missed(disk: Disk) -> None:
     """Others of the same sync still hear of it, and the next one begins."""
 
     async def go() -> None:
-        commits, one = GroupCommit(1), Disk("one")
-        tasks = await waiting(commits, one, 1)
-        await one.on_its_way()
+        commits, one = GroupCommit(1), disk.file("one")
+        (first,) = await waiting(commits, one, 1)
+        await disk.has_begun()
         left, stays = await waiting(commits, one, 2)
-        tasks[0].cancel()
+        first.cancel()
         left.cancel()
-        one.free()
+        disk.free()
         await stays
-        assert len(one.synced) == 2 and left.cancelled()
+        assert disk.synced == {"one": 2} and left.cancelled()
         await commits.synced(one)
         commits.close()
 
