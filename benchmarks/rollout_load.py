@@ -78,8 +78,9 @@ def load_page(sessions: int, completions: int, calls: int) -> str:
                 "Printed by `python -m benchmarks.rollout_load`.",
                 "",
                 f"Clients, gateway and an engine that computes nothing share {os.cpu_count()} "
-                f"cores, {platform.machine()}, Python {platform.python_version()}. Before the "
-                f"first call other programs kept {busy:.0f} % of the cores busy.",
+                f"cores, {platform.machine()}, Python {platform.python_version()}, at niceness "
+                f"{os.getpriority(os.PRIO_PROCESS, 0)}. Before the first call other programs kept "
+                f"{busy:.0f} % of the cores busy.",
                 "",
                 "Wanted of a session on two cores: at most 3 ms more at p50 and 15 ms more at p99 "
                 "for a call that is not streamed, at most 1 ms for a streamed event, at least 300 "
