@@ -23,7 +23,7 @@ from jaxserve.fidelity.vllm_run import (
     ProfileTimer,
     served,
 )
-from jaxserve.sim.machine.hardware import load_model
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings

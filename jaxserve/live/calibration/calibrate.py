@@ -24,7 +24,8 @@ from jaxserve.live.calibration.sweep import Measured, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
 from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile, TableMetadata
 from jaxserve.sim.table.sweep import Sweep

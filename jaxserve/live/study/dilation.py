@@ -16,7 +16,8 @@ from typing import Any
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import DeploymentSettings
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile
 from jaxserve.tasks.spec import Regime, TaskSpec

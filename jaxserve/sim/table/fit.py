@@ -24,15 +24,9 @@ from scipy.optimize import OptimizeResult, least_squares
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import (
-    GIB,
-    EngineSettings,
-    Gpu,
-    LlmModel,
-    load_gpu,
-    load_model,
-)
+from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.edges import Beyond, edges

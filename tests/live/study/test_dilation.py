@@ -22,7 +22,8 @@ from jaxserve.live.study.plan import load_study, study_path
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import write_table_file
 from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import parse_task

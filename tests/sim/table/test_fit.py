@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import (
