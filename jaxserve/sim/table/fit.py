@@ -27,13 +27,12 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
+from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.edges import Extrapolation, edges
 from jaxserve.sim.table.file import (
     TOKEN_BUDGETS,
     TableFile,
-    TableMetadata,
     write_table_file,
 )
 from jaxserve.sim.table.plausible import check_plausible
@@ -224,16 +223,13 @@ def fit_sweep(
         Extrapolation.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
         for edge in edges(sweep)
     )
-    metadata = TableMetadata(
-        model=model.name,
-        hardware=gpu.name,
-        engine="as measured",
+    table = fill_measured(
+        cost,
+        gpu,
+        model,
         source=source,
         fit_error=max([held_out_error, *(each.tpot_error for each in extrapolations)]),
-        tensor_parallel=engine.tensor_parallel,
         token_budget=engine.token_budget,
-        acceptance=ACCEPTANCE,
-        cost_model=cost,
     )
     return FitReport(
         rows=len(sweep),
@@ -245,7 +241,7 @@ def fit_sweep(
         extrapolations=extrapolations,
         prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
         worst_row=(worst + 1, float(held_out[worst])),
-        table=fill_grid(metadata, gpu, model),
+        table=table,
     )
 
 
