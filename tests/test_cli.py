@@ -29,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "jaxserve.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -80,7 +80,7 @@ def test_a_reader_who_leaves_is_no_error() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+        assert (process.stderr.read(), process.wait(300)) == (b"", 141)
 
 
 @pytest.mark.parametrize(
