@@ -14,7 +14,8 @@ from jaxserve import cli
 from jaxserve.agents.panel import load_setup
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.step_times import step_times
 from jaxserve.tasks.spec import load_task, task_names
 from tests.sizes import EPISODES
@@ -28,7 +29,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "jaxserve.cli", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -79,7 +80,7 @@ def test_a_reader_who_leaves_is_no_error() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert (process.stderr.read(), process.wait(120)) == (b"", 141)
+        assert (process.stderr.read(), process.wait(300)) == (b"", 141)
 
 
 @pytest.mark.parametrize(

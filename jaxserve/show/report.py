@@ -153,7 +153,7 @@ def fit_report_table(report: FitReport) -> Table:
             f"{percent(report.held_out_tpot_error)} (before the fit "
             f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
             f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
-            f"{100.0 * error:+.1f} %; {_beyond(report)}"
+            f"{100.0 * error:+.1f} %; {_extrapolations(report)}"
         ),
     )
     table.add_column("time spent on", no_wrap=True)
@@ -166,12 +166,12 @@ def fit_report_table(report: FitReport) -> Table:
     return table
 
 
-def _beyond(report: FitReport) -> str:
+def _extrapolations(report: FitReport) -> str:
     """How the fit extrapolates, from rows that it was not shown."""
     parts = [
         f"from {each.largest_left:g} to {each.largest:g} {each.axis} {100 * each.tpot_error:.1f} % "
         f"(worst {100 * each.worst_error:+.1f} %)"
-        for each in report.beyond
+        for each in report.extrapolations
     ]
     return f"mean TPOT error beyond the rows of a fit: {', '.join(parts) or 'not known'}"
 

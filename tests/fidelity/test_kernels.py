@@ -10,7 +10,8 @@ import pytest
 
 from jaxserve.fidelity import kernels
 from jaxserve.fidelity.sources import shared_data
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 
 MODEL = load_model("llama-3.1-8b")
 GPU = load_gpu("h100-sxm-80gb")

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 """No machine is so busy that this is not enough."""
 PROMPT_TOKENS = 7
 

@@ -220,7 +220,7 @@ def test_control_under_load(engine: StubEngine, gateway: RunningGateway) -> None
     since = gateway.state()["now_s"]
 
     async def load() -> None:
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=120.0) as client:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=300.0) as client:
             body = {"model": "stub", "stream": True, "stub": {"tokens": 20}}
             for _ in range(5):
                 posts = [client.post("/v1/completions", json=body) for _ in range(20)]

@@ -134,8 +134,8 @@ class Engine:
 @asynccontextmanager
 async def engine_at(url: str) -> AsyncIterator[Engine]:
     """The engine, left as it was started."""
-    # vLLM closes idle connections after 5 s.
-    limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
+    # vLLM closes connections that are idle for 5 s, and on a busy machine we may be late to notice.
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(
         base_url=url, headers=headers, limits=limits, timeout=None

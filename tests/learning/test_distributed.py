@@ -61,7 +61,7 @@ def test_two_processes_stay_in_step(tmp_path: Path) -> None:
         )
         for index in range(2)
     ]
-    outputs = [process.communicate(timeout=180) for process in running]
+    outputs = [process.communicate(timeout=300.0) for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs
     numbers = "[[1.0, 0.5], [2.0, 0.5]]"
     # The library that carries the numbers says on stdout that it is connected.
@@ -92,7 +92,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
             break
     second.send_signal(signal.SIGINT)
     for process in (first, second):
-        _, said = process.communicate(timeout=120)
+        _, said = process.communicate(timeout=300.0)
         assert process.returncode == 130 and "continue with --resume" in said, said
         assert "Traceback" not in said
     assert not (out / "weights.npz").exists()

@@ -193,7 +193,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
             break
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(60) == 130
+    assert process.wait(300.0) == 130
     assert "continue with --resume" in rest and "Traceback" not in rest
     assert len(rows(out)) > 0
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=os.environ)

@@ -60,5 +60,5 @@ except KeyboardInterrupt:
         process.stdout.readline()
         time.sleep(0.2)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(timeout=120) == 130
+        assert process.wait(timeout=300) == 130
         assert process.stderr.read() == ""

@@ -8,8 +8,8 @@ import pytest
 from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 from server.players.baseline_scores import summary
+from server.wire.bodies import GradeBody
 from server.wire.catalogue import describe_task
-from server.wire.schemas import GradeBody
 from server.wire.sentences import checked
 
 _ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}

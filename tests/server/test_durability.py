@@ -27,13 +27,13 @@ ACTION = {"batch_cap": 64, "speculation_depth": 2, "priority_routing": 1}
 
 
 def post(server: LocalServer, path: str, **body: Any) -> Any:
-    answer = httpx.post(server.url + path, json=body, timeout=120.0)
+    answer = httpx.post(server.url + path, json=body, timeout=300.0)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def state_of(server: LocalServer, session_id: str) -> Any:
-    return httpx.get(f"{server.url}/state", params={"session_id": session_id}, timeout=60.0).json()
+    return httpx.get(f"{server.url}/state", params={"session_id": session_id}, timeout=300.0).json()
 
 
 def rewards_of(server: LocalServer, session_id: str, windows: int) -> list[float]:
@@ -71,7 +71,7 @@ def test_a_killed_server_goes_on_where_it_was(
 async def play_until_cut(url: str, number: int, acknowledged: dict[str, list[float]]) -> None:
     """Steps one session as fast as it can, and notes every answer."""
     with_socket = url.replace("http", "ws") + "/ws"
-    async with connect(with_socket, compression=None, open_timeout=60) as socket:
+    async with connect(with_socket, compression=None, open_timeout=300.0) as socket:
         await socket.send(json.dumps({"type": "reset", "data": {"task_id": 2, "seed": number}}))
         begun = json.loads(await socket.recv())["data"]
         rewards = acknowledged.setdefault(begun["metadata"]["session_id"], [])
@@ -149,7 +149,7 @@ def test_two_processes_serve_one_session(
     assert rewards == undisturbed[:20]
 
     async def both() -> list[httpx.Response]:
-        async with httpx.AsyncClient(timeout=60.0) as client:
+        async with httpx.AsyncClient(timeout=300.0) as client:
             return await asyncio.gather(
                 *(
                     client.post(
@@ -223,7 +223,7 @@ def test_a_log_that_is_gone_is_said(tmp_path: Path, start_server: Start) -> None
     assert (health.status_code, health.json()["status"]) == (503, "degraded")
     assert health.json()["reason"] == "the session log was removed while the server ran"
     body = {"session_id": session_id, "action": ACTION}
-    assert httpx.post(f"{server.url}/step", json=body, timeout=60.0).status_code == 507
+    assert httpx.post(f"{server.url}/step", json=body, timeout=300.0).status_code == 507
     assert state_of(server, session_id)["step_count"] == 0
     (tmp_path / "away").rename(log)
     assert httpx.get(f"{server.url}/health").status_code == 200

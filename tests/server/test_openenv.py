@@ -245,7 +245,7 @@ def test_the_earlier_projects_routes_answer(http: httpx.Client) -> None:
 def test_openenvs_own_interface_has_the_page_as_a_tab(start_server: Any) -> None:
     """ENABLE_WEB_INTERFACE=true: gradio at /web, everything else as ever."""
     server = start_server(ENABLE_WEB_INTERFACE="true")
-    with httpx.Client(base_url=server.url, timeout=60.0, follow_redirects=True) as http:
+    with httpx.Client(base_url=server.url, timeout=300.0, follow_redirects=True) as http:
         assert "gradio" in http.get("/web").text
         config = http.get("/web/config").text
         assert "/dashboard/" in config

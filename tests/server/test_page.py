@@ -255,7 +255,7 @@ def test_the_log_can_be_downloaded_and_graded(page: Any, server: LocalServer) ->
     log = json.loads(waiting.value.path().read_text())
     assert len(log["episode_log"]) == 2
     fields = {name: log[name] for name in ("task_id", "seed", "split", "episode_log")}
-    answer = httpx.post(f"{server.url}/grader", json=fields, timeout=120.0)
+    answer = httpx.post(f"{server.url}/grader", json=fields, timeout=300.0)
     assert answer.status_code in (200, 422)
     if answer.status_code == 200:
         assert answer.json()["verified"] is True

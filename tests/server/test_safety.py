@@ -96,10 +96,10 @@ def test_the_token_is_never_told(guarded: LocalServer) -> None:
 def test_without_a_key_no_model_is_asked(guarded: LocalServer) -> None:
     """And the answer says which variable is meant."""
     asked = {"use_openai": True}
-    answer = httpx.post(f"{guarded.url}/baseline", json=asked, headers=BEARER, timeout=60.0)
+    answer = httpx.post(f"{guarded.url}/baseline", json=asked, headers=BEARER, timeout=300.0)
     assert answer.status_code == 422
     assert answer.json()["error"].startswith("no key for a language model; set OPENAI_API_KEY")
-    answer = httpx.get(f"{guarded.url}/baseline", params=asked, headers=BEARER, timeout=60.0)
+    answer = httpx.get(f"{guarded.url}/baseline", params=asked, headers=BEARER, timeout=300.0)
     assert answer.status_code == 422
     assert "ask for one by POST /baseline" in answer.json()["error"]
 
@@ -155,7 +155,7 @@ def test_too_many_requests_are_refused_and_messages_wait(start_server: Start) ->
         for kind in ["reset"] + ["step"] * 39:
             socket.send(json.dumps({"type": kind, "data": {}}))
         for number in range(40):
-            reply = json.loads(socket.recv(timeout=30))
+            reply = json.loads(socket.recv(timeout=300.0))
             assert reply["type"] == "observation"
             assert reply["data"]["metadata"]["step"] == number
 

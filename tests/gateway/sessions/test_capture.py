@@ -455,6 +455,6 @@ def test_a_leaver_at_a_closed_gate(tokens: TokenEngine, start: Start, tmp_path: 
     )
     assert not tokens.seen and status.json()["inside"] == 0
     gateway.control.put("/control/inference/resume")
-    asking.join(60)
+    asking.join(300)
     assert answers[0].status_code == 200
     assert gateway.control.get("/control/inference/status").json()["inside"] == 0

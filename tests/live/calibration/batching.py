@@ -23,7 +23,7 @@ from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.table.sweep import Sweep
 
 BUDGET = 2048
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ def post(url, body, headers=None):
         json.dumps(body).encode(),
         {"content-type": "application/json", **(headers or {})},
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=300.0) as answer:
         return json.load(answer)
 
 

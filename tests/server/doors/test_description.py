@@ -13,7 +13,7 @@ from server.local import LocalServer
 
 @pytest.fixture(scope="module")
 def schema(server: LocalServer) -> Any:
-    return httpx.get(f"{server.url}/openapi.json", timeout=60.0).json()
+    return httpx.get(f"{server.url}/openapi.json", timeout=300.0).json()
 
 
 def test_every_answer_is_described(schema: Any) -> None:

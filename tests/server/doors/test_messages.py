@@ -21,7 +21,7 @@ def socket(request: pytest.FixtureRequest, server: LocalServer) -> Iterator[Clie
 
 def ask(socket: ClientConnection, message: Any) -> Any:
     socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
-    return json.loads(socket.recv(timeout=30))
+    return json.loads(socket.recv(timeout=300.0))
 
 
 def call(tool: str, **arguments: Any) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def test_large_numbers_end_nothing(server: LocalServer, number: int) -> None:
     right = {"jsonrpc": "2.0", "id": number, "method": "tools/list"}
     wrong = right | {"method": 5}
     for body in (right, wrong):
-        answer = httpx.post(f"{server.url}/mcp", content=json.dumps(body), timeout=60.0)
+        answer = httpx.post(f"{server.url}/mcp", content=json.dumps(body), timeout=300.0)
         assert (answer.status_code, answer.json()["id"]) == (200, number)
     with connect(server.url.replace("http", "ws") + "/mcp") as socket:
         assert ["result" in ask(socket, body) for body in (right, wrong)] == [True, False]

@@ -78,8 +78,8 @@ def test_initialize_is_answered_at_every_door(server: LocalServer, http: httpx.C
     assert http.post("/mcp", json=call("notifications/initialized", None)).status_code == 202
     with connect(server.url.replace("http", "ws") + "/mcp") as socket:
         socket.send(json.dumps(call("initialize", 7, protocolVersion="none")))
-        answer = json.loads(socket.recv(timeout=30))
+        answer = json.loads(socket.recv(timeout=300.0))
         assert (answer["id"], "tools" in answer["result"]["capabilities"]) == (7, True)
         socket.send(json.dumps(call("notifications/initialized", None)))
         socket.send(json.dumps(call("ping", 8)))
-        assert json.loads(socket.recv(timeout=30)) == {"jsonrpc": "2.0", "id": 8, "result": {}}
+        assert json.loads(socket.recv(timeout=300.0)) == {"jsonrpc": "2.0", "id": 8, "result": {}}

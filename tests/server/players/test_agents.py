@@ -63,14 +63,14 @@ def test_who_loads_one_agent_does_not_wait_for_another(monkeypatch: pytest.Monke
         loaded.append((agent, task))
         if task == "bursty_workload":
             loading.set()
-            assert slow.wait(60.0)
+            assert slow.wait(300.0)
         return lambda session: (1.0,) * 6
 
     monkeypatch.setattr(agents, "_driver", driver)
     shared = Agents()
     with ThreadPoolExecutor(2) as threads:
         waiting = [threads.submit(shared.load, "default", "bursty_workload") for _ in range(2)]
-        assert loading.wait(60.0)
+        assert loading.wait(300.0)
         shared.load("heuristic", "static_workload")
         shared.load("default", "static_workload")
         assert not any(one.done() for one in waiting)

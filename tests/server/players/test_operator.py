@@ -46,7 +46,7 @@ class Agent:
         self.go.set()
 
     def decide(self, task: Any, windows: Any, last: Any) -> Any:
-        assert self.go.wait(30.0)
+        assert self.go.wait(300.0)
         self.tokens += 60
         answer = json.dumps({"reason": "the queue grows", "batch_cap": 96})
         self.trace.append({"answer": answer, "error": self.error})

@@ -71,7 +71,7 @@ def test_others_play_while_sessions_are_rebuilt(
 
     def slow(*arguments: Any) -> Any:
         replaying.set()
-        assert go_on.wait(60.0)
+        assert go_on.wait(300.0)
         return replay(*arguments)
 
     monkeypatch.setattr(rebuilding, "catch_up_together", slow)
@@ -167,7 +167,7 @@ def test_who_only_reads_is_answered_when_nothing_can_be_written(
             patched.setattr(worker._sessions.store, "commit", full)
             # Jobs that come while one is computed share a group.
             hold = threading.Event()
-            first = asyncio.ensure_future(worker.run(lambda sessions: hold.wait(60.0)))
+            first = asyncio.ensure_future(worker.run(lambda sessions: hold.wait(300.0)))
             steps = [asyncio.ensure_future(worker.run(step(name))) for _ in range(5)]
             look = asyncio.ensure_future(worker.run(lambda s: s.find(name).steps))
             await asyncio.sleep(0)
