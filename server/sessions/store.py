@@ -321,7 +321,7 @@ class Store:
         self._problem = problem
 
     def _write(self, records: Sequence[Record], now: float) -> tuple[dict[str, Head], int]:
-        """Within a transaction; returns where the sessions then stand, and the newest step's row."""
+        """Within a transaction; returns where sessions then stand, and the newest step's row."""
         notes = [record for record in records if isinstance(record, NewNote)]
         moves = [record for record in records if not isinstance(record, NewNote)]
         heads = self.heads([*{record.session: None for record in moves}])
