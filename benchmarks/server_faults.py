@@ -128,7 +128,7 @@ def faults_page(chosen: argparse.Namespace) -> str:
         f"Clients and server share {os.cpu_count()} cores, {platform.machine()}, Python "
         f"{platform.python_version()}. {tried:,} requests, messages and faults were tried and "
         f"{survived:,} survived; {failed:,} answers were of status 5xx and {lost:,} acknowledged "
-        "steps were lost.",
+        f"steps were lost. The load average at the end was {os.getloadavg()[0]:.1f}.",
         "",
         "| what | tried | survived | 5xx | steps lost | seen |",
         "|---|--:|--:|--:|--:|---|",

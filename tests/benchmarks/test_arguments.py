@@ -32,6 +32,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         ("benchmarks.server_load", ("--soak-seconds", "inf"), "--soak-seconds is inf; it must be"),
         ("benchmarks.server_faults", ("--kills", "-1"), "--kills is -1; it must be a whole number"),
+        ("benchmarks.server_faults", ("--connections", "-1"), "--connections is -1; it must be"),
     ],
 )
 def test_bad_arguments(module: str, arguments: tuple[str, ...], message: str) -> None:
