@@ -35,6 +35,11 @@ _BUSY_AGAIN_MS = 50
 """The same where the last one has waited in vain."""
 _PROBE_S = 1.0
 _NOTE_CLOCK = "INSERT OR REPLACE INTO notes VALUES ('clock', ?)"
+_NEWEST_STEP = "SELECT coalesce(max(id), 0) FROM steps"
+_NEW_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?)"
+_NEW_STEP = f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})"
+_MOVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)"
+_KEEP_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
 """Heads that are remembered."""
@@ -145,6 +150,8 @@ class Store:
         self._clock_offset = (latest or 0.0) - time.monotonic()
         # Heads this process has written or read, true until another process writes.
         self._known: dict[str, Head] = {}
+        self._newest: int | None = None
+        """The newest step's row, None if it has to be read."""
         self._known_at = self._others_version()
 
     @property
@@ -161,7 +168,7 @@ class Store:
         with _readable():
             version = self._others_version()
             if version != self._known_at or len(self._known) > _KNOWN:
-                self._known.clear()
+                self._forget()
                 self._known_at = version
             known = self._known
             unknown = [session for session in sessions if session not in known]
@@ -217,7 +224,7 @@ class Store:
             self._open_for_writing()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                heads = self._write(records, now)
+                heads, newest = self._write(records, now)
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
             raise StorageFailure(
@@ -225,6 +232,7 @@ class Store:
             ) from None
         self._works()
         self._known.update(heads)
+        self._newest = newest
 
     def fault(self) -> str | None:
         """Why what is acknowledged now would not outlive the process; None if it would, or if the
@@ -269,7 +277,7 @@ class Store:
             raise
         finally:
             self._watch = FileWatch(self.path)
-            self._known.clear()
+            self._forget()
         self._known_at = self._others_version()
 
     def _works(self) -> None:
@@ -285,12 +293,14 @@ class Store:
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_AGAIN_MS}")
         self._problem = problem
 
-    def _write(self, records: Sequence[Record], now: float) -> dict[str, Head]:
-        """Within a transaction; returns where the sessions then stand."""
+    def _write(self, records: Sequence[Record], now: float) -> tuple[dict[str, Head], int]:
+        """Within a transaction; returns where sessions then stand, and the newest step's row."""
         notes = [record for record in records if isinstance(record, NewNote)]
         moves = [record for record in records if not isinstance(record, NewNote)]
         heads = self.heads([*{record.session: None for record in moves}])
-        (newest,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
+        newest = self._newest
+        if newest is None:
+            (newest,) = self._connection.execute(_NEWEST_STEP).fetchone()
         episodes, steps = [], []
         for record in moves:
             session = record.session
@@ -309,16 +319,12 @@ class Store:
                 heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
             else:
                 notes.append(NewNote("default_session", session))
-        self._connection.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
-        self._connection.executemany(
-            f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})", steps
-        )
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
-            [(session, *head) for session, head in heads.items()],
-        )
-        self._connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes)
-        return heads
+        moved = [(session, *head) for session, head in heads.items()]
+        self._connection.executemany(_NEW_EPISODE, episodes)
+        self._connection.executemany(_NEW_STEP, steps)
+        self._connection.executemany(_MOVE_SESSION, moved)
+        self._connection.executemany(_KEEP_NOTE, notes)
+        return heads, newest
 
     def expire(self, idle_s: float) -> int:
         """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were.
@@ -330,7 +336,7 @@ class Store:
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._known.clear()
+            self._forget()
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
@@ -338,6 +344,11 @@ class Store:
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),
             ).rowcount
+
+    def _forget(self) -> None:
+        """What is known of the log has to be read again."""
+        self._known.clear()
+        self._newest = None
 
     def _others_version(self) -> int:
         """Changes when another connection has written to the file."""

@@ -40,6 +40,7 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("benchmarks.rollout_faults", ("--tasks", "0"), "--tasks is 0; it must be a whole number"),
         ("benchmarks.rollout_faults", ("--harms", "-1"), "--harms is -1; it must be a whole"),
         ("benchmarks.server_faults", ("--kills", "-1"), "--kills is -1; it must be a whole number"),
+        ("benchmarks.server_faults", ("--connections", "-1"), "--connections is -1; it must be"),
     ],
 )
 def test_bad_arguments(module: str, arguments: tuple[str, ...], message: str) -> None:

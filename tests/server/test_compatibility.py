@@ -52,6 +52,14 @@ def test_an_episode_as_an_earlier_client_plays_it(http: httpx.Client) -> None:
     assert refused.json()["error"].startswith("seed is missing")
 
 
+def test_health_counts_sessions(http: httpx.Client) -> None:
+    """Those in memory: as many as ``/runtime`` says, and at least the one just begun."""
+    http.post("/reset", json={"task_id": "static_workload", "seed": 1})
+    health = http.get("/health").json()
+    assert health["status"] == "healthy"
+    assert 1 <= health["active_sessions"] == http.get("/runtime").json()["live_sessions"]
+
+
 def test_a_baseline_of_one_task(http: httpx.Client) -> None:
     """By mode, with its score where earlier projects have it."""
     asked = {"task_id": "1", "agent": "default", "mode": "deterministic"}
