@@ -4,17 +4,38 @@
 docs/architecture.md has a map of everything else.
 """
 
-from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
-from jaxserve.errors import InputError
-from jaxserve.registry import make, stack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from jaxserve.runtime.xla_flags import avoid_hanging_reductions
-from jaxserve.spaces import ACTION_BOUNDS, KNOBS, OBSERVATION_BOUNDS, make_action, validate_action
-from jaxserve.tasks.spec import load_task, task_names
-from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
+
+if TYPE_CHECKING:
+    from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
+    from jaxserve.errors import InputError
+    from jaxserve.registry import make, stack
+    from jaxserve.spaces import (
+        ACTION_BOUNDS,
+        KNOBS,
+        OBSERVATION_BOUNDS,
+        make_action,
+        validate_action,
+    )
+    from jaxserve.tasks.spec import load_task, task_names
+    from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
 
 avoid_hanging_reductions()
 
 __version__ = "0.1.0"
+
+# What has no simulator in it, as the gateway, starts without waiting for JAX.
+_HOMES = {
+    "env": ("FEATURE_NAMES", "EnvState", "ServeEnv"),
+    "errors": ("InputError",),
+    "registry": ("make", "stack"),
+    "spaces": ("ACTION_BOUNDS", "KNOBS", "OBSERVATION_BOUNDS", "make_action", "validate_action"),
+    "tasks.spec": ("load_task", "task_names"),
+    "types": ("RewardParts", "ServeAction", "ServeObservation", "TimeStep", "WindowMetrics"),
+}
 
 __all__ = [
     "ACTION_BOUNDS",
@@ -36,3 +57,17 @@ __all__ = [
     "task_names",
     "validate_action",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what a name stands for when it is first used."""
+    for module, names in _HOMES.items():
+        if name in names:
+            value = getattr(import_module(f"jaxserve.{module}"), name)
+            globals()[name] = value
+            return value
+    raise AttributeError(f"module 'jaxserve' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,26 +5,17 @@ Shapes are those of a single environment. Under ``jax.vmap`` every field gains l
 
 from __future__ import annotations
 
-import enum
-
 import flax.struct
 import jax
 
 from jaxserve.fields import Bound, entry, knob
+from jaxserve.tiers import Tier
 
 PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
 
 LONGEST_TOKENS = 131_072
 """Longest context, prompt and output together, whose times latency tables know."""
-
-
-class Tier(enum.IntEnum):
-    """Quantisation tiers: FP16 is bf16, INT8 is W8A8, INT4 is weight-only."""
-
-    FP16 = 0
-    INT8 = 1
-    INT4 = 2
 
 
 @flax.struct.dataclass

@@ -7,7 +7,7 @@ import pytest
 
 from jaxserve.fields import Bound
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOB_FIELDS, KNOBS, OBSERVATION_FIELDS
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 
 def test_a_bound_says_what_it_allows() -> None:

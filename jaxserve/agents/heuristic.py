@@ -19,7 +19,8 @@ from jaxserve.env import ServeEnv
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
-from jaxserve.types import ServeAction, ServeObservation, Tier
+from jaxserve.tiers import Tier
+from jaxserve.types import ServeAction, ServeObservation
 
 _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")
 

@@ -29,8 +29,6 @@ from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
-from jaxserve.runtime.cores import use_all_cores
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_agents,
@@ -55,6 +53,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "rollout": rollout_group,
 }
 """Every command by its name."""
+_COMPUTE_NOTHING = ("gateway", "rollout", "switch")
+"""Commands that start without JAX."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        enable_compilation_cache()
-        use_all_cores()
+        _set_up(sys.argv[1:] if arguments is None else arguments)
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxserve",
@@ -94,3 +93,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _set_up(arguments: Sequence[str]) -> None:
+    """JAX for a command that computes."""
+    if not arguments or arguments[0] not in COMMANDS or arguments[0] in _COMPUTE_NOTHING:
+        return
+    from jaxserve.runtime.compilation_cache import enable_compilation_cache
+    from jaxserve.runtime.cores import use_all_cores
+
+    enable_compilation_cache()
+    use_all_cores()

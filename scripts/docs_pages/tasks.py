@@ -12,7 +12,7 @@ from jaxserve.spaces import KNOB_FIELDS
 from jaxserve.tasks.anchors import load_anchors
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.spec import Regime, Stream, TaskSpec, load_task, task_names
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 _PAGE = """\
 # {title}

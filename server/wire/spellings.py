@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.spaces import ACTION_BOUNDS
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 ALIASES = {
     "batch_size": "batch_cap",

@@ -29,7 +29,7 @@ from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile
 from jaxserve.sim.table.sweep import Sweep
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 
 @dataclass(frozen=True)

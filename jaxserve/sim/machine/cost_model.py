@@ -28,7 +28,7 @@ from jaxserve.sim.machine.beyond import Beyond
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
 from jaxserve.sim.machine.reduced_constants import dense_constants, served_constants
 from jaxserve.sim.machine.stack import ServedGpu
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 # Prefill progresses by at least this share of the token budget per iteration, even where verified
 # tokens would fill the budget; only the aggregate quantity ``prefill_added_s`` needs the floor.

@@ -24,7 +24,7 @@ from jaxserve.sim.machine.memory import (
     weights_bytes,
 )
 from jaxserve.sim.machine.stack import Stack
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 MAX_GPUS = 8
 MAX_KV_POOL_TOKENS = 1_000_000_000

@@ -14,7 +14,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 GIB = 2**30
 
@@ -89,7 +89,7 @@ class Gpu:
     bandwidth_bytes_per_s: float
     """peak memory bandwidth."""
     linear: tuple[LinearFit, LinearFit, LinearFit]
-    """fits by tier, see ``jaxserve.types.Tier``."""
+    """fits by tier, see ``jaxserve.tiers.Tier``."""
     head_bandwidth_efficiency: float
     """reached share of memory bandwidth in the output head (bf16)."""
     head_flops_efficiency: float

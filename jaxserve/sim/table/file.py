@@ -50,7 +50,7 @@ from jaxserve.sim.table.grid import (
     grid_rows,
     grid_shape,
 )
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")

@@ -37,7 +37,7 @@ from jaxserve.sim.table.file import (
 )
 from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep, read_sweep
-from jaxserve.types import Tier
+from jaxserve.tiers import Tier
 
 FOLDS = 3
 """Every third row is held out in turn."""

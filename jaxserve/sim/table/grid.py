@@ -4,7 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
-from jaxserve.types import LONGEST_TOKENS, Tier
+from jaxserve.tiers import Tier
+from jaxserve.types import LONGEST_TOKENS
 
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
 KV_BUDGETS = (0.1, 0.25, 0.5, 0.75, 1.0)

@@ -1,0 +1,39 @@
+"""``import jaxserve``: its names, which are imported when they are used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import jaxserve
+
+
+def test_every_name_is_there() -> None:
+    """As an attribute, in ``dir`` and by ``from jaxserve import *``."""
+    everything: dict[str, object] = {}
+    exec("from jaxserve import *", everything)
+    for name in jaxserve.__all__:
+        assert everything[name] is getattr(jaxserve, name)
+        assert name in dir(jaxserve)
+
+
+def test_jax_comes_with_the_first_that_needs_it() -> None:
+    """In a new process."""
+    code = """
+import sys, jaxserve
+before = "jax" in sys.modules
+jaxserve.InputError
+between = "jax" in sys.modules
+jaxserve.make
+print(before, between, "jax" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "False", "True"]
+
+
+def test_a_name_that_is_not_there() -> None:
+    """As of any module."""
+    with pytest.raises(AttributeError, match="module 'jaxserve' has no attribute 'nonsense'"):
+        _ = jaxserve.nonsense  # pyright: ignore[reportAttributeAccessIssue]
