@@ -228,14 +228,14 @@ def fit_sweep(
     held_out_error = _mean_error(folds_s[0], sweep.tpot_s)
     beyond = tuple(
         Beyond.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
-        for edge in edges(sweep)
+        for edge in edges(sweep.axes())
     )
     metadata = TableMetadata(
         model=model.name,
         hardware=gpu.name,
         engine="as measured",
         source=source,
-        fit_error=max([held_out_error, *(each.tpot_error for each in beyond)]),
+        fit_error=max([held_out_error, *(each.error for each in beyond)]),
         tensor_parallel=engine.tensor_parallel,
         token_budget=engine.token_budget,
         acceptance=ACCEPTANCE,
