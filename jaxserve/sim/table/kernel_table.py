@@ -260,7 +260,8 @@ def _fit(
     )
     _check_error(label, fit.held_out_error, WORST_ERROR)
     for path, deviation in unsure.items():
-        if deviation > _UNSURE:
+        # Seconds of which the rows show little are small.
+        if deviation > _UNSURE and not path.endswith("_s"):
             spans = " and ".join(
                 f"{values.min():g} to {values.max():g} {axis}"
                 for axis, values in _axes(kind, rows).items()
@@ -285,8 +286,8 @@ def _check_error(label: str, error: float, most: float) -> None:
     """Raises InputError where a fit says too little of what was measured."""
     if not error <= most:
         raise InputError(
-            f"the fit is {error:.0%} off in {label} that it was not shown, beyond {most:.0%}, so no "
-            "table was written"
+            f"the fit is {error:.0%} off in {label} that it was not shown, beyond {most:.0%}, so "
+            "no table was written"
         )
 
 
