@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -30,8 +30,8 @@ _SHARES = {
 
 def exact_rows(kind: str, gpu: Gpu = GPU, model: LlmModel = MODEL) -> KernelRows:
     """Exact times of a cost model over a grid of batches and lengths."""
-    size, length = (grid.ravel() for grid in np.meshgrid(2.0 ** np.arange(9), _LENGTHS))
-    empty = KernelRows(size, length.astype(float), np.ones(size.size))
+    points = np.array(list(product(2.0 ** np.arange(9), _LENGTHS)), np.float64)
+    empty = KernelRows(points[:, 0], points[:, 1], np.ones(len(points)))
     return dataclasses.replace(empty, seconds=predicted_s(gpu, model, kind, empty))
 
 
@@ -97,6 +97,6 @@ def _seconds(gpu: Gpu, kind: str, size: float, length: float = 0, prefix: float 
     return float(predicted_s(gpu, MODEL, kind, KernelRows(*one))[0])
 
 
-def _parquet(path: Path, rows: list[dict[str, object]]) -> Path:
-    parquet.write_table(pa.Table.from_pylist(rows), path)
+def _parquet(path: Path, rows: Sequence[Mapping[str, object]]) -> Path:
+    parquet.write_table(pa.Table.from_pylist(list(rows)), path)
     return path
