@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
 
+_LARGEST = 1e12
+
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
     """Columns of a parquet or CSV file by name; CSV columns of numbers become float64.
@@ -32,7 +34,7 @@ def read_columns(path: Path) -> dict[str, np.ndarray]:
 
 
 def numbers(columns: dict[str, np.ndarray], name: str, where: str) -> NDArray[np.float64]:
-    """A column as float64[n], each finite and not negative.
+    """A column as float64[n], each from 0 to 1e12, beyond which no measurement is.
 
     Raises:
       InputError: it has anything else; the message names ``where``, row (from 1) and column.
@@ -41,11 +43,11 @@ def numbers(columns: dict[str, np.ndarray], name: str, where: str) -> NDArray[np
         values = columns[name].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"{where}: column {name} has other than numbers") from None
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _LARGEST)))
     if len(wrong):
         raise InputError(
             f"{where}: row {wrong[0] + 1}, column {name} is {values[wrong[0]]:g}; it must be a "
-            "finite number from 0 on"
+            f"number from 0 to {_LARGEST:g}"
         )
     return values
 

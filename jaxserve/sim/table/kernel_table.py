@@ -212,8 +212,8 @@ def _check_rows(
                 f"the rows of {label} have {sizes} different {axis}; at least {FEWEST_SIZES} are "
                 "needed"
             )
-    if not rows.seconds.min() > 0:
-        raise InputError(f"a row of {label} has a time of 0")
+    if not min(rows.seconds.min(), rows.size.min()) > 0:
+        raise InputError(f"a row of {label} has a time or a size of 0")
     expected_s = kernel_fit.predicted_s(gpu, model, kind, rows, tensor_parallel)
     if expected_s.min() > 0:
         check_unit(f"time of {label}", rows.seconds / expected_s, unit)
