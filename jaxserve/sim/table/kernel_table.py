@@ -216,7 +216,7 @@ def _check_rows(
         raise InputError(f"a row of {label} has a time or a size of 0")
     expected_s = kernel_fit.predicted_s(gpu, model, kind, rows, tensor_parallel)
     if expected_s.min() > 0:
-        check_unit(f"time of {label}", rows.seconds / expected_s, unit)
+        check_unit(f"the time of {label}", rows.seconds / expected_s, unit)
 
 
 def _axes(kind: str, rows: KernelRows) -> dict[str, NDArray[np.float64]]:

@@ -60,7 +60,7 @@ def check_plausible(sweep: Sweep, predict: Predict) -> None:
     if sweep.ttft_s is not None:
         ratios["TTFT"] = (sweep.ttft_s / loop.ttft_p50_s, _WAITING)
     for name, (ratio, most) in ratios.items():
-        check_unit(name, ratio, _UNITS, most)
+        check_unit(f"its {name}", ratio, _UNITS, most)
     _check_swapped_settings(sweep, predict)
     for name, (ratio, most) in ratios.items():
         _check_single_rows(name, ratio, most)
@@ -108,7 +108,7 @@ def check_unit(name: str, ratio: Array, units: str, most: float = _OTHER_UNIT) -
     """
     usual = float(np.median(ratio))
     if not 1 / _OTHER_UNIT <= usual <= most:
-        raise InputError(f"its {name} is {usual:.2g} times what is expected; {units}")
+        raise InputError(f"{name} is {usual:.2g} times what is expected; {units}")
 
 
 def _check_single_rows(name: str, ratio: Array, most: float) -> None:
