@@ -182,7 +182,7 @@ def kernel_report_table(report: KernelReport) -> Table:
     from jaxserve.sim.table.kernel_table import LABELS
 
     metadata = report.table.metadata
-    caption = []
+    caption = ["errors are shares of the time of the layer that has the kernel"]
     if report.iterations is not None:
         caption.append(
             f"{report.iterations.loads} whole iterations, also of prompts and decodes together: "

@@ -4,11 +4,13 @@ Known are those of aiconfigurator (GEMM, generation and context attention; parqu
 three of an LLMServingSim profile.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.hardware import LlmModel
@@ -20,6 +22,7 @@ from jaxserve.sim.table.layer_profile import LayerProfile
 _KERNEL_UNIT = "latency must be in milliseconds, for the model and the GPUs that are named"
 _PROFILE_UNIT = "time_us must be in microseconds, for the model and the GPUs that are named"
 
+_MEASURED = "as measured"
 _GEMM, _ATTENTION = "gemm_perf", "attention_perf"
 _KERNELS = {
     "linear": _GEMM,
@@ -80,14 +83,41 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
             for kind, form in _KERNELS.items()
         }
         engine = " ".join(", ".join(sorted(said[name])) for name in ("framework", "version"))
-        return Measured(rows, _KERNEL_UNIT, engine.strip() or "as measured")
+        return Measured(_in_layers(rows, model.layers), _KERNEL_UNIT, engine.strip() or _MEASURED)
     if {*found} == {*_PROFILE}:
         profile = LayerProfile.read(*(found[form] for form in _PROFILE))
-        return Measured(profile.rows(model.layers), _PROFILE_UNIT, "as measured", profile)
+        rows = _in_layers(profile.rows(model.layers), model.layers)
+        return Measured(rows, _PROFILE_UNIT, _MEASURED, profile)
     raise InputError(
         f"the files are {', '.join(sorted(found))}; needed are {', '.join(_KERNELS.values())}, or "
         f"{', '.join(_PROFILE)} of a layer profile"
     )
+
+
+def _in_layers(rows: dict[str, KernelRows], layers: int) -> dict[str, KernelRows]:
+    """``rows`` whose errors are relative to the layer that has the kernel, or to all of them where
+    it is the output head: a part of an iteration counts as much as it takes of it."""
+    linear = rows["linear"]
+    if not len(linear.size):
+        return rows
+    layer_s = linear.seconds.copy()
+    if "elementwise" in rows:
+        layer_s += rows["elementwise"].seconds
+
+    def beside_s(tokens: NDArray[np.float64]) -> NDArray[np.float64]:
+        within_s = np.interp(tokens, linear.size, layer_s)
+        return within_s * np.maximum(tokens / linear.size[-1], 1.0)
+
+    found = dict(rows)
+    for kind in {*rows} & {"elementwise", "head", "decode", "prefill"}:
+        each = rows[kind]
+        tokens = each.size * each.length if kind == "prefill" else each.size
+        if kind == "elementwise":
+            whole_s = layer_s
+        else:
+            whole_s = each.seconds + beside_s(tokens) * (layers if kind == "head" else 1)
+        found[kind] = dataclasses.replace(each, whole_s=whole_s)
+    return found
 
 
 def _form(path: Path, columns: Mapping[str, np.ndarray]) -> str:

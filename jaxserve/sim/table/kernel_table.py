@@ -2,8 +2,8 @@
 
 Each kind of kernel is fitted by itself and judged on rows that its fit was not shown: every third
 row, which tells interpolation, then the third of the largest sizes on each axis, which tells
-extrapolation. Of a layer profile whole iterations are judged as well. The table carries the largest
-of these errors.
+extrapolation. Errors are relative to the layer that has the kernel. Of a layer profile whole
+iterations are judged as well. The table carries the largest of these errors.
 
 What kernels say nothing of (the time of the host, all-reduces, speculation, and head and
 elementwise kernels where no file has them) stays as it is on the GPU that is named. The other tiers
@@ -41,10 +41,8 @@ from jaxserve.sim.table.layer_profile import (
 from jaxserve.sim.table.plausible import check_unit
 
 WORST_ERROR = 0.15
-"""Mean relative error on every third row, and on whole iterations, beyond which there is no
-table."""
-WORST_BEYOND = 0.25
-"""The same on the rows with the largest sizes, which the fit has to extrapolate to."""
+"""Mean relative error on rows that a fit was not shown, or on whole iterations, beyond which there
+is no table."""
 FEWEST_ROWS = 8
 FEWEST_SIZES = 3
 """Different values that an axis has at least."""
@@ -79,7 +77,8 @@ _PEAKS = {
 
 @dataclass(frozen=True)
 class KernelFit:
-    """One kind of kernel, fitted. Errors are mean absolute relative errors."""
+    """One kind of kernel, fitted. Errors are mean absolute ones, relative to the layer that has the
+    kernel, or to all layers where it is the output head."""
 
     kind: str
     """key of ``LABELS``."""
@@ -144,7 +143,7 @@ def fit_kernels(
 
     Raises:
       InputError: a file is unknown or unreadable, its rows say too little or are in another unit,
-        or the fit is further off than ``WORST_ERROR`` or ``WORST_BEYOND``; nothing is written then.
+        or the fit is further off than ``WORST_ERROR``; nothing is written then.
     """
     checks.ending("out", out, ".parquet")
     checks.whole("token_budget", token_budget, *TOKEN_BUDGETS)
@@ -171,7 +170,7 @@ def fit_kernels(
     errors = [each.held_out_error for each in fits]
     errors += [edge.error for each in fits for edge in each.beyond]
     if iterations is not None:
-        _check_error("whole iterations", iterations.error, WORST_ERROR)
+        _check_error("whole iterations", iterations.error)
         errors.append(iterations.error)
     names = ", ".join(path.name for path in paths)
     metadata = TableMetadata(
@@ -258,7 +257,7 @@ def _fit(
         worst_error=float(held_out[np.abs(held_out).argmax()]),
         beyond=beyond,
     )
-    _check_error(label, fit.held_out_error, WORST_ERROR)
+    _check_error(label, fit.held_out_error)
     for path, deviation in unsure.items():
         # Seconds of which the rows show little are small.
         if deviation > _UNSURE and not path.endswith("_s"):
@@ -278,16 +277,16 @@ def _fit(
             )
     for edge in beyond:
         of_edge = f"{label} from {edge.largest_left:g} to {edge.largest:g} {edge.axis}"
-        _check_error(of_edge, edge.error, WORST_BEYOND)
+        _check_error(of_edge, edge.error)
     return found, fit
 
 
-def _check_error(label: str, error: float, most: float) -> None:
+def _check_error(label: str, error: float) -> None:
     """Raises InputError where a fit says too little of what was measured."""
-    if not error <= most:
+    if not error <= WORST_ERROR:
         raise InputError(
-            f"the fit is {error:.0%} off in {label} that it was not shown, beyond {most:.0%}, so "
-            "no table was written"
+            f"the fit is {error:.0%} off in {label} that it was not shown, beyond "
+            f"{WORST_ERROR:.0%}, so no table was written"
         )
 
 

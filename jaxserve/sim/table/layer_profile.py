@@ -85,8 +85,7 @@ class LayerProfile:
             sizes, others_s = _total(self.dense, others)
             if not np.array_equal(sizes, tokens):
                 raise InputError("the layer profile has not all layers at the same tokens")
-            whole_s = linear_s + others_s
-            found["elementwise"] = KernelRows(tokens, zeros, others_s, whole_s=whole_s)
+            found["elementwise"] = KernelRows(tokens, zeros, others_s)
         rows, head_s = _total(self.per_sequence, dict.fromkeys(self.per_sequence, 1.0))
         found["head"] = KernelRows(rows, np.zeros(len(rows)), head_s)
         chunk, prefix, seqs, context, seconds = self.attention.values()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow.csv
 import pyarrow.parquet as parquet
 import pytest
@@ -33,6 +34,32 @@ def test_a_profile_is_one_too(tmp_path: Path) -> None:
     measured = read_kernels(write_profile(tmp_path)[::-1], MODEL, 1)
     assert "head" in measured.rows and measured.profile is not None
     assert "microseconds" in measured.unit
+
+
+def test_errors_are_relative_to_a_layer(tmp_path: Path) -> None:
+    """The kernel and the layer's products beside it, at as many tokens; of the head all layers."""
+    rows = read_kernels(write_profile(tmp_path), MODEL, 1).rows
+    layer_s = rows["linear"].seconds + rows["elementwise"].seconds
+    assert rows["linear"].whole_s is None
+    head, decode, prefill = (rows[kind] for kind in ("head", "decode", "prefill"))
+    assert rows["elementwise"].whole_s == pytest.approx(layer_s)
+    np.testing.assert_allclose(
+        head.whole_s, head.seconds + MODEL.layers * layer_s[: len(head.size)]
+    )
+    for each, tokens in ((decode, decode.size), (prefill, prefill.size * prefill.length)):
+        beside_s = np.interp(tokens, rows["linear"].size, layer_s)
+        assert each.whole_s == pytest.approx(each.seconds + beside_s)
+
+
+def test_prompts_beyond_the_products_have_longer_layers(tmp_path: Path) -> None:
+    """In proportion to their tokens."""
+    rows = read_kernels(write_kernels(tmp_path), MODEL, 1).rows
+    linear, prefill = rows["linear"], rows["prefill"]
+    assert prefill.whole_s is not None
+    beside_s = prefill.whole_s - prefill.seconds
+    longest = (prefill.size * prefill.length).argmax()
+    factor = 256 * 16384 / linear.size[-1]
+    assert beside_s[longest] == pytest.approx(factor * linear.seconds[-1])
 
 
 def _drop(name: str) -> Callable[[Path], None]:

@@ -20,7 +20,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
 from jaxserve.sim.table import kernel_fit
 from jaxserve.sim.table.file import read_table_file
-from jaxserve.sim.table.kernel_table import WORST_BEYOND, WORST_ERROR, fit_kernels
+from jaxserve.sim.table.kernel_table import WORST_ERROR, fit_kernels
 from tests.sim.table.kernel_samples import GPU, MODEL, write_kernels, write_profile
 
 SHARED = shared_data()
@@ -175,8 +175,8 @@ def test_measured_kernels_of_vllm(gpu_name: str, tmp_path: Path) -> None:
     gpu = load_gpu(gpu_name)
     for tp in (1, 2):
         report = fit_kernels(paths, gpu, MODEL, tmp_path / "t.parquet", tensor_parallel=tp)
-        assert all(0.02 < fit.held_out_error < WORST_ERROR for fit in report.fits)
-        assert all(edge.error < WORST_BEYOND for fit in report.fits for edge in fit.beyond)
+        assert all(0.001 < fit.held_out_error < 0.05 for fit in report.fits)
+        assert all(edge.error < WORST_ERROR for fit in report.fits for edge in fit.beyond)
         assert report.table.metadata.engine.startswith("VLLM 0.")
         if tp == 1:
             for load in _LOADS:

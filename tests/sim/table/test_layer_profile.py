@@ -67,9 +67,7 @@ def test_rows_are_those_that_made_the_profile(tmp_path: Path) -> None:
     assert list(rows) == ["linear", "elementwise", "head", "decode", "prefill"]
     for kind, found in rows.items():
         np.testing.assert_allclose(found.seconds, predicted_s(GPU, MODEL, kind, found), rtol=1e-6)
-    whole_s = rows["linear"].seconds + rows["elementwise"].seconds
-    found_s, prefix = rows["elementwise"].whole_s, rows["prefill"].prefix
-    assert found_s is not None and found_s == pytest.approx(whole_s)
+    prefix = rows["prefill"].prefix
     assert prefix is not None and prefix.max() > 0 and rows["prefill"].length.min() == 128
 
 
