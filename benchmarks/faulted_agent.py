@@ -1,8 +1,10 @@
 """An agent of the fault run: three turns, asked again where one fails, each answer noted.
 
-It needs nothing but Python. What it notes was answered whole: its record may not be lost.
+It needs nothing but Python. What it notes as ``whole``, by its id, may not be lost; what it notes
+as ``failed`` is what was wrong.
 """
 
+import http.client
 import json
 import os
 import sys
@@ -10,7 +12,11 @@ import time
 import urllib.error
 import urllib.request
 
-TURNS, TRIES = 3, 40
+TURNS, PATIENCE_S = 3, 300
+
+
+class HalfAStream(OSError):
+    """A stream without its end."""
 
 
 def ask(messages, stream):
@@ -25,26 +31,42 @@ def ask(messages, stream):
     if not stream:
         return id, json.loads(text)["choices"][0]["message"]["content"]
     if not text.endswith("data: [DONE]\n\n"):
-        raise OSError("half a stream")
+        raise HalfAStream
     events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [choice for event in events for choice in event["choices"]]
     return id, "".join(choice["delta"].get("content") or "" for choice in choices)
+
+
+def wrong(error):
+    """A few words for an answer that did not come, or not to its end."""
+    if isinstance(error, HalfAStream):
+        return "half a stream"
+    return "connection refused" if "refused" in str(error) else "connection lost"
+
+
+def note(ledger, line):
+    """One line, in one write."""
+    with open(ledger, "a") as noted:
+        noted.write(line + "\n")
 
 
 def main(instruction, ledger):
     """Talks."""
     messages = [{"role": "user", "content": instruction}]
     for turn in range(TURNS):
-        for _ in range(TRIES):
+        until = time.monotonic() + PATIENCE_S
+        while True:
             try:
                 id, said = ask(messages, stream=turn % 2 == 1)
                 break
-            except (OSError, ValueError, KeyError, urllib.error.HTTPError):
-                time.sleep(0.25)
-        else:
-            sys.exit(3)
-        with open(ledger, "a") as noted:
-            noted.write(id + "\n")
+            except urllib.error.HTTPError as error:
+                note(ledger, f"failed status {error.code}")
+            except (OSError, ValueError, KeyError, http.client.HTTPException) as error:
+                note(ledger, f"failed {wrong(error)}")
+            if time.monotonic() > until:
+                sys.exit(3)
+            time.sleep(0.25)
+        note(ledger, f"whole {id}")
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "On."}]
         time.sleep(0.2)
 

@@ -1,9 +1,10 @@
 """``python -m benchmarks.rollout_faults``: everything is killed, and what becomes of the tasks.
 
 A service, a node with its gateway, and an engine run as an operator runs them. At random moments
-one of them is killed (KILL) and begins again, or may not write to the disk for a while; the engine
-answers 429, 500, garbage and half an answer; the target of callbacks is down at first. Every agent
-notes the answers that it got whole.
+one of them is killed (KILL) and begins again, or files of service and gateway may not grow for a
+while, in the middle of a line as well; the engine answers 429, 500, garbage and half an answer;
+nobody listens for callbacks until a third of the tasks have ended, and then the first push of each
+is refused. Every agent notes the answers that it got whole, and those that it did not.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ import httpx
 import psutil
 import yaml
 
-from jaxserve.errors import InputError
+from benchmarks.page import publish
+from jaxserve.checks import whole
 from jaxserve.gateway.sessions.records import read_records
+from jaxserve.rollouts.builders import prefix_merging
+from jaxserve.rollouts.export import exported
+from jaxserve.rollouts.files import read_trajectories
 from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
 _ENDED = ("COMPLETED", "ERROR", "TIMEOUT")
-_KILLED = ("gateway", "service", "node", "engine", "disk")
+_HARMED = ("gateway", "service", "node", "engine", "disk")
 _FAULTS = 0.15
 _FULL_S = 1.0
 _LIMIT_S = 3000.0
@@ -49,28 +54,42 @@ class Outcome:
     tasks: int = 0
     states: Counter[str] = field(default_factory=Counter)
     """of sessions, with their reasons."""
-    kills: Counter[str] = field(default_factory=Counter)
-    """by what was killed."""
+    harms: Counter[str] = field(default_factory=Counter)
+    """by what was killed, or was full."""
     ends: Counter[str] = field(default_factory=Counter)
     """how often each session ended."""
+    refused: Counter[str] = field(default_factory=Counter)
+    """pushes of each task's result that were refused."""
     pushed: Counter[str] = field(default_factory=Counter)
     """how often each task's result was taken."""
     noted: int = 0
     """answers that agents got whole."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """other answers that agents got, by what was wrong."""
+    recorded: Counter[str] = field(default_factory=Counter)
+    """completions that are recorded, by outcome and reason."""
     lost: int = 0
-    """of these, those without a record that is completed."""
+    """answers that agents got whole, without a record that is completed."""
     doubled: int = 0
-    """of these, those with several records."""
+    """completions with several records."""
+    differing: list[str] = field(default_factory=list)
+    """sessions whose result is not what their records come to."""
     attempts: Counter[int] = field(default_factory=Counter)
     """of sessions."""
     seconds: float = 0.0
     """that it took."""
 
     @property
+    def unexplained(self) -> int:
+        """Sessions that are not COMPLETED, and do not say why."""
+        return sum(count for said, count in self.states.items() if said in ("ERROR", "TIMEOUT"))
+
+    @property
     def whole(self) -> bool:
-        """Whether every task has one result and no answer was lost."""
+        """Whether every task has one result and no answer was lost or counted twice."""
         once = len(self.ends) == self.tasks and set(self.ends.values()) <= {1}
-        return once and not self.lost and not self.doubled and len(self.pushed) == self.tasks
+        wrong = self.lost or self.doubled or self.differing or self.unexplained
+        return once and not wrong and len(self.pushed) == self.tasks
 
 
 class Scene:
@@ -131,9 +150,10 @@ class Scene:
                 self._commands[name], env=variables, stdout=printed, stderr=printed
             )
 
-    def harm(self, name: str) -> bool:
+    def harm(self, name: str, room: int) -> bool:
         """Kills one and begins it again; the gateway is begun again by its node. ``disk`` lets
-        neither service nor gateway write for a while. Says whether there was anything to harm."""
+        no file of service and gateway grow beyond ``room`` bytes for a while. Says whether there
+        was anything to harm."""
         if name == "gateway":
             found = self._gateway()
             if found is not None:
@@ -142,7 +162,7 @@ class Scene:
         if name == "disk":
             running = [psutil.Process(self._running["service"].pid), self._gateway()]
             for process in filter(None, running):
-                _limit(process, 1)
+                _limit(process, room)
             time.sleep(_FULL_S)
             for process in filter(None, running):
                 _limit(process, resource.RLIM_INFINITY)
@@ -185,14 +205,15 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
     """Submits tasks, harms, waits, and counts.
 
     Args:
-      harms: how often something is killed.
+      harms: how often something is killed or full, each kind in turn, in random order.
       say: who hears of it.
     """
     chance, outcome, began = random.Random(seed), Outcome(tasks), time.monotonic()
+    left = [one for _ in range(-(-harms // len(_HARMED))) for one in _shuffled(chance)][:harms]
     ledger = folder / "noted"
-    target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome, began + 5.0))
-    threading.Thread(target=target.serve_forever, daemon=True).start()
-    with Scene(folder) as scene:
+    target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
+    port = target.server_address[1]
+    with Scene(folder) as scene, target:
         for number in range(tasks):
             command = [sys.executable, str(_AGENT), "{{INSTRUCTION}}", str(ledger)]
             task = {
@@ -200,28 +221,38 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
                 "instruction": f"task {number}",
                 "timeout_seconds": 600,
                 "agent": {"command": command, "model": "stub"},
-                "callback_url": f"http://127.0.0.1:{target.server_port}/",
+                "callback_url": f"http://127.0.0.1:{port}/",
             }
             scene.ask("POST", "/rollout/task/submit", task)
-        left = harms
-        until = began + _LIMIT_S
+        listens, until = False, began + _LIMIT_S
         while time.monotonic() < until:
             states = scene.ask("GET", "/rollout/status")["sessions"]
             over = sum(states[name] for name in _ENDED)
-            if left and (states["RUNNING"] or states["POST_RUN"] or over):
+            if over >= tasks / 3 and not listens:
+                listens = True
+                target.server_bind()
+                target.server_activate()
+                threading.Thread(target=target.serve_forever, daemon=True).start()
+            # Spread over the whole run: so many harms for so many ends.
+            is_time = over * harms >= tasks * outcome.harms.total()
+            if left and is_time and states["RUNNING"]:
                 time.sleep(chance.uniform(0.2, 1.5))
-                what = chance.choice(_KILLED)
-                if scene.harm(what):
-                    outcome.kills[what] += 1
-                    left -= 1
+                if scene.harm(left[0], chance.randrange(1, 20_000)):
+                    what = left.pop(0)
+                    outcome.harms[what] += 1
                     say(f"{what}: {over} of {tasks} have ended")
             elif over == tasks and len(outcome.pushed) == tasks:
                 break
             time.sleep(0.2)
         _count(outcome, scene, folder, ledger)
-    target.shutdown()
+        if listens:
+            target.shutdown()
     outcome.seconds = time.monotonic() - began
     return outcome
+
+
+def _shuffled(chance: random.Random) -> list[str]:
+    return chance.sample(_HARMED, len(_HARMED))
 
 
 def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
@@ -230,31 +261,50 @@ def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
     while events := scene.ask("GET", f"/events?after={after}")["events"]:
         after = events[-1]["seq"]
         outcome.ends.update(e["session_id"] for e in events if e["state"] in _ENDED)
+    noted = [line.split(" ", 1) for line in ledger.read_text().splitlines()]
+    outcome.noted = sum(what == "whole" for what, _ in noted)
+    outcome.failures.update(said for what, said in noted if what == "failed")
+    completed: Counter[str] = Counter()
+    for path in folder.glob("records/*/*/records.jsonl"):
+        records = read_records(path)
+        outcome.recorded.update(f"{r.outcome} {r.reason}".strip() for r in records)
+        completed.update(r.request_id for r in records if r.outcome == "completed")
+    outcome.lost = sum(not completed[id] for what, id in noted if what == "whole")
+    outcome.doubled = sum(count > 1 for count in completed.values())
     for number in range(outcome.tasks):
         (one,) = scene.ask("GET", f"/rollout/task/t{number}")["sessions"]
         outcome.states[f"{one['state']} {one['reason']}".strip()] += 1
         outcome.attempts[one.get("attempt", 0)] += 1
-    noted = ledger.read_text().split() if ledger.exists() else []
-    outcome.noted = len(noted)
-    recorded: Counter[str] = Counter()
-    for path in folder.glob("records/*/*/records.jsonl"):
-        records = read_records(path)
-        recorded.update(r.request_id for r in records if r.outcome == "completed")
-    outcome.lost = sum(not recorded[id] for id in noted)
-    outcome.doubled = sum(recorded[id] > 1 for id in noted)
+        if "records" in one and not _is_as_recorded(one, folder, f"t{number}"):
+            outcome.differing.append(one["session_id"])
 
 
-def _target(outcome: Outcome, up_s: float) -> type[BaseHTTPRequestHandler]:
+def _is_as_recorded(told: dict[str, Any], folder: Path, task: str) -> bool:
+    """Whether a result, its trajectory's file and the records of its attempt say the same."""
+    (path,) = folder.glob(f"records/*/{told['records']}/records.jsonl")
+    records = read_records(path)
+    built = exported(prefix_merging(records, told["state"]))
+    (kept,) = read_trajectories(folder / "state" / "traces" / task / "0.jsonl")
+    return (told["completions"], told["traces"], told["trainable"]) == (
+        len(records),
+        len(kept.traces),
+        kept.trainable,
+    ) and [trace.response_ids.tolist() for trace in kept.traces] == [
+        trace.response_ids.tolist() for trace in built.traces
+    ]
+
+
+def _target(outcome: Outcome) -> type[BaseHTTPRequestHandler]:
     class Target(BaseHTTPRequestHandler):
-        """Takes results, from some moment on."""
+        """Takes each result, but not at first."""
 
         def do_POST(self) -> None:
             """Takes one."""
             told = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            up = time.monotonic() > up_s
-            if up:
-                outcome.pushed[told["task_id"]] += 1
-            self.send_response(200 if up else 503)
+            is_first = not outcome.refused[told["task_id"]]
+            counted = outcome.refused if is_first else outcome.pushed
+            counted[told["task_id"]] += 1
+            self.send_response(503 if is_first else 200)
             self.end_headers()
 
         def log_message(self, *arguments: Any) -> None:
@@ -265,23 +315,60 @@ def _target(outcome: Outcome, up_s: float) -> type[BaseHTTPRequestHandler]:
 
 def report(outcome: Outcome) -> str:
     """What came of it, as Markdown."""
-    kills = ", ".join(f"{name} {count}" for name, count in sorted(outcome.kills.items()))
-    states = "; ".join(f"{count} {name}" for name, count in outcome.states.most_common())
     twice = sum(count > 1 for count in outcome.ends.values())
+    pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"
     rows = [
         ("tasks", outcome.tasks),
-        ("harmed", kills),
-        ("tasks with a result", len(outcome.ends)),
-        ("ended twice", twice),
-        ("results pushed", f"{len(outcome.pushed)} tasks, {sum(outcome.pushed.values())} times"),
-        ("ends", states),
-        ("attempts of a session, at most", max(outcome.attempts)),
+        *((f"killed: {name}", outcome.harms[name]) for name in _HARMED if name != "disk"),
+        ("disk full for a second", outcome.harms["disk"]),
         ("answers that agents got whole", outcome.noted),
-        ("of these, lost", outcome.lost),
-        ("of these, recorded twice", outcome.doubled),
+        ("of these, not recorded as completed", outcome.lost),
+        ("completions that are recorded twice", outcome.doubled),
+        ("other answers that agents got", _listed(outcome.failures)),
+        ("completions on record", _listed(outcome.recorded)),
+        ("sessions that ended", len(outcome.ends)),
+        ("of these, twice", twice),
+        ("states that they ended in", _listed(outcome.states)),
+        ("of these, without a reason", outcome.unexplained),
+        ("sessions by attempts", _listed(outcome.attempts)),
+        ("results that differ from their records", len(outcome.differing)),
+        ("callbacks refused", outcome.refused.total()),
+        ("callbacks taken", pushes),
         ("seconds", round(outcome.seconds)),
     ]
     return "\n".join(["| what | how many |", "|---|---|", *(f"| {a} | {b} |" for a, b in rows)])
+
+
+def _listed(counts: Counter[Any]) -> str:
+    return "; ".join(f"{name}: {count}" for name, count in sorted(counts.items()))
+
+
+def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
+    """Runs it; Markdown, and whether nothing was lost or there twice.
+
+    Raises:
+      InputError: an argument is out of range.
+    """
+    whole("--tasks", tasks, 1, 100_000)
+    whole("--harms", harms, 1, 100_000)
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        said = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+        outcome = run(Path(folder), tasks, harms, seed, said)
+    lines = [
+        "# Faults of rollouts",
+        "",
+        f"Printed by `python -m benchmarks.rollout_faults --tasks {tasks} --harms {harms} "
+        f"--seed {seed}`.",
+        "",
+        "A rollout service, a node with its gateway and an engine were killed (KILL) at random "
+        "moments and began again, or files of service and gateway could not grow. Of the engine's "
+        f"answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. Nobody listened for "
+        "callbacks until a third of the tasks had ended, and the first push of each was refused "
+        "with 503.",
+        "",
+        report(outcome),
+    ]
+    return "\n".join(lines) + "\n", outcome.whole
 
 
 def main() -> int:
@@ -291,18 +378,19 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
     parser.add_argument("--tasks", type=int, default=50, help="how many (default 50)")
-    parser.add_argument("--harms", type=int, default=25, help="how often (default 25)")
+    parser.add_argument("--harms", type=int, default=30, help="how often (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")
     chosen = parser.parse_args()
-    if min(chosen.tasks, chosen.harms) < 1:
-        print(InputError("--tasks and --harms must be 1 or more"), file=sys.stderr)
-        return 2
-    with tempfile.TemporaryDirectory() as folder:
-        said = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
-        outcome = run(Path(folder), chosen.tasks, chosen.harms, chosen.seed, said)
-    print(report(outcome))
-    return 0 if outcome.whole else 1
+    is_whole = False
+
+    def measure() -> str:
+        nonlocal is_whole
+        page, is_whole = faults_page(chosen.tasks, chosen.harms, chosen.seed)
+        return page
+
+    return publish(measure, chosen.markdown) or int(not is_whole)
 
 
 if __name__ == "__main__":

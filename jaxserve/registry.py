@@ -16,7 +16,8 @@ from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import build_deployment
-from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.lookup import latency_table, lengths_for

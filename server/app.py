@@ -35,6 +35,9 @@ _FILES_BESIDE = 256
 """Open files that are no connections."""
 _REQUESTS_END_S = 4
 """After a signal to stop, until requests that are still answered are given up."""
+_SWITCH_S = 0.0005
+"""How long a thread may compute in Python while others wait: a step waits for that several times,
+and Python would let it be five milliseconds each time, while sessions are rebuilt beside it."""
 _APP_ENDS_S = 4.0
 """After that, until the process ends in any case: ten seconds after its signal Docker kills it."""
 
@@ -62,6 +65,7 @@ def _build() -> FastAPI:
 
     # Programs compile while the web framework is imported: both take seconds.
     compilation = Compilation()
+    sys.setswitchinterval(_SWITCH_S)
     from server.wiring import build_app
 
     try:

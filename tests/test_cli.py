@@ -14,7 +14,8 @@ from jaxserve import cli
 from jaxserve.agents.panel import load_setup
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.step_times import step_times
 from jaxserve.tasks.spec import load_task, task_names
 from tests.sizes import EPISODES

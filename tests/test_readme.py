@@ -1,6 +1,7 @@
 """The README shows what was printed, and what it tells to run runs."""
 
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.spaces import OBSERVATION_BOUNDS
 from server.local import LocalServer
 from tests.docs.snippets import blocks, run_code
 
@@ -47,12 +49,20 @@ def test_python_of_the_client_runs(server: LocalServer, tmp_path: Path) -> None:
 
 
 def test_curl_runs(server: LocalServer, tmp_path: Path) -> None:
-    """Both answers are observations, the second with a reward."""
+    """Both answers are whole observations, the second with a reward; what clients of earlier
+    projects read in ``info`` (docs/compatibility.md) is the same."""
     address = PAGE.removeprefix("http://")
     asked = code("sh", "curl").replace(address, server.url.removeprefix("http://"))
     printed = run_code("sh", asked, tmp_path)
-    assert printed.count('"observation":') == 2
-    assert re.search(r'"reward":-?\d', printed)
+    begun, end = json.JSONDecoder().raw_decode(printed)
+    stepped = json.loads(printed[end:])
+    for windows, answer in enumerate((begun, stepped)):
+        seen = answer["observation"]
+        assert seen.keys() >= OBSERVATION_BOUNDS.keys()
+        assert seen["step_index"] == answer["info"]["timestep"] == windows
+        assert answer["info"]["workload"]["queue_depth"] == seen["queue_depth"]
+    assert begun["reward"] == 0.0
+    assert stepped["reward"] != 0.0
 
 
 @pytest.mark.slow

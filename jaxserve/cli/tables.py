@@ -150,7 +150,8 @@ def fit_steps(
     """
     from jaxserve.live.calibration.step_file import read_steps, table_of_steps
     from jaxserve.show.terminal import result_console
-    from jaxserve.sim.machine.hardware import load_gpu, load_model
+    from jaxserve.sim.machine.hardware import load_gpu
+    from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.file import TOKEN_BUDGETS, write_table_file
 
     _check_table_output(out)
@@ -189,7 +190,8 @@ def fit_kernels(
     """
     from jaxserve.show.report import kernel_report_table
     from jaxserve.show.terminal import result_console
-    from jaxserve.sim.machine.hardware import load_gpu, load_model
+    from jaxserve.sim.machine.hardware import load_gpu
+    from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.kernel_table import fit_kernels
 
     _check_table_output(out)
@@ -227,8 +229,9 @@ def write_step_times(
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.cost_model import CostModel
-    from jaxserve.sim.machine.hardware import load_gpu, load_model
+    from jaxserve.sim.machine.hardware import load_gpu
     from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+    from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
 
     check_output(out, "--out")

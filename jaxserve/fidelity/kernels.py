@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
-from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.kernel_fit import held_out_errors, relative_errors
 from jaxserve.sim.table.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
 

@@ -19,8 +19,9 @@ import numpy as np
 from jaxserve.errors import InputError
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings

@@ -16,15 +16,14 @@ import numpy as np
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.vllm_run import (
     HOST_S,
-    TPOT_BAR,
-    TTFT_BAR,
     VISIBLE_HOST_S,
     read_profile,
+    requests_of,
     served,
+    statistics,
 )
-from jaxserve.sim.machine.hardware import load_model
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
-from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from jaxserve.sim.table.columns import read_columns
 from jaxserve.sim.table.layer_profile import ProfileTimer
@@ -87,12 +86,8 @@ def replay(directory: Path, host_s: float = HOST_S) -> np.ndarray:
     """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log."""
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine = meta["engine_kwargs"]
-    requests = [
-        Request(i, arrival_s, int(prompt), int(output))
-        for i, (arrival_s, _, _, prompt, output) in enumerate(served(directory).tolist())
-    ]
     return run_requests(
-        requests,
+        requests_of(directory),
         ExpertTimer(directory, host_s),
         GpuKnobs(ENGINES * engine["max_num_seqs"], _NO_LIMIT),
         SchedulerSettings(token_budget=ENGINES * engine["max_num_batched_tokens"]),
@@ -109,21 +104,16 @@ def vllm_expert_fidelity(shared: Path) -> list[FidelityRow]:
     if not (directory / "requests.jsonl").is_file():
         return []
     real = served(directory)
-    ttft_s, tpot_s = real[:, 1] - real[:, 0], (real[:, 2] - real[:, 1]) / (real[:, 4] - 1)
     rows = []
     for host_s in (HOST_S, VISIBLE_HOST_S):
         ours = replay(directory, host_s)
-        for label, quantity, reduce, real_s, bar in (
-            ("TTFT mean", "ttft_s", np.mean, ttft_s, TTFT_BAR),
-            ("TTFT p99", "ttft_s", lambda x: np.percentile(x, 99), ttft_s, TTFT_BAR),
-            ("TPOT mean", "tpot_s", np.mean, tpot_s, TPOT_BAR),
-        ):
-            error = float(reduce(ours[quantity]) / reduce(real_s) - 1)
+        for each in statistics(real):
+            error = each.error(ours)
             suffix = "" if host_s == HOST_S else f", host time {1e3 * host_s:g} ms"
             detail = (
-                f"{len(real)} requests, real {reduce(real_s):.4g} s, ours {100 * error:+.1f} %; "
+                f"{len(real)} requests, real {each.real_s:.4g} s, ours {100 * error:+.1f} %; "
                 f"host time {1e3 * host_s:g} ms"
             )
-            check = f"reference vs real vLLM: RTX PRO 6000, experts, {label}{suffix}"
-            rows.append(FidelityRow.within(check, 100 * abs(error), 100 * bar, "%", detail))
+            check = f"reference vs real vLLM: RTX PRO 6000, experts, {each.label}{suffix}"
+            rows.append(FidelityRow.within(check, 100 * abs(error), 100 * each.bar, "%", detail))
     return rows

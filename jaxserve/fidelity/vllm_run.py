@@ -6,6 +6,8 @@ decide everything. Beside the log lies a profile of the kernels, which gives the
 """
 
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -51,18 +53,57 @@ def served(directory: Path) -> np.ndarray:
     return table
 
 
+def requests_of(directory: Path) -> list[Request]:
+    """The requests of the real run, in the order of its log."""
+    return [
+        Request(i, arrival_s, int(prompt), int(output))
+        for i, (arrival_s, _, _, prompt, output) in enumerate(served(directory).tolist())
+    ]
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A statistic of latency in the real run, with its bar."""
+
+    label: str
+    """as rows name it."""
+    quantity: str
+    """field of ``LOG_DTYPE``."""
+    reduce: Callable[[np.ndarray], np.floating]
+    """of all requests."""
+    real: np.ndarray
+    """float64[n], of each request, s."""
+    bar: float
+    """largest relative error."""
+
+    @property
+    def real_s(self) -> float:
+        """Its value."""
+        return float(self.reduce(self.real))
+
+    def error(self, replayed: np.ndarray) -> float:
+        """Relative error of a replay, rows of ``LOG_DTYPE``."""
+        return float(self.reduce(replayed[self.quantity])) / self.real_s - 1
+
+
+def statistics(real: np.ndarray) -> list[Statistic]:
+    """TTFT mean and p99 and TPOT mean of what ``served`` returns."""
+    ttft_s, tpot_s = real[:, 1] - real[:, 0], (real[:, 2] - real[:, 1]) / (real[:, 4] - 1)
+    return [
+        Statistic("TTFT mean", "ttft_s", np.mean, ttft_s, TTFT_BAR),
+        Statistic("TTFT p99", "ttft_s", lambda x: np.percentile(x, 99), ttft_s, TTFT_BAR),
+        Statistic("TPOT mean", "tpot_s", np.mean, tpot_s, TPOT_BAR),
+    ]
+
+
 def replay(directory: Path, prefix_caching: bool = True, host_s: float = HOST_S) -> np.ndarray:
     """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log."""
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta["kv_cache"]
-    requests = [
-        Request(i, arrival_s, int(prompt), int(output))
-        for i, (arrival_s, _, _, prompt, output) in enumerate(served(directory).tolist())
-    ]
     # vLLM keeps one block back as the null block.
     blocks = cache["num_gpu_blocks"] - 1
     return run_requests(
-        requests,
+        requests_of(directory),
         profile_timer(directory, host_s),
         GpuKnobs(engine["max_num_seqs"], blocks * cache["block_size"]),
         SchedulerSettings(
@@ -83,31 +124,24 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
     if not (directory / "requests.jsonl").is_file():
         return []
     real = served(directory)
-    ttft_s, tpot_s = real[:, 1] - real[:, 0], (real[:, 2] - real[:, 1]) / (real[:, 4] - 1)
     ours, forgetful = replay(directory), replay(directory, prefix_caching=False)
     visible = replay(directory, host_s=VISIBLE_HOST_S)
     rows = []
-    for label, quantity, reduce, real_s, bar in (
-        ("TTFT mean", "ttft_s", np.mean, ttft_s, TTFT_BAR),
-        ("TTFT p99", "ttft_s", lambda x: np.percentile(x, 99), ttft_s, TTFT_BAR),
-        ("TPOT mean", "tpot_s", np.mean, tpot_s, TPOT_BAR),
-    ):
-        error = reduce(ours[quantity]) / reduce(real_s) - 1
-        without = reduce(forgetful[quantity]) / reduce(real_s) - 1
-        slower = reduce(visible[quantity]) / reduce(real_s) - 1
+    for each in statistics(real):
+        error, without, slower = map(each.error, (ours, forgetful, visible))
         detail = (
-            f"{len(real)} requests, real {reduce(real_s):.4g} s, ours {100 * error:+.1f} %, "
+            f"{len(real)} requests, real {each.real_s:.4g} s, ours {100 * error:+.1f} %, "
             f"{ours['preemptions'].sum()} preemptions; {100 * without:+.1f} % if preempted "
             "sequences did not find their own KV in the prefix cache; host time "
             f"{1e3 * HOST_S:g} ms"
         )
-        check = f"reference vs real vLLM: RTX 4090 {label}"
-        rows.append(FidelityRow.within(check, 100 * abs(float(error)), 100 * bar, "%", detail))
+        check = f"reference vs real vLLM: RTX 4090 {each.label}"
+        rows.append(FidelityRow.within(check, 100 * abs(error), 100 * each.bar, "%", detail))
         rows.append(
             FidelityRow.within(
                 f"{check}, host time {1e3 * VISIBLE_HOST_S:g} ms",
-                100 * abs(float(slower)),
-                100 * bar,
+                100 * abs(slower),
+                100 * each.bar,
                 "%",
                 f"the same with that host time in every step: {100 * slower:+.1f} %",
             )

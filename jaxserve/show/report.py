@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult
-    from jaxserve.sim.table.edges import Beyond
+    from jaxserve.sim.table.edges import Extrapolation
     from jaxserve.sim.table.fit import FitReport
     from jaxserve.sim.table.kernel_table import KernelReport
 
@@ -156,7 +156,7 @@ def fit_report_table(report: FitReport) -> Table:
             f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
             f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
             f"{100.0 * error:+.1f} %; mean TPOT error beyond the rows of a fit: "
-            f"{', '.join(map(_beyond, report.beyond)) or 'not known'}"
+            f"{', '.join(map(_beyond, report.extrapolations)) or 'not known'}"
         ),
     )
     table.add_column("time spent on", no_wrap=True)
@@ -169,7 +169,7 @@ def fit_report_table(report: FitReport) -> Table:
     return table
 
 
-def _beyond(edge: Beyond) -> str:
+def _beyond(edge: Extrapolation) -> str:
     """How a fit extrapolates, from rows that it was not shown."""
     return (
         f"from {edge.largest_left:g} to {edge.largest:g} {edge.axis} {100 * edge.error:.1f} % "
@@ -192,16 +192,14 @@ def kernel_report_table(report: KernelReport) -> Table:
     kept = [f"host time ({1e3 * metadata.cost_model.host_s:g} ms an iteration)"]
     kept += [LABELS[kind] for kind in report.kept]
     caption.append(f"as {metadata.hardware} has them: {', '.join(kept)}")
-    table = plain_table(
-        title=f"fit to kernels of {metadata.model}, {metadata.engine}", caption="; ".join(caption)
-    )
+    table = plain_table(title=f"fit to kernels of {metadata.model}", caption="; ".join(caption))
     table.add_column("kernels", no_wrap=True)
     for heading in ("rows", "error", "every third\nheld out"):
         table.add_column(heading, justify="right")
     table.add_column("the largest held out")
     for each in report.fits:
         errors = (f"{100 * error:.1f} %" for error in (each.error, each.held_out_error))
-        beyond = "\n".join(map(_beyond, each.beyond)) or "not known"
+        beyond = "\n".join(map(_beyond, each.extrapolations)) or "not known"
         table.add_row(LABELS[each.kind], str(each.rows), *errors, beyond)
     return table
 

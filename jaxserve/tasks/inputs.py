@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import TableFile, read_table_file
 from jaxserve.tasks.replay import trace_path
 from jaxserve.tasks.spec import TaskSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI
@@ -23,6 +24,7 @@ _OF_CHANGES = {
 }
 _OF_TASK_API = {404: "no environment of that name"}
 _OPEN = "/health"
+_WORDS = re.compile(r"\w+")
 
 SESSION = (404, 409)
 """Errors about the session that is named."""
@@ -55,6 +57,8 @@ def describe(app: FastAPI) -> None:
                 schemas.pop(name, None)
             for path, operations in schema["paths"].items():
                 for method, operation in operations.items():
+                    # What generators of clients name their functions by: get_state, post_step.
+                    operation["operationId"] = f"{method}_{'_'.join(_WORDS.findall(path))}"
                     _add_errors(path, method, operation["responses"])
         assert app.openapi_schema is not None
         return app.openapi_schema

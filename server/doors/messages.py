@@ -20,7 +20,8 @@ from server.doors.answers import Answer, to_json
 from server.doors.description import says
 from server.doors.model_context import ModelContext
 from server.wire.answers import CallAnswer
-from server.wire.schemas import Body, ServeAction
+from server.wire.bodies import Body
+from server.wire.schemas import ServeAction
 from server.wire.sentences import checked, read_object
 
 _PARSE_ERROR = -32700

@@ -12,7 +12,7 @@ from jaxserve.seeds import SPLITS
 from server.service import Service
 from server.sessions.episodes import check_split, listed_count, listed_episode, task_number
 from server.sessions.session import View
-from server.wire import schemas
+from server.wire import bodies, schemas
 from server.wire.catalogue import describe_task
 from server.wire.openenv_api import Environment, EnvironmentMetadata
 from server.wire.schemas import ServeAction, ServeObservation, ServeState
@@ -55,11 +55,11 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
                 )
             self._view = await self._service.view(schemas.checked_session_id(resume))
         else:
-            body = checked(schemas.ResetBody, given)
+            body = checked(bodies.ResetBody, given)
             # The next episode of a connection belongs to its session.
             own = self._view.session_id if self._view is not None else None
             self._view = await self._service.reset(
-                **schemas.reset_arguments(body, body.session_id or own)
+                **bodies.reset_arguments(body, body.session_id or own)
             )
         return schemas.observation(self._view)
 

@@ -12,16 +12,10 @@ from server.doors.description import SESSION, says
 from server.doors.leaving import while_connected
 from server.doors.queries import known_query
 from server.service import Service
-from server.wire import schemas
+from server.wire import bodies, schemas
 from server.wire.answers import DriveAnswer, EpisodeLog, StepAnswer, StepManyAnswer
-from server.wire.schemas import (
-    DriveBody,
-    ResetBody,
-    ServeState,
-    SessionId,
-    StepBody,
-    StepManyBody,
-)
+from server.wire.bodies import DriveBody, ResetBody, SessionId, StepBody, StepManyBody
+from server.wire.schemas import ServeState
 
 
 async def named_session(
@@ -49,7 +43,7 @@ def episode_routes(service: Service) -> APIRouter:
     async def reset(
         named: Named, body: Annotated[ResetBody, Body(default_factory=ResetBody.model_construct)]
     ) -> Response:
-        arguments = schemas.reset_arguments(body, body.session_id or named)
+        arguments = bodies.reset_arguments(body, body.session_id or named)
         return Answer(schemas.step_answer(await service.reset(**arguments)))
 
     @router.post(

@@ -20,7 +20,8 @@ from server.players.baseline_scores import Baselines
 from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
 from server.wire.answers import BaselineAnswer, GradeAnswer
-from server.wire.schemas import LIVE, SIMULATED, BaselineBody, GradeBody, ServeAction
+from server.wire.bodies import BaselineBody, GradeBody
+from server.wire.schemas import LIVE, SIMULATED, ServeAction
 from server.wire.sentences import checked
 
 

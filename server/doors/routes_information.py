@@ -39,11 +39,12 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
     )
     async def health() -> Response:
         reason = await service.fault()
+        active = {"active_sessions": service.live_sessions}
         if reason is None:
-            return Answer({"status": "healthy"})
+            return Answer({"status": "healthy"} | active)
         # In memory it does all that it ever will: a restart would gain nothing.
         status = 503 if service.durable else 200
-        return Answer({"status": "degraded", "reason": reason}, status_code=status)
+        return Answer({"status": "degraded", "reason": reason} | active, status_code=status)
 
     @router.get(
         "/tasks",

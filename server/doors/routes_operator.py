@@ -19,7 +19,8 @@ from server.service import Service
 from server.sessions import engine
 from server.sessions.session import View
 from server.wire.answers import OperatorAnswer
-from server.wire.schemas import OperateBody, action_fields, step_answer
+from server.wire.bodies import OperateBody
+from server.wire.schemas import action_fields, step_answer
 
 
 def operator_routes(service: Service) -> APIRouter:

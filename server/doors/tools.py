@@ -17,9 +17,10 @@ from jaxserve.errors import InputError
 from jaxserve.spaces import KNOB_FIELDS
 from server.problems import Problem
 from server.service import Service
-from server.wire import schemas
+from server.wire import bodies, schemas
+from server.wire.bodies import ResetBody, StepBody
 from server.wire.catalogue import describe_tasks
-from server.wire.schemas import ResetBody, ServeAction, StepBody
+from server.wire.schemas import ServeAction
 from server.wire.sentences import checked
 
 Tool = Callable[..., Awaitable[dict[str, Any]]]
@@ -54,7 +55,7 @@ def build_tools(service: Service) -> FastMCP:
         """Begins an episode and returns its session_id and first observation."""
         given = {"task_id": task_id, "seed": seed, "split": split, "session_id": session_id}
         body = checked(ResetBody, given)
-        view = await service.reset(**schemas.reset_arguments(body, body.session_id))
+        view = await service.reset(**bodies.reset_arguments(body, body.session_id))
         return schemas.step_answer(view)
 
     @tools.tool

@@ -1,4 +1,4 @@
-"""A pytree of many small arrays as one vector for each of their types.
+"""A pytree of many small arrays as one vector of 32-bit words.
 
 To hand one array to a compiled program, or to take one back, costs about a microsecond. A session's
 window has two hundred of them, and its computation takes less time than they do.
@@ -7,34 +7,34 @@ window has two hundred of them, and its computation takes less time than they do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 T = TypeVar("T")
-Packed = tuple[Any, ...]
-"""Arrays [..., n], one for each type, in the order of ``Packing.shapes``."""
+Packed = Any
+"""A uint32 array [..., n]: the bits of a tree's numbers, truth values as 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
     """Where a leaf lies."""
 
-    vector: int
     first: int
     shape: tuple[int, ...]
-    is_key: bool
+    dtype: Any
+    """of its numbers; that of a key has a type of its own."""
 
 
 @dataclass(frozen=True)
 class Packing(Generic[T]):
     """How pytrees of one structure lie in their vectors. Build it with ``Packing.of``."""
 
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    """of the vectors of one tree."""
+    size: int
+    """words of one tree."""
     _places: tuple[_Place, ...]
     _structure: Any
 
@@ -43,45 +43,52 @@ class Packing(Generic[T]):
         """How ``tree`` is packed, and all that have its structure, types and shapes.
 
         Args:
-          tree: of arrays or of their shapes, without batch axes.
+          tree: of arrays or of their shapes, without batch axes; of 32-bit numbers, truth values
+            and keys.
         """
         leaves, structure = jax.tree.flatten(tree)
-        plain = [jax.eval_shape(_plain, leaf) for leaf in leaves]
-        dtypes = list(dict.fromkeys(leaf.dtype for leaf in plain))
-        sizes = [0] * len(dtypes)
-        places = []
-        for leaf, shape in zip(leaves, plain, strict=True):
-            vector = dtypes.index(shape.dtype)
-            places.append(_Place(vector, sizes[vector], shape.shape, _is_key(leaf)))
-            sizes[vector] += math.prod(shape.shape)
-        shapes = [jax.ShapeDtypeStruct((n,), d) for n, d in zip(sizes, dtypes, strict=True)]
-        return cls(tuple(shapes), tuple(places), structure)
+        places, size = [], 0
+        for leaf in leaves:
+            shape = jax.eval_shape(_words, leaf).shape
+            places.append(_Place(size, shape, leaf.dtype))
+            size += math.prod(shape)
+        return cls(size, tuple(places), structure)
+
+    @property
+    def shape(self) -> jax.ShapeDtypeStruct:
+        """of the vector of one tree."""
+        return jax.ShapeDtypeStruct((self.size,), jnp.uint32)
 
     def pack(self, tree: T) -> Packed:
-        """The vectors [n] of a tree; for use inside jit."""
-        columns: Sequence[list[jax.Array]] = [[] for _ in self.shapes]
-        for leaf, place in zip(jax.tree.leaves(tree), self._places, strict=True):
-            columns[place.vector].append(_plain(leaf).reshape(-1))
-        return tuple(jnp.concatenate(column) for column in columns)
+        """The vector [n] of a tree; for use inside jit."""
+        return jnp.concatenate([_words(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)])
 
-    def unpack(self, vectors: Packed) -> T:
-        """The tree of vectors [..., n]; its leaves have the same leading axes.
+    def unpack(self, vector: Packed) -> T:
+        """The tree of a vector [..., n]; its leaves have the same leading axes."""
+        return jax.tree.unflatten(self._structure, [_taken(vector, p) for p in self._places])
 
-        NumPy vectors give views of them, which works only without keys in the tree.
-        """
-        leaves = [_taken(vectors[place.vector], place) for place in self._places]
-        return jax.tree.unflatten(self._structure, leaves)
+    def places(self) -> T:
+        """For every leaf the numbers of its words in the vector, as nested lists of its shape."""
+        found = [
+            np.arange(p.first, p.first + math.prod(p.shape)).reshape(p.shape).tolist()
+            for p in self._places
+        ]
+        return jax.tree.unflatten(self._structure, found)
 
 
 def _taken(vector: Any, place: _Place) -> Any:
     part = vector[..., place.first : place.first + math.prod(place.shape)]
     part = part.reshape((*vector.shape[:-1], *place.shape))
-    return jax.random.wrap_key_data(part) if place.is_key else part
+    if jnp.issubdtype(place.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(part)
+    if place.dtype == jnp.bool_:
+        return part != 0
+    return jax.lax.bitcast_convert_type(part, place.dtype)
 
 
-def _plain(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if _is_key(leaf) else jnp.asarray(leaf)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _words(leaf: jax.Array) -> jax.Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(leaf)
+    if leaf.dtype == jnp.bool_:
+        return leaf.astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint32)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -19,52 +18,31 @@ from typing import NamedTuple
 from filelock import FileLock
 
 from jaxserve.errors import InputError
-from jaxserve.runtime.database import connect
 from jaxserve.spaces import KNOBS
 from server.problems import StorageFailure
 from server.sessions.engine import Knobs
+from server.sessions.log_file import (
+    BUSY_MS,
+    connect_to_read,
+    connect_to_write,
+    open_or_set_aside,
+)
 from server.sessions.watching import FileWatch
 from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
-_SCHEMA_VERSION = 2
-_BUSY_MS = 2000
-"""How long a commit waits for other processes."""
 _BUSY_AGAIN_MS = 50
 """The same where the last one has waited in vain."""
 _PROBE_S = 1.0
 _NOTE_CLOCK = "INSERT OR REPLACE INTO notes VALUES ('clock', ?)"
+_NEWEST_STEP = "SELECT coalesce(max(id), 0) FROM steps"
+_NEW_EPISODE = "INSERT INTO episodes VALUES (?, ?, ?, ?)"
+_NEW_STEP = f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})"
+_MOVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)"
+_KEEP_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
 """Heads that are remembered."""
-_SCHEMA = f"""
-CREATE TABLE IF NOT EXISTS sessions (
-  id TEXT PRIMARY KEY,
-  episode INTEGER NOT NULL,  -- its current one; 0 once the session has expired
-  steps INTEGER NOT NULL,    -- windows of that episode
-  touched REAL NOT NULL,     -- when it was last written to, on the log's own clock
-  last INTEGER NOT NULL      -- its newest row of steps, of whichever episode; 0: none
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS episodes (
-  id INTEGER PRIMARY KEY,
-  session TEXT NOT NULL,
-  name TEXT NOT NULL,        -- the client's episode_id
-  spec TEXT NOT NULL         -- Episode.to_json()
-);
-CREATE INDEX IF NOT EXISTS episodes_of_session ON episodes (session);
--- Only ever added to at its end, so that windows of many sessions are few pages to write: an index
--- by session would have one for each. A session's rows are found from its last one backwards.
-CREATE TABLE IF NOT EXISTS steps (
-  id INTEGER PRIMARY KEY,
-  previous INTEGER NOT NULL, -- the session's row before this one; 0: none
-  episode INTEGER NOT NULL,
-  number INTEGER NOT NULL,
-  batched INTEGER NOT NULL,  -- 1: computed by advance_many
-  reward REAL NOT NULL,
-  {", ".join(f"{knob} REAL NOT NULL" for knob in KNOBS)}
-);
-CREATE TABLE IF NOT EXISTS notes (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-"""
 # From the session's newest row back to window ``first`` of the asked episode.
 _EPISODE_STEPS = f"""
 WITH RECURSIVE
@@ -172,6 +150,8 @@ class Store:
         self._clock_offset = (latest or 0.0) - time.monotonic()
         # Heads this process has written or read, true until another process writes.
         self._known: dict[str, Head] = {}
+        self._newest: int | None = None
+        """The newest step's row, None if it has to be read."""
         self._known_at = self._others_version()
 
     @property
@@ -188,7 +168,7 @@ class Store:
         with _readable():
             version = self._others_version()
             if version != self._known_at or len(self._known) > _KNOWN:
-                self._known.clear()
+                self._forget()
                 self._known_at = version
             known = self._known
             unknown = [session for session in sessions if session not in known]
@@ -244,7 +224,7 @@ class Store:
             self._open_for_writing()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
-                heads = self._write(records, now)
+                heads, newest = self._write(records, now)
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
             raise StorageFailure(
@@ -252,6 +232,7 @@ class Store:
             ) from None
         self._works()
         self._known.update(heads)
+        self._newest = newest
 
     def fault(self) -> str | None:
         """Why what is acknowledged now would not outlive the process; None if it would, or if the
@@ -290,20 +271,20 @@ class Store:
         # What reads may keep what writes away.
         self.close()
         try:
-            self._connection, self._only_read = _connect(self.path), False
+            self._connection, self._only_read = connect_to_write(self.path), False
         except sqlite3.Error:
-            self._connection = _connect_to_read(self.path)
+            self._connection = connect_to_read(self.path)
             raise
         finally:
             self._watch = FileWatch(self.path)
-            self._known.clear()
+            self._forget()
         self._known_at = self._others_version()
 
     def _works(self) -> None:
         if self._problem is not None and not self.in_memory:
             _LOG.warning("session log %s can be written again", self.path)
             self._problem = None
-            self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
 
     def _fails(self, problem: str) -> None:
         if self._problem is None:
@@ -312,12 +293,14 @@ class Store:
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_AGAIN_MS}")
         self._problem = problem
 
-    def _write(self, records: Sequence[Record], now: float) -> dict[str, Head]:
-        """Within a transaction; returns where the sessions then stand."""
+    def _write(self, records: Sequence[Record], now: float) -> tuple[dict[str, Head], int]:
+        """Within a transaction; returns where sessions then stand, and the newest step's row."""
         notes = [record for record in records if isinstance(record, NewNote)]
         moves = [record for record in records if not isinstance(record, NewNote)]
         heads = self.heads([*{record.session: None for record in moves}])
-        (newest,) = self._connection.execute("SELECT coalesce(max(id), 0) FROM steps").fetchone()
+        newest = self._newest
+        if newest is None:
+            (newest,) = self._connection.execute(_NEWEST_STEP).fetchone()
         episodes, steps = [], []
         for record in moves:
             session = record.session
@@ -336,16 +319,12 @@ class Store:
                 heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
             else:
                 notes.append(NewNote("default_session", session))
-        self._connection.executemany("INSERT INTO episodes VALUES (?, ?, ?, ?)", episodes)
-        self._connection.executemany(
-            f"INSERT INTO steps VALUES ({', '.join('?' * (6 + len(KNOBS)))})", steps
-        )
-        self._connection.executemany(
-            "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)",
-            [(session, *head) for session, head in heads.items()],
-        )
-        self._connection.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?)", notes)
-        return heads
+        moved = [(session, *head) for session, head in heads.items()]
+        self._connection.executemany(_NEW_EPISODE, episodes)
+        self._connection.executemany(_NEW_STEP, steps)
+        self._connection.executemany(_MOVE_SESSION, moved)
+        self._connection.executemany(_KEEP_NOTE, notes)
+        return heads, newest
 
     def expire(self, idle_s: float) -> int:
         """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were.
@@ -357,7 +336,7 @@ class Store:
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
-            self._known.clear()
+            self._forget()
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
@@ -365,6 +344,11 @@ class Store:
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),
             ).rowcount
+
+    def _forget(self) -> None:
+        """What is known of the log has to be read again."""
+        self._known.clear()
+        self._newest = None
 
     def _others_version(self) -> int:
         """Changes when another connection has written to the file."""
@@ -388,12 +372,12 @@ def open_store(path: str) -> Store:
       InputError: there is one that can be neither written nor read.
     """
     if path == IN_MEMORY:
-        return Store(path, _connect(path))
+        return Store(path, connect_to_write(path))
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Two processes must not set aside what the other has just begun.
         with FileLock(f"{path}.lock"):
-            store = Store(path, _opened(path))
+            store = Store(path, open_or_set_aside(path))
         store.try_writing()
         return store
     except sqlite3.Error as error:
@@ -408,7 +392,7 @@ def open_store(path: str) -> Store:
             reason,
         )
         try:
-            return Store(path, _connect_to_read(path), reason)
+            return Store(path, connect_to_read(path), reason)
         except sqlite3.Error as error:
             raise InputError(
                 f"the session log {path} can be neither written ({reason}) nor read ({error}); "
@@ -420,63 +404,7 @@ def open_store(path: str) -> Store:
         reason,
     )
     why = f"the session log cannot be written ({reason}), so that sessions are in memory"
-    return Store(IN_MEMORY, _connect(IN_MEMORY), why)
-
-
-def _opened(path: str) -> sqlite3.Connection:
-    try:
-        return _connect(path)
-    except sqlite3.OperationalError:
-        # Busy or not writable, not damaged.
-        raise
-    except sqlite3.DatabaseError as error:
-        _set_aside(Path(path), str(error))
-        return _connect(path)
-
-
-def _connect(path: str) -> sqlite3.Connection:
-    connection = connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
-    connection.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
-    return connection
-
-
-def _connect_to_read(path: str) -> sqlite3.Connection:
-    """A connection to a log beside which no file can be begun.
-
-    Raises:
-      sqlite3.Error: it cannot be read either.
-    """
-    # What the -wal file has is read without the shared index of it, for which there is no room;
-    # where there is no -wal file nobody writes, and the log is read as it is.
-    waiting = Path(f"{path}-wal")
-    written = waiting.is_file() and waiting.stat().st_size > 0
-    mode = "mode=rw" if written else "immutable=1"
-    connection = sqlite3.connect(
-        f"{Path(path).absolute().as_uri()}?{mode}",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    if written:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE")
-    connection.execute("SELECT count(*) FROM sessions").fetchone()
-    return connection
-
-
-def _set_aside(file: Path, reason: str) -> None:
-    number = 1
-    while (kept := file.with_name(f"{file.name}.damaged-{number}")).exists():
-        number += 1
-    os.replace(file, kept)
-    for suffix in ("-wal", "-shm"):
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(f"{file}{suffix}", f"{kept}{suffix}")
-    _LOG.warning(
-        "session log %s cannot be used (%s): it is kept as %s and a new one begins",
-        file,
-        reason,
-        kept,
-    )
+    return Store(IN_MEMORY, connect_to_write(IN_MEMORY), why)
 
 
 @contextlib.contextmanager

@@ -20,14 +20,18 @@ class _Opened(NamedTuple):
     name: str
     path: str
     descriptor: int
+    identity: tuple[int, int]
+    """device and number of the file, which stay as they are."""
 
     @classmethod
     def of(cls, name: str, path: str) -> _Opened | None:
         """None where there is no such file."""
         try:
-            return cls(name, path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
+        mine = os.fstat(descriptor)
+        return cls(name, path, descriptor, (mine.st_dev, mine.st_ino))
 
     def moved(self) -> str | None:
         """What has become of its name, None if it still has it."""
@@ -35,8 +39,7 @@ class _Opened(NamedTuple):
             there = os.stat(self.path)
         except OSError:
             return f"{self.name} was removed while the server ran"
-        mine = os.fstat(self.descriptor)
-        if (there.st_dev, there.st_ino) != (mine.st_dev, mine.st_ino):
+        if (there.st_dev, there.st_ino) != self.identity:
             return f"{self.name} was replaced by another file while the server ran"
         return None
 

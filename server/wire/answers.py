@@ -233,6 +233,7 @@ class HealthAnswer(Said):
     """Whether all is well."""
 
     status: Literal["healthy", "degraded"]
+    active_sessions: int = Field(description="sessions in memory; the log may hold more")
     reason: str | None = None
 
 

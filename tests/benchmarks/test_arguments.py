@@ -31,7 +31,16 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
             "--seconds is nan; it must be a number from 0.1",
         ),
         ("benchmarks.server_load", ("--soak-seconds", "inf"), "--soak-seconds is inf; it must be"),
+        ("benchmarks.rollout_load", ("--sessions", "0"), "--sessions is 0; it must be a whole"),
+        (
+            "benchmarks.rollout_load",
+            ("--completions", "9"),
+            "--completions is 9; it must be a whole number from 640",
+        ),
+        ("benchmarks.rollout_faults", ("--tasks", "0"), "--tasks is 0; it must be a whole number"),
+        ("benchmarks.rollout_faults", ("--harms", "-1"), "--harms is -1; it must be a whole"),
         ("benchmarks.server_faults", ("--kills", "-1"), "--kills is -1; it must be a whole number"),
+        ("benchmarks.server_faults", ("--connections", "-1"), "--connections is -1; it must be"),
     ],
 )
 def test_bad_arguments(module: str, arguments: tuple[str, ...], message: str) -> None:

@@ -21,8 +21,9 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"
 
 
 @contextmanager
-def running(command: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command of the page; waits until it answers, and ends it as Ctrl-C does."""
+def running(command: str, url: str, exit_status: int = 0) -> Iterator[subprocess.Popen[bytes]]:
+    """A command of the page; waits until it answers, ends it as Ctrl-C does, and compares its exit
+    status, which is negative for one that ends by a signal."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
         f"exec {command}", shell=True, env=os.environ | {"PATH": programs}, stderr=subprocess.PIPE
@@ -36,11 +37,10 @@ def running(command: str, url: str) -> Iterator[subprocess.Popen[bytes]]:
             return False
 
     try:
-        wait_until(answers, "the gateway's first answer")
+        wait_until(answers, "the first answer")
         yield process
         process.send_signal(signal.SIGINT)
-        # A server may end by the signal itself, once it has ended in order.
-        assert process.wait(PATIENCE_S) in (0, -signal.SIGINT)
+        assert process.wait(PATIENCE_S) == exit_status
     finally:
         process.kill()
         process.wait()

@@ -14,7 +14,8 @@ from jaxserve.gateway.records import Records, RequestRecord
 from jaxserve.live.calibration import calibrate
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from tests.docs.snippets import blocks
 from tests.gateway.running import RunningGateway
 from tests.live.calibration.batching import HttpEngine, measured_in_virtual_time

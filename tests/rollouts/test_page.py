@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -91,7 +92,10 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     with ExitStack() as stack:
         stack.enter_context(Operator("vllm", int(ports["8000"])))
-        for command, port in ((server, "7860"), (gateway, "9000"), (service, "9100")):
+        # Once it has ended in order, the server lets the signal end the process.
+        interrupted = -signal.SIGINT
+        stack.enter_context(running(server, f"http://127.0.0.1:{ports['7860']}", interrupted))
+        for command, port in ((gateway, "9000"), (service, "9100")):
             stack.enter_context(running(command, f"http://127.0.0.1:{ports[port]}"))
         pages = f"http://127.0.0.1:{ports['9101']}"
         stack.enter_context(running(dashboard, pages))

@@ -8,8 +8,8 @@ import pytest
 from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 from server.players.baseline_scores import summary
+from server.wire.bodies import GradeBody
 from server.wire.catalogue import describe_task
-from server.wire.schemas import GradeBody
 from server.wire.sentences import checked
 
 _ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}
@@ -50,6 +50,14 @@ def test_an_episode_as_an_earlier_client_plays_it(http: httpx.Client) -> None:
     assert refused.json()["error"] == "actions_taken is 3; the episode has 2 actions"
     refused = http.post("/grader", json={"episode_log": log})
     assert refused.json()["error"].startswith("seed is missing")
+
+
+def test_health_counts_sessions(http: httpx.Client) -> None:
+    """Those in memory: as many as ``/runtime`` says, and at least the one just begun."""
+    http.post("/reset", json={"task_id": "static_workload", "seed": 1})
+    health = http.get("/health").json()
+    assert health["status"] == "healthy"
+    assert 1 <= health["active_sessions"] == http.get("/runtime").json()["live_sessions"]
 
 
 def test_a_baseline_of_one_task(http: httpx.Client) -> None:

@@ -216,7 +216,7 @@ def test_a_log_that_is_gone_is_said(tmp_path: Path, start_server: Start) -> None
     """Removed while the server runs: nothing is acknowledged, until it is back."""
     server = start_server(tmp_path)
     session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
-    assert httpx.get(f"{server.url}/health").json() == {"status": "healthy"}
+    assert httpx.get(f"{server.url}/health").json() == {"status": "healthy", "active_sessions": 1}
     log = tmp_path / "sessions.sqlite3"
     log.rename(tmp_path / "away")
     health = httpx.get(f"{server.url}/health")

@@ -25,7 +25,7 @@ from jaxserve.show.report import (
     task_table,
     training_table,
 )
-from jaxserve.sim.table.edges import Beyond
+from jaxserve.sim.table.edges import Extrapolation
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import FitReport, FittedConstant
 from jaxserve.sim.table.kernel_table import IterationErrors, KernelFit, KernelReport
@@ -162,7 +162,7 @@ def test_fit() -> None:
         ttft_error=None,
         held_out_tpot_error=0.021,
         held_out_ttft_error=None,
-        beyond=(Beyond("requests in flight", 16.0, 64.0, 0.08, -0.18),),
+        extrapolations=(Extrapolation("requests in flight", 16.0, 64.0, 0.08, -0.18),),
         prior_tpot_error=0.2,
         worst_row=(7, -0.055),
         table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
@@ -176,7 +176,7 @@ def test_fit() -> None:
 
 def test_fit_to_kernels() -> None:
     """Errors by kind of kernel, of whole iterations, and what was not measured."""
-    edge = Beyond("sequences", 64.0, 512.0, 0.161, -0.289)
+    edge = Extrapolation("sequences", 64.0, 512.0, 0.161, -0.289)
     report = KernelReport(
         fits=(KernelFit("decode", 137, 0.074, 0.078, 0.347, (edge,)),),
         kept=("elementwise", "head"),

@@ -241,15 +241,16 @@ class Captured(Way):
             return
         self._recorded = True
         draft, record, answered = self._draft, self.call.record, self._answered
+        said: dict[str, Any] = {}
         if answered is not None and answered.begun:
-            draft = replace(
-                draft,
-                prompt_ids=answered.prompt_ids,
-                choices=answered.choices,
-                response=answered.body,
-            )
+            said = {
+                "prompt_ids": answered.prompt_ids,
+                "choices": answered.choices,
+                "response": answered.body,
+            }
         self._draft = replace(
             draft,
+            **said,
             ended_unix_s=time.time(),
             outcome=record.outcome or "completed",
             reason=record.reason,

@@ -180,7 +180,7 @@ def _inside(holder: Json, name: str) -> Json:
 
 
 def _ids(values: Any) -> np.ndarray | None:
-    if not isinstance(values, list) or not all(type(value) is int for value in values):
+    if not isinstance(values, list) or not set(map(type, values)) <= {int}:
         return None
     try:
         return np.array(values, np.int32)

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.sessions.files import RecordFile, sync
+from jaxserve.gateway.sessions.files import RecordFile
 from jaxserve.gateway.sessions.linking import Linker
 from jaxserve.gateway.sessions.records import CompletionRecord, Link, decode, encode, lines
 
@@ -98,27 +98,13 @@ class Session:
         if self.deleted:
             return draft
         try:
-            record = self._opened().add(replace(draft, session=self.info.id))
+            record = self._opened().add(draft)
         except (OSError, ValueError) as error:
             _LOG.error("a record of session %s is lost: %s", self.info.id, error)
             raise NotRecorded from error
         for listener in tuple(self._listeners):
             self._tell(listener, (record.seq, event_of(record)))
         return record
-
-    def sync(self) -> None:
-        """Returns when all records are on the disk; may be called from any thread.
-
-        Raises:
-          NotRecorded: they are not.
-        """
-        try:
-            sync(self.path)
-        except OSError as error:
-            if self.deleted:
-                return
-            _LOG.error("records of session %s are not on the disk: %s", self.info.id, error)
-            raise NotRecorded from error
 
     def listen(self) -> Listener:
         """A queue of what happens from now on; None is its end."""

@@ -6,8 +6,8 @@ as hard to turn back as the key is to guess.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -28,9 +28,11 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.auth import keys
 from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.sessions.files import sync
-from jaxserve.gateway.sessions.session import Session, SessionInfo
+from jaxserve.gateway.sessions.group_commit import GroupCommit
+from jaxserve.gateway.sessions.session import NotRecorded, Session, SessionInfo
 from jaxserve.runtime.state import locked_file
 
+_LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _HELD = "session.json"
 _THREADS = 8
@@ -60,7 +62,8 @@ class Sessions:
             raise InputError(f"--sessions is {folder}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"--sessions is {folder}: {error}") from None
-        self._threads = ThreadPoolExecutor(_THREADS, "jaxserve-sessions")
+        self._readers = ThreadPoolExecutor(_THREADS, "jaxserve-sessions")
+        self._commits = GroupCommit(_THREADS)
 
     def __iter__(self) -> Iterator[Session]:
         """In the order in which they were made."""
@@ -113,7 +116,7 @@ class Sessions:
           NotRecorded: its records cannot be read.
         """
         if not session.info.closed:
-            await session.open(self._threads)
+            await session.open(self._readers)
         return session.describe()
 
     @asynccontextmanager
@@ -125,7 +128,7 @@ class Sessions:
         """
         session.inside += 1
         try:
-            await session.open(self._threads)
+            await session.open(self._readers)
             yield
         finally:
             session.inside -= 1
@@ -139,7 +142,7 @@ class Sessions:
           NotRecorded: its records cannot be read.
         """
         if not session.info.closed:
-            await session.open(self._threads)
+            await session.open(self._readers)
         session.info = replace(session.info, closed=True)
         self._keep_counts(session)
         session.end(deleted=False)
@@ -166,13 +169,19 @@ class Sessions:
         Raises:
           NotRecorded: they cannot be brought there.
         """
-        await asyncio.get_running_loop().run_in_executor(self._threads, session.sync)
+        try:
+            await self._commits.synced(session.path)
+        except OSError as error:
+            if not session.deleted:
+                _LOG.error("records of session %s are not on the disk: %s", session.info.id, error)
+                raise NotRecorded from error
 
     def shut(self) -> None:
         """Lets another gateway have the folder."""
         for session in self:
             session.end(deleted=False)
-        self._threads.shutdown()
+        self._readers.shutdown()
+        self._commits.close()
         os.close(self._lock)
 
     def _take(self, session: Session) -> None:

@@ -24,9 +24,10 @@ from jaxserve.live.calibration.sweep import Measured, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu, load_model
-from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
-from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile, TableMetadata
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu
+from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.table.build import fill_measured
+from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile
 from jaxserve.sim.table.sweep import Sweep
 from jaxserve.types import Tier
 
@@ -124,19 +125,15 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
         frontend_s=frontend_s,
     )
     source = f"{len(steps)} steps" if steps is not None else "a load test"
-    metadata = TableMetadata(
-        model=model.name,
-        hardware=gpu.name,
-        engine="as measured",
+    table = fill_measured(
+        cost,
+        gpu,
+        model,
         source=f"calibrated on {source} of a running engine; {_filled(calibration)}",
         fit_error=found.held_out_error,
-        tensor_parallel=deployed.tensor_parallel,
         token_budget=budget,
-        acceptance=ACCEPTANCE,
-        cost_model=cost,
         calibration=calibration,
     )
-    table = fill_grid(metadata, gpu, model)
     return CalibrationReport(measured, found, errors, calibration, table)
 
 

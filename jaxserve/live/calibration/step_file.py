@@ -15,8 +15,8 @@ from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of_loads
 from jaxserve.live.calibration.steps import Steps
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
-from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
-from jaxserve.sim.table.file import TableFile, TableMetadata
+from jaxserve.sim.table.build import fill_measured
+from jaxserve.sim.table.file import TableFile
 
 REQUIRED = ("seconds", "decode_seqs", "kv_tokens", "prompt_tokens")
 OPTIONAL = ("prefix_tokens", "pairs", "decode_tokens", "depth")
@@ -86,18 +86,15 @@ def table_of_steps(
             f"the fit is {found.held_out_error:.0%} off on {found.held_out} of {found.points} "
             f"kinds of steps that it was not shown, beyond {MAX_ERROR:.0%}, so no table was written"
         )
-    metadata = TableMetadata(
-        model=model.name,
-        hardware=gpu.name,
-        engine="as measured",
+    table = fill_measured(
+        found.cost_model(gpu.name, model.name, tensor_parallel),
+        gpu,
+        model,
         source=f"fitted to {len(steps)} steps of {source}; tiers and depths are copies of one",
         fit_error=max(found.held_out_error, found.largest_error),
-        tensor_parallel=tensor_parallel,
         token_budget=token_budget,
-        acceptance=ACCEPTANCE,
-        cost_model=found.cost_model(gpu.name, model.name, tensor_parallel),
     )
-    return found, fill_grid(metadata, gpu, model)
+    return found, table
 
 
 def _column(table: pa.Table, name: str, where: str) -> NDArray[np.float64]:

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.beyond import Beyond
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import DeploymentSettings
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile
 from jaxserve.tasks.spec import Regime, TaskSpec
@@ -56,16 +57,30 @@ def dilated_task(content: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 def dilated_cost(cost: CostModel, factor: float) -> CostModel:
     """Iteration times ``factor`` times as long."""
+    changed = _longer(cost, factor)
+    if cost.beyond is not None:
+        lines = tuple(
+            (largest, factor * fixed_s, factor * per_token_s)
+            for largest, fixed_s, per_token_s in cost.beyond.collectives
+        )
+        changed["beyond"] = dataclasses.replace(
+            cost.beyond, collectives=lines, **_longer(cost.beyond, factor)
+        )
+    return dataclasses.replace(cost, **changed)
+
+
+def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
+    """Fields that are seconds, or seconds per something, by their names."""
     changed: dict[str, Any] = {}
-    for field in dataclasses.fields(CostModel):
-        value = getattr(cost, field.name)
+    for field in dataclasses.fields(constants):
         if field.name.endswith("_s") or "_s_per_" in field.name:
+            value = getattr(constants, field.name)
             changed[field.name] = (
                 tuple(factor * each for each in value)
                 if isinstance(value, tuple)
                 else factor * value
             )
-    return dataclasses.replace(cost, **changed)
+    return changed
 
 
 def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float) -> TableFile:
@@ -76,4 +91,4 @@ def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float
     """
     known = build(hardware, model, tensor_parallel=tensor_parallel).metadata
     slow = dataclasses.replace(known, cost_model=dilated_cost(known.cost_model, factor))
-    return fill_grid(slow, load_gpu(hardware), load_model(model))
+    return fill_grid(slow, *serve(hardware, model, known.stack))

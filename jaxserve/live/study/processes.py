@@ -23,8 +23,9 @@ from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
 from jaxserve.live.study.dilation import dilated_task
 from jaxserve.live.study.plan import Server
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
 
 _START_S = 600.0  # a busy machine takes minutes to import vLLM

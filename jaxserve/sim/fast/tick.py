@@ -18,25 +18,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, largest, stage
-from jaxserve.sim.fast.admission import (
-    alive_share,
-    chunks,
-    distinct_kv,
-    find_room,
-    find_timing,
-    joining_share,
-    prefill_seconds,
-    readmit,
-    reject,
-)
+from jaxserve.sim.fast.admission import find_room, joining_share, readmit, reject
 from jaxserve.sim.fast.ages import (
     advance,
     age_sum,
-    ages_of,
     begin,
     come_back,
     join,
-    take_newest,
 )
 from jaxserve.sim.fast.chance_waits import (
     ROUTING_MIXED,
@@ -48,27 +36,26 @@ from jaxserve.sim.fast.chance_waits import (
     prefill_share,
     prefill_wait,
 )
+from jaxserve.sim.fast.eviction import evict, evictions
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
-    Ages,
     Conditions,
     Decoding,
-    Eviction,
     Lines,
     Queues,
     Tally,
     TickEvents,
     Timing,
     WindowPlan,
+    counted,
     empty_tally,
 )
-from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
+from jaxserve.sim.fast.timing import alive_share, chunks, find_timing, prefill_seconds
 from jaxserve.sim.traffic.output_ages import OutputAges
 from jaxserve.sim.traffic.workload import TrafficClasses
-from jaxserve.types import PRIORITY_GROUPS
 
 
 def _decode(
@@ -118,17 +105,6 @@ def _share(part: jax.Array, whole: jax.Array) -> jax.Array:
     return jnp.clip(part / jnp.maximum(whole, TINY), 0.0, 1.0)
 
 
-def _counted(queues: Queues) -> Queues:
-    """Numbers by age are the only ones there are, where there are ages: two counts of the same
-    sequences would drift apart, and one be divided by what is left of the other."""
-    if queues.ages is None:
-        return queues
-    running, preempted = (
-        add_up(count, axis=1) for count in (queues.ages.running, queues.ages.preempted)
-    )
-    return dataclasses.replace(queues, running=running, preempted=preempted)
-
-
 def _next_queues(
     plan: WindowPlan,
     classes: TrafficClasses,
@@ -164,103 +140,7 @@ def _next_queues(
         recompute_context=queues.recompute_context - admission.recomputed,
         ages=decoding.ages,
     )
-    return _counted(after)
-
-
-def _evictions(
-    plan: WindowPlan,
-    classes: TrafficClasses,
-    queues: Queues,
-    admission: Admission,
-    decoding: Decoding,
-    first_tick: jax.Array,
-) -> Eviction:
-    """Sequences that lose their KV at the end of the tick, those of the lowest priority first.
-
-    There are three reasons:
-
-    - The KV in use exceeds what there is.
-    - A restart takes their GPU down.
-    - Running sequences grow into a full pool. Where KV is short, admission leaves less free than
-      the next prompt in line needs, anything from nothing to that. Between two completions on a
-      GPU its sequences grow by one output's length together. If that does not fit, the newest
-      sequence is evicted, which holds little more than its prompt. Where several sequences
-      complete in one iteration, one of them nearly always makes the room.
-    """
-    running, context = queues.running, queues.context
-    used = distinct_kv(plan.work, context, running) + BLOCK_SLACK_TOKENS * running
-    share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
-    beyond = share * used
-    share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
-
-    completed = add_up(decoding.completed)
-    together = completed / jnp.maximum(plan.decode_gpus * decoding.steps, TINY)
-    prompts = add_up(decoding.completed * classes.prompt_tokens)
-    too_little = 1.0 - jnp.exp(-add_up(decoding.tokens) / jnp.maximum(prompts, TINY))
-    pushed_out = admission.kv_starved * completed * too_little * jnp.exp(-together)
-    newest = _last_groups_share(plan.group, running, pushed_out)
-    newest = jnp.minimum(newest, 1.0 - share)
-    held = jnp.minimum(running * classes.prompt_tokens, context)
-    if classes.output_ages is not None and queues.ages is not None:
-        pushed = newest * (held + BLOCK_SLACK_TOKENS * running)
-        restarted = jnp.where(first_tick, plan.restarted, 0.0)
-        return _evict_by_age(plan, classes, queues, queues.ages, beyond + pushed, restarted)
-    return Eviction(count=(share + newest) * running, context=share * context + newest * held)
-
-
-def _evict_by_age(
-    plan: WindowPlan,
-    classes: TrafficClasses,
-    queues: Queues,
-    ages: Ages,
-    kv_tokens: jax.Array,
-    restarted: jax.Array,
-) -> Eviction:
-    """The newest sequences that hold ``kv_tokens``, float32[F, ...], and a share of all others."""
-    assert classes.output_ages is not None
-    decoded = plan.decode_tokens[:, None] * ages_of(classes.output_ages, ages)
-    outputs = add_up(ages.running * decoded, axis=1)
-    prompt = jnp.maximum(queues.context - outputs, 0.0) / jnp.maximum(queues.running, TINY)
-    each = prompt[:, None] + decoded
-    taken = take_newest(ages.running * (each + BLOCK_SLACK_TOKENS), kv_tokens)
-    by_age = ages.running * (taken + (1.0 - taken) * restarted)
-    return Eviction(
-        count=jnp.minimum(add_up(by_age, axis=1), queues.running),
-        context=jnp.minimum(add_up(by_age * each, axis=1), queues.context),
-        by_age=by_age,
-    )
-
-
-def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -> jax.Array:
-    """float32[F, ...]: share of each class in what makes up ``wanted``, the last group first."""
-    share = jnp.zeros_like(amount)
-    for index in reversed(range(PRIORITY_GROUPS)):
-        member = group == index
-        available = add_up(jnp.where(member, amount, 0.0))
-        taken = jnp.clip(wanted / jnp.maximum(available, TINY), 0.0, 1.0)
-        share = jnp.where(member, taken, share)
-        wanted = wanted - available
-    return share
-
-
-def _evict(queues: Queues, evicted: Eviction) -> Queues:
-    """Moves evicted sequences from running to preempted."""
-    after = dataclasses.replace(
-        queues,
-        running=queues.running - evicted.count,
-        context=queues.context - evicted.context,
-        preempted=queues.preempted + evicted.count,
-        preempted_context=queues.preempted_context + evicted.context,
-        recompute_context=queues.recompute_context + evicted.context,
-        ages=None
-        if queues.ages is None or evicted.by_age is None
-        else dataclasses.replace(
-            queues.ages,
-            running=jnp.maximum(queues.ages.running - evicted.by_age, 0.0),
-            preempted=queues.ages.preempted + evicted.by_age,
-        ),
-    )
-    return _counted(after)
+    return counted(after)
 
 
 def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEvents) -> Tally:
@@ -365,8 +245,8 @@ def advance_tick(
         live, _decode, plan, classes.output_ages, queues, timing, admission, admitted, joining
     )
     queues = _next_queues(plan, classes, queues, admission, admitted, joining, decoding)
-    evicted = stage(live, _evictions, plan, classes, queues, admission, decoding, number == 0)
-    queues = _evict(queues, evicted)
+    evicted = stage(live, evictions, plan, classes, queues, admission, decoding, number == 0)
+    queues = evict(queues, evicted)
     events = TickEvents(timing, admission, admitted, rejected, decoding, evicted)
     return lines, queues, stage(live, _record, conditions, queues, tally, events)
 

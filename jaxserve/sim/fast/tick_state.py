@@ -5,10 +5,13 @@ Arrays have class (and age) axes first and the batch axis last, see ``jaxserve.a
 
 from __future__ import annotations
 
+import dataclasses
+
 import flax.struct
 import jax
 import jax.numpy as jnp
 
+from jaxserve.arrays.batching import add_up
 from jaxserve.sim.fast.chance_waits import PrefillTally, Wait, WaitTally, empty_prefills
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import WindowTable
@@ -322,3 +325,14 @@ def empty_tally(queues: Queues) -> Tally:
         work_j=zero,
         decoded=None if queues.ages is None else vector,
     )
+
+
+def counted(queues: Queues) -> Queues:
+    """Numbers by age are the only ones there are, where there are ages: two counts of the same
+    sequences would drift apart, and one be divided by what is left of the other."""
+    if queues.ages is None:
+        return queues
+    running, preempted = (
+        add_up(count, axis=1) for count in (queues.ages.running, queues.ages.preempted)
+    )
+    return dataclasses.replace(queues, running=running, preempted=preempted)

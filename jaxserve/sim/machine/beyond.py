@@ -12,6 +12,7 @@ has prompt tokens takes ``eager_s`` at least: the host launches its kernels one 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,6 @@ from jaxserve.sim.machine.stack import ServedGpu
 _EXCHANGES = 2
 # Bytes of one number that is sent: bf16.
 _SENT_BYTES = 2
-# KV heads that the attention kernels were measured with.
-_KERNEL_KV_HEADS = 8
 
 
 @dataclass(frozen=True)
@@ -71,14 +70,14 @@ class Beyond:
             collectives=_collectives(gpu, model, tp),
             expert_constant_s=model.expert_layers
             * (gpu.engine.expert_layer_s + fits[0].layer_constant_s),
-            expert_read_s=_three(
+            expert_read_s=by_tier(
                 stored * fit.weight_bytes / (gpu.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
                 for fit in fits
             ),
-            expert_s_per_token=_three(
+            expert_s_per_token=by_tier(
                 2 * chosen * stored / pp / (fit.flops_per_s * fit.flops_efficiency) for fit in fits
             ),
-            expert_p=_three(fit.p_norm for fit in fits),
+            expert_p=by_tier(fit.p_norm for fit in fits),
             missed_share=1 - chosen,
             routing_spread=gpu.routing_spread,
             batch_share=1 / pp,
@@ -129,45 +128,6 @@ class Beyond:
         return cls(**values)
 
 
-def served_constants(cost: Any, gpu: ServedGpu, model: LargeModel, tp: int) -> dict[str, Any]:
-    """Fields of the ``CostModel`` ``cost`` that differ where a stack serves the model."""
-    bandwidth, attention = gpu.bandwidth_bytes_per_s, gpu.attention
-    pp, share = model.pipeline_parallel, model.kv_share(tp) * model.pipeline_parallel
-    body = model.body_parameters / tp
-    if model.attention_data_parallel:
-        body += (1 - 1 / tp) * model.layers * model.attention_parameters
-    kv_s = model.kv_bytes_per_token_layer * share / (bandwidth * attention.bandwidth_efficiency)
-    heads_s = cost.attention_s_per_sequence
-    if model.attention_data_parallel:
-        heads_s = attention.per_sequence_s * model.kv_heads / tp / _KERNEL_KV_HEADS
-    if model.latent is not None:
-        # All heads share one compressed vector: arithmetic, not memory, may bound its reading.
-        width = 2 * model.latent.kv_rank + model.latent.rope_dim
-        flops = 2 * model.heads / tp * width
-        peak = gpu.linear[0].flops_per_s * gpu.latent_flops_efficiency
-        kv_s = max(kv_s, flops / peak)
-    return {
-        "host_s": cost.host_s + (pp - 1) * gpu.all_reduce.two_shot_s,
-        "linear_constant_s": _three(
-            fit.layer_constant_s * model.layers * model.products_share for fit in gpu.linear
-        ),
-        "weight_read_s": _three(
-            body * fit.weight_bytes / (bandwidth * fit.bandwidth_efficiency) for fit in gpu.linear
-        ),
-        "linear_s_per_token": _three(each / pp for each in cost.linear_s_per_token),
-        "elementwise_s_per_token": cost.elementwise_s_per_token / pp,
-        "allreduce_s": 0.0,
-        "allreduce_s_per_token": 0.0,
-        "head_s_per_row": cost.head_s_per_row / pp,
-        "head_gather_s_per_row": cost.head_gather_s_per_row / pp,
-        "attention_s_per_sequence": heads_s / pp,
-        "kv_read_s_per_token": kv_s / pp,
-        "prefill_s_per_token": cost.prefill_s_per_token / pp,
-        "prefill_s_per_pair": cost.prefill_s_per_pair / pp,
-        "beyond": Beyond.of(gpu, model, tp),
-    }
-
-
 def _collectives(
     gpu: ServedGpu, model: LargeModel, tensor_parallel: int
 ) -> tuple[tuple[float, float, float], ...]:
@@ -196,6 +156,7 @@ def _line(name: str, line: Any) -> tuple[float, float, float]:
     return first, second, third
 
 
-def _three(values: Any) -> tuple[float, float, float]:
+def by_tier(values: Iterable[float]) -> tuple[float, float, float]:
+    """Three numbers, one for each tier, as a tuple."""
     first, second, third = values
     return first, second, third

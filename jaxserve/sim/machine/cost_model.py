@@ -15,7 +15,6 @@ kvbw, f_attn the shares of them that kernels reach. Both p-norms smooth the corn
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,8 +24,9 @@ from numpy.typing import ArrayLike
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.beyond import Beyond, served_constants
+from jaxserve.sim.machine.beyond import Beyond
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.reduced_constants import dense_constants, served_constants
 from jaxserve.sim.machine.stack import ServedGpu
 from jaxserve.types import Tier
 
@@ -132,71 +132,15 @@ class CostModel:
         if tp < 1 or model.heads % tp:
             allowed = f"a positive divisor of the {model.heads} heads of {model.name}"
             checks.refuse("tensor_parallel", tp, allowed)
-        bandwidth, bf16 = gpu.bandwidth_bytes_per_s, gpu.linear[0].flops_per_s
-        # Fewer KV heads than GPUs: each GPU keeps a copy of one head.
-        kv_heads = math.ceil(model.kv_heads / tp)
-        kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
-        attention_width = model.attention_width / tp
-        attention, draft = gpu.attention, gpu.draft
-        ring_bytes_share = 2 * (tp - 1) / tp
-        size = model.draft_parameters / _REFERENCE.draft_parameters
-        cost = cls(
-            gpu=gpu.name,
-            model=model.name,
-            tensor_parallel=tp,
-            layers=model.layers,
-            host_s=gpu.host_s,
-            linear_constant_s=_tiers(f.layer_constant_s * model.layers for f in gpu.linear),
-            weight_read_s=_tiers(
-                model.body_parameters * f.weight_bytes / tp / (bandwidth * f.bandwidth_efficiency)
-                for f in gpu.linear
-            ),
-            linear_s_per_token=_tiers(
-                2 * model.body_parameters / tp / (f.flops_per_s * f.flops_efficiency)
-                for f in gpu.linear
-            ),
-            linear_p=_tiers(f.p_norm for f in gpu.linear),
-            elementwise_s_per_token=gpu.elementwise_s_per_token
-            * model.elementwise_bytes_per_token(tp)
-            / _REFERENCE.elementwise_bytes_per_token(),
-            allreduce_s=2 * model.layers * gpu.link_latency_s if tp > 1 else 0.0,
-            allreduce_s_per_token=2
-            * model.layers
-            * ring_bytes_share
-            * (2 * model.hidden)
-            / gpu.link_bytes_per_s,
-            head_read_s=2
-            * model.head_parameters
-            / tp
-            / (bandwidth * gpu.head_bandwidth_efficiency),
-            head_s_per_row=2 * model.head_parameters / tp / (bf16 * gpu.head_flops_efficiency),
-            head_gather_s_per_row=(tp - 1) / tp * 2 * model.vocab / gpu.link_bytes_per_s,
-            attention_constant_s=attention.constant_s,
-            attention_base_s=attention.base_s,
-            attention_s_per_sequence=attention.per_sequence_s * kv_heads / _REFERENCE.kv_heads,
-            kv_read_s_per_token=kv_bytes / (bandwidth * attention.bandwidth_efficiency),
-            attention_q=attention.q_norm,
-            prefill_constant_s=attention.prefill_constant_s,
-            prefill_s_per_token=attention.prefill_per_token_s
-            * attention_width
-            / (_REFERENCE.heads * _REFERENCE.head_dim),
-            prefill_s_per_pair=4 * attention_width / (bf16 * attention.prefill_flops_efficiency),
-            # Launch-bound until the weights of a larger draft take longer to read.
-            draft_fixed_s=draft.fixed_s * max(1.0, size / tp),
-            draft_flat_depth=draft.flat_depth,
-            draft_s_per_token=draft.per_token_s * size / tp,
-            draft_s_per_kv_token=draft.per_kv_token_s
-            * kv_bytes
-            / _REFERENCE.kv_bytes_per_token_layer,
-        )
-        if isinstance(gpu, ServedGpu) and isinstance(model, LargeModel):
-            return dataclasses.replace(cost, **served_constants(cost, gpu, model, tp))
-        if isinstance(model, LargeModel):
+        if isinstance(model, LargeModel) and not isinstance(gpu, ServedGpu):
             raise InputError(
                 f"{model.name} has no times without what serves it; `jaxserve table build` makes a "
                 "table of it, which names engine, formats and layout"
             )
-        return cost
+        constants = dense_constants(gpu, model, tp)
+        if isinstance(gpu, ServedGpu) and isinstance(model, LargeModel):
+            constants |= served_constants(constants, gpu, model, tp)
+        return cls(**constants)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form that ``from_dict`` reads back exactly."""
@@ -470,12 +414,3 @@ class CostModel:
 
 
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
-
-# Architecture that attention, elementwise and draft constants were measured with.
-_REFERENCE = LlmModel("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256)
-
-
-def _tiers(values: Any) -> tuple[float, float, float]:
-    """Three per-tier numbers as a tuple."""
-    fp16, int8, int4 = values
-    return fp16, int8, int4

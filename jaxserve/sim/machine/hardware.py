@@ -1,8 +1,8 @@
-"""GPUs, models and engine settings: the facts that every time, byte and joule is computed from.
+"""GPUs, dense models and engine settings: the facts that times, bytes and joules are computed from.
 
-``load_gpu`` and ``load_model`` read ``data/hardware/<name>.json`` and ``data/models/<name>.json``.
-Each group of constants in those files names its ``source``; what is an assumption says so there. A
-GPU of the user's own is a file that says in what it differs from one of them.
+``load_gpu`` reads ``data/hardware/<name>.json``, in which each group of constants names its
+``source``; what is an assumption says so there. A GPU of the user's own is a file that says in what
+it differs from one of them. ``jaxserve.sim.machine.models`` has the models by name.
 """
 
 import math
@@ -14,7 +14,6 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.model_config import own_architecture
 from jaxserve.types import Tier
 
 GIB = 2**30
@@ -243,11 +242,6 @@ def gpu_names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in (data_dir() / "hardware").glob("*.json")))
 
 
-def model_names() -> tuple[str, ...]:
-    """Names that ``load_model`` accepts."""
-    return tuple(sorted(path.stem for path in (data_dir() / "models").glob("*.json")))
-
-
 def load_gpu(name: str) -> Gpu:
     """GPU ``name`` from ``data/hardware``, or from a file of the user's own by its path.
 
@@ -271,41 +265,6 @@ def load_gpu(name: str) -> Gpu:
         if field.name not in values:
             values[field.name] = _constant(flat.get(field.name, data), field.name)
     return Gpu(**values)
-
-
-def load_model(name: str) -> LlmModel:
-    """Model ``name`` from ``data/models``, or from a file of the user's own by its path, see
-    ``jaxserve.sim.machine.model_config``.
-
-    Raises:
-      InputError: unknown name, or a size in the file is missing or not positive.
-    """
-    from jaxserve.sim.machine.architecture import is_large, large_model  # which builds on this one
-
-    if name in model_names():
-        where = f"models/{name}.json"
-        sizes = JsonObject(load_json(where), where).inside("architecture")
-    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
-        sizes, name = own_architecture(Path(name)), _own_name(Path(name))
-    else:
-        checks.refuse(
-            "model", name, f"one of {', '.join(model_names())} or the path of a JSON file"
-        )
-    values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
-    for field in fields(LlmModel):
-        if field.name not in values:
-            values[field.name] = sizes.whole(field.name, 1)
-    dense = LlmModel(**values)
-    return large_model(dense, sizes) if is_large(sizes) else dense
-
-
-def _own_name(path: Path) -> str:
-    """What a model of the user's own is called: as its file, or, as all are called config.json
-    there, as its folder."""
-    name = path.resolve().parent.name if path.stem == "config" else path.stem
-    if name in model_names():
-        raise InputError(f"model file {path} has the name of a packaged model; give it its own")
-    return name
 
 
 def _own_gpu(path: Path) -> JsonObject:

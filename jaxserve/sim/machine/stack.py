@@ -18,15 +18,8 @@ from jaxserve.datafiles import data_dir, load_json
 from jaxserve.sim.machine.architecture import LargeModel, large_model
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.formats import DEFAULT_FORMATS, KV_FORMATS, parse_formats, rest_of
-from jaxserve.sim.machine.hardware import (
-    Gpu,
-    LinearFit,
-    LlmModel,
-    block,
-    gpu_data,
-    load_gpu,
-    load_model,
-)
+from jaxserve.sim.machine.hardware import Gpu, LinearFit, LlmModel, block, gpu_data, load_gpu
+from jaxserve.sim.machine.models import load_model
 
 MAX_GROUPS = 16
 

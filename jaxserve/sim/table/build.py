@@ -25,6 +25,7 @@ from jaxserve.sim.table.file import (
     LOAD_TEST_COLUMNS,
     PRIMITIVE_COLUMNS,
     TOKEN_BUDGETS,
+    Calibration,
     TableFile,
     TableMetadata,
     write_table_file,
@@ -137,6 +138,39 @@ def fill_grid(
             columns[name][:, :, :, tier] = values
     columns["output_len"] = np.full(shape, float(output_tokens))
     return TableFile(metadata, columns)
+
+
+def fill_measured(
+    cost: CostModel,
+    gpu: Gpu,
+    model: LlmModel,
+    *,
+    source: str,
+    fit_error: float,
+    token_budget: int,
+    calibration: Calibration | None = None,
+) -> TableFile:
+    """``fill_grid`` from a cost model that was fitted to measurements.
+
+    Args:
+      source: what was measured.
+      fit_error: mean relative error of the fit where it is not shown what it is compared to.
+      token_budget: tokens that one iteration may process.
+      calibration: what of the engine was measured beside its times.
+    """
+    metadata = TableMetadata(
+        model=model.name,
+        hardware=gpu.name,
+        engine="as measured",
+        source=source,
+        fit_error=fit_error,
+        tensor_parallel=cost.tensor_parallel,
+        token_budget=token_budget,
+        acceptance=ACCEPTANCE,
+        cost_model=cost,
+        calibration=calibration,
+    )
+    return fill_grid(metadata, gpu, model)
 
 
 def _tier_columns(

@@ -30,7 +30,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Beyond:
+class Extrapolation:
     """How far off a fit is beyond the rows it was made of."""
 
     axis: str
@@ -45,7 +45,7 @@ class Beyond:
     """the farthest one, with its sign."""
 
     @classmethod
-    def of(cls, edge: Edge, errors: NDArray[np.float64]) -> Beyond:
+    def of(cls, edge: Edge, errors: NDArray[np.float64]) -> Extrapolation:
         """From the relative errors on the rows of an edge."""
         return cls(
             axis=edge.axis,

@@ -24,22 +24,15 @@ from scipy.optimize import OptimizeResult, least_squares
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import (
-    GIB,
-    EngineSettings,
-    Gpu,
-    LlmModel,
-    load_gpu,
-    load_model,
-)
+from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
+from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
-from jaxserve.sim.table.edges import Beyond, edges
+from jaxserve.sim.table.edges import Extrapolation, edges
 from jaxserve.sim.table.file import (
     TOKEN_BUDGETS,
     TableFile,
-    TableMetadata,
     write_table_file,
 )
 from jaxserve.sim.table.plausible import check_plausible
@@ -140,7 +133,7 @@ class FitReport:
     """mean TPOT error on each third of the rows by a fit to the others."""
     held_out_ttft_error: float | None
     """mean TTFT error there."""
-    beyond: tuple[Beyond, ...]
+    extrapolations: tuple[Extrapolation, ...]
     """errors on the rows with the most requests in flight and on those with the longest sequences,
     by fits to the others; an axis is left out whose rows do not suffice."""
     prior_tpot_error: float
@@ -226,20 +219,17 @@ def fit_sweep(
     worst = int(np.abs(held_out).argmax())
     fitted = predict(cost, sweep)
     held_out_error = _mean_error(folds_s[0], sweep.tpot_s)
-    beyond = tuple(
-        Beyond.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
+    extrapolations = tuple(
+        Extrapolation.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
         for edge in edges(sweep.axes())
     )
-    metadata = TableMetadata(
-        model=model.name,
-        hardware=gpu.name,
-        engine="as measured",
+    table = fill_measured(
+        cost,
+        gpu,
+        model,
         source=source,
-        fit_error=max([held_out_error, *(each.error for each in beyond)]),
-        tensor_parallel=engine.tensor_parallel,
+        fit_error=max([held_out_error, *(each.error for each in extrapolations)]),
         token_budget=engine.token_budget,
-        acceptance=ACCEPTANCE,
-        cost_model=cost,
     )
     return FitReport(
         rows=len(sweep),
@@ -248,10 +238,10 @@ def fit_sweep(
         ttft_error=None if sweep.ttft_s is None else _mean_error(fitted.ttft_p50_s, sweep.ttft_s),
         held_out_tpot_error=held_out_error,
         held_out_ttft_error=None if sweep.ttft_s is None else _mean_error(folds_s[1], sweep.ttft_s),
-        beyond=beyond,
+        extrapolations=extrapolations,
         prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
         worst_row=(worst + 1, float(held_out[worst])),
-        table=fill_grid(metadata, gpu, model),
+        table=table,
     )
 
 

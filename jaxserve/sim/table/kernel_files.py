@@ -22,7 +22,6 @@ from jaxserve.sim.table.layer_profile import LayerProfile
 _KERNEL_UNIT = "latency must be in milliseconds, for the model and the GPUs that are named"
 _PROFILE_UNIT = "time_us must be in microseconds, for the model and the GPUs that are named"
 
-_MEASURED = "as measured"
 _GEMM, _ATTENTION = "gemm_perf", "attention_perf"
 _KERNELS = {
     "linear": _GEMM,
@@ -53,8 +52,8 @@ class Measured:
     """by kind of kernel, see ``jaxserve.sim.table.kernel_fit``."""
     unit: str
     """what unit times must be in, as the end of an error."""
-    engine: str
-    """engine and version whose kernels they are."""
+    source: str
+    """what was measured, with the engine and its version where they are known."""
     profile: LayerProfile | None = None
     """what the rows are of; None where files are of single kernels."""
 
@@ -83,11 +82,13 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
             for kind, form in _KERNELS.items()
         }
         engine = " ".join(", ".join(sorted(said[name])) for name in ("framework", "version"))
-        return Measured(_in_layers(rows, model.layers), _KERNEL_UNIT, engine.strip() or _MEASURED)
+        return Measured(
+            _in_layers(rows, model.layers), _KERNEL_UNIT, f"kernels of {engine}".strip()
+        )
     if {*found} == {*_PROFILE}:
         profile = LayerProfile.read(*(found[form] for form in _PROFILE))
         rows = _in_layers(profile.rows(model.layers), model.layers)
-        return Measured(rows, _PROFILE_UNIT, _MEASURED, profile)
+        return Measured(rows, _PROFILE_UNIT, "a layer profile", profile)
     raise InputError(
         f"the files are {', '.join(sorted(found))}; needed are {', '.join(_KERNELS.values())}, or "
         f"{', '.join(_PROFILE)} of a layer profile"

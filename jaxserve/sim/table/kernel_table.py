@@ -26,9 +26,9 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LinearFit, LlmModel
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.table import kernel_fit
-from jaxserve.sim.table.build import ACCEPTANCE, fill_grid
-from jaxserve.sim.table.edges import Beyond, edges
-from jaxserve.sim.table.file import TOKEN_BUDGETS, TableFile, TableMetadata, write_table_file
+from jaxserve.sim.table.build import fill_measured
+from jaxserve.sim.table.edges import Extrapolation, edges
+from jaxserve.sim.table.file import TOKEN_BUDGETS, TableFile, write_table_file
 from jaxserve.sim.table.kernel_files import read_kernels
 from jaxserve.sim.table.kernel_rows import KernelRows
 from jaxserve.sim.table.layer_profile import (
@@ -90,7 +90,7 @@ class KernelFit:
     """on each third of the rows, by a fit to the others."""
     worst_error: float
     """the farthest of those, with its sign."""
-    beyond: tuple[Beyond, ...]
+    extrapolations: tuple[Extrapolation, ...]
     """on the rows with the largest sizes of each axis, by a fit to the others."""
 
 
@@ -168,27 +168,25 @@ def fit_kernels(
         alone = dataclasses.replace(cost, **dict.fromkeys(_NOT_KERNELS, 0.0))
         iterations = _iteration_errors(alone, timer, measured.profile, float(pool))
     errors = [each.held_out_error for each in fits]
-    errors += [edge.error for each in fits for edge in each.beyond]
+    errors += [edge.error for each in fits for edge in each.extrapolations]
     if iterations is not None:
         _check_error("whole iterations", iterations.error)
         errors.append(iterations.error)
     names = ", ".join(path.name for path in paths)
-    metadata = TableMetadata(
-        model=model.name,
-        hardware=gpu.name,
-        engine=measured.engine,
-        source=f"fitted to kernels in {names}, prior {gpu.name}, its host time {prior.host_s:g} s",
+    table = fill_measured(
+        cost,
+        gpu,
+        model,
+        source=f"fitted to {measured.source} in {names}, prior {gpu.name}, its host time "
+        f"{1e3 * prior.host_s:g} ms",
         fit_error=max(errors),
-        tensor_parallel=tensor_parallel,
         token_budget=token_budget,
-        acceptance=ACCEPTANCE,
-        cost_model=cost,
     )
     report = KernelReport(
         fits=tuple(fits),
         kept=tuple(kind for kind in LABELS if kind not in measured.rows),
         iterations=iterations,
-        table=fill_grid(metadata, gpu, model),
+        table=table,
     )
     write_table_file(out, report.table)
     return report
@@ -239,8 +237,8 @@ def _fit(
     found = kernel_fit.fit(gpu, model, kind, [rows], tp)
     unsure = kernel_fit.uncertainty(found, model, kind, rows, tp)
     (held_out,) = kernel_fit.held_out_errors(gpu, model, kind, [rows], tp)
-    beyond = tuple(
-        Beyond.of(
+    extrapolations = tuple(
+        Extrapolation.of(
             edge,
             errors_of(
                 kernel_fit.fit(gpu, model, kind, [rows.where(~edge.rows)], tp),
@@ -255,7 +253,7 @@ def _fit(
         error=float(np.abs(errors_of(found, rows)).mean()),
         held_out_error=float(np.abs(held_out).mean()),
         worst_error=float(held_out[np.abs(held_out).argmax()]),
-        beyond=beyond,
+        extrapolations=extrapolations,
     )
     _check_error(label, fit.held_out_error)
     for path, deviation in unsure.items():
@@ -275,7 +273,7 @@ def _fit(
                 f"{label} reach {value:.2g} of the {_PEAKS[path]} of {gpu.name}: name the GPU that "
                 "was measured, or a file with its peaks"
             )
-    for edge in beyond:
+    for edge in extrapolations:
         of_edge = f"{label} from {edge.largest_left:g} to {edge.largest:g} {edge.axis}"
         _check_error(of_edge, edge.error)
     return found, fit

@@ -405,13 +405,13 @@ def test_durable_sessions_wait_for_the_disk(
     """The last byte leaves after ``fsync``, and not at all where that fails."""
     gateway = started(start, tokens, tmp_path)
     durable, other = Agent(gateway, durable=True), Agent(gateway)
-    synced: list[Path] = []
+    synced: list[int] = []
 
-    def refuse(path: Path) -> None:
-        synced.append(path)
+    def refuse(file: int) -> None:
+        synced.append(file)
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("jaxserve.gateway.sessions.session.sync", refuse)
+    monkeypatch.setattr("jaxserve.gateway.sessions.group_commit.os.fsync", refuse)
     assert durable.say(user("a")).status_code == 507
     stream = durable.say(user("a"), stream=True)
     assert "[DONE]" not in stream.text

@@ -20,7 +20,8 @@ from jaxserve.live.calibration.calibrate import (
 from jaxserve.live.calibration.fit import MAX_ERROR
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file, write_table_file
 from tests.live.calibration.batching import measured_in_virtual_time
 

@@ -19,7 +19,8 @@ from jaxserve.live.calibration.fit import (
 )
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from tests.live.calibration.batching import BUDGET, measured_in_virtual_time
 
 PLAN = Plan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))

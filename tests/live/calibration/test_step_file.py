@@ -15,7 +15,8 @@ from jaxserve import cli
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.step_file import read_steps, table_of_steps
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
 
 _GPU, _MODEL = load_gpu("l40s-48gb"), load_model("llama-3.1-8b")

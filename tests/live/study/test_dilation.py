@@ -22,21 +22,29 @@ from jaxserve.live.study.plan import load_study, study_path
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import Stack, serve
+from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import write_table_file
 from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import parse_task
 
 COST = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
+# With collectives, experts, and a least time of an iteration that has prompt tokens.
+SERVED_COST = CostModel.of(
+    *serve("h200-sxm-141gb", "deepseek-v3", Stack(formats=("fp8", "fp8", "fp8"))), 8
+)
 TASK: dict[str, Any] = dict(load_study(study_path()).servers[0].task) | {"horizon": 12}
 # Powers of two, which multiply without rounding, so that random draws fall alike.
 factors = st.sampled_from([2.0, 4.0, 16.0])
 whole = st.integers(0, 4000)
 
 
+@pytest.mark.parametrize("cost", [COST, SERVED_COST], ids=["one GPU", "a stack"])
 @given(factors, st.integers(1, 256), whole, whole, st.integers(0, 4))
 def test_an_iteration_is_longer_by_the_factor(
-    factor: float, sequences: int, context: int, chunk: int, depth: int
+    cost: CostModel, factor: float, sequences: int, context: int, chunk: int, depth: int
 ) -> None:
     """Whatever is in it."""
     load: dict[str, Any] = dict(
@@ -45,8 +53,17 @@ def test_an_iteration_is_longer_by_the_factor(
         chunks=((chunk, context),) if chunk else (),
         speculation_depth=depth,
     )
-    slow = dilated_cost(COST, factor)
-    assert slow.iteration_s(**load) == pytest.approx(factor * COST.iteration_s(**load), rel=1e-9)
+    slow = dilated_cost(cost, factor)
+    assert slow.iteration_s(**load) == pytest.approx(factor * cost.iteration_s(**load), rel=1e-9)
+
+
+def test_a_table_of_a_stack_differs_in_its_times() -> None:
+    """Those of what serves the model; its memory stays."""
+    hardware, model = "h200-sxm-141gb", "qwen3-30b-a3b"
+    plain, slow = build(hardware, model).columns, dilated_table(hardware, model, 1, 4.0).columns
+    np.testing.assert_array_equal(slow["gpu_mem_gb"], plain["gpu_mem_gb"])
+    for name in ("prefill_ms", "prefill_added_ms", "itl_ms"):
+        np.testing.assert_allclose(slow[name], 4.0 * plain[name], rtol=1e-9)
 
 
 @given(st.sampled_from([0.5, 2.0, 8.0]))

@@ -29,6 +29,14 @@ def test_every_answer_is_described(schema: Any) -> None:
                 assert (form.get("$ref") == "#/components/schemas/Problem") == (status >= "400")
 
 
+def test_operations_have_names_of_their_own(schema: Any) -> None:
+    """By which generated clients call them."""
+    operations = [one for each in schema["paths"].values() for one in each.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    assert {"post_reset", "post_step", "get_state", "post_env_name_task"} < set(names)
+
+
 def test_answers_are_as_described(http: httpx.Client, schema: Any) -> None:
     """Of every route of ours, successes and errors; and a HEAD has the headers of its GET."""
 

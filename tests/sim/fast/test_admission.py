@@ -28,7 +28,6 @@ CLASSES: TrafficClasses = ENV.workload.classes
 COUNT = len(CLASSES.prompt_tokens)
 LIVE = jnp.bool_(True)
 
-alive_share = jax.jit(admission.alive_share)
 readmit = jax.jit(admission.readmit)
 joining_share = jax.jit(admission.joining_share)
 reject = jax.jit(admission.reject)
@@ -60,14 +59,6 @@ def vector(rng: np.random.Generator, high: float) -> jax.Array:
     """One number a class; some classes have none."""
     drawn = rng.uniform(0.0, high, COUNT) * (rng.uniform(size=COUNT) < 0.7)
     return jnp.asarray(drawn, jnp.float32)
-
-
-def test_alive_share_is_the_mean_of_an_exponential_life() -> None:
-    """(1 - exp(-p)) / p to 1e-5, from the series over the seam at 0.05 to long windows."""
-    progress = np.float32([*np.geomspace(1e-6, 20.0, 10_000), 0.05, np.nextafter(0.05, 0.0)])
-    exact = -np.expm1(-np.float64(progress)) / progress
-    np.testing.assert_allclose(alive_share(jnp.asarray(progress)), exact, rtol=1e-5)
-    assert float(alive_share(jnp.float32(0.0))) == 1.0
 
 
 @settings(max_examples=50)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.hardware import load_model
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack, serve
 
 

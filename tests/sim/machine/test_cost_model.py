@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import gpu_names, load_gpu, load_model
+from jaxserve.sim.machine.hardware import gpu_names, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.types import Tier
 
 FP16, INT8, INT4 = Tier

@@ -7,8 +7,9 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.deployment import MAX_GPUS, DeploymentSettings, build_deployment
-from jaxserve.sim.machine.hardware import GIB, load_gpu, load_model
+from jaxserve.sim.machine.hardware import GIB, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
+from jaxserve.sim.machine.models import load_model
 
 GPU, MODEL = load_gpu("a100-sxm-40gb"), load_model("llama-3.1-8b")
 BUILT = build_deployment(GPU, MODEL, DeploymentSettings())

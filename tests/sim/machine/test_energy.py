@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from jaxserve.sim.machine import energy
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import gpu_names, load_gpu, load_model
+from jaxserve.sim.machine.hardware import gpu_names, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.types import Tier
 
 FP16, INT8, _ = Tier

@@ -11,7 +11,8 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 
 _LLAMA = {
     "architectures": ["LlamaForCausalLM"],

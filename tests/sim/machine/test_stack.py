@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from jaxserve.datafiles import load_json
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens, weights_bytes
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack, engine_names, load_engine, serve
 from jaxserve.sim.machine.step_times import step_times
 

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import gpu_names, load_gpu, load_model
+from jaxserve.sim.machine.hardware import gpu_names, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.step_times import step_times
 from jaxserve_vllm.step_time import StepLoad, read_step_time
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.kernel_fit import predicted_s
 from jaxserve.sim.table.kernel_rows import KernelRows
 

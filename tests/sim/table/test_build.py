@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import BUILT_IN, OUTPUT_TOKENS, build, build_built_in
 from jaxserve.sim.table.file import LOAD_TEST_COLUMNS, read_table_file, table_names
 from jaxserve.sim.table.grid import KV_BUDGETS, LEAST_BUCKETS, PROMPT_LENGTHS

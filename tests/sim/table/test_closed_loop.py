@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import closed_loop
 
 GPU, MODEL = load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.sim.table.edges import Beyond, edges
+from jaxserve.sim.table.edges import Extrapolation, edges
 from jaxserve.sim.table.sweep import Sweep
 
 
@@ -46,6 +46,6 @@ def test_an_axis_that_leaves_too_little_has_none(
 def test_the_worst_error_keeps_its_sign() -> None:
     """The mean is that of absolute errors."""
     (edge,) = edges(_sweep([1, 2, 4, 8, 16, 32], [512] * 6).axes())
-    beyond = Beyond.of(edge, np.array([0.1, -0.3]))
-    assert beyond.error == pytest.approx(0.2)
-    assert beyond.worst_error == -0.3
+    extrapolation = Extrapolation.of(edge, np.array([0.1, -0.3]))
+    assert extrapolation.error == pytest.approx(0.2)
+    assert extrapolation.worst_error == -0.3

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import (
@@ -148,7 +149,7 @@ def test_held_out_rows_are_not_fitted() -> None:
     noisy = dataclasses.replace(sweep, tpot_s=sweep.tpot_s * noise)
     report = fit_sweep(noisy, GPU, MODEL, source="test")
     assert report.held_out_tpot_error > report.tpot_error > 0.02
-    errors = [report.held_out_tpot_error, *(each.error for each in report.beyond)]
+    errors = [report.held_out_tpot_error, *(each.error for each in report.extrapolations)]
     assert report.table.metadata.fit_error == max(errors)
 
 
@@ -300,5 +301,5 @@ def test_measured_h100(prior: str, peaks: GpuPeaks, tmp_path: Path) -> None:
     assert report.rows == 21
     assert report.held_out_tpot_error < 0.03
     assert not any(constant.at_limit for constant in report.constants)
-    assert all(each.error < 0.06 for each in report.beyond)
-    assert len(report.beyond) == 2
+    assert all(each.error < 0.06 for each in report.extrapolations)
+    assert len(report.extrapolations) == 2

@@ -19,7 +19,7 @@ def test_kinds_are_told_by_columns(tmp_path: Path) -> None:
     """In any order and under any name, parquet or CSV."""
     paths = write_kernels(tmp_path)
     measured = read_kernels(paths, MODEL, 1)
-    assert (measured.engine, measured.profile) == ("VLLM 1.2", None)
+    assert (measured.source, measured.profile) == ("kernels of VLLM 1.2", None)
     renamed = [tmp_path / f"{i}.txt" for i in range(3)]
     for path, to in zip(paths, renamed, strict=True):
         pyarrow.csv.write_csv(parquet.read_table(path), to)

@@ -17,7 +17,8 @@ from jaxserve.fidelity.kernels import FILES
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.fidelity.vllm_run import DIRECTORY
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import Gpu, load_gpu, load_model
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table import kernel_fit
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.kernel_table import WORST_ERROR, fit_kernels
@@ -52,7 +53,7 @@ def test_the_table_has_the_times_of_the_gpu(
     truth, out = _slower(), tmp_path / "mine.parquet"
     report = fit_kernels(write(tmp_path, truth), GPU, MODEL, out)
     assert max(fit.held_out_error for fit in report.fits) < 0.01
-    assert all(fit.beyond for fit in report.fits)
+    assert all(fit.extrapolations for fit in report.fits)
     found = read_table_file(out).metadata.cost_model
     if report.kept:
         assert report.kept == ("elementwise", "head") and report.iterations is None
@@ -176,8 +177,8 @@ def test_measured_kernels_of_vllm(gpu_name: str, tmp_path: Path) -> None:
     for tp in (1, 2):
         report = fit_kernels(paths, gpu, MODEL, tmp_path / "t.parquet", tensor_parallel=tp)
         assert all(0.001 < fit.held_out_error < 0.05 for fit in report.fits)
-        assert all(edge.error < WORST_ERROR for fit in report.fits for edge in fit.beyond)
-        assert report.table.metadata.engine.startswith("VLLM 0.")
+        assert all(edge.error < WORST_ERROR for fit in report.fits for edge in fit.extrapolations)
+        assert "fitted to kernels of VLLM 0." in report.table.metadata.source
         if tp == 1:
             for load in _LOADS:
                 shipped_s = CostModel.of(gpu, MODEL).iteration_s(**load)

@@ -10,7 +10,8 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu, load_model
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep

@@ -1,0 +1,52 @@
+"""Models by name: those of ``data/models``, whose files say where sizes come from, and the user's
+own."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from jaxserve import checks
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import data_dir, load_json
+from jaxserve.errors import InputError
+from jaxserve.sim.machine.architecture import is_large, large_model
+from jaxserve.sim.machine.hardware import LlmModel
+from jaxserve.sim.machine.model_config import own_architecture
+
+
+def model_names() -> tuple[str, ...]:
+    """Names that ``load_model`` accepts."""
+    return tuple(sorted(path.stem for path in (data_dir() / "models").glob("*.json")))
+
+
+def load_model(name: str) -> LlmModel:
+    """Model ``name`` from ``data/models``, or from a file of the user's own by its path, see
+    ``jaxserve.sim.machine.model_config``.
+
+    Raises:
+      InputError: unknown name, or a size in the file is missing or not positive.
+    """
+    if name in model_names():
+        where = f"models/{name}.json"
+        sizes = JsonObject(load_json(where), where).inside("architecture")
+    elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
+        sizes, name = own_architecture(Path(name)), _own_name(Path(name))
+    else:
+        checks.refuse(
+            "model", name, f"one of {', '.join(model_names())} or the path of a JSON file"
+        )
+    values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
+    for field in fields(LlmModel):
+        if field.name not in values:
+            values[field.name] = sizes.whole(field.name, 1)
+    dense = LlmModel(**values)
+    return large_model(dense, sizes) if is_large(sizes) else dense
+
+
+def _own_name(path: Path) -> str:
+    """What a model of the user's own is called: as its file, or, as all are called config.json
+    there, as its folder."""
+    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    if name in model_names():
+        raise InputError(f"model file {path} has the name of a packaged model; give it its own")
+    return name
