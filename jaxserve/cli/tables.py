@@ -169,6 +169,45 @@ def fit_steps(
     )
 
 
+def fit_kernels(
+    files: Annotated[tyro.conf.Positional[tuple[Path, ...]], tyro.conf.arg(metavar="FILE ...")],
+    hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
+    tensor_parallel: int = 1,
+    token_budget: int = 2048,
+) -> None:
+    """Fit a latency table to measured kernels: aiconfigurator's files, or LLMServingSim's profile.
+
+    Args:
+        files: gemm_perf, generation_attention_perf and context_attention_perf; or dense,
+            per_sequence and attention of a layer profile. Their columns tell them apart.
+        hardware: GPU that was measured, or a file with its peaks and its host time.
+        model: Model that was measured.
+        out: Table to write, ending in .parquet.
+        tensor_parallel: GPUs that share every layer.
+        token_budget: Tokens that one iteration can process.
+    """
+    from jaxserve.show.report import kernel_report_table
+    from jaxserve.show.terminal import result_console
+    from jaxserve.sim.machine.hardware import load_gpu
+    from jaxserve.sim.machine.models import load_model
+    from jaxserve.sim.table.kernel_table import fit_kernels
+
+    _check_table_output(out)
+    report = fit_kernels(
+        files,
+        load_gpu(hardware),
+        load_model(model),
+        out,
+        tensor_parallel=tensor_parallel,
+        token_budget=token_budget,
+    )
+    console = result_console()
+    console.print(kernel_report_table(report))
+    console.print(f"wrote {out}", soft_wrap=True)
+
+
 def write_step_times(
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
@@ -221,6 +260,7 @@ TableCommand = (
     | Annotated[Any, tyro.conf.subcommand("show", constructor=show_table)]
     | Annotated[Any, tyro.conf.subcommand("fit", constructor=fit_table)]
     | Annotated[Any, tyro.conf.subcommand("fit-steps", constructor=fit_steps)]
+    | Annotated[Any, tyro.conf.subcommand("fit-kernels", constructor=fit_kernels)]
     | Annotated[Any, tyro.conf.subcommand("step-times", constructor=write_step_times)]
 )
 

@@ -26,11 +26,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.memory import weights_bytes
 from jaxserve.sim.machine.stack import ServedGpu, Stack, serve
+from jaxserve.sim.table.columns import read_columns
 
 FILE = "silicon/silicon_given.csv"
 FOLDS = 3

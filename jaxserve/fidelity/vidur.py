@@ -26,14 +26,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.fidelity.kernels import decode_rows, prefill_rows
 from jaxserve.fidelity.rows import FidelityRow
-from jaxserve.fidelity.sources import read_columns
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.table.columns import read_columns
+from jaxserve.sim.table.kernel_rows import decode_rows, prefill_rows
 
 ROWS_FILE = "vidur/vidur_reference.csv"
 TRACE_FILE = "traces/AzureLLMInferenceTrace_conv.csv"

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
-from jaxserve.fidelity.sources import read_columns
 from jaxserve.fidelity.vllm_run import (
     HOST_S,
     VISIBLE_HOST_S,
-    ProfileTimer,
+    read_profile,
     requests_of,
     served,
     statistics,
@@ -26,6 +25,8 @@ from jaxserve.fidelity.vllm_run import (
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.table.columns import read_columns
+from jaxserve.sim.table.layer_profile import ProfileTimer
 
 DIRECTORY = "moe/vllm_rtxpro6000_qwen3_30b_a3b"
 MODEL = "qwen3-30b-a3b"
@@ -39,7 +40,7 @@ class ExpertTimer(ProfileTimer):
 
     def __init__(self, directory: Path, host_s: float = HOST_S) -> None:
         model = load_model(MODEL)
-        super().__init__(directory, model.layers, host_s)
+        super().__init__(read_profile(directory), model.layers, host_s)
         columns = read_columns(directory / "profile_moe.csv")
         self._sizes = np.unique(columns["tokens"])
         self._curves = []

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
-from jaxserve.fidelity.vllm_run import DIRECTORY, ProfileTimer, served
+from jaxserve.fidelity.vllm_run import DIRECTORY, profile_timer, served
 from jaxserve.registry import make
 from jaxserve.seeds import episode_key
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
@@ -90,7 +90,7 @@ def run_environment(directory: Path) -> tuple[ServeEnv, int]:
     )
     task = dataclasses.replace(load_task(TASK), deployment=settings, horizon=1, trace=None)
     env = make(task, trace=trace, overrides={"knobs": list(KNOBS)})
-    env = dataclasses.replace(env, table=profile_table(ProfileTimer(directory), budget))
+    env = dataclasses.replace(env, table=profile_table(profile_timer(directory), budget))
     # The recording once, and then silence until all have been served.
     replay = env.workload.replay_counts
     assert replay is not None

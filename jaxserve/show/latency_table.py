@@ -65,7 +65,7 @@ def render_rows(file: TableFile, rows: list[dict[str, float]]) -> Table:
         padding=0,
         title=f"{metadata.model} on {metadata.tensor_parallel} x {metadata.hardware}",
         caption=(
-            f"{metadata.source}; held-out TPOT error "
+            f"{metadata.source}; held-out error "
             f"{'not measured' if error is None else f'{100 * error:.1f} %'}; "
             f"{metadata.engine}, {metadata.token_budget} tokens per iteration"
         ),

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult
+    from jaxserve.sim.table.edges import Extrapolation
     from jaxserve.sim.table.fit import FitReport
+    from jaxserve.sim.table.kernel_table import KernelReport
 
 
 def evaluation_table(evaluated: Evaluations) -> TextTable:
@@ -153,7 +155,8 @@ def fit_report_table(report: FitReport) -> Table:
             f"{percent(report.held_out_tpot_error)} (before the fit "
             f"{percent(report.prior_tpot_error)}); mean TTFT error {percent(report.ttft_error)}, "
             f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
-            f"{100.0 * error:+.1f} %; {_extrapolations(report)}"
+            f"{100.0 * error:+.1f} %; mean TPOT error beyond the rows of a fit: "
+            f"{', '.join(map(_beyond, report.extrapolations)) or 'not known'}"
         ),
     )
     table.add_column("time spent on", no_wrap=True)
@@ -166,14 +169,39 @@ def fit_report_table(report: FitReport) -> Table:
     return table
 
 
-def _extrapolations(report: FitReport) -> str:
-    """How the fit extrapolates, from rows that it was not shown."""
-    parts = [
-        f"from {each.largest_left:g} to {each.largest:g} {each.axis} {100 * each.tpot_error:.1f} % "
-        f"(worst {100 * each.worst_error:+.1f} %)"
-        for each in report.extrapolations
-    ]
-    return f"mean TPOT error beyond the rows of a fit: {', '.join(parts) or 'not known'}"
+def _beyond(edge: Extrapolation) -> str:
+    """How a fit extrapolates, from rows that it was not shown."""
+    return (
+        f"from {edge.largest_left:g} to {edge.largest:g} {edge.axis} {100 * edge.error:.1f} % "
+        f"(worst {100 * edge.worst_error:+.1f} %)"
+    )
+
+
+def kernel_report_table(report: KernelReport) -> Table:
+    """A fit to kernels: how far off it is, also on rows that it was not shown."""
+    from jaxserve.sim.table.kernel_table import LABELS
+
+    metadata = report.table.metadata
+    caption = ["errors are shares of the time of the layer that has the kernel"]
+    if report.iterations is not None:
+        caption.append(
+            f"{report.iterations.loads} whole iterations, also of prompts and decodes together: "
+            f"{100 * report.iterations.error:.1f} % off (worst "
+            f"{100 * report.iterations.worst_error:+.1f} %)"
+        )
+    kept = [f"host time ({1e3 * metadata.cost_model.host_s:g} ms an iteration)"]
+    kept += [LABELS[kind] for kind in report.kept]
+    caption.append(f"as {metadata.hardware} has them: {', '.join(kept)}")
+    table = plain_table(title=f"fit to kernels of {metadata.model}", caption="; ".join(caption))
+    table.add_column("kernels", no_wrap=True)
+    for heading in ("rows", "error", "every third\nheld out"):
+        table.add_column(heading, justify="right")
+    table.add_column("the largest held out")
+    for each in report.fits:
+        errors = (f"{100 * error:.1f} %" for error in (each.error, each.held_out_error))
+        beyond = "\n".join(map(_beyond, each.extrapolations)) or "not known"
+        table.add_row(LABELS[each.kind], str(each.rows), *errors, beyond)
+    return table
 
 
 def training_table(result: TrainingResult, setup: TaskSetup) -> Table:

@@ -1,38 +1,15 @@
 """Promises of the replay of a real vLLM run."""
 
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from jaxserve.errors import InputError
 from jaxserve.fidelity import vllm_run
 from jaxserve.fidelity.sources import shared_data
 
 SHARED = shared_data()
 needs_run = pytest.mark.skipif(SHARED is None, reason="measured data is not on this machine")
-
-
-def write_profile(directory: Path, attention_us, skip=None) -> None:
-    """A small profile whose attention time is the given function of its four axes."""
-    dense = [f"{layer},{n},{n}" for layer in ("qkv_proj", "layernorm") for n in (1, 100)]
-    (directory / "profile_dense.csv").write_text("\n".join(["layer,tokens,time_us", *dense]))
-    heads = [f"{layer},{n},{10 * n}" for layer in ("lm_head", "sampler") for n in (1, 10)]
-    (directory / "profile_per_sequence.csv").write_text(
-        "\n".join(["layer,sequences,time_us", *heads])
-    )
-    lines = ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"]
-    for point in product((0, 16, 64), (0, 32, 128), (0, 1, 8, 32), (0, 16, 256)):
-        chunk, prefix, sequences, context = point
-        missing = (chunk == 0 and (prefix or not sequences)) or (sequences == 0) != (context == 0)
-        if not missing and not (chunk and sequences == 32) and point != skip:
-            lines.append(",".join(map(str, (*point, attention_us(*point)))))
-    (directory / "profile_attention.csv").write_text("\n".join(lines))
-
-
-def plane_us(chunk, prefix, sequences, context):
-    return 3.0 + chunk + 0.1 * (prefix if chunk else 0) + 2 * sequences + 0.05 * context
 
 
 @needs_run
@@ -70,34 +47,6 @@ def test_prefix_cache_is_needed_to_explain_the_run():
     cached, full = (vllm_run.replay(directory, caching) for caching in (True, False))
     assert cached["preemptions"].sum() > 100
     assert full["finish_s"].max() > 1.02 * cached["finish_s"].max()
-
-
-def test_profile_is_exact_on_its_grid_and_linear_between(tmp_path: Path):
-    """A plane is reproduced anywhere inside, including where the profile has gaps to fill."""
-    write_profile(tmp_path, plane_us)
-    timer = vllm_run.ProfileTimer(tmp_path)
-    for point in ((16, 32, 8, 256), (40, 0, 5, 100), (64, 100, 1, 16), (0, 0, 20, 40)):
-        assert timer.attention_s(*point) == pytest.approx(plane_us(*point) * 1e-6)
-    assert timer.attention_s(40, 100, 0, 0) == pytest.approx((3 + 40 + 10) * 1e-6)
-    assert timer.attention_s(64, 0, 32, 256) == pytest.approx(plane_us(64, 0, 32, 256) * 1e-6)
-    assert timer.attention_s(0, 0, 0, 0) == 0.0
-
-
-def test_iteration_sums_the_layers(tmp_path: Path):
-    """32 layers with two norms each, head and sampler once, attention of the whole batch."""
-    write_profile(tmp_path, plane_us)
-    timer = vllm_run.ProfileTimer(tmp_path)
-    seconds = timer.iteration_s(decode_seqs=8, kv_tokens=8 * 256, chunks=((16, 32),))
-    dense_us, head_us = 24 * (32 + 64), 2 * 10 * 9
-    expected_us = dense_us + head_us + 32 * plane_us(16, 32, 8, 256)
-    assert seconds == pytest.approx(expected_us * 1e-6)
-
-
-def test_incomplete_profile_is_refused(tmp_path: Path):
-    """A hole in the attention grid is an error, not a NaN in the results."""
-    write_profile(tmp_path, plane_us, skip=(16, 32, 8, 256))
-    with pytest.raises(InputError, match="not a complete grid"):
-        vllm_run.ProfileTimer(tmp_path)
 
 
 def test_absent_data_gives_no_rows(tmp_path: Path):

@@ -21,12 +21,14 @@ from jaxserve.show.report import (
     evaluation_markdown,
     evaluation_table,
     fit_report_table,
+    kernel_report_table,
     task_table,
     training_table,
 )
 from jaxserve.sim.table.edges import Extrapolation
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import FitReport, FittedConstant
+from jaxserve.sim.table.kernel_table import IterationErrors, KernelFit, KernelReport
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import load_task, task_names
@@ -170,3 +172,23 @@ def test_fit() -> None:
         assert part in text
     assert "worst is row 7, TPOT -5.5 %" in text
     assert "from 16 to 64 requests in flight 8.0 % (worst -18.0 %)" in text
+
+
+def test_fit_to_kernels() -> None:
+    """Errors by kind of kernel, of whole iterations, and what was not measured."""
+    edge = Extrapolation("sequences", 64.0, 512.0, 0.161, -0.289)
+    report = KernelReport(
+        fits=(KernelFit("decode", 137, 0.074, 0.078, 0.347, (edge,)),),
+        kept=("elementwise", "head"),
+        iterations=IterationErrors(200, 0.055, -0.171),
+        table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
+    )
+    text = " ".join(printed(kernel_report_table(report), 110).split())
+    assert (
+        "decode attention 137 7.4 % 7.8 % from 64 to 512 sequences 16.1 % (worst -28.9 %)" in text
+    )
+    assert "200 whole iterations, also of prompts and decodes together: 5.5 % off (worst" in text
+    assert "host time (0.5 ms an iteration), elementwise kernels, output head" in text
+    without = dataclasses.replace(report, iterations=None, kept=())
+    text = " ".join(printed(kernel_report_table(without), 110).split())
+    assert "whole iterations" not in text and "output head" not in text

@@ -1,15 +1,13 @@
-"""The rows at the edge of a load test: what a fit to the others says of them tells how it
+"""The rows at the edge of what was measured: what a fit to the others says of them tells how it
 extrapolates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from jaxserve.sim.table.sweep import Sweep
 
 _SHARE = 1 / 3
 """of the different values of an axis, at least one."""
@@ -41,8 +39,8 @@ class Extrapolation:
     """largest value that the fit saw."""
     largest: float
     """largest value that it was asked for."""
-    tpot_error: float
-    """mean absolute relative error on TPOT."""
+    error: float
+    """mean absolute relative error."""
     worst_error: float
     """the farthest one, with its sign."""
 
@@ -53,17 +51,17 @@ class Extrapolation:
             axis=edge.axis,
             largest_left=edge.largest_left,
             largest=edge.largest,
-            tpot_error=float(np.abs(errors).mean()),
+            error=float(np.abs(errors).mean()),
             worst_error=float(errors[np.abs(errors).argmax()]),
         )
 
 
-def edges(sweep: Sweep) -> Iterator[Edge]:
-    """Edges of a sweep; an axis without different values has none."""
-    axes = {
-        "requests in flight": sweep.concurrency,
-        "tokens in a sequence": sweep.prompt_tokens + sweep.output_tokens,
-    }
+def edges(axes: Mapping[str, NDArray[np.float64]]) -> Iterator[Edge]:
+    """Edges of rows; an axis without different values has none.
+
+    Args:
+      axes: by its name, what each row has on an axis, float64[n].
+    """
     for axis, values in axes.items():
         levels = np.unique(values)
         rows = values > levels[len(levels) - 1 - max(1, int(_SHARE * len(levels)))]

@@ -112,8 +112,8 @@ class TableMetadata:
     source: str
     """how the constants were obtained."""
     fit_error: float | None
-    """mean relative error of TPOT against held-out measurements; None where the constants were not
-    fitted to a load test."""
+    """mean relative error against held-out measurements: of TPOT in a load test, else of steps or
+    kernels; None where the constants were not fitted."""
     tensor_parallel: int
     """GPUs that share every layer."""
     token_budget: int

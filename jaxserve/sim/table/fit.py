@@ -221,14 +221,14 @@ def fit_sweep(
     held_out_error = _mean_error(folds_s[0], sweep.tpot_s)
     extrapolations = tuple(
         Extrapolation.of(edge, held_out_s(edge.rows).tpot_s / sweep.tpot_s[edge.rows] - 1)
-        for edge in edges(sweep)
+        for edge in edges(sweep.axes())
     )
     table = fill_measured(
         cost,
         gpu,
         model,
         source=source,
-        fit_error=max([held_out_error, *(each.tpot_error for each in extrapolations)]),
+        fit_error=max([held_out_error, *(each.error for each in extrapolations)]),
         token_budget=engine.token_budget,
     )
     return FitReport(

@@ -60,7 +60,7 @@ def check_plausible(sweep: Sweep, predict: Predict) -> None:
     if sweep.ttft_s is not None:
         ratios["TTFT"] = (sweep.ttft_s / loop.ttft_p50_s, _WAITING)
     for name, (ratio, most) in ratios.items():
-        _check_unit(name, ratio, most)
+        check_unit(f"its {name}", ratio, _UNITS, most)
     _check_swapped_settings(sweep, predict)
     for name, (ratio, most) in ratios.items():
         _check_single_rows(name, ratio, most)
@@ -94,11 +94,21 @@ def _check_swapped_times(sweep: Sweep) -> None:
         )
 
 
-def _check_unit(name: str, ratio: Array, most: float) -> None:
-    """Of measured to predicted times."""
+def check_unit(name: str, ratio: Array, units: str, most: float = _OTHER_UNIT) -> None:
+    """Refuses times in another unit.
+
+    Args:
+      name: what the times are of.
+      ratio: measured to predicted times, float64[n].
+      units: ends the error.
+      most: times the prediction that is allowed.
+
+    Raises:
+      InputError: the usual ratio is none of another GPU.
+    """
     usual = float(np.median(ratio))
     if not 1 / _OTHER_UNIT <= usual <= most:
-        raise InputError(f"its {name} is {usual:.2g} times what is expected; {_UNITS}")
+        raise InputError(f"{name} is {usual:.2g} times what is expected; {units}")
 
 
 def _check_single_rows(name: str, ratio: Array, most: float) -> None:

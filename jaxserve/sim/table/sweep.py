@@ -79,6 +79,13 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.tpot_s)
 
+    def axes(self) -> dict[str, NDArray[np.float64]]:
+        """What a fit may have to extrapolate in, by its name."""
+        return {
+            "requests in flight": self.concurrency,
+            "tokens in a sequence": self.prompt_tokens + self.output_tokens,
+        }
+
     def select(self, rows: NDArray[np.bool_]) -> "Sweep":
         """The points where ``rows`` is true."""
         return replace(

@@ -1,0 +1,153 @@
+"""Fits the constants of the cost model to measured kernels, one kind of kernel at a time."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.table.kernel_rows import FOLDS, KernelRows
+
+Array = NDArray[np.float64]
+
+CONSTANTS: dict[str, tuple[str, ...]] = {
+    "linear": ("linear.bandwidth_efficiency", "linear.flops_efficiency", "linear.p_norm"),
+    "elementwise": ("linear.layer_constant_s", "elementwise_s_per_token"),
+    "head": ("head_bandwidth_efficiency", "head_flops_efficiency"),
+    "decode": (
+        "attention.constant_s", "attention.per_sequence_s", "attention.bandwidth_efficiency",
+        "attention.q_norm",
+    ),
+    "prefill": (
+        "attention.prefill_constant_s", "attention.prefill_per_token_s",
+        "attention.prefill_flops_efficiency",
+    ),
+}  # fmt: skip
+"""What each kind of kernel says of a ``Gpu``; ``linear`` is the fit of bf16."""
+
+_MAX_FACTOR = 20.0
+_NOISE = 0.03  # relative; steps of tiles and waves that the equations average
+_FROM_ZERO = 1e-5
+"""Where a fit begins if the prior says 0; the only constants that may be 0 are seconds."""
+_STEP = 1e-4
+
+
+def constants(gpu: Gpu, kind: str) -> dict[str, float]:
+    """The constants of a kind of kernel by their names."""
+    return {path: getattr(_block(gpu, path), path.split(".")[-1]) for path in CONSTANTS[kind]}
+
+
+def with_constants(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
+    """``gpu`` with other constants, by their names."""
+    for path, value in values.items():
+        group, _, name = path.rpartition(".")
+        changed = dataclasses.replace(_block(gpu, path), **{name: value})
+        if group == "linear":
+            gpu = dataclasses.replace(gpu, linear=(changed, *gpu.linear[1:]))
+        else:
+            gpu = dataclasses.replace(gpu, attention=changed) if group else changed
+    return gpu
+
+
+def predicted_s(
+    gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
+) -> Array:
+    """The cost model's time of one layer's kernel for each row, float64[n]."""
+    cost = CostModel.of(gpu, model, tensor_parallel)
+    if kind == "linear":
+        alone = dataclasses.replace(
+            cost,
+            linear_constant_s=(0.0,) * 3,
+            elementwise_s_per_token=0.0,
+            allreduce_s=0.0,
+            allreduce_s_per_token=0.0,
+        )
+        return alone.linear_s(rows.size) / cost.layers
+    if kind == "elementwise":
+        per_token_s = cost.elementwise_s_per_token * rows.size
+        return (cost.linear_constant_s[0] + per_token_s) / cost.layers
+    if kind == "head":
+        return dataclasses.replace(cost, head_gather_s_per_row=0.0).head_s(rows.size)
+    if kind == "decode":
+        return cost.decode_attention_s(rows.size, rows.size * rows.length) / cost.layers
+    prefix = 0.0 if rows.prefix is None else rows.prefix
+    prompts_s = rows.size * cost.prefill_attention_s(rows.length, prefix)
+    return cost.prefill_constant_s + prompts_s / cost.layers
+
+
+def relative_errors(
+    gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
+) -> Array:
+    """(predicted - measured) / measured of each row, float64[n]."""
+    off_s = predicted_s(gpu, model, kind, rows, tensor_parallel) - rows.seconds
+    return off_s / (rows.seconds if rows.whole_s is None else rows.whole_s)
+
+
+def fit(
+    gpu: Gpu, model: LlmModel, kind: str, sets: Sequence[KernelRows], tensor_parallel: int = 1
+) -> Gpu:
+    """``gpu`` with the constants of one kind of kernel fitted to ``sets``.
+
+    Robust least squares of log(predicted / measured), so that every row counts by its relative
+    error and a step of the measured curve does not bend the whole fit.
+    """
+    start = {path: value or _FROM_ZERO for path, value in constants(gpu, kind).items()}
+
+    def build(scale: Array) -> Gpu:
+        scaled = np.array(list(start.values())) * scale
+        return with_constants(gpu, dict(zip(start, scaled.tolist(), strict=True)))
+
+    def residuals(scale: Array) -> Array:
+        candidate = build(scale)
+        predicted = (predicted_s(candidate, model, kind, s, tensor_parallel) for s in sets)
+        return np.concatenate(
+            [np.log(p_s / s.seconds) for p_s, s in zip(predicted, sets, strict=True)]
+        )
+
+    found = least_squares(
+        residuals,
+        np.ones(len(start)),
+        bounds=(1 / _MAX_FACTOR, _MAX_FACTOR),
+        loss="soft_l1",
+        f_scale=_NOISE,
+    )
+    return build(found.x)
+
+
+def held_out_errors(
+    gpu: Gpu, model: LlmModel, kind: str, sets: Sequence[KernelRows], tensor_parallel: int = 1
+) -> list[Array]:
+    """Relative errors of each set's rows under constants fitted without them."""
+    errors = [np.empty(len(s.seconds)) for s in sets]
+    for fold in range(FOLDS):
+        shown = [s.where(s.fold() != fold) for s in sets]
+        fitted = fit(gpu, model, kind, shown, tensor_parallel)
+        for error, rows in zip(errors, sets, strict=True):
+            mask = rows.fold() == fold
+            error[mask] = relative_errors(fitted, model, kind, rows.where(mask), tensor_parallel)
+    return errors
+
+
+def uncertainty(
+    gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
+) -> dict[str, float]:
+    """How far each fitted constant may be from what it is, relative: its standard deviation where
+    rows scatter by some percent (Laplace approximation)."""
+    found = constants(gpu, kind)
+
+    def log_s(path: str, factor: float) -> Array:
+        changed = with_constants(gpu, {path: found[path] * factor})
+        return np.log(predicted_s(changed, model, kind, rows, tensor_parallel))
+
+    slopes = [(log_s(path, 1 + _STEP) - log_s(path, 1 - _STEP)) / (2 * _STEP) for path in found]
+    information = np.array(slopes) @ np.array(slopes).T + 1e-12 * np.eye(len(found))
+    deviations = _NOISE * np.sqrt(np.diag(np.linalg.inv(information)))
+    return dict(zip(found, deviations.tolist(), strict=True))
+
+
+def _block(gpu: Gpu, path: str):
+    group = path.rpartition(".")[0]
+    return {"": gpu, "linear": gpu.linear[0], "attention": gpu.attention}[group]
