@@ -14,7 +14,7 @@ from jaxserve.env import ServeEnv
 from jaxserve.runtime.devices import EVERYWHERE, all_devices, on_each, spread
 from jaxserve.types import ServeAction
 
-_CHUNK = 1024  # episodes per compiled batch
+_CHUNK = 512  # episodes per compiled batch
 
 
 def mean_reward(

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import chdir, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, chdir, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -76,7 +76,7 @@ def run_page(page: Path, folder: Path) -> str:
                 if block.file is not None:
                     Path(block.file).write_text(block.code, encoding="utf-8")
                 elif block.language == "sh":
-                    with commands_compile_quickly():
+                    with _compiler_for(block.code):
                         printed.write(_shell(block.code, where))
                 else:
                     with redirect_stdout(printed):
@@ -94,12 +94,18 @@ def run_code(language: str, code: str, folder: Path, *, as_users_do: bool = Fals
     """
     with chdir(folder):
         if language == "sh":
-            with nullcontext() if as_users_do else commands_compile_quickly():
+            with nullcontext() if as_users_do else _compiler_for(code):
                 return _shell(code, "the block")
         printed = StringIO()
         with redirect_stdout(printed):
             exec(compile(code, "the block", "exec"), {"__name__": "__main__"})
         return printed.getvalue()
+
+
+def _compiler_for(code: str) -> AbstractContextManager[None]:
+    """A quick one, but for commands on a trace: they search for its best setting, and compute for
+    longer than the compiler takes."""
+    return nullcontext() if "--trace" in code else commands_compile_quickly()
 
 
 def _shell(code: str, where: str) -> str:
