@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
-from pathlib import Path
 
 import jax
 
@@ -18,7 +16,7 @@ from benchmarks.environment import (
     state_bytes,
 )
 from benchmarks.learner import ppo_windows_per_s, seconds_past_static
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.compare.trained import LEARNING_RATE, STEPS
 from jaxserve.runtime.cores import use_all_cores
 
@@ -30,9 +28,7 @@ BATCHES = (256, 1024, 4096, 16384)
 
 def main() -> int:
     """Runs every benchmark once and prints one table; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
-    return publish(speed_page, parser.parse_args().markdown)
+    return publish(speed_page, page_parser("benchmarks", __doc__).parse_args().markdown)
 
 
 def speed_page() -> str:

@@ -6,7 +6,6 @@ itself take turns, so that what else runs on the machine meets both.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
@@ -24,7 +23,7 @@ import aiohttp
 import psutil
 import uvloop
 
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.errors import InputError
 from server.local import LocalServer, free_port
 
@@ -40,12 +39,7 @@ _TOKEN = re.compile(rb'"text":" token"')
 
 def main() -> int:
     """Runs all rounds and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gateway",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.gateway", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each load (default 5)")
     parser.add_argument(
         "--calls", type=int, default=1000, help="calls of a round, each way (default 1000)"

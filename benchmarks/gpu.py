@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
 
 from benchmarks.environment import batched_windows_per_s
 from benchmarks.learner import ppo_windows_per_s
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.errors import InputError
 
 TASK = "adversarial_multitenant"
@@ -20,9 +18,7 @@ BATCHES = tuple(2**power for power in range(10, 18))
 
 def main() -> int:
     """Runs the benchmark once and prints one table; exit code 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the table to")
-    return publish(gpu_page, parser.parse_args().markdown)
+    return publish(gpu_page, page_parser("benchmarks.gpu", __doc__).parse_args().markdown)
 
 
 def gpu_page() -> str:

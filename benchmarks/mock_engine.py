@@ -17,14 +17,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import aiohttp
 import numpy as np
 import orjson
 import psutil
 
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.sim.reference.request import Request
@@ -218,12 +217,7 @@ async def _send(
 
 def main() -> int:
     """Runs every speed with every rate and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.mock_engine",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.mock_engine", __doc__)
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--hardware", default="h100-sxm-80gb")
     parser.add_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Callable
@@ -13,6 +14,22 @@ from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output, write_output
 
 _BLOCK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def page_parser(program: str, about: str | None) -> argparse.ArgumentParser:
+    """Of a benchmark's command, with ``--markdown``.
+
+    Args:
+      program: dotted name of the module.
+      about: what its help begins with.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {program}",
+        description=about,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    return parser
 
 
 def publish(measure: Callable[[], str], markdown: Path | None) -> int:

@@ -6,7 +6,6 @@ that take turns, each completion 120 tokens longer than the one before.
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import sys
@@ -20,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import orjson
 
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.gateway.sessions.files import RecordFile
 from jaxserve.gateway.sessions.linking import Linker
 from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, read_records
@@ -39,13 +38,7 @@ ROUNDS = 5
 
 def main() -> int:
     """Measures every step and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rollout_builders",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
-    return publish(page, parser.parse_args().markdown)
+    return publish(page, page_parser("benchmarks.rollout_builders", __doc__).parse_args().markdown)
 
 
 def page() -> str:

@@ -9,7 +9,6 @@ is refused. Every agent notes the answers that it got whole, and those that it d
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -31,7 +30,7 @@ import httpx
 import psutil
 import yaml
 
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.checks import whole
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
@@ -373,12 +372,7 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
 
 def main() -> int:
     """Runs it and prints a table; exit code 1 where anything was lost or there twice."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rollout_faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.rollout_faults", __doc__)
     parser.add_argument("--tasks", type=int, default=50, help="how many (default 50)")
     parser.add_argument("--harms", type=int, default=30, help="how often (default 30)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default 0)")

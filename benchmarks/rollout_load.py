@@ -7,7 +7,6 @@ writes to the disk alone take turns, so that what else runs on the machine meets
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import platform
@@ -24,7 +23,7 @@ import psutil
 import uvloop
 
 from benchmarks.gateway import cpu_s, open_client, percentile_ms, running_gateway
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve.checks import whole
 from server.local import LocalServer, free_port
 
@@ -37,12 +36,7 @@ _LINE = b"x" * 8192
 
 def main() -> int:
     """Measures and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rollout_load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.rollout_load", __doc__)
     parser.add_argument("--sessions", type=int, default=64, help="at once (default 64)")
     parser.add_argument(
         "--completions", type=int, default=20_000, help="of all sessions (default 20000)"

@@ -30,7 +30,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from benchmarks.loads import HttpPlayer, Play, websocket_load
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from benchmarks.server_fuzz import PATIENCE_S, Fuzz, fuzz_http, fuzz_sockets, fuzz_websocket
 from jaxserve import checks
 from server.local import LocalServer
@@ -66,12 +66,7 @@ class Trial:
 
 def main() -> int:
     """Runs everything once and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.server_faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.server_faults", __doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="HTTP requests (20,000)")
     parser.add_argument("--messages", type=int, default=6_000, help="WebSocket messages (6,000)")
     parser.add_argument("--connections", type=int, default=2_000, help="raw connections (2,000)")

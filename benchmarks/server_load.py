@@ -7,7 +7,6 @@ and a figure is the median of its rounds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
@@ -31,7 +30,7 @@ from benchmarks.loads import (
     together_load,
     websocket_load,
 )
-from benchmarks.page import publish
+from benchmarks.page import page_parser, publish
 from jaxserve import checks
 from server.local import LocalServer
 
@@ -74,12 +73,7 @@ KINDS = (
 
 def main() -> int:
     """Runs all rounds and prints one page; exit code 2 after bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.server_load",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="file to write the page to")
+    parser = page_parser("benchmarks.server_load", __doc__)
     parser.add_argument("--rounds", type=int, default=5, help="rounds of every load (default 5)")
     parser.add_argument(
         "--seconds", type=float, default=3.0, help="length of a round, s (default 3)"

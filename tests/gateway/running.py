@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +11,9 @@ import httpx
 
 from jaxserve.gateway.serve import open_gateway
 from jaxserve.gateway.settings import GatewaySettings, Tokens
-from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import PATIENCE_S, wait_until
+from tests.server_thread import ServerThread
 
 
 class Leaver:
@@ -57,16 +58,13 @@ class RunningGateway:
         self.port, self.control_port = (one.getsockname()[1] for one in self._sockets)
         self.url = f"http://127.0.0.1:{self.port}"
         self.control_url = f"http://127.0.0.1:{self.control_port}"
-        self._thread = threading.Thread(
-            target=self.server.run, kwargs={"sockets": self._sockets}, daemon=True
-        )
+        self._thread = ServerThread(self.server, self._sockets)
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, limits=limits)
         self.control = httpx.Client(base_url=self.control_url, timeout=PATIENCE_S)
 
     def __enter__(self) -> RunningGateway:
         self._thread.start()
-        wait_until(lambda: self.server.started)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -76,9 +74,7 @@ class RunningGateway:
 
     def stop(self) -> None:
         """Ends it as a signal would."""
-        self.server.should_exit = True
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+        self._thread.stop()
 
     def post(
         self, body: Any = None, path: str = "/v1/chat/completions", **options: Any

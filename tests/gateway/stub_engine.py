@@ -18,8 +18,7 @@ import asyncio
 import json
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,17 +29,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-PATIENCE_S = 300.0
-"""No machine is so busy that this is not enough."""
+from tests.patience import wait_until
+from tests.server_thread import ServerThread
+
 PROMPT_TOKENS = 7
-
-
-def wait_until(true: Callable[[], object], what: str = "it") -> None:
-    """Returns when something has become true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.005)
 
 
 @dataclass
@@ -95,21 +87,16 @@ class StubEngine:
         config = uvicorn.Config(
             Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"
         )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        self._thread = ServerThread(uvicorn.Server(config), [self._socket])
 
     def __enter__(self) -> StubEngine:
         self._thread.start()
-        wait_until(lambda: self._server.started)
         return self
 
     def __exit__(self, *exception: object) -> None:
         for seen in self.seen:
             seen.allow()
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
+        self._thread.stop(at_once=True)
 
     def wait_for(self, count: int) -> None:
         """Returns when so many requests have arrived."""

@@ -16,7 +16,8 @@ from jaxserve.gateway.engines import EngineSpec, parse_engines
 from jaxserve.gateway.problems import Problem
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import wait_until
 
 
 def make_pool(places: Sequence[int | None], capacity: int = 1000) -> Pool:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine
-from tests.gateway.stub_engine import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("jump_s", [3600.0, -3600.0])

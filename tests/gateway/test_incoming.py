@@ -15,7 +15,8 @@ from jaxserve.gateway.incoming import understand
 from jaxserve.gateway.problems import Problem
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import PATIENCE_S, StubEngine
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import PATIENCE_S
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -10,7 +10,8 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import StubEngine, nobody_there, stream_of, wait_until
+from tests.gateway.stub_engine import StubEngine, nobody_there, stream_of
+from tests.patience import wait_until
 
 _PATH = "/v1/chat/completions"
 

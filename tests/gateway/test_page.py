@@ -15,7 +15,8 @@ import httpx
 
 from server.local import free_port
 from tests.docs.snippets import blocks
-from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import PATIENCE_S, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import PATIENCE_S, wait_until
 
 
 def connect(gateway: RunningGateway, sends: bytes = b"") -> socket.socket:

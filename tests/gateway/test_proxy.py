@@ -13,14 +13,8 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import (
-    PROMPT_TOKENS,
-    RawServer,
-    StubEngine,
-    nobody_there,
-    stream_of,
-    wait_until,
-)
+from tests.gateway.stub_engine import PROMPT_TOKENS, RawServer, StubEngine, nobody_there, stream_of
+from tests.patience import wait_until
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
 

@@ -21,7 +21,8 @@ from jaxserve import cli
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver
-from tests.gateway.stub_engine import PATIENCE_S, StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import PATIENCE_S, wait_until
 
 RUNTIME = ("runtime.limited_http", "runtime.listening", "runtime.state")
 NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.xla_flags", *RUNTIME)

@@ -22,7 +22,8 @@ from jaxserve.gateway.switch import Switch
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
 from tests.gateway.running import Leaver, RunningGateway
-from tests.gateway.stub_engine import StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
+from tests.patience import wait_until
 
 
 class FakeEngine:

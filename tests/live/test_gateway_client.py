@@ -15,7 +15,8 @@ from jaxserve.live.readings import parse_engine_state, parse_knobs, parse_window
 from server.local import free_port
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import RawServer, wait_until
+from tests.gateway.stub_engine import RawServer
+from tests.patience import wait_until
 
 
 def use(

@@ -23,10 +23,10 @@ from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS, Report
 from server.local import free_port
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
 from tests.live.controller import operate
 from tests.live.deployment import TASK, setup_of
 from tests.mock_engine.conftest import running
+from tests.patience import PATIENCE_S, wait_until
 
 WINDOW_S = 2.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,8 +10,8 @@ import pytest
 
 from jaxserve.mock_engine.serve import open_mock_engine
 from jaxserve.runtime.listening import CommandServer
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
 from tests.mock_engine.virtual import machine
+from tests.server_thread import ServerThread
 
 
 class Running:
@@ -28,15 +27,12 @@ def running(**settings: Any) -> Iterator[Running]:
     """A small engine, faster than its GPU unless ``speed`` says otherwise."""
     chosen = {"port": 0, "speed": 20.0, "served_model_name": "tiny", **settings}
     server, socket = open_mock_engine(machine(**chosen))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [socket]}, daemon=True)
+    thread = ServerThread(server, [socket])
     thread.start()
     try:
-        wait_until(lambda: server.started)
         yield Running(server, socket.getsockname()[1])
     finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
+        thread.stop()
 
 
 @pytest.fixture

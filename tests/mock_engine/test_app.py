@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
 from tests.mock_engine.conftest import Running
+from tests.patience import PATIENCE_S, wait_until
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Say something."}]}
 COMPLETION = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 8, "ignore_eos": True}

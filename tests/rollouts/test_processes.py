@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.rollouts.processes import Ended, Limits, run_process
-from tests.gateway.stub_engine import wait_until
+from tests.patience import wait_until
 
 
 def run(folder: Path, code: str, **limits: float) -> Ended:

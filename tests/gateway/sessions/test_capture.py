@@ -17,8 +17,9 @@ from jaxserve.gateway.settings import Tokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver
 from tests.gateway.sessions.talking import CHAT, Agent, started, user
-from tests.gateway.stub_engine import StubEngine, wait_until
+from tests.gateway.stub_engine import StubEngine
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled
+from tests.patience import wait_until
 
 
 @pytest.fixture(params=["vllm", "sglang"])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.gateway.sessions.group_commit import GroupCommit
-from tests.gateway.stub_engine import PATIENCE_S
+from tests.patience import PATIENCE_S
 
 
 class Disk:

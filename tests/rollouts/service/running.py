@@ -13,7 +13,8 @@ import httpx
 from jaxserve.rollouts.service.node import Node
 from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, wait_until
+from tests.server_thread import ServerThread
 
 ENDED = ("COMPLETED", "ERROR", "TIMEOUT")
 
@@ -35,20 +36,15 @@ class RunningService:
         self.server, self._socket = open_service(chosen, tokens or RolloutTokens())
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
-        self._thread = threading.Thread(
-            target=self.server.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        self._thread = ServerThread(self.server, [self._socket])
 
     def __enter__(self) -> RunningService:
         self._thread.start()
-        wait_until(lambda: self.server.started)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.http.close()
-        self.server.should_exit = True
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
+        self._thread.stop()
 
     def submit(self, **task: Any) -> str:
         """A task's name."""

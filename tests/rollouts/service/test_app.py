@@ -21,7 +21,7 @@ from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import ENDED, RunningService, ended
 

@@ -8,7 +8,7 @@ import httpx
 
 from jaxserve.rollouts.files import read_trajectories
 from tests.gateway.running import RunningGateway
-from tests.gateway.stub_engine import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import ENDED, RunningNode, RunningService
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.gateway.stub_engine import PATIENCE_S, event, wait_until
+from tests.gateway.stub_engine import event
+from tests.patience import PATIENCE_S
+from tests.server_thread import ServerThread
 
 
 class PaidEngine:
@@ -49,14 +50,10 @@ class PaidEngine:
         config = uvicorn.Config(
             Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"
         )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True
-        )
+        self._thread = ServerThread(uvicorn.Server(config), [self._socket])
 
     def __enter__(self) -> PaidEngine:
         self._thread.start()
-        wait_until(lambda: self._server.started)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -64,8 +61,7 @@ class PaidEngine:
 
     def stop(self) -> None:
         """Dies."""
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
+        self._thread.stop(at_once=True)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "paid", "max_model_len": 4096}]})

@@ -17,19 +17,7 @@ from server.players.agents import Agents
 from server.players.baseline_scores import Baselines
 from server.players.model_budget import ModelBudget
 from server.problems import SpendingLimit
-
-
-class Notes:
-    """In a dictionary."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    async def note(self, key: str) -> str | None:
-        return self.texts.get(key)
-
-    async def keep_note(self, key: str, text: str) -> None:
-        self.texts[key] = text
+from tests.server.players.notes import Notes
 
 
 @pytest.fixture

@@ -16,22 +16,10 @@ from server.players.model_budget import ModelBudget
 from server.players.operator import Decision, Operator, is_offered, reason_of
 from server.problems import ModelFailure, SpendingLimit
 from server.sessions.engine import knobs_of
+from tests.server.players.notes import Notes
 
 LAST = knobs_of(DEFAULT_ACTION)
 WIDER = knobs_of(DEFAULT_ACTION | {"batch_cap": 96})
-
-
-class Notes:
-    """In a dictionary."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-
-    async def note(self, key: str) -> str | None:
-        return self.texts.get(key)
-
-    async def keep_note(self, key: str, text: str) -> None:
-        self.texts[key] = text
 
 
 class Agent:
