@@ -84,7 +84,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
     """What ``make demo`` runs, shorter, leaves everything that it speaks of afterwards."""
     assert code("sh", "make demo") == "make demo\nmake test\n"
     listed = subprocess.run(
-        ["make", "--dry-run", "--old-file=.venv/.synced", "demo"],
+        ["make", "--no-print-directory", "--dry-run", "--old-file=.venv/.synced", "demo"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -4,10 +4,11 @@ TPOT is compared, in a closed loop that keeps ``concurrency`` equal requests in 
 
     TPOT = t(decode of all slots) + (concurrency - 1) / output * t(prefill added by one prompt)
 
-An engine that gives prompts iterations of their own keeps the requests of such a loop in step: all
-prompts of a round are prefilled one after the other, and half of that, on average, is a request's
-wait for its first token, the other half its pause after it. TTFT is not compared: it carries the
-wait for a slot of the load generator.
+Requests that began together end together, and the next ones come together: prompts that are short
+enough share an iteration, and the sum counts iterations. An engine that gives prompts iterations of
+their own keeps equal requests in step: all prompts of a round are prefilled one after the other,
+and half of that, on average, is a request's wait for its first token, the other half its pause
+after it. TTFT is not compared: it carries the wait for a slot of the load generator.
 
 Constants that no kernel shows are fitted to two thirds of the rows and judged on the third, three
 times over. The shipped constants are the fit to all rows.
@@ -34,6 +35,9 @@ from jaxserve.sim.machine.stack import ServedGpu, Stack, load_engine
 TOKEN_BUDGET = 8192
 """Tokens per iteration of the measured engines: default of TensorRT-LLM, and of the benchmarks'
 recipes for vLLM."""
+SHARED_TOKENS = 1024
+"""Prompt tokens that are prefilled together. The one run with shorter prompts (TensorRT-LLM, 128 to
+1,024 tokens) loses no time to prompts that fit together in so many; longer ones go alone."""
 FEWEST_ROWS = 8
 """Rows that a version of an engine needs for a host time of its own."""
 LARGEST_SHARE = 1.0
@@ -113,9 +117,9 @@ def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
                 )
             )
         if not load_engine(engine).prefill_first:
-            constants.append(
-                Constant(f"eager {engine}", "engine", "eager_layer_s", _engine(engine))
-            )
+            for field, kind in (("eager_layer_s", _dense), ("eager_expert_layer_s", _has_experts)):
+                applies = _and(_engine(engine), kind)
+                constants.append(Constant(f"{field} {engine}", "engine", field, applies))
     for family in (HOPPER, BLACKWELL):
         for name in ("fp8", "fp4", "mxfp4"):
             here = _format(family, name)
@@ -198,29 +202,40 @@ class Prediction:
         for i, value in zip(self._of[server], own, strict=True):
             gpu = self._constants[i].put(gpu, value)
         rows = [self._rows[place] for place in self._groups[server]]
-        columns = ("concurrency", "prompt", "output")
-        concurrency, prompt, output = (
-            np.array([getattr(row, name) for row in rows]) for name in columns
-        )
+        columns = ("concurrency", "prompt", "output", "equal")
+        loop = Loop(*(np.array([getattr(row, name) for row in rows]) for name in columns))
         cost = CostModel.of(gpu, model, server[2])
-        return closed_loop_tpot_s(cost, concurrency, prompt, output, gpu.engine.prefill_first)
+        return loop.tpot_s(cost, gpu.engine.prefill_first)
 
 
-def closed_loop_tpot_s(
-    cost: CostModel,
-    concurrency: np.ndarray,
-    prompt: np.ndarray,
-    output: np.ndarray,
-    prefill_first: bool,
-) -> np.ndarray:
-    """Mean seconds per output token of equal requests in a closed loop without a KV limit."""
-    prompts_per_iteration = (concurrency - 1) / output
-    decode_s = cost.decode_s(concurrency, prompt + output / 2)
-    if prefill_first:
-        alone_s = cost.prefill_alone_s(prompt, token_budget=TOKEN_BUDGET) - cost.host_s
-        return decode_s + prompts_per_iteration / 2 * alone_s
-    added_s = cost.prefill_added_s(concurrency, prompt, token_budget=TOKEN_BUDGET)
-    return decode_s + prompts_per_iteration * added_s
+@dataclass(frozen=True)
+class Loop:
+    """Closed loops without a KV limit; every field has one entry a loop."""
+
+    concurrency: np.ndarray
+    """requests in flight."""
+    prompt: np.ndarray
+    """tokens of a prompt."""
+    output: np.ndarray
+    """tokens of an output."""
+    equal: np.ndarray
+    """whether all requests have exactly these lengths, so that they stay in step."""
+
+    def tpot_s(self, cost: CostModel, prefill_first: bool) -> np.ndarray:
+        """Mean seconds per output token."""
+        decode_s = cost.decode_s(self.concurrency, self.prompt + self.output / 2)
+        if prefill_first:
+            alone_s = cost.prefill_alone_s(self.prompt, token_budget=TOKEN_BUDGET) - cost.host_s
+            paused = np.where(self.equal, 0.5, 1.0) * (self.concurrency - 1)
+            return decode_s + paused / self.output * alone_s
+        together = np.clip(SHARED_TOKENS // self.prompt, 1, self.concurrency)
+        others = np.ceil(self.concurrency / together) - 1
+        tokens = together * self.prompt
+        added_s = cost.prefill_added_s(self.concurrency, tokens, token_budget=TOKEN_BUDGET)
+        # Prompts that share an iteration do not attend to each other.
+        pairs_s = cost.prefill_attention_s(tokens, 0)
+        pairs_s -= together * cost.prefill_attention_s(self.prompt, 0)
+        return decode_s + others / self.output * (added_s - pairs_s)
 
 
 def fit(rows: Sequence[ServedRow], constants: Sequence[Constant]) -> np.ndarray:

@@ -56,6 +56,9 @@ GPUS = {
     "b200_sxm": "b200-sxm-180gb",
     "gb200": "gb200-nvl72-186gb",
 }
+_DRAWN = re.compile(r"db-dump/|source_file=\d{4}-\d\d-\d\d\.csv")
+"""Sources of the rows of InferenceX (SemiAnalysisAI/InferenceX, once InferenceMAX), whose load has
+lengths drawn from 80 to 100 % of those named."""
 FASTEST_KERNELS = {"bf16": 0.82, "fp8": 0.62, "fp4": 0.62, "mxfp4": 0.62}
 """Largest share of the peak rate that matrix products of a served size reach in the GEMM files."""
 
@@ -78,6 +81,8 @@ class ServedRow:
     """tokens of every prompt."""
     output: float
     """tokens of every output."""
+    equal: bool
+    """whether all requests have exactly these lengths."""
     ttft_s: float
     """measured mean time to first token."""
     tpot_s: float
@@ -198,6 +203,7 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         concurrency=concurrency,
         prompt=_number(item["isl"]),
         output=_number(item["osl"]),
+        equal=not _DRAWN.match(str(item["silicon_data_source"])),
         ttft_s=1e-3 * _number(item["silicon_ttft_ms"]),
         tpot_s=1e-3 * _number(item["silicon_tpot_ms"]),
     )

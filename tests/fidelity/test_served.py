@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.fidelity.served import Prediction, fit, fitted_constants, served_fidelity
-from jaxserve.fidelity.served_rows import FILE, served_rows
+from jaxserve.fidelity.served import Loop, Prediction, fit, fitted_constants, served_fidelity
+from jaxserve.fidelity.served_rows import FILE, served_rows, shipped
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.stack import Stack
 
 ROW: dict[str, Any] = {
     "silicon_data_source": "",
@@ -81,6 +83,34 @@ def test_a_doubled_layout_is_read_as_its_gpus(tmp_path: Path) -> None:
     }
     kept, _ = served_rows(_written(tmp_path, change))
     assert [(row.gpus, row.stack.formats[0]) for row in kept] == [(4, "mxfp4")]
+
+
+def test_lengths_that_are_drawn_are_known_by_their_source(tmp_path: Path) -> None:
+    """The harness of InferenceX draws them; the other loops repeat one request."""
+    dated = "source_file=2026-01-02.csv; model=Llama; silicon_concurrency=8"
+    drawn = {"silicon_data_source": dated, "batch_size": 8, "isl": 2048}
+    rows, _ = served_rows(_written(tmp_path, {}, drawn))
+    assert [row.equal for row in rows] == [True, False]
+
+
+def _loop(concurrency: float, prompt: float, *, equal: bool = True) -> Loop:
+    return Loop(*(np.array([value]) for value in (concurrency, prompt, 256.0, equal)))
+
+
+def test_prompts_that_fit_into_an_iteration_share_it() -> None:
+    """A loop of short prompts loses no time to the prefill of others; one of long ones does."""
+    cost = CostModel.of(*shipped("h100-sxm-80gb", "qwen3-32b", Stack()), 2)
+    short, long = _loop(8, 128), _loop(8, 1024)
+    np.testing.assert_allclose(short.tpot_s(cost, False), cost.decode_s(8, 128 + 128))
+    assert long.tpot_s(cost, False) > 1.02 * cost.decode_s(8, 1024 + 128)
+
+
+def test_requests_out_of_step_wait_for_every_prompt() -> None:
+    """Where prompts have iterations of their own, equal requests meet half of them decoding."""
+    cost = CostModel.of(*shipped("h100-sxm-80gb", "qwen3-32b", Stack()), 2)
+    decode_s = cost.decode_s(8, 2048 + 128)
+    equal, drawn = (_loop(8, 2048, equal=each).tpot_s(cost, True) for each in (True, False))
+    np.testing.assert_allclose(drawn - decode_s, 2 * (equal - decode_s))
 
 
 def test_fit_finds_the_constants_that_rows_were_made_with(tmp_path: Path) -> None:

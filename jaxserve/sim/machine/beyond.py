@@ -83,7 +83,8 @@ class Beyond:
             batch_share=1 / pp,
             window_layers=float(window.layers) if window else 0.0,
             window_tokens=float(window.tokens) if window else 0.0,
-            eager_s=gpu.engine.eager_layer_s * model.layers,
+            eager_s=gpu.engine.eager_layer_s * (model.layers - model.expert_layers)
+            + gpu.engine.eager_expert_layer_s * model.expert_layers,
         )
 
     def linear_s(self, tokens: ArrayLike, tier: int) -> np.ndarray:

@@ -78,6 +78,8 @@ class EngineTimes:
     eager_layer_s: float
     """least seconds per layer of an iteration with prompt tokens, whose kernels the host launches
     one by one where a batch that only decodes replays a recorded graph."""
+    eager_expert_layer_s: float
+    """the same of a layer of experts, which has other kernels."""
     prefill_first: bool
     """prompts have iterations of their own, and running sequences wait for them."""
 
@@ -122,6 +124,7 @@ def load_engine(name: str, version: str | None = None) -> EngineTimes:
         host_s=item.number("host_s", 0),
         expert_layer_s=item.number("expert_layer_s", 0),
         eager_layer_s=item.number("eager_layer_s", 0),
+        eager_expert_layer_s=item.number("eager_expert_layer_s", 0),
         prefill_first=item.flag("prefill_first"),
     )
 

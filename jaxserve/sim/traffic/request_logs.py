@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic.traces import MAX_TOKENS, MAX_TRACE_BYTES, Trace, load_trace
+from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES
+from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]

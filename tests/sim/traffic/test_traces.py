@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic import traces
+from jaxserve.sim.traffic import trace_files
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -255,10 +255,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_huge_files_are_refused_before_reading(write, monkeypatch: pytest.MonkeyPatch) -> None:
     """Size in bytes and number of rows are limited."""
     path = write(AZURE + f"{FIRST},3,4\n{LATER},3,4\n")
-    monkeypatch.setattr(traces, "MAX_TRACE_ROWS", 1)
+    monkeypatch.setattr(trace_files, "MAX_TRACE_ROWS", 1)
     with pytest.raises(InputError, match="has 2 rows; at most 1 are read"):
         load_trace(path)
-    monkeypatch.setattr(traces, "MAX_TRACE_BYTES", 50)
+    monkeypatch.setattr(trace_files, "MAX_TRACE_BYTES", 50)
     with pytest.raises(InputError, match=r"has 104 bytes; at most 50 are read, so cut it first"):
         load_trace(path)
 
