@@ -33,8 +33,8 @@ MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "cost model against servers": served_fidelity,
     "reference against Vidur": vidur_fidelity,
     "reference against vLLM": vllm_fidelity,
-    "fast simulator against vLLM": vllm_fast_fidelity,
     "reference against vLLM with experts": vllm_expert_fidelity,
+    "fast simulator against vLLM": vllm_fast_fidelity,
     "prefix reuse": prefix_fidelity,
     "reference against vLLM with shared prefixes": prefix_run_fidelity,
 }

@@ -41,8 +41,9 @@ HIT_BAR, TTFT_BAR, TPOT_BAR = 5.0, 20.0, 6.0
 HIT_REQUESTS = 3000
 
 LONGEST_PROMPT = 8192
-"""Longest prompt of the comparison of the simulators, tokens."""
+"""Longest prompt of the comparison of the simulators on short prompts, tokens."""
 WINDOWS = 200
+WHOLE_WINDOWS = 600
 _HARDWARE = "h100-sxm-80gb"
 _SKIPPED_WINDOWS = 40  # until the caches of the reference simulator have filled
 
@@ -69,6 +70,15 @@ SCENARIOS = tuple(
     for scale in (2.0, 4.0)
     for pool in (400_000, 1_600_000, 6_400_000)
 )
+"""Of the short prompts."""
+
+WHOLE = tuple(
+    Scenario(scale * gpus, gpus, pool)
+    for gpus in (1, 2, 4)
+    for scale in (0.15, 0.25, 0.35)
+    for pool in (400_000, 1_600_000)
+)
+"""Of the whole trace, whose prompts have 12,800 tokens on average and up to 123,000."""
 
 
 class _EvenTimer:
@@ -132,7 +142,7 @@ class Served:
 
 
 def compare(
-    trace: Trace, scenarios: tuple[Scenario, ...] = SCENARIOS, windows: int = WINDOWS
+    trace: Trace, scenarios: tuple[Scenario, ...], windows: int
 ) -> list[tuple[Served, Served]]:
     """Plays the same requests in both simulators: (fast, reference) of each scenario."""
     action = make_action(batch_cap=128)
@@ -224,7 +234,12 @@ def prefix_fidelity(shared: Path) -> list[FidelityRow]:
     if not (shared / FILE).is_file():
         return []
     trace = load_trace(shared / FILE)
-    return _hit_rows(_first(trace, HIT_REQUESTS)) + _latency_rows(short_prompts(trace))
+    about = f"prompts up to {LONGEST_PROMPT:,} tokens"
+    return (
+        _hit_rows(_first(trace, HIT_REQUESTS))
+        + _latency_rows(about, short_prompts(trace), SCENARIOS, WINDOWS)
+        + _latency_rows("whole trace", trace, WHOLE, WHOLE_WINDOWS)
+    )
 
 
 def _hit_rows(trace: Trace) -> list[FidelityRow]:
@@ -245,8 +260,10 @@ def _hit_rows(trace: Trace) -> list[FidelityRow]:
     return rows
 
 
-def _latency_rows(trace: Trace) -> list[FidelityRow]:
-    pairs = compare(trace)
+def _latency_rows(
+    about: str, trace: Trace, scenarios: tuple[Scenario, ...], windows: int
+) -> list[FidelityRow]:
+    pairs = compare(trace, scenarios, windows)
     rows = []
     for label, name, bar in (
         ("TTFT p50", "ttft_p50_s", TTFT_BAR),
@@ -257,13 +274,13 @@ def _latency_rows(trace: Trace) -> list[FidelityRow]:
         worst = int(np.abs(signed).argmax())
         found = [100 * reference.found for _, reference in pairs]
         detail = (
-            f"{len(pairs)} scenarios, prompts up to {LONGEST_PROMPT:,} tokens, of which "
-            f"{min(found):.0f} to {max(found):.0f} % are found; mean {np.abs(signed).mean():.1f}, "
-            f"bias {np.median(signed):+.1f}; worst {signed[worst]:+.1f}: {SCENARIOS[worst].name}"
+            f"{len(pairs)} scenarios, {min(found):.0f} to {max(found):.0f} % of the prompts are "
+            f"found; mean {np.abs(signed).mean():.1f}, bias {np.median(signed):+.1f}; worst "
+            f"{signed[worst]:+.1f}: {scenarios[worst].name}"
         )
         rows.append(
             FidelityRow.within(
-                f"prefix reuse: fast vs reference, {label}",
+                f"prefix reuse: fast vs reference, {about}, {label}",
                 float(np.median(np.abs(signed))),
                 bar,
                 "% (median)",
@@ -298,5 +315,6 @@ if __name__ == "__main__":
     if data is None:
         raise SystemExit("there is no trace to compare with")
     recorded = short_prompts(load_trace(data / FILE))
-    for scenario, (fast, reference) in zip(SCENARIOS, compare(recorded), strict=True):
+    pairs = compare(recorded, SCENARIOS, WINDOWS)
+    for scenario, (fast, reference) in zip(SCENARIOS, pairs, strict=True):
         print(scenario.name, fast, reference, sep="\n  ")

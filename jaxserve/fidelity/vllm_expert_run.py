@@ -3,7 +3,8 @@
 The run (casys-kaist/LLMServingSim, commit 5daddb2): vLLM 0.19 serving Qwen3-30B-A3B on two RTX PRO
 6000, each attending for requests of its own, with the experts divided between them. Beside the log
 lies a profile of the kernels. The two engines take every step together: the reference engine is one
-with the limits of both, whose step ends with the one that has more to do.
+with the limits of both, whose step ends with the one that has more to do. How many experts a step
+touches is computed with the spread of routing that other servers showed (``fidelity.served``).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.fidelity.served_rows import shipped
 from jaxserve.fidelity.vllm_run import (
     HOST_S,
     VISIBLE_HOST_S,
@@ -23,6 +25,7 @@ from jaxserve.fidelity.vllm_run import (
     statistics,
 )
 from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import Stack
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from jaxserve.sim.table.columns import read_columns
@@ -32,6 +35,7 @@ DIRECTORY = "moe/vllm_rtxpro6000_qwen3_30b_a3b"
 MODEL = "qwen3-30b-a3b"
 ENGINES = 2
 EXPERTS, PER_TOKEN = 128, 8
+SPREAD_OF = "h100-sxm-80gb"  # no file describes the RTX PRO 6000; all files have one spread
 _NO_LIMIT = 10_000_000  # KV tokens: the server never ran out of them
 
 
@@ -51,6 +55,7 @@ class ExpertTimer(ProfileTimer):
         self._link_s = config["link_latency"] * 1e-9
         self._byte_s = 1e-9 / config["link_bw"]
         self._vector_bytes = 2 * model.hidden
+        self._spread = shipped(SPREAD_OF, MODEL, Stack())[0].routing_spread
 
     def iteration_s(
         self,
@@ -77,7 +82,7 @@ class ExpertTimer(ProfileTimer):
 
     def experts_s(self, tokens: int) -> float:
         """One layer's experts on one engine: its share of the choices of all tokens."""
-        touched = EXPERTS / ENGINES * (1 - (1 - PER_TOKEN / EXPERTS) ** tokens)
+        touched = EXPERTS / ENGINES * (1 - (1 - PER_TOKEN / EXPERTS) ** tokens**self._spread)
         times = [np.interp(touched, experts, us) for experts, us in self._curves]
         return float(np.interp(tokens / ENGINES, self._sizes, times)) * 1e-6
 
