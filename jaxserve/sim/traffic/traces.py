@@ -4,6 +4,11 @@ Rows that look exactly alike are refused in an Azure file: its clock ticks every
 published files hold no two equal times. The other clocks are coarse (a published Mooncake trace has
 equal rows, BurstGPT counts whole seconds), so there equal rows are requests of their own, unless
 every single row has a twin, as when a file was pasted into itself.
+
+Where a file's clock stands still for half a second or longer, as in the published Mooncake trace,
+whose times are multiples of three seconds, requests of one time are spread evenly over the tick:
+they did not come all at once, and a queue of ten prompts at every tick is the clock's and not the
+traffic's.
 """
 
 from __future__ import annotations
@@ -21,6 +26,11 @@ from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
 from jaxserve.types import LONGEST_TOKENS
 
+COARSE_TICK_S = 0.5
+"""Shortest tick of a clock over which requests of one time are spread, seconds."""
+_FEWEST_TICKS = 10
+_TICK_TOLERANCE = 0.01
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -36,6 +46,8 @@ class Trace:
     """requests that the file records as failed (no tokens) and that were left out."""
     blocks: PromptBlocks | None = None
     """which prompts begin alike; None where the file does not tell."""
+    tick_s: float | None = None
+    """tick of a clock that was too coarse, over which requests were spread."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.arrival_s), len(self.prompt_tokens), len(self.output_tokens)}
@@ -81,14 +93,20 @@ class Trace:
     @property
     def note(self) -> str | None:
         """What of the recording is not replayed as it is; None if nothing is known of."""
+        notes = []
+        if self.tick_s is not None:
+            notes.append(
+                f"times were recorded every {self.tick_s:g} s; requests of one time are spread "
+                "over the time to the next"
+            )
         requests, tokens = self.beyond_table
-        if not requests:
-            return None
-        return (
-            f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
-            f"than the {LONGEST_TOKENS:,} tokens that latency tables know; they are shortened "
-            f"by {tokens:,} tokens in all"
-        )
+        if requests:
+            notes.append(
+                f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
+                f"than the {LONGEST_TOKENS:,} tokens that latency tables know; they are shortened "
+                f"by {tokens:,} tokens in all"
+            )
+        return "; ".join(notes) or None
 
 
 def load_trace(path: str | Path, format: str | None = None, time_scale: float = 1.0) -> Trace:
@@ -115,13 +133,38 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
         raise InputError(f"{name} holds no request with tokens, only failed ones")
     _check_twins(name, rows, served, layout)
     time_s = rows.time_s[served]
+    tick_s = _coarse_tick_s(time_s)
+    arrival_s = time_s - time_s[0] if tick_s is None else _spread(time_s - time_s[0], tick_s)
     return Trace(
-        arrival_s=(time_s - time_s[0]) / time_scale,
+        arrival_s=arrival_s / time_scale,
         prompt_tokens=rows.prompt[served].astype(np.int32),
         output_tokens=rows.output[served].astype(np.int32),
         skipped=int((~served).sum()),
         blocks=None if rows.blocks is None else rows.blocks.chosen(served),
+        tick_s=None if tick_s is None else round(tick_s, 3),
     )
+
+
+def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
+    """The step of which all times are multiples, if it is long and times are shared."""
+    steps_s = np.diff(np.unique(time_s))
+    if len(steps_s) < _FEWEST_TICKS or len(steps_s) + 1 == len(time_s):
+        return None
+    shortest_s = steps_s.min()
+    if shortest_s < COARSE_TICK_S:
+        return None
+    tick_s = float(np.median(steps_s[steps_s < 1.5 * shortest_s]))
+    off_s = np.abs(steps_s - tick_s * np.rint(steps_s / tick_s))
+    return tick_s if off_s.max() <= _TICK_TOLERANCE * tick_s else None
+
+
+def _spread(time_s: NDArray[np.float64], tick_s: float) -> NDArray[np.float64]:
+    """Equal times, evenly over the tick that they begin."""
+    _, first, count = np.unique(time_s, return_index=True, return_counts=True)
+    place = np.arange(len(time_s)) - np.repeat(first, count)
+    # A tick may be a little shorter than the others.
+    length_s = np.minimum(tick_s, np.append(np.diff(time_s[first]), tick_s))
+    return time_s + np.repeat(length_s / count, count) * place
 
 
 def _check_twins(name: str, rows: Rows, served: NDArray[np.bool_], layout: Layout) -> None:

@@ -236,6 +236,33 @@ def test_equal_times_with_other_tokens_are_requests(write) -> None:
     assert len(load_trace(write(AZURE + f"{FIRST},3,4\n{FIRST},3,5\n{FIRST},4,4\n"))) == 3
 
 
+def test_requests_of_a_coarse_tick_are_spread_over_it(write) -> None:
+    """Ticks of three seconds, one a millisecond short, as in the published Mooncake trace."""
+    ticks = [0, 2_999, *range(6_000, 60_000, 3_000)]
+    rows = [
+        {"timestamp": tick, "input_length": 9, "output_length": 4} for tick in ticks for _ in "12"
+    ]
+    trace = load_trace(
+        write(
+            "".join(json.dumps(row | {"output_length": i + 1}) + "\n" for i, row in enumerate(rows))
+        )
+    )
+    assert trace.tick_s == 3.0 and "every 3 s" in (trace.note or "")
+    np.testing.assert_allclose(trace.arrival_s[:6], [0.0, 1.4995, 2.999, 4.499, 6.0, 7.5])
+    assert trace.arrival_s[-1] == pytest.approx(58.5)
+    twice = load_trace(DATA / "azure_small.csv")
+    assert twice.tick_s is None and twice.note is None
+
+
+@pytest.mark.parametrize("step_s", [0.4, 7.3])
+def test_a_clock_that_ticks_is_left_alone(write, step_s: float) -> None:
+    """Short ticks, and long gaps that are multiples of nothing."""
+    times = np.cumsum(np.tile([step_s, 1.37 * step_s], 20))
+    rows = [f"{time:.3f},G,{3 + i},4,7,L" for i, time in enumerate(np.repeat(times, 2))]
+    trace = load_trace(write(BURSTGPT + "\n".join(rows)))
+    assert trace.tick_s is None and trace.arrival_s[0] == trace.arrival_s[1]
+
+
 def test_format_named_against_the_content(write) -> None:
     """Naming a format the file does not have is an error about the first line."""
     with pytest.raises(InputError, match="line 1, column 1: not JSON"):
