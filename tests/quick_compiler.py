@@ -9,11 +9,15 @@ from contextlib import contextmanager
 
 from jaxserve.runtime.xla_flags import set_flag
 
+_FLAGS = {"--xla_cpu_use_fusion_emitters": "false", "--xla_backend_optimization_level": "0"}
+XLA_FLAGS = " ".join(f"{name}={value}" for name, value in _FLAGS.items())
+"""The same for the environment of a command."""
+
 
 def compile_quickly() -> None:
     """In this process, before its first computation, and in those that it starts from now on."""
-    set_flag("--xla_cpu_use_fusion_emitters", "false")
-    set_flag("--xla_backend_optimization_level", "0")
+    for name, value in _FLAGS.items():
+        set_flag(name, value)
 
 
 @contextmanager

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from jaxserve import cli
-from jaxserve.agents.panel import load_setup
-from jaxserve.learning.run_options import check_run
-from jaxserve.learning.training import Interrupted, train
+from jaxserve.learning.training import Interrupted
+from tests import quick_compiler
 from tests.sizes import EPISODES
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -23,19 +26,30 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err.removeprefix("jaxserve: ").strip()
 
 
+def tiny_command(*arguments: str) -> str:
+    """What a command prints whose searches and plans take no time."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.compare.tiny", *arguments],
+        env=os.environ | {"XLA_FLAGS": quick_compiler.XLA_FLAGS},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
-def test_a_run_is_taken_over_and_results_are_kept(
-    tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_taken_over_and_results_are_kept(tmp_path: Path) -> None:
     """Tables, JSON and pictures of a run that the train command made; the second call repeats
     them without playing."""
     out, report, data = tmp_path / "out", tmp_path / "results.md", tmp_path / "results.json"
-    run = out / "static_workload" / "ppo"
-    train(load_setup("static_workload"), check_run(400, 0, 2, 16, 2e-3, 0.97), (0, 1), run)
+    run = str(out / "static_workload" / "ppo")
+    training = ("train", "--task", "static_workload", "--seeds", "2", "--out", run)
+    tiny_command(*training, "--environments", "16", "--steps", "400")
     arguments = ["compare", "static_workload", "--out", str(out), "--seeds", "2"]
     arguments += ["--episodes", str(EPISODES), "--markdown", str(report), "--json", str(data)]
-    assert cli.main(arguments) == 0
-    printed = capsys.readouterr().out
+    printed = tiny_command(*arguments)
     for part in ("test episodes", "replayed there", "both simulators", "score (95 % interval)"):
         assert part in printed
     assert "earlier call" not in printed
@@ -52,8 +66,7 @@ def test_a_run_is_taken_over_and_results_are_kept(
     assert {path.name for path in (out / "static_workload").iterdir()} == pictures
     assert (out / "scores.png").read_bytes().startswith(b"\x89PNG")
 
-    assert cli.main(arguments) == 0
-    assert "static_workload: results of an earlier call" in capsys.readouterr().out
+    assert "static_workload: results of an earlier call" in tiny_command(*arguments)
     assert report.read_text() == text
 
 

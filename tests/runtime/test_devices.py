@@ -8,7 +8,11 @@ import sys
 
 import pytest
 
-TWO_DEVICES = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+from tests import quick_compiler
+
+TWO_DEVICES = os.environ | {
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {quick_compiler.XLA_FLAGS}"
+}
 
 PREPARE = """
 import dataclasses
