@@ -78,7 +78,7 @@ class SessionRoutes:
             return plain_json({"sessions": found})
         known = ("id", "durable", "metadata")
         asked = JsonObject(await command_of(request), "the session", known)
-        session, key = self._sessions.create(
+        session, key = await self._sessions.create(
             asked.text("id") if "id" in asked else None,
             durable=asked.flag("durable") if "durable" in asked else False,
             metadata=asked.inside("metadata") if "metadata" in asked else {},
@@ -88,7 +88,7 @@ class SessionRoutes:
     async def _one(self, request: Request) -> Response:
         session = self._session(request)
         if request.method == "DELETE":
-            self._sessions.delete(session)
+            await self._sessions.delete(session)
             return Response(status_code=204)
         return plain_json(await self._described(session))
 

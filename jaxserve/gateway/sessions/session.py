@@ -59,6 +59,8 @@ class Session:
         """the file of records."""
         self.inside = 0
         """requests of it that are on their way."""
+        self.keeping = asyncio.Lock()
+        """held while its description is written, or it is taken away."""
         self._opening = asyncio.Lock()
         self.deleted = False
         """whether it is gone, with its records."""

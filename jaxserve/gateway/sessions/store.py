@@ -6,6 +6,8 @@ as hard to turn back as the key is to guess.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import hashlib
 import logging
 import os
@@ -13,7 +15,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -62,7 +64,7 @@ class Sessions:
             raise InputError(f"--sessions is {folder}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"--sessions is {folder}: {error}") from None
-        self._readers = ThreadPoolExecutor(_THREADS, "jaxserve-sessions")
+        self._threads = ThreadPoolExecutor(_THREADS, "jaxserve-sessions")
         self._commits = GroupCommit(_THREADS)
 
     def __iter__(self) -> Iterator[Session]:
@@ -73,10 +75,10 @@ class Sessions:
         """One by its name."""
         return self._by_id.get(id)
 
-    def create(
+    async def create(
         self, id: str | None, *, durable: bool, metadata: Mapping[str, Any]
     ) -> tuple[Session, str]:
-        """A new session and its key, which is told only here.
+        """A new session, which is on the disk, and its key, which is told only here.
 
         Raises:
           InputError: the name cannot be one, or is taken.
@@ -87,14 +89,16 @@ class Sessions:
                 f"id is {id[:80]!r}; it must be up to 128 letters, digits, dots, dashes and "
                 "underscores, a letter or digit first"
             )
-        if (self._folder / id).exists():
-            raise InputError(f"id is {id!r}; it must be new, and there is such a session")
+        try:
+            (self._folder / id).mkdir(mode=0o700)
+        except FileExistsError:
+            message = f"id is {id!r}; it must be new, and there is such a session"
+            raise InputError(message) from None
         key = f"sk-{secrets.token_urlsafe(32)}"  # never an option on a command line
         digest = hashlib.sha256(key.encode()).hexdigest()
         info = SessionInfo(id, time.time(), digest, durable, False, dict(metadata))
-        (self._folder / id).mkdir(mode=0o700)
         session = Session(info, self._folder / id)
-        self._keep(session)
+        await self._kept(session)
         self._take(session)
         return session, key
 
@@ -116,7 +120,7 @@ class Sessions:
           NotRecorded: its records cannot be read.
         """
         if not session.info.closed:
-            await session.open(self._readers)
+            await session.open(self._threads)
         return session.describe()
 
     @asynccontextmanager
@@ -128,12 +132,12 @@ class Sessions:
         """
         session.inside += 1
         try:
-            await session.open(self._readers)
+            await session.open(self._threads)
             yield
         finally:
             session.inside -= 1
             if session.info.closed and session.inside == 0 and not session.deleted:
-                self._keep_counts(session)
+                await self._keep_counts(session)
 
     async def close(self, session: Session) -> None:
         """Refuses its key from now on; what was said stays.
@@ -142,26 +146,27 @@ class Sessions:
           NotRecorded: its records cannot be read.
         """
         if not session.info.closed:
-            await session.open(self._readers)
+            await session.open(self._threads)
         session.info = replace(session.info, closed=True)
-        self._keep_counts(session)
+        await self._keep_counts(session)
         session.end(deleted=False)
 
-    def _keep_counts(self, session: Session) -> None:
+    async def _keep_counts(self, session: Session) -> None:
         """What a closed session has come to; its records are not read for that again."""
         session.info = replace(session.info, counts=dict(session.counts))
-        self._keep(session)
         session.rest()
+        await self._kept(session)
 
-    def delete(self, session: Session) -> None:
+    async def delete(self, session: Session) -> None:
         """Forgets it, with all that was said."""
         session.end(deleted=True)
         del self._by_id[session.info.id]
         self._by_key.pop(bytes.fromhex(session.info.key_sha256), None)
-        # Renamed first: what a kill leaves of it is no session.
-        gone = self._folder / f".{session.info.id}.{secrets.token_hex(4)}"
-        session.folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        async with session.keeping:
+            # Renamed first: what a kill leaves of it is no session.
+            gone = self._folder / f".{session.info.id}.{secrets.token_hex(4)}"
+            session.folder.rename(gone)
+        await self._off_the_loop(functools.partial(shutil.rmtree, gone, ignore_errors=True))
 
     async def synced(self, session: Session) -> None:
         """Returns when the session's records are on the disk.
@@ -180,13 +185,23 @@ class Sessions:
         """Lets another gateway have the folder."""
         for session in self:
             session.end(deleted=False)
-        self._readers.shutdown()
+        self._threads.shutdown()
         self._commits.close()
         os.close(self._lock)
 
     def _take(self, session: Session) -> None:
         self._by_id[session.info.id] = session
         self._by_key[bytes.fromhex(session.info.key_sha256)] = session
+
+    async def _kept(self, session: Session) -> None:
+        """Returns when what is held of it is on the disk, unless it was deleted."""
+        async with session.keeping:
+            if not session.deleted:
+                await self._off_the_loop(functools.partial(self._keep, session))
+
+    async def _off_the_loop(self, work: Callable[[], None]) -> None:
+        """Writes take as long as the disk does, and all other requests would wait for it."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _keep(self, session: Session) -> None:
         write_atomic(session.folder / _HELD, orjson.dumps(vars(session.info)))

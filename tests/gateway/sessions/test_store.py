@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions import session as one
 from jaxserve.gateway.sessions.records import read_records
@@ -39,8 +40,8 @@ def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
 
     async def first() -> tuple[str, str, list[Any]]:
         sessions = Sessions(tmp_path)
-        _, key = sessions.create("one", durable=True, metadata={"task": "t"})
-        closed, other = sessions.create("two", durable=False, metadata={})
+        _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
+        closed, other = await sessions.create("two", durable=False, metadata={})
         await sessions.close(closed)
         found = await shown(sessions)
         sessions.shut()
@@ -72,7 +73,7 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
 
     async def go() -> None:
         sessions = Sessions(tmp_path)
-        session, _ = sessions.create("one", durable=False, metadata={})
+        session, _ = await sessions.create("one", durable=False, metadata={})
         asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
         while not threads:
             await asyncio.sleep(0.001)
@@ -80,7 +81,7 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
         found = await asyncio.gather(*asking)
         assert [each["counts"]["completions"] for each in found] == [0, 0, 0]
         assert len(threads) == 1 and threads[0] != threading.get_ident()
-        broken, _ = sessions.create("two", durable=False, metadata={})
+        broken, _ = await sessions.create("two", durable=False, metadata={})
         broken.path.write_text("no record\n")
         with pytest.raises(one.NotRecorded):
             async with sessions.entered(broken):
@@ -105,18 +106,65 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     """It becomes a folder."""
     sessions = Sessions(tmp_path / "sessions")
     with pytest.raises(InputError, match="id is"):
-        sessions.create(name, durable=False, metadata={})
+        asyncio.run(sessions.create(name, durable=False, metadata={}))
     assert os.listdir(tmp_path) == ["sessions"]
     sessions.shut()
 
 
 def test_a_name_is_given_once(tmp_path: Path) -> None:
-    """The second maker would get the first one's records."""
-    sessions = Sessions(tmp_path)
-    sessions.create("one", durable=False, metadata={})
-    with pytest.raises(InputError, match="id is 'one'; it must be new"):
-        sessions.create("one", durable=False, metadata={})
-    sessions.shut()
+    """The second maker would get the first one's records, also if both ask at the same time."""
+
+    async def go() -> None:
+        sessions = Sessions(tmp_path)
+        asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
+        made = await asyncio.gather(*asked, return_exceptions=True)
+        refused = [each for each in made if isinstance(each, InputError)]
+        assert len(refused) == 3 and len(list(sessions)) == 1
+        assert all("id is 'one'; it must be new" in str(each) for each in refused)
+        sessions.shut()
+
+    asyncio.run(go())
+
+
+def test_the_loop_goes_on_while_the_disk_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other requests are answered while a session is made, closed or deleted; one that is deleted
+    while it is closed stays deleted."""
+    writing, going = threading.Event(), threading.Event()
+
+    def slow(path: Path, data: bytes) -> None:
+        writing.set()
+        assert going.wait(PATIENCE_S)
+        write_atomic(path, data)
+
+    monkeypatch.setattr("jaxserve.gateway.sessions.store.write_atomic", slow)
+
+    async def written() -> None:
+        while not writing.is_set():
+            await asyncio.sleep(0.001)
+        writing.clear()
+
+    async def go() -> None:
+        sessions = Sessions(tmp_path)
+        making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
+        await written()
+        assert not list(sessions)
+        going.set()
+        session, _ = await making
+        going.clear()
+        writing.clear()
+        closing = asyncio.create_task(sessions.close(session))
+        await written()
+        deleting = asyncio.create_task(sessions.delete(session))
+        await asyncio.sleep(0)
+        assert not list(sessions)
+        going.set()
+        await asyncio.gather(closing, deleting)
+        sessions.shut()
+
+    asyncio.run(go())
+    assert os.listdir(tmp_path) == [".lock"]
 
 
 def test_bad_folders(tmp_path: Path) -> None:
