@@ -16,6 +16,8 @@ PRIORITY_GROUPS = 3
 
 LONGEST_TOKENS = 131_072
 """Longest context, prompt and output together, whose times latency tables know."""
+TOKEN_BUDGETS = (64, 65_536)
+"""Least and most tokens that one engine iteration may process."""
 
 
 @flax.struct.dataclass

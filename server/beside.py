@@ -1,4 +1,4 @@
-"""Computations that take seconds: a few at a time, for a limited time, and none for nobody."""
+"""Computations that take seconds: few at a time, for a limited time, none that nobody awaits."""
 
 from __future__ import annotations
 

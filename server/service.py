@@ -43,7 +43,7 @@ class History:
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class SessionComparison:
     """A session beside others who had the same traffic."""
 
     view: View
@@ -289,7 +289,7 @@ class Service:
             grade_log, episode.task, episode.seed, log, episode.split, episode.weights
         )
 
-    async def compared(self, session_id: str | None) -> Comparison:
+    async def compared(self, session_id: str | None) -> SessionComparison:
         """A session's traffic in the hands of the agents that it is compared with.
 
         Raises:
@@ -298,7 +298,7 @@ class Service:
         view = await self._simulated(session_id)
         played = await self._yardsticks.of(view.episode)
         reward = environment(view.episode.task, view.episode.config).reward
-        return Comparison(view, float(reward.expected_requests_per_s), played)
+        return SessionComparison(view, float(reward.expected_requests_per_s), played)
 
     async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
         """What happened in every window of a session, by traffic class; NumPy leaves [T, ...].

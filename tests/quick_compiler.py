@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 from jaxserve.runtime.xla_flags import set_flag
 
-_FLAGS = {"--xla_cpu_use_fusion_emitters": "false", "--xla_backend_optimization_level": "0"}
-XLA_FLAGS = " ".join(f"{name}={value}" for name, value in _FLAGS.items())
-"""The same for the environment of a command."""
-
 
 def compile_quickly() -> None:
     """In this process, before its first computation, and in those that it starts from now on."""
-    for name, value in _FLAGS.items():
-        set_flag(name, value)
+    set_flag("--xla_cpu_use_fusion_emitters", "false")
+    set_flag("--xla_backend_optimization_level", "0")
+
+
+def quick_environment() -> dict[str, str]:
+    """This process's, with which a command compiles quickly."""
+    with commands_compile_quickly():
+        return dict(os.environ)
 
 
 @contextmanager
@@ -29,6 +31,6 @@ def commands_compile_quickly() -> Iterator[None]:
         yield
     finally:
         if flags is None:
-            del os.environ["XLA_FLAGS"]
+            os.environ.pop("XLA_FLAGS", None)
         else:
             os.environ["XLA_FLAGS"] = flags

@@ -1,4 +1,4 @@
-"""The command `jaxserve simulate`."""
+"""The command ``jaxserve simulate``."""
 
 from __future__ import annotations
 

@@ -152,7 +152,8 @@ def fit_steps(
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.hardware import load_gpu
     from jaxserve.sim.machine.models import load_model
-    from jaxserve.sim.table.file import TOKEN_BUDGETS, write_table_file
+    from jaxserve.sim.table.file import write_table_file
+    from jaxserve.types import TOKEN_BUDGETS
 
     _check_table_output(out)
     checks.whole("--token-budget", token_budget, *TOKEN_BUDGETS)

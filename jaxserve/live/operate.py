@@ -50,7 +50,7 @@ _SHORTEST, _LONGEST = 0.5, 1.5
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WindowComparison:
     """A window as it was measured, beside what the simulator expected of it."""
 
     seen: Expectation
@@ -80,7 +80,7 @@ class Report:
     mode: str
     reason: str | None
     """why the static setting is in force, None where it is not."""
-    comparison: Comparison | None = None
+    comparison: WindowComparison | None = None
     """None where nothing could be measured."""
     told: dict[str, float] = field(default_factory=dict)
     """knobs that were turned, or would be."""
@@ -257,7 +257,7 @@ class Controller:
             window=self._window,
             mode="off (the switch)" if held else str(mode),
             reason=self._supervision.reason if mode.steers else fault,
-            comparison=Comparison(measured, *expected),
+            comparison=WindowComparison(measured, *expected),
             told=told,
         )
         self._log.window(

@@ -63,8 +63,9 @@ def map_in_processes(
 def _deaf_children() -> Iterator[None]:
     """Processes that start here never hear of Ctrl-C, which reaches all processes of a terminal.
 
-    They inherit it, because one that is still importing cannot choose it. Whoever waits for them
-    answers. Only the main thread may say so; elsewhere interrupts are not expected.
+    Children inherit that from this process, because one that is still importing cannot ignore
+    signals by itself. Whoever waits for them answers the interrupt. Only the main thread can change
+    what a signal does; elsewhere interrupts are not expected.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

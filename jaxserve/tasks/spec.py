@@ -22,7 +22,7 @@ from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.reward import MAX_WEIGHT
-from jaxserve.types import LONGEST_TOKENS
+from jaxserve.types import LONGEST_TOKENS, TOKEN_BUDGETS
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""
@@ -271,7 +271,7 @@ _DEPLOYMENT_RANGES = {
     "tensor_parallel": (1, 64),
     "queue_capacity": (1, 4096),
     "memory_utilization": (0.1, 1.0),
-    "token_budget": (64, 131_072),
+    "token_budget": TOKEN_BUDGETS,
     "kv_pool_tokens": (1, MAX_KV_POOL_TOKENS),
     "restart_s": (0.0, 600.0),
     "rerole_s": (0.0, 600.0),

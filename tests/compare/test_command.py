@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.learning.training import Interrupted
-from tests import quick_compiler
+from tests.quick_compiler import quick_environment
 from tests.sizes import EPISODES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +29,7 @@ def tiny_command(*arguments: str) -> str:
     """What a command prints whose searches and plans take no time."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.compare.tiny", *arguments],
-        env=os.environ | {"XLA_FLAGS": quick_compiler.XLA_FLAGS},
+        env=quick_environment(),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from server.local import free_port
+from server.local import free_port, own_process
 from tests.docs.snippets import blocks
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
@@ -26,25 +26,21 @@ def running(command: str, url: str, exit_status: int = 0) -> Iterator[subprocess
     """A command of the page; waits until it answers, ends it as Ctrl-C does, and compares its exit
     status, which is negative for one that ends by a signal."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(
+    with own_process(
         f"exec {command}", shell=True, env=os.environ | {"PATH": programs}, stderr=subprocess.PIPE
-    )
+    ) as process:
 
-    def answers() -> bool:
-        assert process.poll() is None
-        try:
-            return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
-        except httpx.TransportError:
-            return False
+        def answers() -> bool:
+            assert process.poll() is None
+            try:
+                return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
+            except httpx.TransportError:
+                return False
 
-    try:
         wait_until(answers, "the first answer")
         yield process
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == exit_status
-    finally:
-        process.kill()
-        process.wait()
 
 
 def printed_by(command: str, codes: Iterable[str], engine_url: str) -> str:

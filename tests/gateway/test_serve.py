@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from jaxserve import cli
+from server.local import own_process
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver
@@ -32,21 +33,17 @@ NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.xla_flags", *RUNT
 def process(*arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
     """``jaxserve gateway`` on free ports; the process, and its two addresses."""
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--port", "0"]
-    running = subprocess.Popen(
+    with own_process(
         [*command, "--control-port", "0", *arguments],
         env=os.environ | variables,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
+    ) as running:
         assert running.stderr is not None
         said = running.stderr.readline()
         words = said.split()
         assert "gateway at" in said, said
         yield running, words[3].rstrip(","), words[-1]
-    finally:
-        running.kill()
-        running.wait()
 
 
 def test_the_switch_outlives_a_kill(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from jaxserve.learning.distributed import exchanged, is_first, join_processes, t
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
-from tests import quick_compiler
+from tests.quick_compiler import quick_environment
 
 SCRIPT = """
 import sys
@@ -78,7 +78,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     """Their updates are those of one process; Ctrl-C in either stops both with a checkpoint; and
     one process alone can finish what they began."""
     out = tmp_path / "run"
-    one_device = os.environ | {"JAX_NUM_CPU_DEVICES": "1", "XLA_FLAGS": quick_compiler.XLA_FLAGS}
+    one_device = quick_environment() | {"JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
     command += ["--environments", "16", "--steps", "80000", "--out", str(out)]
     both = [*command, "--coordinator", free_address(), "--processes", "2"]

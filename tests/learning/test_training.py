@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from jaxserve.learning.ppo import Learner, TrainState, UpdateReport
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_options import describe
 from jaxserve.learning.training import train
-from tests import quick_compiler
+from tests.quick_compiler import quick_environment
 
 SETUP = load_setup("static_workload")
 CONFIG = PPOConfig(environments=16, rollout_windows=25, minibatches=2, updates=4)
@@ -149,7 +148,7 @@ def test_directories(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, whole: Path) -> None:
-    """Another GPU, trace, size or discount is refused by name, and the run is left as it is; so is
+    """Another GPU, size or discount is refused by name, and the run is left as it is; so is
     a run that does not say what it was begun with."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
@@ -187,7 +186,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
     # Long enough not to be over before the signal is seen, which is looked for every two seconds.
     command += ["--out", str(out), "--environments", "16", "--steps", "80000"]
-    environment = os.environ | {"XLA_FLAGS": quick_compiler.XLA_FLAGS}
+    environment = quick_environment()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     assert process.stderr is not None
     for line in process.stderr:

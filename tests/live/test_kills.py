@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import pytest
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS, Report
-from server.local import free_port
+from server.local import free_port, own_process
 from tests.gateway.running import RunningGateway
 from tests.live.controller import operate
 from tests.live.deployment import TASK, setup_of
@@ -39,12 +39,15 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        self._process = subprocess.Popen(self._command, stderr=subprocess.DEVNULL)
+        self._life = ExitStack()
+        started = own_process(self._command, stderr=subprocess.DEVNULL)
+        self._process = self._life.enter_context(started)
         wait_until(self._answers, self._url)
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE_S)
+        self._life.close()
 
     def _answers(self) -> bool:
         assert self._process.poll() is None
@@ -143,13 +146,11 @@ def test_a_killed_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         with clients(gateway.url) as ended:
             for _ in range(2):
                 before = steered()
-                controller = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-                try:
+                with own_process(command, stdout=subprocess.DEVNULL) as controller:
                     wait_until(
                         lambda now=before: steered() > now and state()["mode"] == "leased",
                         "steering",
                     )
-                finally:
                     controller.send_signal(signal.SIGKILL)
                     controller.wait(PATIENCE_S)
                 assert state()["lease_left_s"] <= LEASE_WINDOWS * WINDOW_S

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from tests import quick_compiler
-
-TWO_DEVICES = os.environ | {
-    "XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {quick_compiler.XLA_FLAGS}"
-}
+from tests.quick_compiler import quick_environment
 
 PREPARE = """
 import dataclasses
@@ -102,9 +97,12 @@ def test_two_devices(script: str) -> None:
     """In a process with two devices: each has half of the environments, parameters are on both,
     they exchange nothing but sums, and the run is that of one device up to the order of these sums;
     sizes that do not fit are named; and a stack of tasks is cut as well."""
+    environment = quick_environment()
+    flags = environment.get("XLA_FLAGS", "")
+    environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
     found = subprocess.run(
         [sys.executable, "-c", PREPARE + script],
-        env=TWO_DEVICES,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

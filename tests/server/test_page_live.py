@@ -1,4 +1,4 @@
-"""The tab Live in a real browser: a session on an engine, and logs of `jaxserve operate`."""
+"""The tab Live in a real browser: a session on an engine, and logs of ``jaxserve operate``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def live(start_servers_of_module: Callable[..., LocalServer]) -> Iterator[LocalS
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """As `jaxserve operate` writes it, with a torn line at its end."""
+    """As ``jaxserve operate`` writes it, with a torn line at its end."""
     (tmp_path / "mine.json").write_text(json.dumps(TASK))
     setup = setup_of(tmp_path / "mine.json")
     path, action = tmp_path / "operated.jsonl", jaxserve.make_action(batch_cap=16)

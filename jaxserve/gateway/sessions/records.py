@@ -21,7 +21,6 @@ from jaxserve.errors import InputError
 EXACT = "exact"
 RETOKENISED = "retokenised"
 ROOT = "root"
-HOWS = (EXACT, RETOKENISED, ROOT)
 _IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _VERSION = 1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -58,10 +58,6 @@ class Chat:
     def noted(self) -> dict[str, Any]:
         """The notes, parsed anew."""
         return orjson.loads(self.notes)
-
-    def with_fields(self, **fields: Any) -> Chat:
-        """The same with other fields at the top of the request."""
-        return replace(self, content=orjson.dumps({**self.request, **fields}))
 
 
 def chat_from(

@@ -27,9 +27,10 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
-from jaxserve.sim.table.file import TOKEN_BUDGETS, Calibration, TableFile
+from jaxserve.sim.table.file import Calibration, TableFile
 from jaxserve.sim.table.sweep import Sweep
 from jaxserve.tiers import Tier
+from jaxserve.types import TOKEN_BUDGETS
 
 
 @dataclass(frozen=True)

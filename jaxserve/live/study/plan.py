@@ -13,6 +13,7 @@ from jaxserve.datafiles import data_dir, read_json
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
+from jaxserve.types import TOKEN_BUDGETS
 
 AGENTS: tuple[str, ...] = ("default", "best_static", "heuristic", "ppo")
 """Those whose order is compared."""
@@ -120,6 +121,6 @@ def _server(data: JsonObject, name: str, folder: Path) -> Server:
         spec=spec,
         time_dilation=item.number("time_dilation", 0.01, 1000),
         batch_cap=item.whole("batch_cap", 1, 512),
-        token_budget=item.whole("token_budget", 64, 65_536),
+        token_budget=item.whole("token_budget", *TOKEN_BUDGETS),
         settings=tuple(settings),
     )

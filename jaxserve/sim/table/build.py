@@ -24,7 +24,6 @@ from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.file import (
     LOAD_TEST_COLUMNS,
     PRIMITIVE_COLUMNS,
-    TOKEN_BUDGETS,
     Calibration,
     TableFile,
     TableMetadata,
@@ -39,6 +38,7 @@ from jaxserve.sim.table.grid import (
     SPEC_LENGTHS,
     grid_shape,
 )
+from jaxserve.types import TOKEN_BUDGETS
 
 OUTPUT_TOKENS = 256
 """Output length of the closed-loop columns."""

@@ -51,14 +51,13 @@ from jaxserve.sim.table.grid import (
     grid_shape,
 )
 from jaxserve.tiers import Tier
+from jaxserve.types import TOKEN_BUDGETS
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")
 COLUMNS = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS, "output_len")
 
 MAX_FILE_BYTES = 64 * 2**20
-TOKEN_BUDGETS = (64, 65_536)
-"""Least and most tokens that one iteration of a table may process."""
 _MAX_ROWS = 10 * grid_rows(len(PROMPT_LENGTHS))
 _METADATA_KEY = b"jaxserve"
 _TOLERANCE = 1e-5  # relative; beyond float32 rounding

@@ -31,13 +31,13 @@ from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
 from jaxserve.sim.table.edges import Extrapolation, edges
 from jaxserve.sim.table.file import (
-    TOKEN_BUDGETS,
     TableFile,
     write_table_file,
 )
 from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep, read_sweep
 from jaxserve.tiers import Tier
+from jaxserve.types import TOKEN_BUDGETS
 
 FOLDS = 3
 """Every third row is held out in turn."""

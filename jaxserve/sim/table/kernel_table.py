@@ -28,7 +28,7 @@ from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.table import kernel_fit
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.edges import Extrapolation, edges
-from jaxserve.sim.table.file import TOKEN_BUDGETS, TableFile, write_table_file
+from jaxserve.sim.table.file import TableFile, write_table_file
 from jaxserve.sim.table.kernel_files import read_kernels
 from jaxserve.sim.table.kernel_rows import KernelRows
 from jaxserve.sim.table.layer_profile import (
@@ -39,6 +39,7 @@ from jaxserve.sim.table.layer_profile import (
     ProfileTimer,
 )
 from jaxserve.sim.table.plausible import check_unit
+from jaxserve.types import TOKEN_BUDGETS
 
 WORST_ERROR = 0.15
 """Mean relative error on rows that a fit was not shown, or on whole iterations, beyond which there

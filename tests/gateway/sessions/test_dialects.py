@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,22 +23,6 @@ from tests.gateway.token_engine import TokenEngine, message_of, prompt_of, sampl
 
 for client in ("openai", "anthropic", "google.genai"):
     pytest.importorskip(client, reason=f"the package {client} is not installed")
-
-KINDS = ("vllm", "sglang")
-ROUTES = {
-    "chat": "/v1/chat/completions",
-    "messages": "/v1/messages",
-    "responses": "/v1/responses",
-    "google": "/v1beta/models/m:generateContent",
-}
-STREAMS = ROUTES | {"google": "/v1beta/models/m:streamGenerateContent?alt=sse"}
-USER = {"role": "user", "content": "hi"}
-BODIES: dict[str, Any] = {
-    "chat": {"model": "m", "messages": [USER]},
-    "messages": {"model": "m", "messages": [USER], "max_tokens": 9},
-    "responses": {"model": "m", "input": "hi"},
-    "google": {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]},
-}
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
-from server.local import LocalServer, free_port
+from server.local import LocalServer, free_port, own_process
 from tests.gateway.running import RunningGateway
 from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.agents import SPEAK, python
@@ -253,8 +254,10 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
     code = SPEAK + f"import os, time; open({str(mark)!r}, 'a').write(str(os.getpid()) + ' ')\n"
     http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
 
+    life = ExitStack()
+
     def start() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command)
+        process = life.enter_context(own_process(command))
 
         def answers() -> bool:
             try:
@@ -285,8 +288,7 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
         found = [ended(http, name) for name in names]
         events = http.get("/events", params={"limit": 10_000}).json()["events"]
     finally:
-        process.kill()
-        process.wait()
+        life.close()
     assert all(task["completed"] == 2 for task in found)
     ends = [event["session_id"] for event in events if event["state"] in ENDED]
     assert sorted(ends) == sorted(f"{name}.{sample}" for name in names for sample in range(2))
