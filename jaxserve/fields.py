@@ -56,6 +56,8 @@ class Knob:
     """of the values 0, 1 and so on, where they have names."""
     octaves: bool = False
     """whether differences count in octaves."""
+    restarts: bool = False
+    """whether GPUs are away for seconds when it is turned."""
     below_gpus: bool = False
     """whether it stays below the deployment's number of GPUs."""
 

@@ -35,6 +35,7 @@ from jaxserve.tasks.traffic import (
     traffic_classes,
     traffic_regimes,
 )
+from jaxserve.tiers import Tier
 
 
 def make(
@@ -112,7 +113,7 @@ def make(
         return jnp.asarray(values + [fill] * (CLASS_COUNT - len(values)), jnp.float32)
 
     value = per_class([s.value for s in streams], 0.0)
-    quality = jnp.stack([per_class([s.quality[t] for s in streams], 1.0) for t in range(3)])
+    quality = jnp.stack([per_class([s.quality[t] for s in streams], 1.0) for t in Tier])
     ttft_slo_s = per_class([s.ttft_slo_s for s in streams], 10.0)
     full_power_usd = deployment.num_gpus * (
         deployment.usd_per_gpu_s + deployment.max_w * deployment.usd_per_joule

@@ -18,6 +18,8 @@ KNOBS = tuple(KNOB_FIELDS)
 ACTION_BOUNDS = {name: knob.bound for name, knob in KNOB_FIELDS.items()}
 DEFAULT_ACTION = {name: knob.default for name, knob in KNOB_FIELDS.items()}
 """What an operator gets who turns no knob; also the value of knobs that a task locks."""
+RESTART_KNOBS = tuple(name for name, knob in KNOB_FIELDS.items() if knob.restarts)
+"""Those whose change takes GPUs away for seconds."""
 
 OBSERVATION_FIELDS: dict[str, Entry] = descriptions(ServeObservation)
 OBSERVATION_BOUNDS = {name: entry.bound for name, entry in OBSERVATION_FIELDS.items()}

@@ -64,6 +64,7 @@ class ServeAction:
         meaning="number format of the weights (INT8 is W8A8, INT4 is weight-only)",
         effect="a change reloads weights and costs capacity",
         names=tuple(Tier.__members__),
+        restarts=True,
     )
     prefill_decode_split: jax.Array = knob(
         Bound(0, 7, integer=True),
@@ -73,6 +74,7 @@ class ServeAction:
         meaning="GPUs that only prefill, 0 is colocated; at least one GPU decodes",
         effect="a change re-roles GPUs and costs capacity",
         unit="GPUs",
+        restarts=True,
         below_gpus=True,
     )
     priority_routing: jax.Array = knob(

@@ -19,14 +19,13 @@ import numpy as np
 from jaxserve.arrays.threefry import uniform
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.grids import KNOB_GRIDS, action_at, grid_sizes, nearest_indices
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import KNOBS, RESTART_KNOBS
 from jaxserve.types import ServeAction, ServeObservation
 
 AVERAGING_WINDOWS = (3.0, 12.0)
 """Time constants of the running means that the network sees beside the latest observation."""
-_STICKY_KNOBS = ("quantization_tier", "prefill_decode_split")
 _VIEWS = 1 + len(AVERAGING_WINDOWS)
-INPUTS = _VIEWS * len(FEATURE_NAMES) + sum(len(KNOB_GRIDS[knob]) for knob in _STICKY_KNOBS)
+INPUTS = _VIEWS * len(FEATURE_NAMES) + sum(len(KNOB_GRIDS[knob]) for knob in RESTART_KNOBS)
 """Length of the network's input."""
 
 
@@ -110,7 +109,7 @@ class Network(nn.Module):
         widths = [self.sizes[i] for i in knobs]
         joined = self._perceptron(inputs, sum(widths), 0.01)
         logits = jnp.split(joined, np.cumsum(widths)[:-1], axis=-1)
-        sticky = [KNOBS.index(knob) for knob in _STICKY_KNOBS]
+        sticky = [KNOBS.index(knob) for knob in RESTART_KNOBS]
         return hidden, Step(
             tuple(
                 logit + self.stickiness * jax.nn.one_hot(last[..., i], logit.shape[-1])
@@ -193,7 +192,7 @@ def perceive(
     averages = memory.averages + weights * (seen - memory.averages)
     running = [
         jax.nn.one_hot(memory.last[KNOBS.index(knob)], len(KNOB_GRIDS[knob]))
-        for knob in _STICKY_KNOBS
+        for knob in RESTART_KNOBS
     ]
     inputs = jnp.concatenate([seen, averages.ravel(), *running])
     return dataclasses.replace(memory, averages=averages), inputs, features

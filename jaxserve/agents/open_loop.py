@@ -83,7 +83,7 @@ def default_policy(env: ServeEnv) -> StaticPolicy:
 
 def noop_policy() -> StaticPolicy:
     """Every knob at its smallest value: batches of one request in a tenth of the KV memory."""
-    return StaticPolicy(_extreme("low"))
+    return StaticPolicy(make_action(**_extreme("low")))
 
 
 def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
@@ -96,15 +96,16 @@ def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
         "noop": noop_policy(),
         "batch_1": StaticPolicy(make_action(batch_cap=1)),
         "batch_512": StaticPolicy(make_action(batch_cap=512)),
-        "everything_max": StaticPolicy(_extreme("high")),
+        "everything_max": StaticPolicy(make_action(**_extreme("high"))),
         "int4_always": StaticPolicy(make_action(quantization_tier=2)),
         "speculation_8": StaticPolicy(make_action(speculation_depth=8)),
         "tier_flapping": FlappingPolicy(make_action(), make_action(quantization_tier=1)),
     }
     # The least service that the knobs allow: one GPU decodes one request, all others prefill.
-    starve = make_action(batch_cap=1, kv_budget_fraction=0.1, prefill_decode_split=7)
+    most_prefill = {"prefill_decode_split": ACTION_BOUNDS["prefill_decode_split"].high}
+    starve = make_action(**_extreme("low") | most_prefill)
     return policies | {"reject_all": StaticPolicy(starve)}
 
 
-def _extreme(side: str) -> ServeAction:
-    return make_action(**{knob: getattr(bound, side) for knob, bound in ACTION_BOUNDS.items()})
+def _extreme(side: str) -> dict[str, float]:
+    return {knob: getattr(bound, side) for knob, bound in ACTION_BOUNDS.items()}

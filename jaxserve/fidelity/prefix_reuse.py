@@ -49,7 +49,7 @@ _SKIPPED_WINDOWS = 40  # until the caches of the reference simulator have filled
 
 
 @dataclass(frozen=True)
-class Scenario:
+class CacheScenario:
     """The trace on a deployment."""
 
     time_scale: float
@@ -65,7 +65,7 @@ class Scenario:
 
 
 SCENARIOS = tuple(
-    Scenario(scale * gpus, gpus, pool)
+    CacheScenario(scale * gpus, gpus, pool)
     for gpus in (1, 2)
     for scale in (2.0, 4.0)
     for pool in (400_000, 1_600_000, 6_400_000)
@@ -73,7 +73,7 @@ SCENARIOS = tuple(
 """Of the short prompts."""
 
 WHOLE = tuple(
-    Scenario(scale * gpus, gpus, pool)
+    CacheScenario(scale * gpus, gpus, pool)
     for gpus in (1, 2, 4)
     for scale in (0.15, 0.25, 0.35)
     for pool in (400_000, 1_600_000)
@@ -142,7 +142,7 @@ class Served:
 
 
 def compare(
-    trace: Trace, scenarios: tuple[Scenario, ...], windows: int
+    trace: Trace, scenarios: tuple[CacheScenario, ...], windows: int
 ) -> list[tuple[Served, Served]]:
     """Plays the same requests in both simulators: (fast, reference) of each scenario."""
     action = make_action(batch_cap=128)
@@ -261,7 +261,7 @@ def _hit_rows(trace: Trace) -> list[FidelityRow]:
 
 
 def _latency_rows(
-    about: str, trace: Trace, scenarios: tuple[Scenario, ...], windows: int
+    about: str, trace: Trace, scenarios: tuple[CacheScenario, ...], windows: int
 ) -> list[FidelityRow]:
     pairs = compare(trace, scenarios, windows)
     rows = []

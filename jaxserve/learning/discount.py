@@ -6,11 +6,10 @@ import numpy as np
 
 from jaxserve.agents.regimes import regimes_alike
 from jaxserve.env import ServeEnv
-from jaxserve.spaces import KNOBS
+from jaxserve.spaces import KNOBS, RESTART_KNOBS
 
 QUEUE_DISCOUNT = 0.97
 """Per window: half a minute, which is as long as what a knob does now is felt in a queue."""
-_RESTARTING = [KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")]
 
 
 def task_discount(env: ServeEnv) -> float:
@@ -20,7 +19,8 @@ def task_discount(env: ServeEnv) -> float:
     changes: a learner has to look ahead for the mean stay in a regime, at most an episode. Tasks
     without such knobs are learnt best with ``QUEUE_DISCOUNT``, the least of all.
     """
-    if not np.asarray(env.knob_active)[_RESTARTING].any():
+    restarting = [KNOBS.index(knob) for knob in RESTART_KNOBS]
+    if not np.asarray(env.knob_active)[restarting].any():
         return QUEUE_DISCOUNT
     ahead = float(env.horizon)
     if not regimes_alike(env):

@@ -7,12 +7,11 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.spaces import ACTION_BOUNDS, KNOBS
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, RESTART_KNOBS
 from jaxserve.types import ServeAction
 
 Values = dict[str, float]
 """Knobs by name."""
-_COSTLY = ("quantization_tier", "prefill_decode_split")
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,11 @@ def guarded(
             max(wanted["speculation_depth"], depth - step), depth + step
         )
     if since_costly < guard.dwell_windows:
-        for name in _COSTLY:
+        for name in RESTART_KNOBS:
             found[name] = before[name]
     return found
 
 
 def changed_costly(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
     """Whether the tier or the split differ."""
-    return any(before[name] != after[name] for name in _COSTLY)
+    return any(before[name] != after[name] for name in RESTART_KNOBS)

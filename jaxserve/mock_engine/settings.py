@@ -11,11 +11,12 @@ import tyro
 from jaxserve import checks
 from jaxserve.sim.machine.acceptance import MAX_DEPTH, tokens_per_step
 from jaxserve.sim.machine.hardware import EngineSettings
+from jaxserve.tiers import Tier
 
 _WHOLE: Mapping[str, tuple[int, float]] = {
     "port": (0, 65535),
     "tensor_parallel": (1, 64),
-    "tier": (0, 2),
+    "tier": (0, len(Tier) - 1),
     "max_model_len": (2, 2**24),
     "batch_cap": (1, 65536),
     "token_budget": (1, 2**20),

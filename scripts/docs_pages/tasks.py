@@ -115,7 +115,7 @@ def _deployment(spec: TaskSpec) -> str:
     ]
     if spec.randomisation:
         rows.append(["hardware speed", f"log-uniform, half-width {number(spec.randomisation)}"])
-    return table(["setting", "value"], rows)
+    return table(["deployment", "value"], rows)
 
 
 def _knobs(spec: TaskSpec) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.checks import JsonObject
+from jaxserve.gateway.knob_values import obeyed
 from jaxserve.live.engine_client import EngineClient
 from jaxserve.spaces import ACTION_BOUNDS
 
@@ -116,9 +117,7 @@ async def turn(
         entry = {"how": "unsupported", "asked": asked, "now": now.get(name)}
         if name in now:
             entry["now"] = ACTION_BOUNDS[name].number(now[name])
-            # A share of the KV blocks is rounded to whole blocks.
-            same = abs(now[name] - asked) <= (1e-2 if name == "kv_budget_fraction" else 0)
-            entry["how"] = "exact" if same else "approximated"
+            entry["how"] = "exact" if obeyed(name, asked, now[name]) else "approximated"
         elif name == "batch_cap":
             entry |= {"how": "approximated", "now": asked}
             reasons[name] = "a cap on the requests that the server has in flight"

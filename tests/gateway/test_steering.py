@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve import spaces
 from jaxserve.errors import InputError
+from jaxserve.gateway import knob_values, steering
 from jaxserve.gateway import steering as module
 from jaxserve.gateway.admission import Pool, build_pools
 from jaxserve.gateway.engine_knobs import EngineOffer, EngineRefused
@@ -327,3 +329,9 @@ def test_an_sglang_behind_a_gateway(start: Start) -> None:
         refused = put(gateway, token_budget=512)
         assert refused.status_code == 400
         assert "SGLang has no such knob while it serves" in refused.json()["error"]
+
+
+def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
+    """It loads nothing of it, so that its own lists are held against it here."""
+    assert set(knob_values.KNOBS) == {*spaces.KNOBS, "token_budget"}
+    assert set(steering._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from jaxserve.learning.distributed import exchanged, is_first, join_processes, t
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
+from server.local import free_port
 from tests.quick_compiler import quick_environment
 
 SCRIPT = """
@@ -43,9 +43,7 @@ except InputError as error:
 
 def free_address() -> str:
     """HOST:PORT that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def test_two_processes_stay_in_step(tmp_path: Path) -> None:

@@ -9,13 +9,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.learning.meeting import meet
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+from server.local import free_port
 
 
 def outcomes(*participants: tuple[int, int], patience_s: float = 20.0) -> list[str]:

@@ -11,7 +11,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.live.calibration.plan import Plan
-from jaxserve.spaces import KNOBS, make_action
+from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
 from jaxserve.types import TOKEN_BUDGETS
 
@@ -120,7 +120,7 @@ def _server(data: JsonObject, name: str, folder: Path) -> Server:
         task=content,
         spec=spec,
         time_dilation=item.number("time_dilation", 0.01, 1000),
-        batch_cap=item.whole("batch_cap", 1, 512),
+        batch_cap=item.whole("batch_cap", 1, int(ACTION_BOUNDS["batch_cap"].high)),
         token_budget=item.whole("token_budget", *TOKEN_BUDGETS),
         settings=tuple(settings),
     )

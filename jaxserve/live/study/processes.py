@@ -174,15 +174,15 @@ def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> l
 
 @contextmanager
 def _process(
-    command: Sequence[str], settings: Mapping[str, str], log: Path, url: str
+    command: Sequence[str], variables: Mapping[str, str], log: Path, url: str
 ) -> Iterator[None]:
     """A server in a process group of its own, from its first answer to the end of the block."""
-    variables = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
+    inherited = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
     with log.open("wb") as out:
         try:
             running = subprocess.Popen(
                 command,
-                env=variables | dict(settings),
+                env=inherited | dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

@@ -35,7 +35,8 @@ class _Gpu:
     """One GPU's place in the deployment."""
 
     engine: Engine
-    prefills: bool = False  # its place in a split
+    prefills: bool = False
+    """its place in a split."""
     busy: bool = False
     up: bool = True
     down_since_s: float = 0.0
