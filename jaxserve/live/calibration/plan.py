@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.types import LONGEST_TOKENS
 
 _RANGES = {
     "concurrency": (1, 4096),
-    "prompt_tokens": (8, LONGEST_TOKENS),
+    "prompt_tokens": (8, 131_072),
     "output_tokens": (8, 8192),
 }
 
