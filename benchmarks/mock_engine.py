@@ -26,10 +26,11 @@ import psutil
 from benchmarks.page import page_parser, publish
 from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
+from jaxserve.runtime.process_group import own_process
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from server.local import free_port, own_process, wait_until_healthy
+from server.local import free_port, wait_until_healthy
 
 _START_S = 0.5
 """Of the host, until the first request may be sent."""

@@ -15,7 +15,7 @@ from jaxserve import checks
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.sim.fast.state import Slo
-from jaxserve.sim.machine.deployment import build_deployment
+from jaxserve.sim.machine.deployment import Deployment, build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
@@ -23,12 +23,12 @@ from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.lookup import latency_table, lengths_for
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
-from jaxserve.sim.traffic.workload import Workload
+from jaxserve.sim.traffic.workload import Regimes, TrafficClasses, Workload
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.overrides import override
 from jaxserve.tasks.replay import TRACE_AGES, recorded_reuse, replay_spec, trace_path
 from jaxserve.tasks.reward import RewardModel
-from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
+from jaxserve.tasks.spec import CLASS_COUNT, Stream, TaskSpec, load_task
 from jaxserve.tasks.traffic import (
     expected_traffic,
     longest_mean_tokens,
@@ -81,68 +81,26 @@ def make(
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     table = _table_of(spec, gpu) if table is None else _path("table", table)
     file = _read_table(table, spec, gpu)
-    gpu, llm = serve(
-        spec.hardware if hardware is None else hardware, spec.model, file.metadata.stack
-    )
     budget = spec.deployment.token_budget or file.metadata.token_budget
-    measured = file.metadata.calibration
-    pool = spec.deployment.kv_pool_tokens or (measured and measured.kv_pool_tokens)
-    deployment = build_deployment(
-        gpu,
-        llm,
-        dataclasses.replace(spec.deployment, token_budget=budget, kv_pool_tokens=pool),
-    )
-    replay: dict[str, Any] = {}
-    reuse = None
+    deployment = _deployment(spec, spec.hardware if hardware is None else hardware, file, budget)
+    if trace is not None and not isinstance(trace, Trace):
+        trace = load_trace(trace_path(_path("trace", trace)))
+    counts = None
     if trace is not None:
-        if not isinstance(trace, Trace):
-            trace = load_trace(trace_path(_path("trace", trace)))
         spec, counts = replay_spec(spec, trace)
-        if spec.deployment.prefix_caching:
-            reuse = recorded_reuse(trace, spec.deployment.num_gpus)
-        replay = {
-            "replay_counts": jnp.asarray(counts, jnp.float32),
-            "replay_start_max": jnp.int32(max(len(counts) - spec.horizon, 0)),
-        }
     classes, owner = traffic_classes(spec)
+    if trace is not None and spec.deployment.prefix_caching:
+        reuse = recorded_reuse(trace, spec.deployment.num_gpus)
+        classes = dataclasses.replace(classes, reuse=reuse)
     regimes = traffic_regimes(spec, owner)
-    expected_rps, mix = expected_traffic(regimes, spec.window_s)
     streams = [spec.streams[i] for i in owner]
-
-    def per_class(values: list[float], fill: float) -> jnp.ndarray:
-        return jnp.asarray(values + [fill] * (CLASS_COUNT - len(values)), jnp.float32)
-
-    value = per_class([s.value for s in streams], 0.0)
-    quality = jnp.stack([per_class([s.quality[t] for s in streams], 1.0) for t in Tier])
-    ttft_slo_s = per_class([s.ttft_slo_s for s in streams], 10.0)
-    full_power_usd = deployment.num_gpus * (
-        deployment.usd_per_gpu_s + deployment.max_w * deployment.usd_per_joule
-    )
-    objective = spec.objective
+    ttft_slo_s = _per_class([s.ttft_slo_s for s in streams], 10.0)
     return ServeEnv(
         table=latency_table(file, budget, lengths_for(longest_mean_tokens(classes))),
         deployment=deployment,
-        workload=Workload(
-            classes=dataclasses.replace(classes, reuse=reuse),
-            regimes=regimes,
-            cycle_period_s=jnp.float32(spec.cycle_period_s),
-            **replay,
-        ),
-        slo=Slo(ttft_s=ttft_slo_s, tpot_s=per_class([s.tpot_slo_s for s in streams], 1.0)),
-        reward=RewardModel(
-            value=value,
-            quality=quality,
-            ttft_slo_s=ttft_slo_s,
-            expected_value=jnp.float32(expected_rps * spec.window_s * float(np.dot(mix, value))),
-            expected_requests_per_s=jnp.float32(expected_rps),
-            memory_limit_gib=jnp.float32(objective.memory_limit_gib),
-            usd_scale=full_power_usd * spec.window_s,
-            throughput_weight=jnp.float32(objective.throughput_weight),
-            latency_weight=jnp.float32(objective.latency_weight),
-            slo_weight=jnp.float32(objective.slo_weight),
-            cost_weight=jnp.float32(objective.cost_weight),
-            memory_weight=jnp.float32(objective.memory_weight),
-        ),
+        workload=_workload(spec, classes, regimes, counts),
+        slo=Slo(ttft_s=ttft_slo_s, tpot_s=_per_class([s.tpot_slo_s for s in streams], 1.0)),
+        reward=_reward_model(spec, streams, regimes, deployment, ttft_slo_s),
         knob_active=jnp.asarray([knob in spec.knobs for knob in KNOBS]),
         locked=make_action(**spec.locked),
         lowest=make_action(**_limits(spec, 0)),
@@ -152,6 +110,64 @@ def make(
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
+
+
+def _deployment(spec: TaskSpec, hardware: str, file: TableFile, token_budget: int) -> Deployment:
+    gpu, llm = serve(hardware, spec.model, file.metadata.stack)
+    measured = file.metadata.calibration
+    pool = spec.deployment.kv_pool_tokens or (measured and measured.kv_pool_tokens)
+    settings = dataclasses.replace(spec.deployment, token_budget=token_budget, kv_pool_tokens=pool)
+    return build_deployment(gpu, llm, settings)
+
+
+def _workload(
+    spec: TaskSpec, classes: TrafficClasses, regimes: Regimes, counts: np.ndarray | None
+) -> Workload:
+    """Args: ``counts`` of a trace that is replayed, None where traffic is drawn."""
+    workload = Workload(
+        classes=classes, regimes=regimes, cycle_period_s=jnp.float32(spec.cycle_period_s)
+    )
+    if counts is None:
+        return workload
+    return dataclasses.replace(
+        workload,
+        replay_counts=jnp.asarray(counts, jnp.float32),
+        replay_start_max=jnp.int32(max(len(counts) - spec.horizon, 0)),
+    )
+
+
+def _reward_model(
+    spec: TaskSpec,
+    streams: Sequence[Stream],
+    regimes: Regimes,
+    deployment: Deployment,
+    ttft_slo_s: jax.Array,
+) -> RewardModel:
+    objective = spec.objective
+    expected_rps, mix = expected_traffic(regimes, spec.window_s)
+    value = _per_class([s.value for s in streams], 0.0)
+    full_power_usd = deployment.num_gpus * (
+        deployment.usd_per_gpu_s + deployment.max_w * deployment.usd_per_joule
+    )
+    return RewardModel(
+        value=value,
+        quality=jnp.stack([_per_class([s.quality[t] for s in streams], 1.0) for t in Tier]),
+        ttft_slo_s=ttft_slo_s,
+        expected_value=jnp.float32(expected_rps * spec.window_s * float(np.dot(mix, value))),
+        expected_requests_per_s=jnp.float32(expected_rps),
+        memory_limit_gib=jnp.float32(objective.memory_limit_gib),
+        usd_scale=full_power_usd * spec.window_s,
+        throughput_weight=jnp.float32(objective.throughput_weight),
+        latency_weight=jnp.float32(objective.latency_weight),
+        slo_weight=jnp.float32(objective.slo_weight),
+        cost_weight=jnp.float32(objective.cost_weight),
+        memory_weight=jnp.float32(objective.memory_weight),
+    )
+
+
+def _per_class(values: list[float], fill: float) -> jax.Array:
+    """float32[F], filled up for classes that the task does not have."""
+    return jnp.asarray(values + [fill] * (CLASS_COUNT - len(values)), jnp.float32)
 
 
 def stack(envs: Sequence[ServeEnv]) -> ServeEnv:

@@ -10,36 +10,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jaxserve.runtime.process_group import own_process
 
 _START_S = 300.0
 """Programs may have to be compiled first."""
 _STOP_S = 20.0
-
-
-@contextlib.contextmanager
-def own_process(command: Sequence[str] | str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A process that ends with the block, or with this process, even when that one is killed.
-
-    What it starts itself ends too.
-
-    Args:
-      command: as for ``subprocess.Popen``.
-      options: those of ``subprocess.Popen``.
-    """
-    # The shell waits for the other end of its input, which only this process has, to be closed.
-    guard = ["sh", "-c", "read _; kill -9 0"]
-    with (
-        subprocess.Popen(guard, stdin=subprocess.PIPE, process_group=0) as leader,
-        subprocess.Popen(command, process_group=leader.pid, **options) as process,
-    ):
-        try:
-            yield process
-        finally:
-            assert leader.stdin is not None
-            leader.stdin.close()
 
 
 def wait_until_healthy(url: str, process: subprocess.Popen[Any]) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from server.local import free_port, own_process
+from jaxserve.runtime.process_group import own_process
+from server.local import free_port
 from tests.docs.snippets import blocks
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until

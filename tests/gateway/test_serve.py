@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from jaxserve import cli
-from server.local import own_process
+from jaxserve.runtime.process_group import own_process
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver

@@ -21,7 +21,8 @@ import pytest
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS, Report
-from server.local import free_port, own_process
+from jaxserve.runtime.process_group import own_process
+from server.local import free_port
 from tests.gateway.running import RunningGateway
 from tests.live.controller import operate
 from tests.live.deployment import TASK, setup_of

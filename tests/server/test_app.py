@@ -18,7 +18,8 @@ import pytest
 from websockets.sync.client import connect
 
 from jaxserve.errors import InputError
-from server.local import free_port, own_process, wait_until_healthy
+from jaxserve.runtime.process_group import own_process
+from server.local import free_port, wait_until_healthy
 from server.settings import Settings
 
 Own = AbstractContextManager[subprocess.Popen[str]]

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.runtime.process_group import own_process
 from server import app as command_line
-from server.local import LocalServer, free_port, own_process, wait_until_healthy
+from server.local import LocalServer, free_port, wait_until_healthy
 from tests.docs.snippets import Block, blocks, run_code
 
 _ROOT = Path(__file__).resolve().parents[2]

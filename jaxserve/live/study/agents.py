@@ -37,7 +37,7 @@ from jaxserve.live.live_task import derive
 from jaxserve.live.readings import parse_engine_state
 from jaxserve.live.study.dilation import dilated_table, dilated_task
 from jaxserve.live.study.plan import Server, Study, setting_name
-from jaxserve.live.study.processes import Running
+from jaxserve.live.study.servers import Running
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.table.file import Calibration, read_table_file, write_table_file

@@ -27,7 +27,7 @@ from jaxserve.live.guard import Limits, as_values
 from jaxserve.live.operate import Conduct, Controller, Report
 from jaxserve.live.player import Outcome, play
 from jaxserve.live.study.agents import Prepared
-from jaxserve.live.study.processes import Running
+from jaxserve.live.study.servers import Running
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.reference.request import Request

@@ -21,8 +21,8 @@ from jaxserve.live.study.episode import Episode, play_episode
 from jaxserve.live.study.figures import of_outcomes
 from jaxserve.live.study.plan import Server, Study
 from jaxserve.live.study.predict import Predicted, predict
-from jaxserve.live.study.processes import Running, deployment, engine_name
 from jaxserve.live.study.results import AgentResult, ServerResult
+from jaxserve.live.study.servers import Running, deployment, engine_name
 from jaxserve.sim.table.file import read_table_file
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.rollouts.processes import Ended
+from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.traces import Trajectory
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.rollouts.processes import Ended, Limits, run_process
+from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
 from jaxserve.rollouts.runtimes import Ours, Process, Runtime, process_of, removal
 
 _REMOVAL_S = 60.0

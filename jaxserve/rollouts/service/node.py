@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.processes import Limits, run_process
+from jaxserve.rollouts.bounded_process import Limits, run_process
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew
 from jaxserve.rollouts.service.leases import Lease, lease_of

@@ -15,10 +15,10 @@ from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts import builders
+from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.evaluators import Context, Episode, EvalResult
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import line_of
-from jaxserve.rollouts.processes import Ended
 from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts

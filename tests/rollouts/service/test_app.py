@@ -20,7 +20,8 @@ from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
-from server.local import LocalServer, free_port, own_process
+from jaxserve.runtime.process_group import own_process
+from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
 from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.agents import SPEAK, python

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
 from jaxserve.live.study.dilation import dilated_task
 from jaxserve.live.study.plan import Server
+from jaxserve.runtime.process_group import own_process
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
@@ -176,25 +176,23 @@ def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> l
 def _process(
     command: Sequence[str], variables: Mapping[str, str], log: Path, url: str
 ) -> Iterator[None]:
-    """A server in a process group of its own, from its first answer to the end of the block."""
+    """A server from its first answer to the end of the block."""
     inherited = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
-    with log.open("wb") as out:
+    with ExitStack() as end, log.open("wb") as out:
+        own = own_process(
+            command,
+            env=inherited | dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
         try:
-            running = subprocess.Popen(
-                command,
-                env=inherited | dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            running = end.enter_context(own)
         except OSError as error:
             raise InputError(f"{command[0]} cannot be started: {error.strerror}") from None
-    try:
         _wait_until(lambda: _answers(url), running, log)
+        end.callback(_end, running)
         yield
-    finally:
-        _end(running)
 
 
 def _wait_until(ready: Callable[[], bool], running: subprocess.Popen[bytes], log: Path) -> None:
@@ -207,13 +205,10 @@ def _wait_until(ready: Callable[[], bool], running: subprocess.Popen[bytes], log
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:
-    """A server that is told to end may leave others of its group behind."""
-    for signal_ in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(running.pid, signal_)
-            running.wait(_GRACE_S)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
+    """Gives a server time to end by itself."""
+    running.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        running.wait(_GRACE_S)
 
 
 def _answers(url: str) -> bool:

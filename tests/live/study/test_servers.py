@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.live.study.processes import engine_name
+from jaxserve.live.study.servers import engine_name
 
 
 def environment(folder: Path, script: str) -> Path:

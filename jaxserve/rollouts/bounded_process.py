@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_GUARD = ("sh", "-c", "trap '' TERM; read _; kill -9 0")
-"""Leads the group, and waits for the end of its input, which only this process holds open."""
+from jaxserve.runtime.process_group import LEADER
+
 _PIECE = 65_536
 _AFTER_END_S = 2.0
 """For output of what has left the group and holds the pipe open."""
@@ -70,7 +70,7 @@ async def run_process(
     if limits.budget_s <= 0:
         return Ended(-signal.SIGTERM, timed_out=True)
     guard = await asyncio.create_subprocess_exec(
-        *_GUARD, stdin=asyncio.subprocess.PIPE, process_group=0
+        *LEADER, stdin=asyncio.subprocess.PIPE, process_group=0
     )
     reader: asyncio.Task[int] | None = None
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.rollouts.processes import Ended, Limits, run_process
+from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
 from tests.patience import wait_until
 
 
