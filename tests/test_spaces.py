@@ -150,6 +150,11 @@ def test_inside_jit_everything_is_clipped(real: float, whole: int) -> None:
 @pytest.mark.parametrize("dtype", ["bool", "uint8", "int8", "uint32", "float16", "bfloat16"])
 def test_inside_jit_any_type_of_number_is_an_action(dtype: str) -> None:
     """Narrow types clip as their value says: none of them wraps around a bound."""
+    if dtype == "float16":
+        try:
+            jnp.asarray(1, dtype).astype(jnp.float32)
+        except jax.errors.JaxRuntimeError as error:  # processors without F16C
+            pytest.skip(f"XLA converts no float16 here: {error}")
     action = clip(ServeAction(**dict.fromkeys(KNOBS, jnp.asarray(1, dtype))))
     assert inside(action)
     assert int(action.batch_cap) == 1

@@ -40,8 +40,11 @@ BARS = {
     "SLO attainment": (3.0, "points"),
     "TTFT p50": (15.0, "%"),
     "TTFT p99": (20.0, "%"),
+    "TTFT p50, no front end": (15.0, "%"),
+    "TTFT p99, no front end": (20.0, "%"),
 }
-"""Largest error that passes, and its unit."""
+"""Largest error that passes, and its unit. A front end's delay, which both simulators know, makes
+the relative error of a short TTFT smaller: so it is shown without as well."""
 
 _CAPACITY_WINDOWS = 60
 _CAPACITY_WARM_UP = 25
@@ -60,6 +63,9 @@ class Outcome:
     """median inter-token latency of a window, averaged over output tokens."""
     ttft_p50_s: float
     ttft_p99_s: float
+    engine_ttft_p50_s: float
+    """from arrival at the engine, without the front end."""
+    engine_ttft_p99_s: float
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,8 @@ class SimulatorComparison:
             "SLO attainment": 100.0 * (fast.good - reference.good) / reference.arrivals,
             "TTFT p50": relative("ttft_p50_s"),
             "TTFT p99": relative("ttft_p99_s"),
+            "TTFT p50, no front end": relative("engine_ttft_p50_s"),
+            "TTFT p99, no front end": relative("engine_ttft_p99_s"),
         }
 
 
@@ -249,6 +257,11 @@ def _play_fast(
 ) -> dict[str, np.ndarray]:
     """Sums over windows (and classes) of what an outcome needs, arrays [N, ...]."""
     metrics = _rollouts(env, windows, workload, action, key)
+    zero = jnp.zeros_like(env.deployment.frontend_s)
+    at_engine = dataclasses.replace(env.deployment, frontend_s=zero, frontend_tail_s=zero)
+    without = _rollouts(
+        dataclasses.replace(env, deployment=at_engine), windows, workload, action, key
+    )
     sums = {
         "arrivals": metrics.arrivals.sum(axis=(1, 2)),
         "completed": metrics.completed.sum(axis=(1, 2)),
@@ -258,22 +271,29 @@ def _play_fast(
         "itl_p50_s": (metrics.tokens * metrics.p50_itl_s).sum(axis=1),
         "first_tokens": metrics.first_tokens.sum(axis=(1, 2)),
         "ttft_exceeded": metrics.ttft_exceeded.sum(axis=1),
+        "engine_ttft_exceeded": without.ttft_exceeded.sum(axis=1),
     }
     return {name: np.asarray(value, np.float64) for name, value in sums.items()}
 
 
 def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outcome:
     total = {name: value[start : start + count].sum(axis=0) for name, value in totals.items()}
-    exceeded = jnp.asarray(total["ttft_exceeded"], jnp.float32)
     first_tokens = jnp.float32(total["first_tokens"])
+
+    def quantile(counts: str, share: float) -> float:
+        exceeded = jnp.asarray(total[counts], jnp.float32)
+        return float(ttft_quantile(exceeded, first_tokens, share))
+
     return Outcome(
         arrivals=float(total["arrivals"]),
         completed=float(total["completed"]),
         good=float(total["good"]),
         tpot_s=float(total["tpot_s"] / total["completed"]),
         itl_p50_s=float(total["itl_p50_s"] / total["tokens"]),
-        ttft_p50_s=float(ttft_quantile(exceeded, first_tokens, 0.5)),
-        ttft_p99_s=float(ttft_quantile(exceeded, first_tokens, 0.99)),
+        ttft_p50_s=quantile("ttft_exceeded", 0.5),
+        ttft_p99_s=quantile("ttft_exceeded", 0.99),
+        engine_ttft_p50_s=quantile("engine_ttft_exceeded", 0.5),
+        engine_ttft_p99_s=quantile("engine_ttft_exceeded", 0.99),
     )
 
 
@@ -300,8 +320,10 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarr
     tokens, itl_s = np.concatenate([itl for _, _, itl in played]).T
     episode = played[0][0]
     done = log[np.isfinite(log["finish_s"])]
-    ttft_s = log["ttft_s"][np.isfinite(log["first_token_s"])]
-    p50_s, p99_s = np.quantile(ttft_s, (0.5, 0.99))
+    begun = log[np.isfinite(log["first_token_s"])]
+    p50_s, p99_s = np.quantile(begun["ttft_s"], (0.5, 0.99))
+    engine_s = begun["first_token_s"] - begun["arrival_s"]
+    engine_p50_s, engine_p99_s = np.quantile(engine_s, (0.5, 0.99))
     several = done["output_tokens"] > 1
     return Outcome(
         arrivals=float(len(log)),
@@ -311,6 +333,8 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarr
         itl_p50_s=float(np.average(itl_s, weights=tokens)),
         ttft_p50_s=float(p50_s),
         ttft_p99_s=float(p99_s),
+        engine_ttft_p50_s=float(engine_p50_s),
+        engine_ttft_p99_s=float(engine_p99_s),
     )
 
 

@@ -5,6 +5,7 @@ The run (casys-kaist/LLMServingSim, commit 5daddb2): vLLM 0.19 serving Llama-3.1
 decide everything. Beside the log lies a profile of the kernels, which gives the iteration times.
 """
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
@@ -21,9 +25,13 @@ from jaxserve.sim.table.layer_profile import LayerProfile, ProfileTimer
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03
 LAYERS = 32
+RTX_4090_BYTES_PER_S, RTX_4090_FLOPS = 1.008e12, 165.2e12
+"""Memory bandwidth and dense bf16 rate with float32 sums, from the data sheet."""
 HOST_S = 0.0
 """Seconds per iteration that vLLM 0.19 adds to the profiled kernels, one constant for both runs of
 this version: it composes a step while the GPU computes the one before."""
+DATA_SHEET_BAR = 0.2
+"""Largest relative error where the data sheet stands in for the profile."""
 VISIBLE_HOST_S = 5e-4
 """The other value that is shown: what it would be if half a millisecond were not hidden."""
 
@@ -31,6 +39,21 @@ VISIBLE_HOST_S = 5e-4
 def profile_timer(directory: Path, host_s: float = HOST_S) -> ProfileTimer:
     """Iteration times of the profile beside the log."""
     return ProfileTimer(read_profile(directory), LAYERS, host_s)
+
+
+def data_sheet_timer() -> CostModel:
+    """Iteration times of a user who has no profile: kernels as efficient as those of the L40S, of
+    the same generation, at the memory bandwidth and the bf16 rate of the RTX 4090's data sheet."""
+    like = load_gpu("l40s-48gb")
+    gpu = dataclasses.replace(
+        like,
+        bandwidth_bytes_per_s=RTX_4090_BYTES_PER_S,
+        linear=tuple(dataclasses.replace(f, flops_per_s=RTX_4090_FLOPS) for f in like.linear),
+        host_s=HOST_S,
+        elementwise_s_per_token=like.elementwise_s_per_token
+        * (like.bandwidth_bytes_per_s / RTX_4090_BYTES_PER_S),
+    )
+    return CostModel.of(gpu, load_model("llama-3.1-8b"))
 
 
 def read_profile(directory: Path) -> LayerProfile:
@@ -96,15 +119,21 @@ def statistics(real: np.ndarray) -> list[Statistic]:
     ]
 
 
-def replay(directory: Path, prefix_caching: bool = True, host_s: float = HOST_S) -> np.ndarray:
-    """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log."""
+def replay(
+    directory: Path, prefix_caching: bool = True, timer: IterationTimer | None = None
+) -> np.ndarray:
+    """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log.
+
+    Args:
+      timer: of iterations; None for the profile beside the log.
+    """
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta["kv_cache"]
     # vLLM keeps one block back as the null block.
     blocks = cache["num_gpu_blocks"] - 1
     return run_requests(
         requests_of(directory),
-        profile_timer(directory, host_s),
+        timer or profile_timer(directory),
         GpuKnobs(engine["max_num_seqs"], blocks * cache["block_size"]),
         SchedulerSettings(
             token_budget=engine["max_num_batched_tokens"],
@@ -125,10 +154,11 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
         return []
     real = served(directory)
     ours, forgetful = replay(directory), replay(directory, prefix_caching=False)
-    visible = replay(directory, host_s=VISIBLE_HOST_S)
+    visible = replay(directory, timer=profile_timer(directory, VISIBLE_HOST_S))
+    unmeasured = replay(directory, timer=data_sheet_timer())
     rows = []
     for each in statistics(real):
-        error, without, slower = map(each.error, (ours, forgetful, visible))
+        error, without, slower, scaled = map(each.error, (ours, forgetful, visible, unmeasured))
         detail = (
             f"{len(real)} requests, real {each.real_s:.4g} s, ours {100 * error:+.1f} %, "
             f"{ours['preemptions'].sum()} preemptions; {100 * without:+.1f} % if preempted "
@@ -144,6 +174,16 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
                 100 * each.bar,
                 "%",
                 f"the same with that host time in every step: {100 * slower:+.1f} %",
+            )
+        )
+        rows.append(
+            FidelityRow.within(
+                f"{check}, data sheet in place of the profile",
+                100 * abs(scaled),
+                100 * DATA_SHEET_BAR,
+                "%",
+                f"the same with the L40S's efficiencies at the data sheet's peaks: "
+                f"{100 * scaled:+.1f} %",
             )
         )
     return rows

@@ -23,6 +23,8 @@ REFERENCE = Outcome(
     itl_p50_s=0.02,
     ttft_p50_s=0.1,
     ttft_p99_s=1.0,
+    engine_ttft_p50_s=0.08,
+    engine_ttft_p99_s=0.95,
 )
 
 
@@ -35,9 +37,10 @@ def compared(**changes: float) -> SimulatorComparison:
 def test_errors_have_their_sign_and_unit() -> None:
     """Percent of the reference, attainment in points of all requests."""
     changes = dict(completed=103.0, good=76.0, tpot_s=0.019, itl_p50_s=0.021, ttft_p99_s=1.2)
+    changes["engine_ttft_p50_s"] = 0.088
     errors = compared(**changes).errors()
     assert tuple(errors) == tuple(BARS)
-    assert list(errors.values()) == pytest.approx([3.0, -5.0, 5.0, -2.0, 0.0, 20.0])
+    assert list(errors.values()) == pytest.approx([3.0, -5.0, 5.0, -2.0, 0.0, 20.0, 10.0, 0.0])
 
 
 def test_rows_judge_means_and_for_ttft_medians() -> None:
@@ -89,6 +92,9 @@ def test_both_simulators_agree_on_a_calm_scenario() -> None:
     assert found.fast.arrivals == found.reference.arrivals > 0.0
     assert abs(found.errors()["throughput"]) < 5.0
     assert abs(found.errors()["TPOT"]) < 10.0
+    for outcome in (found.fast, found.reference):
+        front_end_s = outcome.ttft_p50_s - outcome.engine_ttft_p50_s
+        assert 0.01 < front_end_s < 0.03
 
 
 @pytest.mark.slow

@@ -40,6 +40,8 @@ def test_shipped_constants_are_the_fit(gpu_name: str, kind: str) -> None:
     assert SHARED is not None
     gpu = load_gpu(gpu_name)
     paths = [SHARED / "kernels" / name for name in kernels.FILES[gpu_name][kind]]
+    if not all(path.is_file() for path in paths):
+        pytest.skip(f"kernels of {gpu_name} are absent")
     sets = [kernels.READ[kind](path, MODEL) for path in paths]
     fitted = kernel_fit.fit(gpu, MODEL, kind, sets)
     for rows in sets:

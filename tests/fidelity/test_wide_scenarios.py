@@ -24,4 +24,5 @@ def test_the_grid_is_every_traffic_at_every_load_and_cap() -> None:
     names = {scenario.name for scenario in wide_grid()}
     assert len(names) == len(wide_grid()) == 5 * 2 * 4
     assert all(scenario.traffic.load().name == scenario.traffic.task for scenario in wide_grid())
-    assert tuple(WIDE_BARS) == tuple(BARS)
+    judged_alone = {name for name in BARS if "no front end" in name}  # these scenarios have none
+    assert set(WIDE_BARS) == set(BARS) - judged_alone

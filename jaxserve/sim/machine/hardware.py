@@ -65,6 +65,20 @@ class AttentionFit:
 
 
 @dataclass(frozen=True)
+class CacheFit:
+    """The L2 cache, as a benchmark meets it that runs the attention of one layer again and again.
+
+    Serving never does: between two reads of a layer's KV come those of all other layers and their
+    weights. So kernel times are compared with it, and iterations are timed without.
+    """
+
+    cache_bytes: float
+    """KV up to here stays in the cache."""
+    bytes_per_s: float
+    """reached while reading KV from it."""
+
+
+@dataclass(frozen=True)
 class DraftFit:
     """Fit of an EAGLE draft for Llama-3.1-8B."""
 
@@ -96,6 +110,8 @@ class Gpu:
     """reached share of the arithmetic rate there."""
     attention: AttentionFit
     """fit of the attention kernels."""
+    cache: CacheFit | None
+    """None where kernels are hardly faster while their KV fits the cache."""
     draft: DraftFit
     """fit of the EAGLE draft."""
     host_s: float
@@ -257,6 +273,7 @@ def load_gpu(name: str) -> Gpu:
         "name": Path(name).stem,
         "linear": tuple(block(LinearFit, linear, tier.name.lower()) for tier in Tier),
         "attention": block(AttentionFit, data, "attention"),
+        "cache": block(CacheFit, data, "cache") if "cache" in data else None,
         "draft": block(DraftFit, data, "draft"),
     }
     groups = ("memory", "head", "iteration", "link", "power", "price")

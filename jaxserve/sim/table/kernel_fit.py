@@ -19,14 +19,15 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
     "head": ("head_bandwidth_efficiency", "head_flops_efficiency"),
     "decode": (
         "attention.constant_s", "attention.per_sequence_s", "attention.bandwidth_efficiency",
-        "attention.q_norm",
+        "attention.q_norm", "cache.bytes_per_s",
     ),
     "prefill": (
         "attention.prefill_constant_s", "attention.prefill_per_token_s",
         "attention.prefill_flops_efficiency",
     ),
 }  # fmt: skip
-"""What each kind of kernel says of a ``Gpu``; ``linear`` is the fit of bf16."""
+"""What each kind of kernel says of a ``Gpu``; ``linear`` is the fit of bf16, and not every GPU has
+a ``cache``."""
 
 _MAX_FACTOR = 20.0
 _NOISE = 0.03  # relative; steps of tiles and waves that the equations average
@@ -37,7 +38,12 @@ _STEP = 1e-4
 
 def constants(gpu: Gpu, kind: str) -> dict[str, float]:
     """The constants of a kind of kernel by their names."""
-    return {path: getattr(_block(gpu, path), path.split(".")[-1]) for path in CONSTANTS[kind]}
+    blocks = {path: _block(gpu, path) for path in CONSTANTS[kind]}
+    return {
+        path: getattr(block, path.split(".")[-1])
+        for path, block in blocks.items()
+        if block is not None
+    }
 
 
 def with_constants(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
@@ -48,7 +54,7 @@ def with_constants(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
         if group == "linear":
             gpu = dataclasses.replace(gpu, linear=(changed, *gpu.linear[1:]))
         else:
-            gpu = dataclasses.replace(gpu, attention=changed) if group else changed
+            gpu = dataclasses.replace(gpu, **{group: changed}) if group else changed
     return gpu
 
 
@@ -72,10 +78,25 @@ def predicted_s(
     if kind == "head":
         return dataclasses.replace(cost, head_gather_s_per_row=0.0).head_s(rows.size)
     if kind == "decode":
-        return cost.decode_attention_s(rows.size, rows.size * rows.length) / cost.layers
+        return _decode_s(gpu, cost, rows)
     prefix = 0.0 if rows.prefix is None else rows.prefix
     prompts_s = rows.size * cost.prefill_attention_s(rows.length, prefix)
     return cost.prefill_constant_s + prompts_s / cost.layers
+
+
+def _decode_s(gpu: Gpu, cost: CostModel, rows: KernelRows) -> Array:
+    """A measured kernel has the KV of its one layer in the cache, where it fits."""
+    kv_tokens = rows.size * rows.length
+    seconds = cost.decode_attention_s(rows.size, kv_tokens)
+    if gpu.cache is not None:
+        memory = gpu.bandwidth_bytes_per_s * gpu.attention.bandwidth_efficiency
+        bytes_per_token = cost.kv_read_s_per_token * memory
+        cached = dataclasses.replace(
+            cost, kv_read_s_per_token=bytes_per_token / gpu.cache.bytes_per_s
+        )
+        fits = kv_tokens * bytes_per_token <= gpu.cache.cache_bytes
+        seconds = np.where(fits, cached.decode_attention_s(rows.size, kv_tokens), seconds)
+    return seconds / cost.layers
 
 
 def relative_errors(
@@ -150,4 +171,6 @@ def uncertainty(
 
 def _block(gpu: Gpu, path: str):
     group = path.rpartition(".")[0]
-    return {"": gpu, "linear": gpu.linear[0], "attention": gpu.attention}[group]
+    if group == "linear":
+        return gpu.linear[0]
+    return getattr(gpu, group) if group else gpu

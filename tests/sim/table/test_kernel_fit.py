@@ -7,6 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import CacheFit
 from jaxserve.sim.table import kernel_fit
 from tests.sim.table.kernel_samples import GPU, MODEL, exact_rows
 
@@ -20,6 +22,27 @@ def test_fit_recovers_the_constants_that_made_the_rows(kind: str) -> None:
     assert found == pytest.approx(truth, rel=1e-3)
     (errors,) = kernel_fit.held_out_errors(start, MODEL, kind, [rows])
     assert np.abs(errors).max() < 1e-3
+
+
+def test_kv_in_the_cache_is_read_faster() -> None:
+    """By kernels that repeat one layer. The fit finds how much, and iterations know nothing of it:
+    between two reads of a layer's KV come those of all others."""
+    cache = CacheFit(cache_bytes=50e6, bytes_per_s=3 * GPU.bandwidth_bytes_per_s)
+    cached = dataclasses.replace(GPU, cache=cache)
+    rows = exact_rows("decode", cached)
+    kv_bytes = rows.size * rows.length * MODEL.kv_bytes_per_token_layer
+    without_s = exact_rows("decode").seconds
+    assert (rows.seconds <= without_s).all()
+    faster = rows.seconds < 0.9 * without_s
+    assert faster.any() and kv_bytes[faster].max() <= cache.cache_bytes < kv_bytes.max()
+    start = kernel_fit.with_constants(
+        cached, {name: 1.2 * x for name, x in kernel_fit.constants(cached, "decode").items()}
+    )
+    found = kernel_fit.fit(start, MODEL, "decode", [rows])
+    assert found.cache is not None
+    assert found.cache.bytes_per_s == pytest.approx(cache.bytes_per_s, rel=1e-3)
+    assert "cache.bytes_per_s" not in kernel_fit.constants(GPU, "decode")
+    assert CostModel.of(cached, MODEL) == CostModel.of(GPU, MODEL)
 
 
 def test_elementwise_kernels_find_a_constant_that_the_prior_has_not() -> None:
