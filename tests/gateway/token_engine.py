@@ -96,6 +96,10 @@ def _thought(message: dict[str, Any]) -> str:
     return f"({reasoning})" if reasoning else ""
 
 
+LENGTH = 131_072
+"""Tokens of the longest request: some agents refuse models of less than 64,000."""
+
+
 class TokenEngine(StubEngine):
     """``with TokenEngine("vllm") as engine: ...``; ``option`` is its ``--engine`` argument."""
 
@@ -142,7 +146,7 @@ class TokenEngine(StubEngine):
         return JSONResponse((_vllm_whole if self.kind == "vllm" else _sglang_whole)(asked))
 
     async def _models(self, request: Request) -> Response:
-        card = {"id": self.serves or "stub", "created": 1, "max_model_len": 4096}
+        card = {"id": self.serves or "stub", "created": 1, "max_model_len": LENGTH}
         return JSONResponse({"object": "list", "data": [card]})
 
     async def _tokenize(self, request: Request) -> Response:
@@ -151,7 +155,7 @@ class TokenEngine(StubEngine):
         if self.kind == "sglang":
             return JSONResponse({"object": "error", "message": "prompt: Field required"}, 400)
         tokens = prompt_of(asked["messages"])
-        return JSONResponse({"count": len(tokens), "max_model_len": 4096, "tokens": tokens})
+        return JSONResponse({"count": len(tokens), "max_model_len": LENGTH, "tokens": tokens})
 
 
 def _named(message: dict[str, Any], name: str) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_to_the_letter(name: str) -> None:
     assert all(path.startswith("/f/") for path in launched.files)
     if name in ADDRESSES:
         assert inside(launched, *ADDRESSES[name]) == f"{URL}/v1"
-    setup = (("openclaw", "setup", "--workspace", "."),) if name == "openclaw" else ()
+    setup = (("openclaw", "setup", "--baseline", "--workspace", "."),) if name == "openclaw" else ()
     assert launched.setup == setup
 
 

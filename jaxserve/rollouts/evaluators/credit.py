@@ -16,8 +16,9 @@ from jaxserve.gateway.sessions.records import CompletionRecord
 Key = tuple[int, int]
 """Record and choice."""
 
-_TOLD = re.compile(r'"step(?:_index)?"\s*:\s*([0-9]+)(?![0-9])')
-"""A window's number in a result: ``info.step``, or ``step_index`` of the observation."""
+_TOLD = re.compile(r'"step(?:_index)?\\*"\s*:\s*([0-9]+)(?![0-9])')
+"""A window's number in a result: ``info.step``, or ``step_index`` of the observation. Agents that
+wrap results in JSON of their own escape the quotes."""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,17 @@ def test_other_tools_make_none() -> None:
     assert credits(calls_of(records, "step"), windows) == [(1, 0), None]
 
 
+def test_results_may_be_wrapped_in_json() -> None:
+    """Hermes and others put what a command printed into a text of their own, quotes escaped."""
+    told = {
+        name: json.dumps({"output": json.dumps({"step": number}), "exit_code": 0})
+        for name, number in (("a", 1), ("b", 2))
+    }
+    records = [record(1, [call("a", 96), call("b", 64)], {}), record(2, [], told)]
+    windows = [{"batch_cap": 1.0}, {"batch_cap": 2.0}]
+    assert credits(calls_of(records, "step"), windows) == [(1, 0), (1, 0)]
+
+
 def test_an_id_that_several_calls_have_says_nothing() -> None:
     """Some engines begin anew with each answer; knobs and order tell then."""
     told = {"a": json.dumps({"step": 1})}
