@@ -30,8 +30,10 @@ demo: $(SYNCED) ## train a controller for a minute and compare it with every bas
 	  --plot demo/episode.png --markdown demo/results.md --json demo/results.json
 	@cat scripts/after_demo.txt
 
+# Many tests wait for servers: two workers more than cores keep the cores busy.
+test: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 test: $(SYNCED) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -n logical --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(SYNCED) ## run only the slow tests
 	$(BIN)/python -m pytest -m slow -n logical --dist loadfile

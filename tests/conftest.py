@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.quick_compiler import compile_quickly
+from tests.quick_compiler import compile_quickly, quick_flags
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
@@ -79,7 +79,9 @@ def _servers(factory: pytest.TempPathFactory) -> Iterator[StartServer]:
         **variables: str,
     ) -> LocalServer:
         chosen = folder or factory.mktemp("server")
-        server = LocalServer(chosen, port=port, arguments=arguments, variables=variables)
+        # A server compiles all that may be asked of it, and tests ask for little.
+        settings = quick_flags() | variables
+        server = LocalServer(chosen, port=port, arguments=arguments, variables=settings)
         started.append(server)
         return server.wait()
 

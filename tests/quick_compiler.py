@@ -16,10 +16,15 @@ def compile_quickly() -> None:
     set_flag("--xla_backend_optimization_level", "0")
 
 
+def quick_flags() -> dict[str, str]:
+    """The variable with which a server or a command compiles quickly."""
+    with commands_compile_quickly():
+        return {"XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+
+
 def quick_environment() -> dict[str, str]:
     """This process's, with which a command compiles quickly."""
-    with commands_compile_quickly():
-        return dict(os.environ)
+    return os.environ | quick_flags()
 
 
 @contextmanager

@@ -96,7 +96,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
     commands = "\n".join(steps).replace("--steps 5_000_000", short)
     commands = commands.replace(".venv/bin/", "").replace("--episodes 20", "--episodes 4")
     assert short in commands and shlex.split(commands)
-    printed = run_code("sh", commands, tmp_path, as_users_do=True)
+    printed = run_code("sh", commands, tmp_path)
     assert "ppo" in printed and "best_static" in printed
     told = (ROOT / "scripts" / "after_demo.txt").read_text(encoding="utf-8")
     spoken_of = re.findall(r"demo/[\w./]+", told)

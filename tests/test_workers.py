@@ -39,7 +39,7 @@ def test_a_worker_that_dies(place: int, body: str, summary: str, tmp_path: Path)
     shutil.copy(_ROOT / "tests" / "conftest.py", tmp_path)
     recipe = re.search(r"^test:.*\n\t.* -m pytest (.*)$", (_ROOT / "Makefile").read_text(), re.M)
     assert recipe
-    options = recipe[1].replace("-n logical", "-n 2").split()
+    options = recipe[1].replace("-n $(WORKERS)", "-n 2").split()
     assert "2" in options
     command = [sys.executable, "-m", "pytest", "-c", str(_ROOT / "pyproject.toml")]
     command += ["-p", "xdist.plugin", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

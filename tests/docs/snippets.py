@@ -86,15 +86,11 @@ def run_page(page: Path, folder: Path) -> str:
     return printed.getvalue()
 
 
-def run_code(language: str, code: str, folder: Path, *, as_users_do: bool = False) -> str:
-    """Runs one block by itself in a folder; returns what it printed.
-
-    Args:
-      as_users_do: whether commands compile their programs with all optimisations.
-    """
+def run_code(language: str, code: str, folder: Path) -> str:
+    """Runs one block by itself in a folder; returns what it printed."""
     with chdir(folder):
         if language == "sh":
-            with nullcontext() if as_users_do else _compiler_for(code):
+            with _compiler_for(code):
                 return _shell(code, "the block")
         printed = StringIO()
         with redirect_stdout(printed):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,10 +17,9 @@ STEPS, WINDOWS = 2, 2
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[LocalServer]:
+def server(start_server: Callable[..., LocalServer]) -> LocalServer:
     """A server of the environment."""
-    with LocalServer(tmp_path) as running:
-        yield running
+    return start_server()
 
 
 def test_grpo_on_the_server(server: LocalServer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,18 +149,23 @@ def test_errors_of_the_engine(gateway: RunningGateway, model: str) -> None:
     assert {record.status for record in agent.records()} == {code}
 
 
-def test_the_whole_loop(vllm: tuple[str, Path], gateway: RunningGateway, tmp_path: Path) -> None:
+def test_the_whole_loop(
+    vllm: tuple[str, Path],
+    gateway: RunningGateway,
+    start_server: Callable[..., LocalServer],
+    tmp_path: Path,
+) -> None:
     """Agents play through the gateway, TRL takes a step, and vLLM serves what came of it: each time
     the weights that sampled give the log-probabilities that were recorded."""
     url, model = vllm
-    with LocalServer(tmp_path) as server:
-        printed = run(
-            "grpo_gateway",
-            *("--model", str(model), "--sessions", str(model.with_name("records"))),
-            *("--engine", url, "--gateway", gateway.url, "--control", gateway.control_url),
-            *("--environment", server.url, "--steps", str(STEPS), "--windows", str(WINDOWS)),
-            folder=tmp_path,
-        )
+    server = start_server()
+    printed = run(
+        "grpo_gateway",
+        *("--model", str(model), "--sessions", str(model.with_name("records"))),
+        *("--engine", url, "--gateway", gateway.url, "--control", gateway.control_url),
+        *("--environment", server.url, "--steps", str(STEPS), "--windows", str(WINDOWS)),
+        folder=tmp_path,
+    )
     line = r"^step-(\d+): reward (-?\d\.\d+), weights step-(\d+), (\d+) tokens, ratios within (\S+)"
     lines = re.findall(line, printed, re.MULTILINE)
     assert [(int(step), int(weights)) for step, _, weights, _, _ in lines] == [(0, 0), (1, 1)]

@@ -30,6 +30,7 @@ from server.local import LocalServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.sessions.talking import Agent
 from tests.gateway.token_engine import TokenEngine
+from tests.quick_compiler import quick_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "agents"
@@ -197,7 +198,7 @@ class Stage:
 def stage(folder: Path) -> Iterator[Stage]:
     """A server, an engine and a gateway between it and the agents."""
     with (
-        LocalServer(folder) as server,
+        LocalServer(folder, variables=quick_flags()) as server,
         TokenEngine("vllm") as engine,
         RunningGateway([engine.option], sessions=folder / "sessions") as gateway,
     ):

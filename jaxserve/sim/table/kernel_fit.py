@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +170,7 @@ def uncertainty(
     return dict(zip(found, deviations.tolist(), strict=True))
 
 
-def _block(gpu: Gpu, path: str):
+def _block(gpu: Gpu, path: str) -> Any:
     group = path.rpartition(".")[0]
     if group == "linear":
         return gpu.linear[0]
