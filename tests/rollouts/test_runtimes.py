@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -152,3 +153,52 @@ def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert calls[0][0][-1] == NASTY and calls[0][1] == "input" and "KEY" in calls[0][2]
     assert calls[1][0] == ["rm", "--force", "--volumes", name] and f"--name={name}" in calls[0][0]
     assert "SECRET" not in log.read_text() and not list(tmp_path.rglob("pwned"))
+
+
+APPTAINER = """#!{python}
+import json, os, sys
+given = {{k[13:]: v for k, v in os.environ.items() if k.startswith("APPTAINERENV_")}}
+(folder,) = [one[6:] for one in sys.argv if one.startswith("--pwd=")]
+os.chdir(folder)
+after = sys.argv.index("--")
+os.execve(sys.argv[after + 2], sys.argv[after + 2 :], given)
+"""
+
+
+def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command gets its arguments, its folder and its variables, and none of this machine's."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    apptainer = programs / "apptainer"
+    apptainer.write_text(APPTAINER.format(python=sys.executable))
+    apptainer.chmod(apptainer.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
+    top = tmp_path / "a task" / "0.1"
+    (top / "work").mkdir(parents=True)
+    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    execution = Execution(Runtime("apptainer", "img", variables={"A": "b"}), 60.0, 2**20)
+    code = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.environ))"
+    ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place))
+    printed = (tmp_path / "printed").read_text()
+    assert ended.code == 0 and repr([NASTY]) in printed and str(top / "work") in printed
+    assert "'KEY'" in printed and "'A'" in printed and "TOKEN" not in printed
+    late = Execution(Runtime("apptainer", "img"), 0.5, 2**20)
+    assert asyncio.run(late.run([shutil.which("sleep") or "", "60"], place)).timed_out
+    assert not list(tmp_path.rglob("pwned"))
+
+
+@pytest.mark.parametrize("kind", ["docker", "apptainer"])
+def test_a_real_one(kind: str, tmp_path: Path) -> None:
+    """Where this machine has the program, and an image of its own to run."""
+    image = os.environ.get("JAXSERVE_CONTAINER_IMAGE")
+    if shutil.which(kind) is None or image is None:
+        pytest.skip(f"{kind} is not in PATH, or JAXSERVE_CONTAINER_IMAGE names no image")
+    top = tmp_path / "0.1"
+    for name in ("work", "home"):
+        (top / name).mkdir(parents=True)
+    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    execution = Execution(Runtime(kind, image), 600.0, 2**20)
+    command = ["sh", "-c", 'echo "$KEY" > said']
+    assert asyncio.run(execution.run(command, place)).code == 0
+    assert (top / "work" / "said").read_text() == "SECRET\n"

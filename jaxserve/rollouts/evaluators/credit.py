@@ -51,7 +51,7 @@ def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
     found = []
     for completion, id, function in made:
         name = function.get("name") or ""
-        if name != tool and not name.endswith((f"__{tool}", f".{tool}")):
+        if name != tool and not name.endswith((f"_{tool}", f".{tool}")):  # server_tool
             continue
         brought = results.get(id, set()) if ids[id] == 1 else set()
         told = _TOLD.findall(next(iter(brought))) if len(brought) == 1 else None

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,9 +56,14 @@ def test_every_window_has_its_completion(caps: list[int], failed: set[int], know
     assert credits(calls_of(records, "step"), windows) == owners
 
 
-def test_other_tools_make_none() -> None:
-    """Names of MCP's servers in front are taken off; a window without a call has no completion."""
-    records = [record(1, [call("a", 96, "look"), call("b", 64, "mcp__jaxserve__step")], {})]
+@pytest.mark.parametrize(
+    "name", ["step", "mcp__jaxserve__step", "jaxserve_step", "mcp_jaxserve_step", "jaxserve.step"]
+)
+def test_other_tools_make_none(name: str) -> None:
+    """Names of MCP's servers in front are taken off, however an agent joins them; a window without
+    a call has no completion."""
+    others = [call("a", 96, "look"), call("c", 96, "step_many"), call("d", 96, "stepper")]
+    records = [record(1, [*others, call("b", 64, name)], {})]
     windows = [{"batch_cap": 64.0}, {"batch_cap": 64.0}]
     assert credits(calls_of(records, "step"), windows) == [(1, 0), None]
 

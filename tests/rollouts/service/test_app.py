@@ -87,10 +87,14 @@ def test_an_agent_that_fails(service: RunningService) -> None:
     assert one["state"] == "ERROR" and "cannot be started: No such file" in one["reason"]
 
 
-def test_cancel(service: RunningService) -> None:
-    """Ends all sessions once, kills the agent, and refuses its key."""
-    task = service.submit(agent=python("import time; time.sleep(1000)"), num_samples=6)
-    service.wait_for(task, "RUNNING")
+def test_cancel(service: RunningService, gateway: RunningGateway, tmp_path: Path) -> None:
+    """Ends all sessions once, kills the agents, and refuses their keys."""
+    mark = tmp_path / "running"
+    code = "import os, time; key = os.environ['OPENAI_API_KEY']\n"
+    code += f"print(os.getpid(), key, file=open({str(mark)!r}, 'a')); time.sleep(1000)"
+    task = service.submit(agent=python(code), num_samples=6)
+    wait_until(lambda: mark.exists() and mark.read_text().endswith("\n"), "an agent")
+    begun = [line.split() for line in mark.read_text().splitlines()]
     said = service.http.post(f"/rollout/task/{task}/cancel").json()
     assert len(said["cancelled"]) == 6
     found = service.result(task)
@@ -98,6 +102,56 @@ def test_cancel(service: RunningService) -> None:
     assert service.http.post(f"/rollout/task/{task}/cancel").json()["cancelled"] == []
     ends = [e for e in service.http.get("/events").json()["events"] if e["state"] in ENDED]
     assert len(ends) == 6
+    asked = {"model": "stub", "messages": [{"role": "user", "content": "hi"}]}
+    for pid, key in begun:
+        wait_until(lambda pid=pid: not alive(int(pid)), "the agent's end")
+
+        def status(key: str = key) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return httpx.post(
+                f"{gateway.url}/v1/chat/completions", json=asked, headers=headers
+            ).status_code
+
+        wait_until(lambda status=status: status() == 401, "the key's end")
+
+
+def test_an_evaluator_of_ones_own(service: RunningService) -> None:
+    """Is made of its options, and gets what was said; rewards that fit no trace are an error."""
+    own = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.25}
+    (one,) = service.result(service.submit(agent=python(SPEAK), evaluator=own))["sessions"]
+    assert (one["state"], one["reward"], one["trace_rewards"]) == ("COMPLETED", 0.25, [0.25])
+    assert one["evaluation"] == {"told": "do it", "records": 1}
+    task = service.submit(agent=python(SPEAK), evaluator=own | {"traces": [1.0, 1.0]})
+    (one,) = service.result(task)["sessions"]
+    assert one["state"] == "ERROR"
+    assert one["reason"] == "trace_rewards has 2 entries; it must have one for each of 1 traces"
+
+
+def test_commands_before_the_agent_and_before_its_tests(
+    service: RunningService, tmp_path: Path
+) -> None:
+    """``prepare`` runs in the agent's copy, ``eval_prepare`` in the evaluator's; one that fails
+    ends the session, and the agent never begins."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "tests.py").write_text("print('PASSED' if open('made').read() == 'E' else 'x', 'a')")
+    evaluator = {"name": "test_on_output", "command": [sys.executable, "tests.py"]}
+    evaluator |= {"keep": ["tests.py", "made"], "expected": ["a"]}
+
+    def write(letter: str) -> list[str]:
+        return [sys.executable, "-c", f"open('made', 'w').write({letter!r})"]
+
+    runtime = {"source": str(source), "prepare": [write("P")], "eval_prepare": [write("E")]}
+    agent = python("raise SystemExit(open('made').read() != 'P')")
+    (one,) = service.result(service.submit(agent=agent, evaluator=evaluator, runtime=runtime))[
+        "sessions"
+    ]
+    assert (one["state"], one["reward"]) == ("COMPLETED", 1.0)
+    broken = {"prepare": [write("P"), [sys.executable, "-c", "raise SystemExit(4)"]]}
+    task = service.submit(agent=python(SPEAK), runtime=broken)
+    (one,) = service.result(task)["sessions"]
+    reason = "runtime: prepare[1] ended with exit code 4"
+    assert (one["state"], one["reason"], one["completions"]) == ("ERROR", reason, 0)
 
 
 @pytest.mark.parametrize(

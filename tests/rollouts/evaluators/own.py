@@ -1,0 +1,36 @@
+"""Evaluators as users write them."""
+
+from __future__ import annotations
+
+from jaxserve.checks import JsonObject
+from jaxserve.rollouts.evaluators import Context, EvalResult
+from jaxserve.rollouts.traces import Trajectory
+
+
+class Worth:
+    """What its options say."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Options: ``worth`` of the whole, and ``traces``, of each trace (none)."""
+        self._worth = options.number("worth", 0, 1)
+        self._traces = options.get("traces")
+
+    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+        """Says beside it what the agent was told."""
+        told = {"told": context.instruction, "records": len(context.records)}
+        return EvalResult(self._worth, self._traces, told)
+
+
+class NoEvaluator:
+    """Cannot evaluate."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Takes anything."""
+
+
+class Broken:
+    """Cannot be made."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Takes nothing."""
+        raise RuntimeError("no weights")
