@@ -20,6 +20,7 @@ from server.local import free_port
 from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
+from tests.quick_compiler import quick_flags
 from tests.rollouts.service.running import ended
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -84,6 +85,8 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # Agents find the project where these tests find it.
     root = DOCS.parent
     monkeypatch.setenv("PYTHONPATH", str(root))
+    for name, value in quick_flags().items():
+        monkeypatch.setenv(name, value)
     task = Path("task.json")
     task.write_text(
         task.read_text().replace(
@@ -92,8 +95,9 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     with ExitStack() as stack:
         stack.enter_context(Operator("vllm", int(ports["8000"])))
-        # Once it has ended in order, the server lets the signal end the process.
-        interrupted = -signal.SIGINT
+        # Once it has ended in order, the server lets the signal end the process; one that still
+        # compiles does not wait for that, and says so as a shell does.
+        interrupted = (-signal.SIGINT, 128 + signal.SIGTERM)
         stack.enter_context(running(server, f"http://127.0.0.1:{ports['7860']}", interrupted))
         for command, port in ((gateway, "9000"), (service, "9100")):
             stack.enter_context(running(command, f"http://127.0.0.1:{ports[port]}"))
