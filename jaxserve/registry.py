@@ -75,14 +75,15 @@ def make(
         trace = spec.trace
     elif spec.output_ages == MEMORYLESS:
         spec = dataclasses.replace(spec, output_ages=TRACE_AGES)
-    gpu = load_gpu(spec.hardware if hardware is None else hardware)
+    served_on = spec.hardware if hardware is None else hardware
+    gpu = load_gpu(served_on)
     if hardware is not None:
         spec = _with_limit_of(spec, gpu)
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
     table = _table_of(spec, gpu) if table is None else _path("table", table)
     file = _read_table(table, spec, gpu)
     budget = spec.deployment.token_budget or file.metadata.token_budget
-    deployment = _deployment(spec, spec.hardware if hardware is None else hardware, file, budget)
+    deployment = _deployment(spec, served_on, file, budget)
     if trace is not None and not isinstance(trace, Trace):
         trace = load_trace(trace_path(_path("trace", trace)))
     counts = None

@@ -23,9 +23,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"
 
 
 @contextmanager
-def running(
-    command: str, url: str, exit_statuses: tuple[int, ...] = (0,)
-) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: str, url: str, exit_status: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """A command of the page; waits until it answers, ends it as Ctrl-C does, and compares its exit
     status, which is negative for one that ends by a signal."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -43,7 +41,7 @@ def running(
         wait_until(answers, "the first answer")
         yield process
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE_S) in exit_statuses
+        assert process.wait(PATIENCE_S) == exit_status
 
 
 def printed_by(command: str, codes: Iterable[str], engine_url: str) -> str:

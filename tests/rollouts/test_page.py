@@ -20,6 +20,7 @@ from server.local import free_port
 from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
+from tests.patience import wait_until
 from tests.quick_compiler import quick_flags
 from tests.rollouts.service.running import ended
 
@@ -95,10 +96,10 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     )
     with ExitStack() as stack:
         stack.enter_context(Operator("vllm", int(ports["8000"])))
-        # Once it has ended in order, the server lets the signal end the process; one that still
-        # compiles does not wait for that, and says so as a shell does.
-        interrupted = (-signal.SIGINT, 128 + signal.SIGTERM)
-        stack.enter_context(running(server, f"http://127.0.0.1:{ports['7860']}", interrupted))
+        # Once it has ended in order, the server lets the signal end the process.
+        interrupted = -signal.SIGINT
+        environment = f"http://127.0.0.1:{ports['7860']}"
+        stack.enter_context(running(server, environment, interrupted))
         for command, port in ((gateway, "9000"), (service, "9100")):
             stack.enter_context(running(command, f"http://127.0.0.1:{ports[port]}"))
         pages = f"http://127.0.0.1:{ports['9101']}"
@@ -118,3 +119,5 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert first.trainable == first.traces[0].trainable > 0
         rewards = [one[2] for one in result["sessions"][0]["evaluation"]["completions"]]
         assert first.traces[0].reward == pytest.approx(sum(rewards))
+        # A server that is told to end while it compiles drops that, and has another exit status.
+        wait_until(lambda: not httpx.get(f"{environment}/runtime").json()["compiling"])

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from jaxserve.runtime.process_group import own_process
+from tests.patience import PATIENCE_S, alive, wait_until
 
 _PARENT = """
 import sys, time
@@ -19,10 +20,8 @@ with own_process(["sh", "-c", "trap '' TERM; sleep 1000 & echo $$ $!; wait"], st
 """
 
 
-def _gone(pids: list[int]) -> bool:
-    left = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, alive = psutil.wait_procs(left, timeout=60)
-    return not [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
+def _wait_until_gone(pids: list[int]) -> None:
+    wait_until(lambda: not any(map(alive, pids)), "the end of all")
 
 
 def _started(output: str) -> list[int]:
@@ -35,8 +34,9 @@ def test_it_ends_with_the_block() -> None:
     with own_process(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         started = _started(process.stdout.readline())
-        assert len(started) == 2 and all(psutil.pid_exists(pid) for pid in started)
-    assert process.returncode != 0 and _gone(started)
+        assert len(started) == 2 and all(map(alive, started))
+    assert process.returncode != 0
+    _wait_until_gone(started)
 
 
 def test_it_ends_with_a_parent_that_is_killed() -> None:
@@ -45,13 +45,14 @@ def test_it_ends_with_a_parent_that_is_killed() -> None:
         assert it.stdout is not None
         started = _started(it.stdout.readline())
         it.kill()
-    assert len(started) == 2 and _gone(started)
+    assert len(started) == 2
+    _wait_until_gone(started)
 
 
 def test_its_own_end_is_its_own() -> None:
     """The group's leader does not stand in the way of who waits for it."""
     with own_process([sys.executable, "-c", "raise SystemExit(3)"]) as process:
-        assert process.wait(60) == 3
+        assert process.wait(PATIENCE_S) == 3
 
 
 def test_what_cannot_be_started(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 from server.local import LocalServer
+from tests.patience import alive, wait_until
 
 _APP = """
 async def app(scope, receive, send):
@@ -29,9 +29,7 @@ def start(folder: Path, *arguments: str) -> LocalServer:
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
-    """Waits as long as a test may take. Nobody may be there to bury an orphan."""
-    while any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in processes):
-        time.sleep(0.05)
+    wait_until(lambda: not any(alive(each.pid) for each in processes), "the end of all")
 
 
 def family(pid: int) -> list[psutil.Process]:

@@ -23,7 +23,7 @@ from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from jaxserve.runtime.process_group import own_process
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S, alive, wait_until
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import ENDED, RunningService, ended
 
@@ -355,12 +355,3 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
 def agents(mark: Path) -> list[int]:
     """Those that have run."""
     return [int(pid) for pid in mark.read_text().split()] if mark.exists() else []
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
