@@ -111,6 +111,7 @@ def room(slots: float, kv: float) -> Room:
         kv=jnp.float32(kv),
         kv_starved=zero,
         blocked=Wait(zero, zero, zero),
+        full=zero,
     )
 
 
