@@ -179,7 +179,9 @@ def test_workers_of_one_server_share_the_log(start_server: Start, undisturbed: l
 def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None:
     """With a reason from each, instead of losing sessions at random; none is started again."""
     variables = {"JAXSERVE_DATABASE": ":memory:"}
-    server = LocalServer(tmp_path, arguments=WORKERS, variables=variables)
+    # The parent waits as long as a health check may take for one that is no more.
+    workers = ("--workers", "2", "--timeout-worker-healthcheck", "20")
+    server = LocalServer(tmp_path, arguments=workers, variables=variables)
     try:
         server.process.wait(300)
     finally:

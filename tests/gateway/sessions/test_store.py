@@ -263,12 +263,15 @@ def test_an_answer_after_the_close_is_recorded(start: Start, tmp_path: Path) -> 
         said = agent.say(user("a")).json()["choices"][0]["message"]
         messages = [user("a"), said, user("b")]
         body = {"model": "stub", "messages": messages, "stream": True, "stub": {"gated": True}}
+        first = threading.Thread(target=lambda: (engine.wait_for(2), engine.seen[1].allow(1)))
+        first.start()
         with agent.gateway.http.stream("POST", CHAT, json=body, headers=agent.headers) as answer:
-            engine.wait_for(2)
+            first.join()
             agent.gateway.control.post(f"/sessions/{agent.id}/close")
             engine.seen[1].allow()
             answer.read()
         _, second = agent.records()
+        assert second.outcome == "completed"
         assert (second.seq, second.link.parent, second.link.how) == (2, (1, 0), "exact")
         shown = agent.gateway.control.get(f"/sessions/{agent.id}").json()
         assert shown["closed"] and shown["counts"]["completions"] == 2
