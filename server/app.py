@@ -64,7 +64,7 @@ def _build() -> FastAPI:
     from server.sessions.compiling import Compilation
 
     # Programs compile while the web framework is imported: both take seconds.
-    compilation = Compilation()
+    compilation = Compilation(settings.compile_ahead)
     sys.setswitchinterval(_SWITCH_S)
     from server.wiring import build_app
 

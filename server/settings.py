@@ -70,6 +70,8 @@ class Settings:
     """server processes that share the log."""
     port: int = 7860
     """where ``python -m server.app`` listens, unless it is told otherwise."""
+    compile_ahead: bool = True
+    """whether what any task may need is compiled before it is asked for."""
     model_tokens: int = 0
     """tokens that ``POST /baseline`` may spend in all on the operator's language model; 0: none."""
     live: LiveSettings | None = None
@@ -113,6 +115,7 @@ class Settings:
             trusted_proxies=_proxies(variables.get("FORWARDED_ALLOW_IPS", "")),
             workers=whole("WEB_CONCURRENCY", cls.workers, 1, 1024),
             port=whole("PORT", cls.port, 1, 65535),
+            compile_ahead=whole("JAXSERVE_COMPILE_AHEAD", 1, 0, 1) == 1,
             model_tokens=whole("JAXSERVE_MODEL_TOKENS", model_tokens, 0, 10**12),
             live=LiveSettings.from_environment(variables),
         )

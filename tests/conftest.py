@@ -79,8 +79,8 @@ def _servers(factory: pytest.TempPathFactory) -> Iterator[StartServer]:
         **variables: str,
     ) -> LocalServer:
         chosen = folder or factory.mktemp("server")
-        # A server compiles all that may be asked of it, and tests ask for little.
-        settings = quick_flags() | variables
+        # Tests ask for little of what a server may be asked.
+        settings = quick_flags() | {"JAXSERVE_COMPILE_AHEAD": "0"} | variables
         server = LocalServer(chosen, port=port, arguments=arguments, variables=settings)
         started.append(server)
         return server.wait()

@@ -75,10 +75,13 @@ def batch_last(function: Callable[..., Any]) -> Callable[..., Any]:
     where an argument does not vary. Of ``SharedRows`` only the offsets get that axis.
     """
 
+    # Loops and ``vmap`` trace their bodies several times over; this one once for a shape.
+    traced_once = jax.jit(function, inline=True)
+
     @jax.custom_batching.custom_vmap
     def on_last(*args):
         batch = max(leaf.shape[-1] for leaf in jax.tree.leaves(args))
-        out = function(*args)
+        out = traced_once(*args)
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (*leaf.shape[:-1], batch)), out)
 
     @on_last.def_vmap

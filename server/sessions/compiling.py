@@ -47,8 +47,9 @@ class Compilation:
     """The thread. First come reset and step, for which a server waits before it answers, then what
     is needed less often, for all tasks; what somebody waits for comes before the rest."""
 
-    def __init__(self) -> None:
-        """Starts at once."""
+    def __init__(self, ahead: bool = True) -> None:
+        """Starts at once. Args: whether to go on with what nobody has asked for."""
+        self._ahead = ahead
         enable_compilation_cache()
         # A window is computed in the thread that asks for it: handing it to another takes longer.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
@@ -106,7 +107,7 @@ class Compilation:
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
-        for job in _jobs():
+        for job in _jobs() if self._ahead else []:
             while self._answer_one():
                 pass
             if self._ending:

@@ -177,6 +177,7 @@ def test_session_ids_cannot_be_guessed(http: httpx.Client) -> None:
         ("JAXSERVE_SESSION_IDLE_S", "soon"),
         ("MAX_CONCURRENT_ENVS", "0"),
         ("WEB_CONCURRENCY", "many"),
+        ("JAXSERVE_COMPILE_AHEAD", "yes"),
         ("PORT", "http"),
         ("PORT", "70000"),
         ("JAXSERVE_CORS_ORIGINS", "https://a, lab.example"),
