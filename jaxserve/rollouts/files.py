@@ -78,6 +78,18 @@ def line_of(trajectory: Trajectory) -> bytes:
     return orjson.dumps(_row(exported(trajectory)), option=options)
 
 
+def trajectory_of(line: bytes) -> Trajectory:
+    """What ``line_of`` wrote.
+
+    Raises:
+      InputError: it holds something else.
+    """
+    try:
+        return _trajectory(orjson.loads(line))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"a line of JSON is no trajectory: {error}") from None
+
+
 def read_trajectories(path: Path | str) -> list[Trajectory]:
     """What ``write_trajectories`` wrote. Tuples have become lists.
 

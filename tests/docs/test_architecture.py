@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +14,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MAP_PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
 HAND_WRITTEN = ("README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")))
+
+
+_SHARED = {"jaxserve/checks.py", "jaxserve/datafiles.py", "jaxserve/errors.py", "jaxserve/runtime/"}
+OUTSIDE = {
+    "jaxserve/gateway/": _SHARED,
+    "jaxserve/rollouts/": _SHARED | {"jaxserve/gateway/", "jaxserve/client/"},
+}
+"""What stands before engines and runs agents, and all that it may import."""
 
 
 def rooms() -> set[str]:
@@ -83,6 +93,36 @@ def test_imports_go_down(page: str) -> None:
                     wrong.append(f"{here} imports {there}")
     assert seen > 100
     assert not wrong
+
+
+@pytest.mark.parametrize("top", OUTSIDE)
+def test_the_simulator_is_behind_its_client(top: str) -> None:
+    """Gateway and rollouts know an environment by its server only: agents, grades and tasks are
+    those that the client asks for."""
+    found = {there for file in ROOT.glob(f"{top}**/*.py") for there in imported(file)} - {"", top}
+    assert found <= OUTSIDE[top]
+    assert found, "nothing was read"
+
+
+def test_neither_loads_the_simulator() -> None:
+    """Not by way of another module either, when all of both is imported."""
+    tops = [name.strip("/").replace("/", ".") for name in OUTSIDE]
+    code = f"""
+import importlib, pkgutil, sys
+count = 0
+for top in {tops}:
+    for module in pkgutil.walk_packages(importlib.import_module(top).__path__, top + "."):
+        importlib.import_module(module.name)
+        count += 1
+assert count > 50, count
+print(*sorted(sys.modules))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = {room(name) for name in done.stdout.split() if name.startswith("jaxserve.")}
+    assert loaded <= set(OUTSIDE).union(*OUTSIDE.values(), {"jaxserve/__init__.py"})
+    assert "jax" not in done.stdout.split()
 
 
 def test_map_of_the_server_is_whole() -> None:

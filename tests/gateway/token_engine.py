@@ -3,7 +3,8 @@
 Only what is asked for by the engine's own field names comes back, and SGLang refuses what it does.
 A token is a character; a message is its role, its characters and an end. So a prompt that carries
 an answer unchanged extends it token by token, unless its text begins with ``~``: such a text is
-sampled in other tokens than the template makes of it. ``stub`` in a request, or in JSON in its
+sampled in other tokens than the template makes of it. vLLM's log-probabilities are raw, SGLang's
+after the temperature. ``stub`` in a request, or in JSON in its
 header ``x-stub``, may have:
 
 - ``reply``: what is said (``ok``), or a list with one for each choice.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
@@ -62,6 +64,14 @@ def logprobs(tokens: Sequence[int]) -> list[float]:
     return [logprob(token, place) for place, token in enumerate(tokens)]
 
 
+def scaled(value: float, temperature: float | None) -> float:
+    """A log-probability after the temperature, as if there were one other token."""
+    if temperature in (None, 1):
+        return value
+    this, other = math.exp(value) ** (1 / temperature), (-math.expm1(value)) ** (1 / temperature)
+    return math.log(this / (this + other))
+
+
 def message_of(asked: dict[str, Any], index: int) -> dict[str, Any]:
     """What choice ``index`` answers."""
     stub = asked.get("stub", {})
@@ -88,7 +98,14 @@ def _said(message: dict[str, Any]) -> str:
         f"<{call['function']['name']} {json.dumps(json.loads(call['function']['arguments']))}>"
         for call in message.get("tool_calls") or ()
     )
-    return _thought(message) + (message.get("content") or "") + calls
+    return _thought(message) + _written(message.get("content")) + calls
+
+
+def _written(content: Any) -> str:
+    """A text, or parts of which an image is its address in brackets."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or f"[{part['image_url']['url']}]" for part in content)
+    return content or ""
 
 
 def _thought(message: dict[str, Any]) -> str:
@@ -210,7 +227,8 @@ def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
         if asked.get("return_prompt_token_ids"):
             choice["prompt_token_ids"] = prompt
         if asked.get("return_meta_info"):
-            pairs = zip(logprobs(tokens), tokens, strict=True)
+            values = [scaled(one, asked.get("temperature")) for one in logprobs(tokens)]
+            pairs = zip(values, tokens, strict=True)
             choice["meta_info"] = {
                 "id": "1",
                 "output_token_logprobs": [[value, token, None] for value, token in pairs],

@@ -194,6 +194,14 @@ def test_what_cannot_be_trained_on_is_counted(build) -> None:
     assert trajectory.trainable == 5 and len(trajectory.traces) == 1
 
 
+@pytest.mark.parametrize("build", [per_request, prefix_merging])
+@pytest.mark.parametrize("status", ["COMPLETED", "ERROR"])
+def test_a_session_in_which_nothing_was_said(build, status: str) -> None:
+    """Has no traces, and ended as it ended."""
+    trajectory = build([], status)
+    assert (trajectory.status, trajectory.traces, dict(trajectory.dropped)) == (status, (), {})
+
+
 def test_a_failed_attempt_takes_no_place_in_line() -> None:
     """The retry goes on where the failure would have."""
     tree = Tree()

@@ -23,6 +23,10 @@ RETOKENISED = "retokenised"
 ROOT = "root"
 _IDS, _LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _VERSION = 1
+_GROUP, _GROUP_IDS = 16, 3
+"""Characters of base64 that hold whole ids, and how many."""
+_READ_BYTES = 4 * 2**20
+"""Read at a time: lines of a long session have a megabyte, and small pieces cost half the time."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,50 @@ def encode(record: CompletionRecord) -> bytes:
     return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
 
 
-def decode(line: bytes) -> CompletionRecord:
+class Prompts:
+    """Prompts of a file, of which most begin as their parents: only what is new is decoded."""
+
+    def __init__(self) -> None:
+        """There is none yet."""
+        self._ends: dict[int, tuple[str, np.ndarray]] = {}
+
+    def ids(self, text: str | None, seq: int, parent: Any) -> np.ndarray | None:
+        """A prompt from its base64.
+
+        Args:
+          seq: its record's number.
+          parent: record and choice that it continues, or None.
+        """
+        if text is None:
+            return None
+        before = None if not parent else self._ends.pop(parent[0], None)
+        found = None if before is None else _continued(text, *before)
+        if found is None:
+            found = _unpacked(text, _IDS)
+            assert found is not None
+        if len(text) == 4 * -(-found.nbytes // 3):  # nothing in it that decoding passes over
+            self._ends[seq] = text, found
+        return found
+
+
+def _continued(text: str, begun: str, ids: np.ndarray) -> np.ndarray | None:
+    """The ids of a text that begins as another one whose ids are known; None where it does not."""
+    same = len(begun) // _GROUP * _GROUP
+    same -= _GROUP * (same == len(begun))  # the last group may be padded
+    if same <= 0 or not text.startswith(begun[:same]):
+        return None
+    kept = same // _GROUP * _GROUP_IDS
+    rest = np.frombuffer(base64.b64decode(text[same:]), _IDS)
+    found = np.concatenate([ids[:kept], rest])
+    found.flags.writeable = False
+    return found
+
+
+def decode(line: bytes, prompts: Prompts | None = None) -> CompletionRecord:
     """A record from its line.
+
+    Args:
+      prompts: those of the lines before it in its file.
 
     Raises:
       ValueError: it is none.
@@ -157,7 +203,11 @@ def decode(line: bytes) -> CompletionRecord:
             raise ValueError("another version of the format")
         for name in ("received", "sent", "response"):
             fields[name] = None if fields[name] is None else fields[name].encode()
-        fields["prompt_ids"] = _unpacked(fields["prompt_ids"], _IDS)
+        told = fields["link"]
+        if prompts is None:
+            fields["prompt_ids"] = _unpacked(fields["prompt_ids"], _IDS)
+        else:
+            fields["prompt_ids"] = prompts.ids(fields["prompt_ids"], fields["seq"], told["parent"])
         fields["choices"] = tuple(
             Choice(
                 **{
@@ -168,9 +218,8 @@ def decode(line: bytes) -> CompletionRecord:
             )
             for choice in fields["choices"]
         )
-        link = fields["link"]
-        parent = None if link["parent"] is None else tuple(link["parent"])
-        fields["link"] = Link(**{**link, "parent": parent})
+        parent = None if told["parent"] is None else tuple(told["parent"])
+        fields["link"] = Link(**{**told, "parent": parent})
         return CompletionRecord(**fields)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a record of a completion: {error}") from None
@@ -179,7 +228,7 @@ def decode(line: bytes) -> CompletionRecord:
 def lines(path: Path) -> Iterator[bytes]:
     """Whole lines of a file; what a kill has left of the last one is none."""
     try:
-        with path.open("rb") as file:
+        with path.open("rb", buffering=_READ_BYTES) as file:
             for line in file:
                 if line.endswith(b"\n"):
                     yield line
@@ -197,9 +246,10 @@ def read_records(path: Path | str) -> list[CompletionRecord]:
     if not path.is_file():
         raise InputError(f"records are {str(path)!r}; it must be a file")
     found: list[CompletionRecord] = []
+    prompts = Prompts()
     for number, line in enumerate(lines(path), 1):
         try:
-            record = decode(line)
+            record = decode(line, prompts)
         except ValueError as error:
             raise InputError(f"line {number} of {path} is no record: {error}") from None
         if record.seq != number:

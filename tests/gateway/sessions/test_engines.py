@@ -98,6 +98,19 @@ def test_a_missing_logprob_is_none() -> None:
         assert np.isnan(read("vllm", short).of(0)[1]).all()  # type: ignore[arg-type]
 
 
+def test_what_sglang_samples_stands_in_its_meta_info() -> None:
+    """All of it: ``logprobs`` leaves out tokens without text, as the last one usually is."""
+    pairs = [[-0.1, 10, "a"], [-0.2, 11, "b"], [-0.3, 12, None]]
+    content = [{"token": "a", "logprob": -0.1}, {"token": "b", "logprob": -0.2}]
+    choice = {"prompt_token_ids": [1, 2], "logprobs": {"content": content}}
+    choice["meta_info"] = {"output_token_logprobs": pairs}
+    tokens = read("sglang", {"choices": [choice]})
+    ids, logprobs = tokens.of(0)
+    assert tokens.prompt_ids is not None and tokens.prompt_ids.tolist() == [1, 2]
+    assert ids is not None and ids.tolist() == [10, 11, 12]
+    np.testing.assert_array_equal(logprobs, np.array([-0.1, -0.2, -0.3], np.float32))
+
+
 def test_events_tell_what_a_whole_answer_does() -> None:
     """Event by event, choices by turns."""
     tokens = Tokens("vllm")

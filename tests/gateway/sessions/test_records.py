@@ -17,11 +17,13 @@ from jaxserve.gateway.sessions.records import (
     Choice,
     CompletionRecord,
     Link,
+    Prompts,
     decode,
     encode,
     lines,
     read_records,
 )
+from tests.rollouts.trees import trees
 
 _IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)
 _NUMBERS = st.lists(st.floats(width=32), max_size=5)
@@ -151,3 +153,21 @@ def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
         path.write_bytes(b"".join(encode(record_of(seq)) for seq in seqs))
         with pytest.raises(InputError, match=r"line 2 .* must be 2"):
             read_records(path)
+
+
+@given(trees())
+@settings(max_examples=100, deadline=None)
+def test_a_file_is_read_as_its_lines(records: list[CompletionRecord]) -> None:
+    """Prompts are decoded as far as they are new, and are what they are alone, whatever the link
+    says."""
+    for others in (records, [replace(one, link=Link((1, 0), "exact")) for one in records]):
+        written = [encode(record) for record in others]
+        prompts = Prompts()
+        for line in written:
+            together, alone = decode(line, prompts), decode(line)
+            assert (together.prompt_ids is None) == (alone.prompt_ids is None)
+            if together.prompt_ids is not None and alone.prompt_ids is not None:
+                np.testing.assert_array_equal(together.prompt_ids, alone.prompt_ids)
+                assert together.prompt_ids.dtype == alone.prompt_ids.dtype
+                assert not together.prompt_ids.flags.writeable
+            assert encode(together) == line

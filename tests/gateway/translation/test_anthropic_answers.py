@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.gateway.translation import anthropic_answers, anthropic_messages
 from jaxserve.gateway.translation.chat import Chat, Choice, Completion, Counts, ToolCall
-from jaxserve.gateway.translation.deltas import deltas_of
+from jaxserve.gateway.translation.deltas import Arguments, CallStart, Finish, deltas_of
 from jaxserve.gateway.translation.policy import TemplatePolicy
 from jaxserve.gateway.translation.reading import INVALID_ARGUMENTS
 from jaxserve.gateway.translation.sealed import sealed
@@ -108,6 +108,30 @@ def test_events() -> None:
     ]
     assert events[0]["message"]["usage"]["input_tokens"] == 0
     assert events[-2]["usage"]["input_tokens"] == 10
+
+
+def test_two_calls() -> None:
+    """Are two blocks, each with its arguments, also where they come in pieces; without text there
+    is no block of text."""
+    calls = (ToolCall("c0", "f", '{"q":"a"}'), ToolCall("c1", "g", '{"q":"b"}'))
+    completion = Completion((Choice(calls=calls, finish="tool_calls"),))
+    body = anthropic_answers.body_of(chat_of(), completion)
+    assert [(one["type"], one["id"], one["input"]) for one in body["content"]] == [
+        ("tool_use", "c0", {"q": "a"}),
+        ("tool_use", "c1", {"q": "b"}),
+    ]
+    deltas: list[Any] = []
+    for number, call in enumerate(calls):
+        deltas.append(CallStart(0, number, call.id, call.name))
+        deltas += [Arguments(0, number, part) for part in (call.arguments[:4], call.arguments[4:])]
+    events = written(anthropic_answers.Events(chat_of()), [*deltas, Finish(0, "tool_calls")])
+    kinds = [
+        (event["type"].removeprefix("content_block_"), event["index"]) for event in events[1:-2]
+    ]
+    part = ["start", "delta", "delta", "stop"]
+    assert kinds == [(kind, number) for number in (0, 1) for kind in part]
+    told = [event["delta"]["partial_json"] for event in events[:-2] if "delta" in event]
+    assert told == ['{"q"', ':"a"}', '{"q"', ':"b"}']
 
 
 def test_counts_that_come_early() -> None:

@@ -129,6 +129,13 @@ def test_what_users_show() -> None:
         {"type": "document", "title": "T", "source": {"type": "text", "data": "D"}},
         {"type": "document", "source": {"type": "content", "content": "C"}},
         {
+            "type": "document",
+            "source": {
+                "type": "content",
+                "content": [{"type": "text", "text": page} for page in ("P1", "P2")],
+            },
+        },
+        {
             "type": "search_result",
             "title": "S",
             "source": "https://example.com",
@@ -137,7 +144,18 @@ def test_what_users_show() -> None:
     )
     image, *texts = found[0]["content"]
     assert image == {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
-    assert [part["text"] for part in texts] == ["T", "D", "C", "S\nhttps://example.com", "P"]
+    said = [part["text"] for part in texts]
+    assert said == ["T", "D", "C", "P1", "P2", "S\nhttps://example.com", "P"]
+
+
+def test_cache_marks() -> None:
+    """Say nothing to an engine, which finds prefixes by itself."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    system = [{"type": "text", "text": "Be careful.", **mark}, {"type": "text", "text": "Cite."}]
+    ask = [{"role": "user", "content": [{"type": "text", "text": "hello", **mark}]}]
+    found = sent(system=system, messages=ask, tools=[{**TOOL, **mark}])
+    assert found["messages"] == [{"role": "system", "content": "Be careful.\nCite."}, *ASK]
+    assert found["tools"] == [FUNCTION]
 
 
 @pytest.mark.parametrize(

@@ -91,14 +91,19 @@ def test_thoughts_that_are_not_shown() -> None:
         ("tool_calls", "STOP"),
         ("length", "MAX_TOKENS"),
         ("content_filter", "SAFETY"),
+        ("something_new", "STOP"),
     ],
 )
-def test_finish_reasons(finish: str, told: str) -> None:
-    """The same whole and streamed."""
-    completion = Completion((Choice(0, "a", finish=finish),))
+@pytest.mark.parametrize("text", ["a", ""])
+def test_finish_reasons(finish: str, told: str, text: str) -> None:
+    """The same whole and streamed, also where nothing was said; one that is not known is no
+    failure."""
+    completion = Completion((Choice(0, text, finish=finish),))
     body = google_answers.body_of(chat_of(), completion)
     last = written(google_answers.Events(chat_of()), deltas_of(completion))[-1]
     assert body["candidates"][0]["finishReason"] == told == last["candidates"][0]["finishReason"]
+    said = [part["text"] for part in body["candidates"][0]["content"]["parts"]]
+    assert "".join(said) == text
 
 
 def test_events() -> None:

@@ -30,6 +30,8 @@ def test_what_engines_are_told() -> None:
     chat = chat_of(**fields, store=True, metadata={"a": "b"}, service_tier="auto", stop=None)
     assert chat.request == {"model": "m", "messages": ASK, **fields}
     assert (chat.id, chat.unix_s, chat.model, chat.streamed) == ("id1", NOW_S, "m", False)
+    form = {"max_completion_tokens": 32, "response_format": {"type": "json_object"}}
+    assert chat_of(**form).request == {"model": "m", "messages": ASK, **form}
     streamed = chat_of(stream=True, stream_options={"include_usage": False})
     assert streamed.request["stream_options"] == {"include_usage": True} and streamed.streamed
 
@@ -131,6 +133,7 @@ def test_what_only_captures_asked_for() -> None:
     completion = Completion((Choice(0, "hi", finish="stop", logprobs=(ENTRY,)),), Counts(3, 2))
     assert openai_chat.body_of(chat_of(), completion)["choices"][0]["logprobs"] is None
     events = written(openai_chat.Events(chat_of(stream=True)), deltas_of(completion))
+    assert {event["model"] for event in events} == {"m"}
     assert [event["choices"][0]["delta"] for event in events] == [
         {"role": "assistant", "content": ""},
         {"content": "hi"},

@@ -63,6 +63,7 @@ def test_fields() -> None:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    assert sent(reasoning={"effort": "none"})["reasoning_effort"] == "none"
 
 
 def test_instructions_and_leading_messages() -> None:
@@ -171,6 +172,18 @@ def test_tool_choice(choice: Any, fields: dict[str, Any]) -> None:
     """In the form of chat."""
     found = sent(tools=[TOOL, OTHER], tool_choice=choice)
     assert fields.items() <= found.items() and len(found["tools"]) == 2
+
+
+def test_tools() -> None:
+    """The client's own, as strict as it says; those that servers run are dropped, and with them
+    the choice between none."""
+    kinds = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp")
+    servers = [{"type": kind, "name": "f"} for kind in kinds]
+    found = sent(tools=[TOOL, *servers], tool_choice="auto")
+    function = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+    assert found["tools"] == [{"type": "function", "function": function}]
+    for none in ([], servers):
+        assert sent(tools=none, tool_choice="auto") == sent()
 
 
 def test_allowed_tools() -> None:

@@ -84,6 +84,11 @@ def test_leading_system_messages_are_one() -> None:
     user = {"role": "user", "content": "x"}
     found = fitted([system[0], system[1], user, system[2]], TemplatePolicy())
     assert found == [{"role": "system", "content": "a\n\nb"}, user, system[2]]
+    developer = {"role": "developer", "content": "a"}
+    found = fitted([developer, system[1], user], TemplatePolicy())
+    assert found == [{"role": "system", "content": "a\n\nb"}, user]
+    known = fitted([developer, system[1], user], TemplatePolicy(knows_developer=True))
+    assert known == [developer, system[1], user]
 
 
 def test_later_system_messages_are_folded() -> None:

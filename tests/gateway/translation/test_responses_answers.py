@@ -15,6 +15,7 @@ from tests.gateway.translation.conversations import NOW_S, asked
 from tests.gateway.translation.streams import written
 
 CALLS = (ToolCall("c0", "f", '{"a":1}'),)
+CALLED = ["function_call"] * 2
 SEALS = {"include": ["reasoning.encrypted_content"]}
 
 
@@ -127,6 +128,33 @@ def test_events() -> None:
     assert events[16]["arguments"] == '{"a":1}' and events[16]["item_id"] == "fc_id1_2"
     assert events[0]["response"]["output"] == [] and events[0]["response"]["usage"] is None
     assert len(events[-1]["response"]["output"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("choice", "kinds"),
+    [
+        (Choice(0, "Hello.", finish="stop"), ["message"]),
+        (Choice(0, "", "Think harder.", finish="stop"), ["reasoning"]),
+        (
+            Choice(0, "", "A call.", calls=CALLS, finish="tool_calls"),
+            ["reasoning", "function_call"],
+        ),
+        (Choice(0, calls=(*CALLS, ToolCall("c1", "g", "{}")), finish="tool_calls"), CALLED),
+    ],
+)
+def test_only_what_was_said_is_an_item(choice: Choice, kinds: list[str]) -> None:
+    """Each begins and ends once, in the order of the answer, and nothing is there that is empty."""
+    events = written(responses_answers.Events(chat_of()), deltas_of(Completion((choice,))))
+    for name in ("added", "done"):
+        told = [event for event in events if event["type"] == f"response.output_item.{name}"]
+        assert [(event["output_index"], event["item"]["type"]) for event in told] == [
+            *enumerate(kinds)
+        ]
+    assert [item["type"] for item in events[-1]["response"]["output"]] == kinds
+    deltas = {event["type"] for event in events if event["type"].endswith(".delta")}
+    assert ("response.output_text.delta" in deltas) == ("message" in kinds)
+    assert ("response.reasoning_text.delta" in deltas) == ("reasoning" in kinds)
+    assert ("response.function_call_arguments.delta" in deltas) == ("function_call" in kinds)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from jaxserve.cli.rollouts import run_node
 from jaxserve.errors import InputError
+from jaxserve.rollouts.service.settings import NodeSettings
 from jaxserve.rollouts.service.topology import parse_topology, read_topology
 
 GIVEN: dict[str, Any] = {
@@ -56,6 +59,29 @@ def test_what_becomes_of_it() -> None:
     assert b.gateway.count("--engine") == 2
 
 
+def test_who_listens_everywhere_is_reached_here() -> None:
+    """No client can connect to 0.0.0.0."""
+    given: dict[str, Any] = copy.deepcopy(GIVEN)
+    given["rollout"]["host"] = given["nodes"][0]["host"] = "0.0.0.0"
+    found = parse_topology(given)
+    settings = found.nodes["a"].settings
+    assert (settings.service, settings.gateway) == (
+        "http://127.0.0.1:9200",
+        "http://127.0.0.1:9010",
+    )
+    assert found.service.host == "0.0.0.0"
+    assert found.nodes["a"].gateway[4:6] == ("--host", "0.0.0.0")
+
+
+def test_which_node(tmp_path: Path) -> None:
+    """Of several has to be said."""
+    path = tmp_path / "t.yaml"
+    path.write_text(yaml.safe_dump(GIVEN))
+    for name in (None, "c"):
+        with pytest.raises(InputError, match=r"--node is .*; it must be one of a, b"):
+            run_node(NodeSettings(), path, name)
+
+
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
@@ -70,6 +96,12 @@ def test_what_becomes_of_it() -> None:
         (("nodes", 1, "port"), 9010, "port 9010 is there twice"),
         (("nodes", 0, "sglang"), {}, "nodes[0]: field 'sglang' is unknown"),
         (("nodes", 0, "inference"), {"engine": "x"}, "inference: engine is 'x'; it must be one"),
+        (
+            ("nodes", 0, "inference"),
+            {"base_url": "http://e"},
+            "engine is missing; it must be one of vllm, sglang",
+        ),
+        (("nodes", 1), {"id": "c"}, "inference is None; it must be a JSON object"),
         (("nodes", 0, "inference", "base_url"), "e1", "an http or https address"),
         (("nodes", 0, "workers", "run"), 0, "workers: run is 0; it must be a whole number"),
         (("nodes", 0, "workers", "walk"), 1, "workers: field 'walk' is unknown"),

@@ -16,20 +16,21 @@ function token(trace, place) {
   return make("span", options, trained ? `${id}·${number(logprob, 3)}` : String(id));
 }
 
-// Tokens of a place on, with a button for the rest.
-function stretch(count, one) {
+// Tokens of a place on, with a button for the rest; as many are shown when the page is drawn again.
+const wished = new Map();
+function stretch(key, count, one) {
   const box = make("div", { className: "tokens" });
   let done = 0;
   const more = make("button", { type: "button" });
   const fill = () => {
-    const next = Math.min(count, done + AT_ONCE);
+    const next = Math.min(count, wished.get(key) ?? AT_ONCE);
     const made = [];
     for (; done < next; done += 1) made.push(one(done), " ");
     more.remove();
     box.append(...made);
     if (done < count) { more.textContent = `${count - done} more`; box.append(more); }
   };
-  more.addEventListener("click", fill);
+  more.addEventListener("click", () => { wished.set(key, done + AT_ONCE); fill(); });
   fill();
   return box;
 }
@@ -44,8 +45,8 @@ export function traceView(trace, index, key) {
     make("span", {}, "filled: mask 1, id·log-probability"), make("span", {}, "grey: mask 0, id"));
   return panel(`Trace ${index + 1}`, make("p", {}, said), legend,
     fold(`${key}-prompt-${index}`, `Prompt, ${trace.prompt_ids.length} tokens`, () =>
-      stretch(trace.prompt_ids.length, (place) =>
+      stretch(`${key}-prompt-${index}`, trace.prompt_ids.length, (place) =>
         make("span", { className: "prompt", title: `token ${place} of the prompt` }, String(trace.prompt_ids[place])))),
     fold(`${key}-tokens-${index}`, `Tokens, ${trace.response_ids.length}`, () =>
-      stretch(trace.response_ids.length, (place) => token(trace, place)), true));
+      stretch(`${key}-tokens-${index}`, trace.response_ids.length, (place) => token(trace, place)), true));
 }

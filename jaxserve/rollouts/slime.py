@@ -1,0 +1,326 @@
+"""Rollouts for slime, by a rollout service: its ``--rollout-function-path``.
+
+    --rollout-function-path jaxserve.rollouts.slime.generate_rollout
+    --custom-reward-post-process-path jaxserve.rollouts.slime.leave_one_out
+    --custom-config-path jaxserve.yaml --use-rollout-logprobs --use-tis
+
+The YAML file has ``jaxserve_service``, the service's address, and ``jaxserve_task``, a task as it
+is submitted but for what slime says: the instruction is the sample's prompt, and ``num_samples``
+the size of its group. ``metadata["jaxserve"]`` of a sample has other fields of its task.
+``jaxserve_eval_tasks`` has whole tasks by the name of what they evaluate. slime itself is imported
+when it calls; what it calls is the same in v0.3.0 and v0.3.1, whose samples differ in a field.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
+from jaxserve.rollouts.files import trajectory_of
+from jaxserve.rollouts.service.settings import RolloutTokens, check_url
+from jaxserve.rollouts.traces import Trajectory
+from jaxserve.rollouts.trainers import Decode, slime_samples
+
+POLL_S = 2.0
+"""Between two looks at tasks that run."""
+_TIMEOUT_S = 60.0
+_TRIES = 150
+"""Looks that may fail in a row: a service that is started again goes on with its tasks."""
+_PLACEHOLDERS = {"TIMEOUT": "truncated", "ERROR": "failed"}
+_REMOVED = ("failed", "aborted")
+
+
+def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
+    """What slime calls for the samples of a step, or for an evaluation.
+
+    Args:
+      args: slime's arguments, with the fields of the YAML file.
+      rollout_id: number of the step.
+      data_source: has ``get_samples``; not asked where it evaluates.
+      evaluation: whether it does.
+
+    Returns:
+      ``RolloutFnTrainOutput`` with samples by group, session and trace, or ``RolloutFnEvalOutput``.
+
+    Raises:
+      InputError: the arguments lack something, or the service refuses a task.
+    """
+    # What is there at slime's only.
+    from slime.rollout.base_types import (  # type: ignore[import-not-found]
+        RolloutFnEvalOutput,
+        RolloutFnTrainOutput,
+    )
+    from slime.utils.processing_utils import load_tokenizer  # type: ignore[import-not-found]
+    from slime.utils.types import Sample  # type: ignore[import-not-found]
+
+    decode = load_tokenizer(args.hf_checkpoint, trust_remote_code=True).decode
+    make = _Maker(Sample.from_dict, decode, getattr(args, "reward_key", None))
+    if evaluation:
+        return RolloutFnEvalOutput(data=_evaluated(args, make))
+    groups = data_source.get_samples(args.rollout_batch_size)
+    results = _played(args, tasks_of(args, rollout_id, groups))
+    samples = [
+        [
+            make.samples(session, group[0].group_index, source)
+            for session, source in zip(sessions, group, strict=True)
+        ]
+        for sessions, group in zip(results, groups, strict=True)
+    ]
+    return RolloutFnTrainOutput(samples=samples, metrics=metrics_of(results))
+
+
+def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+    """The task of each group of slime's samples. Its name is a new one every time: a step that is
+    taken again is sampled again.
+
+    Raises:
+      InputError: ``jaxserve_task`` is none.
+    """
+    given = JsonObject(getattr(args, "jaxserve_task", None), "jaxserve_task")
+    tasks = []
+    for group in groups:
+        first = group[0]
+        more = (first.metadata or {}).get("jaxserve", {})
+        task = {
+            **given,
+            "instruction": instruction_of(first.prompt),
+            **JsonObject(more, "metadata of a sample: jaxserve"),
+            "num_samples": len(group),
+            "task_id": f"slime-{rollout_id}-{first.group_index}-{secrets.token_hex(4)}",
+        }
+        metadata = {"rollout_id": rollout_id, "group_index": first.group_index}
+        task["metadata"] = {**task.get("metadata", {}), **metadata}
+        tasks.append(task)
+    return tasks
+
+
+def instruction_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt as one text; who says what is told where not all of it is of one role."""
+    if isinstance(prompt, str):
+        return prompt
+    several = len({message["role"] for message in prompt}) > 1
+    said = [(message["role"], _text(message.get("content"))) for message in prompt]
+    return "\n\n".join(f"[{role}] {text}" if several else text for role, text in said)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
+    return str(content or "")
+
+
+@dataclass(frozen=True)
+class _Session:
+    """One that has ended."""
+
+    state: str
+    reward: float | None
+    trajectory: Trajectory | None
+    """None where there is none, or it is not graded, or nothing was sampled."""
+
+
+@dataclass(frozen=True)
+class _Maker:
+    """Makes slime's samples."""
+
+    from_dict: Callable[[dict[str, Any]], Any]
+    decode: Decode
+    reward_key: str | None
+
+    def samples(self, session: _Session, group_index: int, source: Any) -> list[Any]:
+        """Of a session: one for each trace, or one with nothing to train on, for slime counts
+        rollouts.
+
+        Args:
+          source: slime's sample, of which it is the rollout.
+        """
+        rows = self.rows(session, group_index, source.index)
+        return [self.from_dict({**row, "label": source.label}) for row in rows]
+
+    def rows(self, session: _Session, group_index: int, index: int) -> list[dict[str, Any]]:
+        """The same as fields."""
+        if session.trajectory is None:
+            rows = [_placeholder(session, group_index, index)]
+        else:
+            rows = slime_samples(
+                [session.trajectory],
+                group_index=group_index,
+                first_rollout=index,
+                decode=self.decode,
+            )
+        more: dict[str, Any] = {"index": index}
+        for row in rows:
+            if self.reward_key is not None:
+                more["reward"] = {self.reward_key: row["reward"]}
+            row.update(more)
+        return rows
+
+
+def _placeholder(session: _Session, group_index: int, index: int) -> dict[str, Any]:
+    return {
+        "group_index": group_index,
+        "rollout_id": index,
+        "group_id": index,
+        "tokens": [0, 0],
+        "response_length": 1,
+        "reward": 0.0,
+        "loss_mask": [0],
+        "rollout_log_probs": [0.0],
+        "remove_sample": True,
+        "status": _PLACEHOLDERS.get(session.state, "aborted"),
+        "metadata": {"placeholder": True},
+    }
+
+
+def _evaluated(args: Any, make: _Maker) -> dict[str, dict[str, list[Any]]]:
+    """For each name a sample of every session, with the session's reward."""
+    named = JsonObject(getattr(args, "jaxserve_eval_tasks", None), "jaxserve_eval_tasks")
+    found = {}
+    for name in named:
+        tasks = [
+            {**JsonObject(task, f"jaxserve_eval_tasks: {name}")} for task in named.entries(name)
+        ]
+        rewards, samples = [], []
+        for group_index, sessions in enumerate(_played(args, tasks)):
+            for session in sessions:
+                rows = make.rows(session, group_index, len(samples))
+                longest = max(rows, key=lambda row: sum(row["loss_mask"]))
+                samples.append(make.from_dict(longest))
+                rewards.append(session.reward or 0.0)
+        truncated = [sample.status.value == "truncated" for sample in samples]
+        found[name] = {"rewards": rewards, "truncated": truncated, "samples": samples}
+    return found
+
+
+def metrics_of(results: Iterable[Iterable[_Session]]) -> dict[str, float]:
+    """What slime logs of a step; every session counts once, however many traces it has."""
+    sessions = [session for group in results for session in group]
+    completed = [session for session in sessions if session.state == "COMPLETED"]
+    graded = [
+        one.reward for one in completed if one.trajectory is not None and one.reward is not None
+    ]
+    found = {
+        "jaxserve/sessions": float(len(sessions)),
+        "jaxserve/completed": len(completed) / max(1, len(sessions)),
+        "jaxserve/without_a_trace": float(sum(one.trajectory is None for one in sessions)),
+    }
+    if graded:
+        found["jaxserve/reward_of_completed"] = sum(graded) / len(graded)
+    return found
+
+
+def leave_one_out(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
+    """Rewards less the mean of the other rollouts of the group: slime's own normalisation takes all
+    samples of a step for one group where sessions have several traces.
+
+    A rollout's reward is the mean of its traces'. One that failed or has nothing to train on is no
+    baseline for others, and earns nothing. slime's ``--disable-rewards-normalization`` is heeded.
+    """
+    raw = [float(sample.get_reward_value(args)) for sample in samples]
+    if not args.rewards_normalization:
+        return raw, list(raw)
+    rollouts: dict[Any, dict[Any, list[float]]] = {}
+    for sample, reward in zip(samples, raw, strict=True):
+        if _counts(sample):
+            group = rollouts.setdefault(sample.group_index, {})
+            group.setdefault(_rollout_of(sample), []).append(reward)
+    means = {
+        group: {rollout: sum(rewards) / len(rewards) for rollout, rewards in found.items()}
+        for group, found in rollouts.items()
+    }
+    return raw, [
+        reward - _baseline(means[sample.group_index], _rollout_of(sample))
+        if _counts(sample)
+        else 0.0
+        for sample, reward in zip(samples, raw, strict=True)
+    ]
+
+
+def _baseline(means: Mapping[Any, float], rollout: Any) -> float:
+    others = [mean for one, mean in means.items() if one != rollout]
+    return sum(others) / len(others) if others else 0.0
+
+
+def _counts(sample: Any) -> bool:
+    trains = not sample.remove_sample and any(sample.loss_mask)
+    return trains and sample.status.value not in _REMOVED
+
+
+def _rollout_of(sample: Any) -> Any:
+    """v0.3.0 has ``group_id`` for what v0.3.1 calls ``rollout_id``."""
+    found = getattr(sample, "group_id", None)
+    return sample.rollout_id if found is None else found
+
+
+def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
+    """Submits tasks, waits until all have ended, and fetches what was said in them; cancels them
+    where that fails."""
+    url = check_url("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
+    token = RolloutTokens.from_environment().service
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    with httpx.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=False, base_url=url) as http:
+        names: list[str] = []
+        try:
+            for task in tasks:
+                names.append(_told(http, "/rollout/task/submit", task)["task_id"])
+            return [_sessions(http, name) for name in names]
+        except BaseException:
+            for name in names:
+                with suppress(httpx.HTTPError):
+                    http.post(f"/rollout/task/{quote(name)}/cancel")
+            raise
+
+
+def _sessions(http: httpx.Client, task: str) -> list[_Session]:
+    path = f"/rollout/task/{quote(task)}"
+    while not (found := _told(http, path))["ended"]:
+        time.sleep(POLL_S)
+    sessions = []
+    for told in sorted(found["sessions"], key=lambda one: one["sample"]):
+        answer = _answer(http, f"/sessions/{quote(told['session_id'])}/trajectory")
+        trajectory = trajectory_of(answer.content) if answer.is_success else None
+        if trajectory is not None and not _is_whole(trajectory):
+            trajectory = None
+        sessions.append(_Session(told["state"], told.get("reward"), trajectory))
+    return sessions
+
+
+def _is_whole(trajectory: Trajectory) -> bool:
+    """Whether it has traces, and all are graded."""
+    graded = [trace.reward is not None for trace in trajectory.traces]
+    return bool(graded) and all(graded)
+
+
+def _told(http: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:
+    """The service's answer. Raises InputError with its sentence where it refuses."""
+    answer = _answer(http, path, body)
+    if answer.is_error:
+        said = f"the service answers {answer.status_code} to {path}"
+        with suppress(ValueError, KeyError, TypeError):
+            said = str(answer.json()["error"]["message"])
+        raise InputError(said)
+    return answer.json()
+
+
+def _answer(http: httpx.Client, path: str, body: Any = None) -> httpx.Response:
+    """One of the service, which may be away for a while."""
+    for _ in range(_TRIES):
+        try:
+            answer = http.get(path) if body is None else http.post(path, json=body)
+        except httpx.TransportError as error:
+            said = str(error) or type(error).__name__
+        else:
+            if answer.status_code < 500:
+                return answer
+            said = f"status {answer.status_code}"
+        time.sleep(POLL_S)
+    raise InputError(f"jaxserve_service is {http.base_url}, which does not answer: {said}")

@@ -1,0 +1,182 @@
+"""What the pages show is what the service has: tokens, progress, reasons, and no HTML of agents."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.running import RunningGateway
+from tests.gateway.token_engine import TokenEngine
+from tests.patience import PATIENCE_S
+from tests.rollouts.dashboard.running import RunningDashboard
+from tests.rollouts.service.agents import python
+from tests.rollouts.service.running import RunningService
+
+pytestmark = pytest.mark.slow
+
+TALK = """
+import json, os, sys, urllib.request as u
+key = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+key["content-type"] = "application/json"
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+messages = [{"role": "user", "content": os.environ["INSTRUCTION"]}]
+for reply in json.loads(sys.argv[1]):
+    body = {"model": "stub", "messages": messages, "stub": {"reply": reply}}
+    said = json.load(u.urlopen(u.Request(url, json.dumps(body).encode(), key)))
+    messages += [said["choices"][0]["message"], {"role": "user", "content": "and?"}]
+"""
+"""An agent that asks on and on; the model answers as the argument says."""
+WAIT = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
+NASTY = (
+    '<img src=x onerror="window.hit=1">',
+    '"><script>window.hit=1</script>',
+    "</pre><svg/onload=window.hit=1>",
+    "<a href=\"javascript:window.hit=1\" id='hit'>here</a>",
+)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[RunningService]:
+    """A service with its gateway and engine."""
+    with (
+        TokenEngine("vllm") as engine,
+        RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
+        RunningService(gateway, tmp_path / "s") as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, service: RunningService) -> Iterator[Any]:
+    """A page of a dashboard, without a script that fails."""
+    problems: list[str] = []
+    with RunningDashboard(service) as dashboard:
+        made = browser.new_context(base_url=dashboard.url).new_page()
+        made.set_default_timeout(1000 * PATIENCE_S)
+        made.on("pageerror", lambda error: problems.append(str(error)))
+        yield made
+        made.context.close()
+    assert problems == []
+
+
+def talk(*replies: str) -> dict[str, Any]:
+    """An agent to which the model says these."""
+    return python(TALK, json.dumps(replies))
+
+
+def test_a_trace_token_by_token(page: Any, service: RunningService) -> None:
+    """Every token with its id and mask, and with exactly the log-probability of the trace where it
+    is trained on; a long one in parts, none of them lost."""
+    long = "x" * 3500
+    service.result(service.submit(task_id="t", agent=talk("one", "two", long)))
+    (trace,) = service.http.get("/sessions/t.0/trajectory").json()["traces"]
+    page.goto("/#/session/t.0")
+    shown = page.locator(".tokens span[data-mask]")
+    shown.first.wait_for()
+    assert shown.count() < len(trace["response_ids"])
+    page.get_by_role("button", name="more").click()
+    page.wait_for_function(
+        "count => document.querySelectorAll('.tokens span[data-mask]').length === count",
+        arg=len(trace["response_ids"]),
+    )
+    told = shown.evaluate_all(
+        "all => all.map(one => [one.dataset.mask, one.textContent, one.title,"
+        " one.style.getPropertyValue('--sure'), one.className])"
+    )
+    assert set(trace["loss_mask"]) == {0, 1}
+    rows = zip(trace["response_ids"], trace["loss_mask"], trace["response_logprobs"], strict=True)
+    for place, ((mask, text, title, sure, kind), row) in enumerate(zip(told, rows, strict=True)):
+        id, trained, logprob = row
+        assert mask == str(trained)
+        head = f"token {place}: id {id}, mask {trained}"
+        if trained:
+            begun, value = title.split(", log-probability ")
+            assert begun == head and float(value) == logprob
+            assert text.split("·")[0] == str(id) and kind == "trained"
+            assert float(text.split("·")[1]) == pytest.approx(logprob, rel=5e-3, abs=5e-4)
+            assert sure.endswith("%")
+        else:
+            assert (title, text, sure, kind) == (head, str(id), "", "between")
+    said = page.locator("section", has_text="Trace 1").locator("p").first.inner_text()
+    assert f"then {len(told)}, of which {sum(trace['loss_mask'])} are trained on" in said
+    page.get_by_text(f"Prompt, {len(trace['prompt_ids'])} tokens").click()
+    prompt = page.locator(".tokens .prompt")
+    prompt.first.wait_for()
+    assert prompt.all_inner_texts() == [str(id) for id in trace["prompt_ids"]]
+
+
+def test_the_list_of_tasks_is_live(page: Any, service: RunningService, tmp_path: Path) -> None:
+    """From its submission to its end a task moves on by itself, in the page that was loaded
+    first."""
+    page.goto("/#/tasks")
+    page.wait_for_selector("text=No task was submitted yet.")
+    page.evaluate("window.same = true")
+    gate = tmp_path / "go"
+    waiting = {"command": [sys.executable, "-c", WAIT, str(gate)], "model": "the-model"}
+    service.submit(task_id="slow", agent=waiting, num_samples=2)
+    row = page.locator("tr", has_text="slow")
+    row.get_by_text("0 of 2", exact=True).wait_for()
+    assert row.get_by_text("the-model").count() == 1
+    service.wait_for("slow", "RUNNING")
+    assert row.locator(".bar i.COMPLETED").get_attribute("title") == "COMPLETED: 0"
+    gate.touch()
+    row.get_by_text("2 of 2", exact=True).wait_for()
+    done = row.locator(".bar i.COMPLETED")
+    assert done.get_attribute("title") == "COMPLETED: 2"
+    assert done.get_attribute("style") == "width: 100%;"
+    assert page.evaluate("window.same") is True
+
+
+def test_a_failed_task_says_why(page: Any, service: RunningService) -> None:
+    """In the task's table and on the session's page, where everybody sees it."""
+    service.submit(task_id="bad", agent={"command": [sys.executable, "-c", "exit(3)"]})
+    (session,) = service.result("bad")["sessions"]
+    assert session["state"] == "ERROR" and "exit code 3" in session["reason"]
+    page.goto("/#/task/bad")
+    row = page.locator("tr", has_text="bad.0")
+    row.get_by_text(session["reason"], exact=True).wait_for()
+    assert row.locator(".state.ERROR").inner_text() == "ERROR"
+    page.get_by_role("link", name="bad.0").click()
+    about = page.locator("section", has_text="Session bad.0").locator("p").first
+    about.wait_for()
+    assert session["reason"] in about.inner_text() and about.is_visible()
+    box = about.bounding_box()
+    assert box is not None and box["height"] > 10 and box["y"] < page.viewport_size["height"]
+
+
+def test_nothing_that_is_said_is_html(page: Any, service: RunningService) -> None:
+    """Not of an instruction, a model's name, metadata, an answer, or a request, on any page,
+    however it is unfolded."""
+    nasty = "\n".join(NASTY)
+    task = {
+        "task_id": "xss",
+        "instruction": nasty,
+        "agent": {**talk(*NASTY), "model": NASTY[2]},
+        "metadata": {nasty: nasty},
+    }
+    service.submit(**task)
+    assert service.result("xss")["completed"] == 1
+    for path in ("tasks", "task/xss", "session/xss.0", "compare/xss/xss", "nodes"):
+        page.goto(f"/#/{path}")
+        page.wait_for_function("document.querySelector('#page').childElementCount > 0")
+        if path != "nodes":
+            page.get_by_text("xss").first.wait_for()
+        for _ in range(4):  # folds hold folds
+            page.evaluate(
+                "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+            )
+            page.wait_for_timeout(100)
+        made = "#page :is(img, script, svg, iframe, object, #hit, [onerror], [onload])"
+        assert page.locator(made).count() == 0
+        links = page.locator("a").evaluate_all("all => all.map(one => one.getAttribute('href'))")
+        assert not [link for link in links if "javascript" in link]
+        assert page.evaluate("window.hit") is None
+        if path == "session/xss.0":
+            text = page.locator("#page").inner_text()
+            assert text.count("window.hit=1") > len(NASTY)
+            assert "</pre><svg/onload=window.hit=1>" in text
