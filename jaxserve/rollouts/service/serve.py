@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from dataclasses import replace
 
 from jaxserve.rollouts.service.app import RolloutService
+from jaxserve.rollouts.service.doors import SERVICE
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens, check_exposure
 from jaxserve.rollouts.service.state import State
 from jaxserve.runtime.listening import CommandServer, address, listen
@@ -28,9 +30,12 @@ class RolloutServer(CommandServer):
 
 
 def open_service(
-    settings: RolloutSettings, tokens: RolloutTokens
+    settings: RolloutSettings, tokens: RolloutTokens, *, own_token: bool = False
 ) -> tuple[CommandServer, socket.socket]:
     """A service that is ready to run, with its socket.
+
+    Args:
+      own_token: whether it makes a token for itself where it is given none.
 
     Raises:
       InputError: settings that cannot be, a port that is taken, or a folder that is in use.
@@ -39,6 +44,8 @@ def open_service(
     check_exposure(settings, tokens)
     listening = listen(settings.host, settings.port, "--port")
     try:
+        if own_token and tokens.service is None:
+            tokens = replace(tokens, service=SERVICE.keep(listening.getsockname()[1]))
         state = State(settings.save_dir / "rollouts.sqlite3")
     except BaseException:
         listening.close()
@@ -54,6 +61,10 @@ def run(settings: RolloutSettings) -> None:
       InputError: settings that cannot be, or a port that is taken.
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
-    server, listening = open_service(settings, RolloutTokens.from_environment())
+    tokens = RolloutTokens.from_environment()
+    server, listening = open_service(settings, tokens, own_token=True)
     print(f"jaxserve: rollout service at {address(listening)}", file=sys.stderr, flush=True)
+    if tokens.service is None:
+        where = SERVICE.path(listening.getsockname()[1])
+        print(f"jaxserve: it asks for the token in {where}", file=sys.stderr, flush=True)
     server.run(sockets=[listening])
