@@ -11,7 +11,10 @@ from jaxserve.rollouts.service.app import RolloutService
 from jaxserve.rollouts.service.doors import SERVICE
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens, check_exposure
 from jaxserve.rollouts.service.state import State
+from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
 from jaxserve.runtime.listening import CommandServer, address, listen
+
+_LIMITS = HttpLimits(max_connections=1024, max_head_bytes=65_536, head_s=20.0)
 
 
 class RolloutServer(CommandServer):
@@ -21,7 +24,7 @@ class RolloutServer(CommandServer):
         """Args: what is served."""
         self._service = service
         # uvloop cannot start a process in the group of another.
-        super().__init__(service, loop="asyncio")
+        super().__init__(service, loop="asyncio", http=limited_protocol(_LIMITS))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets running requests end."""
