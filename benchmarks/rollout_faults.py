@@ -36,6 +36,7 @@ from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories
+from jaxserve.rollouts.service.doors import SERVICE, Shown
 from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
@@ -127,7 +128,9 @@ class Scene:
             "service": [*jaxserve, "serve", "--topology", str(path)],
             "node": [*jaxserve, "gateway", "--topology", str(path)],
         }
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30.0)
+        url = f"http://127.0.0.1:{self.port}"
+        # The service makes its token when it begins.
+        self.http = httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=30.0)
 
     def __enter__(self) -> Scene:
         for name in self._commands:

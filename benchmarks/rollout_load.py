@@ -25,6 +25,7 @@ import uvloop
 from benchmarks.gateway import cpu_s, open_client, percentile_ms, running_gateway
 from benchmarks.page import page_parser, publish
 from jaxserve.checks import whole
+from jaxserve.gateway.door_tokens import CONTROL
 from server.local import LocalServer, free_port
 
 _PATH = "/v1/chat/completions"
@@ -65,7 +66,8 @@ def load_page(sessions: int, completions: int, calls: int) -> str:
         )
         with engine, running_gateway(engine.url, records, control) as (url, process):
             busy = psutil.cpu_percent(1.0)
-            door = httpx.Client(base_url=f"http://127.0.0.1:{control}", trust_env=False)
+            at = f"http://127.0.0.1:{control}"
+            door = httpx.Client(base_url=at, headers=CONTROL.headers(at), trust_env=False)
             lines = [
                 "# Load of sessions",
                 "",

@@ -31,6 +31,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from jaxserve.client import ServeClient
+from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
@@ -114,7 +115,8 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=8, help="episodes of a step")
     parser.add_argument("--windows", type=int, default=4, help="of an episode")
     given = parser.parse_args()
-    control = httpx.Client(base_url=given.control, timeout=600)
+    shown = CONTROL.headers(given.control)
+    control = httpx.Client(base_url=given.control, headers=shown, timeout=600)
     traces: list[Trace] = []
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:

@@ -48,7 +48,6 @@ def make_live_task(
     import asyncio
     import json
 
-    from jaxserve import checks
     from jaxserve.datafiles import read_json
     from jaxserve.show.outputs import write_output
     from jaxserve.tasks.spec import load_task, parse_task, task_path
@@ -64,7 +63,7 @@ def make_live_task(
         from jaxserve.live.readings import parse_engine_state, parse_knobs
 
     async def ask() -> tuple[dict[str, Any], Any]:
-        async with GatewayClient(gateway, control_token()) as client:
+        async with GatewayClient(gateway, control_token(gateway)) as client:
             try:
                 return parse_knobs(await client.knobs()), await client.engines()
             except GatewayError as error:
@@ -110,7 +109,7 @@ def operate_gateway(
 
     Shadow turns nothing: it says what it would do, and what the simulator expects of it. Whenever
     anything is wrong the best static setting is in force, until it has been well for a while. The
-    control token is read from JAXSERVE_GATEWAY_CONTROL_TOKEN.
+    control token is read from JAXSERVE_GATEWAY_CONTROL_TOKEN, or found where the gateway keeps one.
 
     Args:
         task: Task file that jaxserve live-task made for this deployment.
@@ -124,7 +123,6 @@ def operate_gateway(
     """
     import asyncio
 
-    from jaxserve import checks
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
     from jaxserve.live.show import print_report
     from jaxserve.show.terminal import progress_bars
@@ -148,7 +146,8 @@ def operate_gateway(
 
     async def operate() -> None:
         with EpisodeWriter(log, header) as writer:
-            async with GatewayClient(gateway, control_token(), setup.env.window_s / 4) as client:
+            token, patience_s = control_token(gateway), setup.env.window_s / 4
+            async with GatewayClient(gateway, token, patience_s) as client:
                 conduct = Conduct(Mode(mode))
                 controller = Controller(setup, policy, static, client, writer, conduct)
                 await controller.run(windows, print_report)
@@ -175,7 +174,6 @@ def send_traffic(
     import asyncio
     import os
 
-    from jaxserve import checks
     from jaxserve.agents.panel import load_setup
     from jaxserve.agents.reference_rollout import episode_traffic
     from jaxserve.seeds import episode_key
@@ -275,7 +273,6 @@ def run_live_study(
     import shlex
     from json import dumps
 
-    from jaxserve import checks
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
 
@@ -337,7 +334,7 @@ def throw_switch(
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
 
     async def throw() -> None:
-        async with GatewayClient(gateway, control_token()) as client:
+        async with GatewayClient(gateway, control_token(gateway)) as client:
             try:
                 await client.hold(position == "off")
             except GatewayError as error:
@@ -347,10 +344,8 @@ def throw_switch(
     print(f"control is {position}")
 
 
-def control_token() -> str | None:
-    """What the gateway's control door asks for, from the environment."""
-    import os
+def control_token(gateway: str) -> str | None:
+    """What a gateway's control door asks for."""
+    from jaxserve.gateway.door_tokens import CONTROL
 
-    from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
-
-    return checks.secret(os.environ, CONTROL_TOKEN_VARIABLE)
+    return CONTROL.token(gateway)

@@ -28,7 +28,8 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
     """Run agents on submitted tasks, through a gateway that records what they say.
 
     Tokens are read from JAXSERVE_ROLLOUT_TOKEN (of the service), JAXSERVE_GATEWAY_CONTROL_TOKEN
-    and JAXSERVE_ENVIRONMENT_TOKEN.
+    and JAXSERVE_ENVIRONMENT_TOKEN. Without the first the service makes one, which commands of this
+    machine find in rollout-PORT.token in ~/.local/state/jaxserve; the gateway likewise.
 
     Args:
         settings: Which gateway, and how much of everything.
@@ -74,7 +75,7 @@ def run_node(
 def show_dashboard(settings: DashboardSettings) -> None:
     """Serve pages that show nodes, tasks, sessions and traces; they change nothing.
 
-    The token of the service is read from JAXSERVE_ROLLOUT_TOKEN.
+    The token of the service is read from JAXSERVE_ROLLOUT_TOKEN, or found where it keeps its own.
 
     Args:
         settings: Which service, and where the pages are.
@@ -88,7 +89,7 @@ def submit_task(
     task: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
-    """Submit a task, and print its name.
+    """Submit a task, and print its name. The token is that of `rollout dashboard`.
 
     Args:
         task: JSON file with the task.
@@ -105,6 +106,8 @@ def show_status(
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
     """Print a task with its sessions, or how many sessions are in which state, as JSON.
+
+    The token is that of `rollout dashboard`.
 
     Args:
         task: Name of a task; all tasks where none is given.

@@ -10,7 +10,8 @@ from jaxserve.mock_engine.settings import MockEngineSettings
 def run_gateway(settings: GatewaySettings) -> None:
     """Run a gateway in front of vLLM and SGLang servers: routing, admission and measurement.
 
-    Tokens are read from JAXSERVE_GATEWAY_TOKEN (clients) and JAXSERVE_GATEWAY_CONTROL_TOKEN.
+    Tokens are read from JAXSERVE_GATEWAY_TOKEN (clients) and JAXSERVE_GATEWAY_CONTROL_TOKEN. With
+    --sessions and without the second one it makes one, which commands of this machine find.
 
     Args:
         settings: Which engines, and how much of everything.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,6 +15,9 @@ from starlette.responses import Response
 from jaxserve.errors import InputError
 
 _LONGEST_COMMAND = 16_384
+_WITHIN_S = 60.0
+_LAST = {"connection": "close"}
+"""Of an answer after which nobody reads the rest of the request."""
 
 
 def plain_json(
@@ -23,18 +27,26 @@ def plain_json(
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
-async def command_of(request: Request, longest: int = _LONGEST_COMMAND) -> Any:
-    """The JSON that a command brings, of at most ``longest`` bytes.
+async def command_of(
+    request: Request, longest: int = _LONGEST_COMMAND, within_s: float = _WITHIN_S
+) -> Any:
+    """The JSON that a command brings, of at most ``longest`` bytes, all of it within a time.
 
     Raises:
-      HTTPException: it is too long.
+      HTTPException: it is too long, or too slow.
       InputError: it is no JSON.
     """
-    body = b""
-    async for piece in request.stream():
-        body += piece
-        if len(body) > longest:
-            raise HTTPException(413, f"the command has more than {longest} bytes")
+    body = bytearray()
+    try:
+        async with asyncio.timeout(within_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > longest:
+                    said = f"the command has more than {longest} bytes"
+                    raise HTTPException(413, said, _LAST)
+    except TimeoutError:
+        said = f"the command did not come within {within_s:g} s"
+        raise HTTPException(408, said, _LAST) from None
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:

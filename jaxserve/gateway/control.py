@@ -68,14 +68,15 @@ class ControlDoor:
         """Answers one request."""
         try:
             if not shows(scope["headers"], self._token):
-                raise HTTPException(401, "control asks for a token: Authorization: Bearer TOKEN")
+                said = "control asks for a token: Authorization: Bearer TOKEN"
+                raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
             # The router then raises what it would answer itself.
             await self._router({**scope, "app": self}, receive, send)
         except (HTTPException, InputError, EngineRefused, NotKept) as error:
             refused = {EngineRefused: 502, NotKept: 500}.get(type(error), 400)
             status = error.status_code if isinstance(error, HTTPException) else refused
             text = error.detail if isinstance(error, HTTPException) else str(error)
-            headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+            headers = error.headers if isinstance(error, HTTPException) else None
             await plain_json({"error": text}, status, headers)(scope, receive, send)
 
     async def _metrics(self, request: Request) -> Response:

@@ -8,8 +8,10 @@ import os
 import socket
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 from jaxserve.gateway.app import Gateway
+from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.engines import parse_engines
 from jaxserve.gateway.protocol import gateway_protocol
 from jaxserve.gateway.settings import GatewaySettings, Tokens, check_exposure
@@ -47,9 +49,13 @@ class GatewayServer(CommandServer):
 
 
 def open_gateway(
-    settings: GatewaySettings, tokens: Tokens
+    settings: GatewaySettings, tokens: Tokens, *, own_token: bool = False
 ) -> tuple[GatewayServer, list[socket.socket]]:
     """A gateway that is ready to run, with its sockets: for clients, and for control.
+
+    Args:
+      own_token: whether a control door with sessions makes a token for itself where it is given
+        none.
 
     Raises:
       InputError: settings that cannot be, or a port that is taken.
@@ -64,7 +70,10 @@ def open_gateway(
         control = taken.enter_context(
             listen(settings.control_host, settings.control_port, "--control-port")
         )
-        gateway = Gateway(settings, tokens, specs, control.getsockname()[1])
+        port = control.getsockname()[1]
+        if own_token and tokens.control is None and settings.sessions is not None:
+            tokens = replace(tokens, control=CONTROL.keep(port))
+        gateway = Gateway(settings, tokens, specs, port)
         taken.pop_all()
     if warning is not None:
         print(f"jaxserve: {warning}", file=sys.stderr)
@@ -79,7 +88,8 @@ def run(settings: GatewaySettings) -> None:
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
     settings = settings.with_state(os.environ)
-    server, (clients, control) = open_gateway(settings, Tokens.from_environment())
+    tokens = Tokens.from_environment()
+    server, (clients, control) = open_gateway(settings, tokens, own_token=True)
     print(
         f"jaxserve: gateway at {address(clients)}, metrics and control at {address(control)}",
         file=sys.stderr,
@@ -91,6 +101,9 @@ def run(settings: GatewaySettings) -> None:
             "`jaxserve switch on` ends that",
             file=sys.stderr,
         )
+    if tokens.control is None and settings.sessions is not None:
+        where = CONTROL.path(control.getsockname()[1])
+        print(f"jaxserve: control asks for the token in {where}", file=sys.stderr, flush=True)
     # What is imported stays: looking through it for garbage would stop all streams for a while.
     gc.freeze()
     server.run(sockets=[clients, control])

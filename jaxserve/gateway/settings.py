@@ -101,7 +101,8 @@ class GatewaySettings:
     """File that keeps the switch over restarts; by default gateway-PORT.json of the control port in
     ~/.local/state/jaxserve."""
     sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of agents' sessions, recorded by token; who has no key of one needs a client token."""
+    """Folder of agents' sessions, recorded by token; who has no key of one needs a client token,
+    and control asks for a token of its own."""
     records_kept: int = 20_000
     """Requests that have ended and are kept in memory."""
     window_kept_s: float = 600.0

@@ -22,6 +22,7 @@ from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 from tests.quick_compiler import quick_flags
+from tests.rollouts.service.commands import client as client_of
 from tests.rollouts.service.running import ended
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -106,7 +107,7 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         stack.enter_context(running(dashboard, pages))
         assert '"task_id": "first"' in run_code("sh", client, tmp_path)
         assert httpx.get(f"{pages}/api/tasks").json()["tasks"][0]["task_id"] == "first"
-        http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{ports['9100']}"))
+        http = stack.enter_context(client_of(f"http://127.0.0.1:{ports['9100']}"))
         result = ended(http, "first")
         assert [one["reason"] for one in result["sessions"]] == ["", ""]
         assert all(one["evaluation"]["windows"] == 3 for one in result["sessions"])

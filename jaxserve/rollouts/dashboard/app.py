@@ -19,6 +19,7 @@ from starlette.types import Message, Send
 from jaxserve.gateway.commands import plain_json
 from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
+from jaxserve.rollouts.service.doors import SERVICE, Shown
 
 _FILES = Path(__file__).with_name("static")
 _SHARED = Path(__file__).resolve().parents[3] / "server" / "static"
@@ -40,7 +41,7 @@ class Dashboard:
         """Args: where the service is, and its token, which no browser gets."""
         self._settings = settings
         self._streams: set[httpx.Response] = set()
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._shown = Shown(SERVICE, settings.service, token)
         routes = [
             Route("/health", self._health),
             Route("/api{path:path}", self._ask),
@@ -69,7 +70,7 @@ class Dashboard:
         timeout = httpx.Timeout(60.0)
         async with httpx.AsyncClient(
             base_url=self._settings.service.rstrip("/"),
-            headers=self._headers,
+            auth=self._shown,
             timeout=timeout,
             trust_env=False,
         ) as self._http:

@@ -35,6 +35,7 @@ from jaxserve.rollouts.service.work import Worker
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _LONGEST_TASK = 2**20
+_TASK_S = 60.0
 _LOOK_S = 1.0
 _LOAD_S = 2.0
 
@@ -143,7 +144,7 @@ class RolloutService:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             # A page in a browser could send any other type here without being asked.
             raise HTTPException(415, "content-type must be application/json")
-        given = await command_of(request, _LONGEST_TASK)
+        given = await command_of(request, _LONGEST_TASK, _TASK_S)
         task = await asyncio.to_thread(parse_task, given)
         spec = {**given, "task_id": task.id}
         new = self._state.submit(task.id, spec, task.samples, task.callback_url is not None)
@@ -197,7 +198,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _failed(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _error(error.status_code, error.detail)
+    return plain_json({"error": {"message": error.detail}}, error.status_code, error.headers)
 
 
 async def _unkept(request: Request, error: Exception) -> Response:

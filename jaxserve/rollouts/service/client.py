@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.settings import RolloutTokens, check_url
+from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens, check_url
 
 _TIMEOUT_S = 60.0
 
@@ -23,13 +24,18 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
     """
     check_url("--service", url)
     token = RolloutTokens.from_environment().service
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    shown = Shown(SERVICE, url, token)
     try:
-        with httpx.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=False) as http:
+        with httpx.Client(timeout=_TIMEOUT_S, auth=shown, trust_env=False) as http:
             answer = http.request(method, url.rstrip("/") + path, json=body)
             said = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise InputError(f"--service is {url}, which does not answer: {error}") from None
+    if answer.status_code == 401:
+        raise InputError(
+            f"the service at {url} asks for its token; set {TOKEN_VARIABLE}, or ask as the user "
+            "who runs it on this machine"
+        )
     if answer.is_error:
         message = said.get("error", {}).get("message") if isinstance(said, dict) else None
         raise InputError(str(message or f"the service answers {answer.status_code}"))

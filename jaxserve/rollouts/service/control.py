@@ -10,7 +10,9 @@ from typing import Any
 import httpx
 
 from jaxserve.errors import InputError
+from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions.records import CompletionRecord, decode
+from jaxserve.rollouts.service.doors import Shown
 
 _PATIENCE_S = 120.0
 """For a gateway that was killed to come back."""
@@ -29,11 +31,13 @@ class Control:
     """Sessions of a gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Args: address of the control door, and its token."""
+        """Args: address of the control door, and its token; None shows what it made itself."""
         self._url = url
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._http = httpx.AsyncClient(
-            base_url=url.rstrip("/"), headers=headers, timeout=_TIMEOUT_S, trust_env=False
+            base_url=url.rstrip("/"),
+            auth=Shown(CONTROL, url, token),
+            timeout=_TIMEOUT_S,
+            trust_env=False,
         )
 
     async def create(self, id: str, metadata: Mapping[str, Any]) -> str:

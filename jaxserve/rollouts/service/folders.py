@@ -59,13 +59,7 @@ class Folders:
         Raises:
           InputError: it cannot be copied.
         """
-        try:
-            shutil.rmtree(self.top, ignore_errors=True)
-            self.artifacts.mkdir(parents=True, mode=0o700)
-            self.home.mkdir()
-            copy_source(source, self.work)
-        except (OSError, shutil.Error) as error:
-            raise InputError(f"runtime: source cannot be copied: {error}") from None
+        _make(self.top, source, self.artifacts, self.home)
 
     def fresh(self, source: Path | None) -> Path:
         """An empty folder for the evaluator, with ``work`` in it as the agent found it.
@@ -73,21 +67,27 @@ class Folders:
         Raises:
           InputError: it cannot be made.
         """
-        try:
-            shutil.rmtree(self.evaluation, ignore_errors=True)
-            self.evaluation.mkdir(parents=True, mode=0o700)
-            copy_source(source, self.evaluation / "work")
-        except (OSError, shutil.Error) as error:
-            raise InputError(f"runtime: source cannot be copied: {error}") from None
+        _make(self.evaluation, source)
         return self.evaluation
 
 
-def copy_source(source: Path | None, to: Path) -> None:
-    """A copy of a folder, an empty one for None."""
-    if source is None:
-        to.mkdir()
-    else:
-        shutil.copytree(source, to, symlinks=True)
+def _make(top: Path, source: Path | None, *beside: Path) -> None:
+    """A new folder with a copy of the source, ``work``, and empty ones beside it.
+
+    Raises:
+      InputError: it cannot be made.
+    """
+    try:
+        shutil.rmtree(top, ignore_errors=True)
+        top.mkdir(parents=True, mode=0o700)
+        for folder in beside:
+            folder.mkdir(mode=0o700)
+        if source is None:
+            (top / "work").mkdir()
+        else:
+            shutil.copytree(source, top / "work", symlinks=True)
+    except (OSError, shutil.Error) as error:
+        raise InputError(f"runtime: source cannot be copied: {error}") from None
 
 
 def write_files(launch: Launch) -> None:

@@ -23,6 +23,7 @@ from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import Limits, run_process
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew
+from jaxserve.rollouts.service.doors import SERVICE, Shown
 from jaxserve.rollouts.service.leases import Lease, lease_of
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.work import Worker
@@ -48,10 +49,9 @@ class Node:
         Args: what the operator chose, and secrets.
         """
         self._settings, self._start = settings, secrets.token_hex(8)
-        shown = {} if tokens.service is None else {"Authorization": f"Bearer {tokens.service}"}
         self._http = httpx.AsyncClient(
             base_url=settings.service.rstrip("/"),
-            headers=shown,
+            auth=Shown(SERVICE, settings.service, tokens.service),
             timeout=_TIMEOUT_S,
             trust_env=False,
         )

@@ -20,6 +20,8 @@ from jaxserve.rollouts.service.settings import OWN_NODE
 _LONGEST_HEARTBEAT = 2**24
 _LONGEST_MOVE = 2**31
 """Bytes; a move may bring a trajectory."""
+_WITHIN_S = 600.0
+"""For all of them, over a network."""
 
 
 class NodeRoutes:
@@ -112,7 +114,7 @@ class NodeRoutes:
 
 
 async def _told(request: Request, longest: int, known: tuple[str, ...]) -> JsonObject:
-    return JsonObject(await command_of(request, longest), "the command", known)
+    return JsonObject(await command_of(request, longest, _WITHIN_S), "the command", known)
 
 
 def _unknown() -> HTTPException:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import socket
 import sys
+from dataclasses import replace
 
 from jaxserve.rollouts.service.app import RolloutService
+from jaxserve.rollouts.service.doors import SERVICE
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens, check_exposure
 from jaxserve.rollouts.service.state import State
+from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
 from jaxserve.runtime.listening import CommandServer, address, listen
+
+_LIMITS = HttpLimits(max_connections=1024, max_head_bytes=65_536, head_s=20.0)
 
 
 class RolloutServer(CommandServer):
@@ -19,7 +24,7 @@ class RolloutServer(CommandServer):
         """Args: what is served."""
         self._service = service
         # uvloop cannot start a process in the group of another.
-        super().__init__(service, loop="asyncio")
+        super().__init__(service, loop="asyncio", http=limited_protocol(_LIMITS))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Lets running requests end."""
@@ -28,9 +33,12 @@ class RolloutServer(CommandServer):
 
 
 def open_service(
-    settings: RolloutSettings, tokens: RolloutTokens
+    settings: RolloutSettings, tokens: RolloutTokens, *, own_token: bool = False
 ) -> tuple[CommandServer, socket.socket]:
     """A service that is ready to run, with its socket.
+
+    Args:
+      own_token: whether it makes a token for itself where it is given none.
 
     Raises:
       InputError: settings that cannot be, a port that is taken, or a folder that is in use.
@@ -39,6 +47,8 @@ def open_service(
     check_exposure(settings, tokens)
     listening = listen(settings.host, settings.port, "--port")
     try:
+        if own_token and tokens.service is None:
+            tokens = replace(tokens, service=SERVICE.keep(listening.getsockname()[1]))
         state = State(settings.save_dir / "rollouts.sqlite3")
     except BaseException:
         listening.close()
@@ -54,6 +64,10 @@ def run(settings: RolloutSettings) -> None:
       InputError: settings that cannot be, or a port that is taken.
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
-    server, listening = open_service(settings, RolloutTokens.from_environment())
+    tokens = RolloutTokens.from_environment()
+    server, listening = open_service(settings, tokens, own_token=True)
     print(f"jaxserve: rollout service at {address(listening)}", file=sys.stderr, flush=True)
+    if tokens.service is None:
+        where = SERVICE.path(listening.getsockname()[1])
+        print(f"jaxserve: it asks for the token in {where}", file=sys.stderr, flush=True)
     server.run(sockets=[listening])

@@ -118,7 +118,8 @@ class NodeSettings(WorkSettings):
 
 @dataclass(frozen=True)
 class RolloutTokens:
-    """Secrets of the service; None asks for nothing, or shows nothing."""
+    """Secrets of the service. None is none that was given: the service and a gateway's control door
+    then make their own, and who speaks to them on this machine finds them."""
 
     service: str | None = field(default=None, repr=False)
     """that every route but ``/health`` asks for."""

@@ -16,7 +16,9 @@ from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from jaxserve.gateway.commands import number_in, plain_json
+from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.rollouts.service.books import ServiceBook
+from jaxserve.rollouts.service.doors import Shown
 from jaxserve.rollouts.service.nodes import Nodes
 from jaxserve.rollouts.service.results import session_result, task_result
 from jaxserve.rollouts.service.state import SessionRow, State
@@ -63,11 +65,10 @@ class Views:
         changes: Changes,
         control_token: str | None,
     ) -> None:
-        """Args: where everything is, and the token of gateways' control doors."""
+        """Args: where everything is, and the token of gateways' control doors; None shows each
+        what it made itself."""
         self._state, self._nodes, self._book, self._changes = state, nodes, book, changes
-        self._headers = (
-            {} if control_token is None else {"Authorization": f"Bearer {control_token}"}
-        )
+        self._control_token = control_token
 
     def routes(self) -> list[Route]:
         """For the service."""
@@ -116,9 +117,8 @@ class Views:
         }
         url = f"{control.rstrip('/')}/sessions/{recorded}/completions"
         try:
-            async with httpx.AsyncClient(
-                timeout=_GATEWAY_S, headers=self._headers, trust_env=False
-            ) as http:
+            shown = Shown(CONTROL, control, self._control_token)
+            async with httpx.AsyncClient(timeout=_GATEWAY_S, auth=shown, trust_env=False) as http:
                 answer = await http.get(url, params=asked)
         except httpx.HTTPError as error:
             raise HTTPException(502, f"the gateway at {control} does not answer: {error}") from None

@@ -16,6 +16,7 @@ import pytest
 
 from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
+from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions import session as one
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.sessions.store import Sessions
@@ -284,7 +285,7 @@ def test_kill_minus_9(tmp_path: Path) -> None:
     with TokenEngine("vllm") as engine:
         arguments = ("--engine", engine.option, "--sessions", str(folder))
         with process(*arguments) as (running, url, control):
-            made = httpx.post(f"{control}/sessions", json={"id": "s", "durable": True}).json()
+            made = new_session(control, "s")
             headers = {"Authorization": f"Bearer {made['key']}"}
             messages = [user("a")]
             for turn in ("one", "two"):
@@ -325,8 +326,7 @@ def test_kill_minus_9_at_any_moment(tmp_path: Path) -> None:
         with process(*arguments) as (running, url, control):
             keys = {}
             for name in ("a", "b", "c", "d"):
-                made = httpx.post(f"{control}/sessions", json={"id": name, "durable": True})
-                keys[name] = made.json()["key"]
+                keys[name] = new_session(control, name)["key"]
             talking = [
                 threading.Thread(target=_talk, args=(url, key, answered.setdefault(name, [])))
                 for name, key in keys.items()
@@ -344,6 +344,12 @@ def test_kill_minus_9_at_any_moment(tmp_path: Path) -> None:
         found = [record.request_id for record in read_records(folder / name / "records.jsonl")]
         assert ids and len(found) == len(set(found))
         assert found[: len(ids)] == ids and len(found) <= len(ids) + 1
+
+
+def new_session(control: str, name: str) -> dict[str, Any]:
+    """Made at the control door of a gateway that made a token for itself."""
+    body = {"id": name, "durable": True}
+    return httpx.post(f"{control}/sessions", json=body, headers=CONTROL.headers(control)).json()
 
 
 def _talk(url: str, key: str, ids: list[str]) -> None:

@@ -23,8 +23,9 @@ from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from jaxserve.runtime.process_group import own_process
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
-from tests.patience import PATIENCE_S, alive, wait_until
+from tests.patience import alive, wait_until
 from tests.rollouts.service.agents import SPEAK, python
+from tests.rollouts.service.commands import client
 from tests.rollouts.service.running import ENDED, RunningService, ended
 
 PLAYER = str(Path(__file__).with_name("player.py"))
@@ -307,7 +308,7 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
     command += ["--save-dir", str(folder)]
     mark = tmp_path / "running"
     code = SPEAK + f"import os, time; open({str(mark)!r}, 'a').write(str(os.getpid()) + ' ')\n"
-    http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
+    http = client(f"http://127.0.0.1:{port}")
 
     life = ExitStack()
 

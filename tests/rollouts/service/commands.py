@@ -1,0 +1,57 @@
+"""Commands of the rollout service in processes of their own, as an operator starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.runtime.process_group import own_process
+from tests.patience import PATIENCE_S, wait_until
+
+
+@contextmanager
+def begun(
+    arguments: Sequence[str], printed: Path, url: str | None = None, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``jaxserve`` with these arguments, until the block ends.
+
+    Args:
+      printed: file for what it prints.
+      url: that answers ``/health`` once it serves; None waits for nothing.
+      variables: of its environment.
+    """
+    command = [sys.executable, "-m", "jaxserve.cli", *arguments]
+    with (
+        printed.open("ab") as file,
+        own_process(command, env=os.environ | variables, stdout=file, stderr=file) as process,
+    ):
+
+        def serves() -> bool:
+            assert process.poll() is None, printed.read_text()
+            try:
+                return url is None or httpx.get(f"{url}/health").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(serves, arguments[0])
+        yield process
+
+
+def client(url: str) -> httpx.Client:
+    """Of a service that made its token, or makes it when it begins."""
+    return httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=PATIENCE_S)
+
+
+def submitted(http: httpx.Client, **task: Any) -> str:
+    """A task's name."""
+    answer = http.post("/rollout/task/submit", json={"instruction": "do it"} | task)
+    assert answer.status_code == 201, answer.text
+    return answer.json()["task_id"]
