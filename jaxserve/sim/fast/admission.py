@@ -239,7 +239,8 @@ def stolen_share(
       full: float32, probability that all slots are taken.
     """
     own = 0.5 / jnp.maximum(running, 0.5)
-    own_of_full = (1.0 - prefill) / jnp.maximum(plan.batch_cap - prefill, TINY)
+    left = jnp.maximum(1.0 - prefill, TINY)
+    own_of_full = left / (left + (plan.batch_cap - 1.0))
     own = jnp.clip(own + full * (own_of_full - own), 0.0, 1.0)
     return jnp.where(plan.split, 0.0, prefill * (1.0 - own))
 
