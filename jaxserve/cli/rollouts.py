@@ -75,7 +75,9 @@ def run_node(
 def show_dashboard(settings: DashboardSettings) -> None:
     """Serve pages that show nodes, tasks, sessions and traces; they change nothing.
 
-    The token of the service is read from JAXSERVE_ROLLOUT_TOKEN, or found where it keeps its own.
+    It prints the address that opens them, with a token: JAXSERVE_DASHBOARD_TOKEN, else one that it
+    makes and keeps. That of the service is read from JAXSERVE_ROLLOUT_TOKEN, or found where the
+    service keeps its own.
 
     Args:
         settings: Which service, and where the pages are.
@@ -89,7 +91,7 @@ def submit_task(
     task: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
-    """Submit a task, and print its name. The token is that of `rollout dashboard`.
+    """Submit a task, and print its name. The token is that of `rollout serve`.
 
     Args:
         task: JSON file with the task.
@@ -107,7 +109,7 @@ def show_status(
 ) -> None:
     """Print a task with its sessions, or how many sessions are in which state, as JSON.
 
-    The token is that of `rollout dashboard`.
+    The token is that of `rollout serve`.
 
     Args:
         task: Name of a task; all tasks where none is given.

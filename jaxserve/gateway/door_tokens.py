@@ -1,8 +1,8 @@
 """Tokens that doors make for themselves, in files that nobody but their user reads.
 
-A door is a port at which one may do what its operator may: a gateway's control door with sessions,
-the rollout service. Agents are processes of this machine, and containers with its network; they
-reach those ports, and a container reads none of these files.
+A door is a port at which one may do or see what its operator may: a gateway's control door with
+sessions, the rollout service, the dashboard. Agents are processes of this machine, and containers
+with its network; they reach those ports, and a container reads none of these files.
 """
 
 from __future__ import annotations

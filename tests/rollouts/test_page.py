@@ -14,6 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve.rollouts.dashboard.door import DASHBOARD
 from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.topology import read_topology
 from server.local import free_port
@@ -106,7 +107,8 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         pages = f"http://127.0.0.1:{ports['9101']}"
         stack.enter_context(running(dashboard, pages))
         assert '"task_id": "first"' in run_code("sh", client, tmp_path)
-        assert httpx.get(f"{pages}/api/tasks").json()["tasks"][0]["task_id"] == "first"
+        seen = httpx.get(f"{pages}/api/tasks", headers=DASHBOARD.headers(pages)).json()
+        assert seen["tasks"][0]["task_id"] == "first"
         http = stack.enter_context(client_of(f"http://127.0.0.1:{ports['9100']}"))
         result = ended(http, "first")
         assert [one["reason"] for one in result["sessions"]] == ["", ""]

@@ -18,6 +18,7 @@ from starlette.types import Message, Send
 
 from jaxserve.gateway.commands import plain_json
 from jaxserve.gateway.settings import is_loopback
+from jaxserve.rollouts.dashboard.door import Entry
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.doors import SERVICE, Shown
 
@@ -37,9 +38,9 @@ _PASSED_ON = ("content-type", "cache-control")
 class Dashboard:
     """An ASGI application."""
 
-    def __init__(self, settings: DashboardSettings, token: str | None) -> None:
-        """Args: where the service is, and its token, which no browser gets."""
-        self._settings = settings
+    def __init__(self, settings: DashboardSettings, token: str | None, entry: Entry) -> None:
+        """Args: where the service is, and its token, which no browser gets; who gets in."""
+        self._settings, self._entry = settings, entry
         self._streams: set[httpx.Response] = set()
         self._shown = Shown(SERVICE, settings.service, token)
         routes = [
@@ -51,14 +52,15 @@ class Dashboard:
         self._app = Starlette(routes=routes, lifespan=self._life)
 
     async def __call__(self, scope, receive, send) -> None:
-        """Serves pages of this machine; one elsewhere that names it as its own gets nothing."""
-        if scope["type"] == "http":
-            host = Request(scope).url.hostname or ""
-            if not is_loopback(host):
-                refusal = plain_json({"error": {"message": "the pages are for this machine"}}, 403)
-                await refusal(scope, receive, send)
-                return
-        await self._app(scope, receive, _guarded(send))
+        """Serves who gets in, ``/health`` anyone on this machine; an address elsewhere that is made
+        to lead here gets nothing."""
+        answer = self._in_place(Request(scope)) if scope["type"] == "http" else None
+        await (self._app if answer is None else answer)(scope, receive, _guarded(send))
+
+    def _in_place(self, request: Request) -> Response | None:
+        if not is_loopback(request.url.hostname or ""):
+            return plain_json({"error": {"message": "the pages are for this machine"}}, 403)
+        return None if request.scope["path"] == "/health" else self._entry.answer(request)
 
     async def stop(self) -> None:
         """Ends streams, which have no end of their own."""

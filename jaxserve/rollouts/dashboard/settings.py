@@ -9,6 +9,8 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service.settings import check_url
 
+TOKEN_VARIABLE = "JAXSERVE_DASHBOARD_TOKEN"
+
 
 @dataclass(frozen=True)
 class DashboardSettings:

@@ -10,11 +10,38 @@ import pytest
 
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine
+from tests.patience import PATIENCE_S
 from tests.rollouts.dashboard.running import RunningDashboard
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import RunningService
 
 pytestmark = pytest.mark.slow
+
+
+def test_the_way_in(browser: Any, tmp_path: Path) -> None:
+    """The printed address leads to its page, live and with no token in the address or for scripts;
+    a browser that never opened it is told what to do."""
+    with (
+        TokenEngine("vllm") as engine,
+        RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
+        RunningService(gateway, tmp_path / "s") as service,
+        RunningDashboard(service) as dashboard,
+    ):
+        page = browser.new_context().new_page()
+        page.set_default_timeout(1000 * PATIENCE_S)
+        page.goto(f"{dashboard.url}/#/tasks")
+        assert "open the address that" in page.inner_text("body")
+        page.goto(f"{dashboard.opened_at}#/tasks")
+        page.wait_for_selector("text=No task was submitted yet.")
+        page.wait_for_selector("#status >> text=/^live$/")
+        assert page.url == f"{dashboard.url}/#/tasks"
+        (cookie,) = page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["expires"]) == (True, "Strict", -1)
+        assert page.evaluate("document.cookie") == ""
+        page.goto("about:blank")
+        page.goto(dashboard.url)
+        page.wait_for_selector("[data-node=local]")
+        page.context.close()
 
 
 def test_pages(browser: Any, tmp_path: Path) -> None:
@@ -29,7 +56,7 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         problems: list[str] = []
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto(dashboard.url)
+        page.goto(dashboard.opened_at)
         page.wait_for_selector("[data-node=local] .state.up")
         page.wait_for_selector("#status >> text=/^live$/")
         page.screenshot(path=tmp_path / "nodes.png", full_page=True)

@@ -59,6 +59,8 @@ def page(browser: Any, service: RunningService) -> Iterator[Any]:
         made = browser.new_context(base_url=dashboard.url).new_page()
         made.set_default_timeout(1000 * PATIENCE_S)
         made.on("pageerror", lambda error: problems.append(str(error)))
+        made.goto(dashboard.opened_at)
+        made.goto("about:blank")
         yield made
         made.context.close()
     assert problems == []
@@ -163,7 +165,7 @@ def test_nothing_that_is_said_is_html(page: Any, service: RunningService) -> Non
     assert service.result("xss")["completed"] == 1
     for path in ("tasks", "task/xss", "session/xss.0", "compare/xss/xss", "nodes"):
         page.goto(f"/#/{path}")
-        page.wait_for_function("document.querySelector('#page').childElementCount > 0")
+        page.locator("#page > *").first.wait_for(state="attached")
         if path != "nodes":
             page.get_by_text("xss").first.wait_for()
         for _ in range(4):  # folds hold folds

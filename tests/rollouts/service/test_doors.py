@@ -13,11 +13,13 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.gateway.door_tokens import CONTROL
+from jaxserve.rollouts.dashboard.door import DASHBOARD
 from jaxserve.rollouts.service.doors import SERVICE
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE
 from server.local import free_port
 from tests.gateway.test_serve import process
 from tests.gateway.token_engine import TokenEngine
+from tests.patience import PATIENCE_S
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.commands import begun, client, submitted
 from tests.rollouts.service.running import ended
@@ -34,7 +36,7 @@ def status(url, method, headers, body):
     except urllib.error.HTTPError as error:
         return error.code
 
-control, service, victim = sys.argv[1:]
+control, service, dashboard, victim = sys.argv[1:]
 answers = {}
 for shown in ({"content-type": "application/json"}, key):
     for url, method, body in (
@@ -48,6 +50,13 @@ for shown in ({"content-type": "application/json"}, key):
         (service + "/rollout/task/submit", "POST", '{"agent": {"command": "true"}}'),
         (service + "/nodes/register", "POST", "{}"),
         (service + "/no/such/route", "GET", None),
+        (dashboard + "/", "GET", None),
+        (dashboard + "/app.js", "GET", None),
+        (dashboard + "/api/tasks", "GET", None),
+        (dashboard + "/api/sessions/" + victim + "/completions", "GET", None),
+        (dashboard + "/api/sessions/" + victim + "/trajectory", "GET", None),
+        (dashboard + "/api/events/stream", "GET", None),
+        (dashboard + "/api/tasks?token=" + os.environ["OPENAI_API_KEY"], "GET", None),
     ):
         answers[f"{method} {url} {len(shown)}"] = status(url, method, shown, body)
 found = {"answers": answers, "environment": dict(os.environ)}
@@ -59,8 +68,9 @@ open(os.environ["ARTIFACTS_DIR"] + "/found.json", "w").write(json.dumps(found))
 def test_agents_find_them_shut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Commands of the user speak to service and gateway with no word of a token; an agent, in a
-    container as well, gets none, in its variables, its files or its mounts, and is refused."""
+    """Commands of the user speak to service and gateway with no word of a token, and the dashboard
+    prints the address that opens it; an agent, in a container as well, gets none, in its variables,
+    its files or its mounts, and is refused."""
     programs, log, folder = tmp_path / "bin", tmp_path / "log", tmp_path / "state"
     programs.mkdir()
     docker = programs / "docker"
@@ -69,6 +79,8 @@ def test_agents_find_them_shut(
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     url = f"http://127.0.0.1:{(port := free_port())}"
     serve = ("rollout", "serve", "--port", str(port), "--save-dir", str(folder))
+    pages = f"http://127.0.0.1:{(pages_port := free_port())}"
+    show = ("rollout", "dashboard", "--port", str(pages_port), "--service", url)
     with (
         TokenEngine("vllm") as engine,
         process("--engine", engine.option, "--sessions", str(tmp_path / "r")) as (_, at, control),
@@ -78,9 +90,10 @@ def test_agents_find_them_shut(
             url,
         ),
         client(url) as http,
+        begun(show, tmp_path / "opened_at", pages),
     ):
         victim = ended(http, submitted(http, agent=python(SPEAK)))["sessions"][0]["session_id"]
-        asked = {"instruction": "look", "agent": python(INTRUDER, control, url, victim)}
+        asked = {"instruction": "look", "agent": python(INTRUDER, control, url, pages, victim)}
         container = {"runtime": {"kind": "docker", "image": "img"}}
         for name, more in (("process", {}), ("container", container)):
             file = tmp_path / f"{name}.json"
@@ -93,17 +106,27 @@ def test_agents_find_them_shut(
         assert json.loads(capsys.readouterr().out)["completed"] == 1
         # The records are there, through the service and at the gateway: nobody deleted them.
         assert len(http.get(f"/sessions/{victim}/completions").text.splitlines()) == 1
+        (address,) = (tmp_path / "opened_at").read_text().split("dashboard at ")[1].split()
+        with httpx.Client(follow_redirects=True, timeout=PATIENCE_S) as browser:
+            assert str(browser.get(address).url) == f"{pages}/"
+            said = browser.get(f"{pages}/api/sessions/{victim}/completions").text
+        assert len(said.splitlines()) == 1
+        # A dashboard that begins anew opens at the same address, and says it once.
+        assert (tmp_path / "opened_at").read_text().count(DASHBOARD.keep(pages_port)) == 1
         monkeypatch.setenv(TOKEN_VARIABLE, "wrong")
         assert cli.main(["rollout", "status", "--service", url]) == 2
         assert f"asks for its token; set {TOKEN_VARIABLE}" in capsys.readouterr().err
         assert httpx.get(f"{url}/tasks").status_code == 401
-    doors = (CONTROL.path(int(control.rpartition(":")[2])), SERVICE.path(port))
+    ports = (int(control.rpartition(":")[2]), port, pages_port)
+    doors = tuple(
+        door.path(at) for door, at in zip((CONTROL, SERVICE, DASHBOARD), ports, strict=True)
+    )
     secrets = [path.read_text().strip() for path in doors if path is not None]
-    assert len(set(secrets)) == 2 and SERVICE.own_token(url) == secrets[1]
+    assert len(set(secrets)) == 3 and SERVICE.own_token(url) == secrets[1]
     for name in ("process", "container"):
         (found,) = (folder / "tasks" / name).rglob("artifacts/found.json")
         told = json.loads(found.read_text())
-        assert len(told["answers"]) == 20 and set(told["answers"].values()) == {401}
+        assert len(told["answers"]) == 34 and set(told["answers"].values()) == {401}
         assert "OPENAI_API_KEY" in told["environment"]
     everything = [path for path in folder.rglob("*") if path.is_file()]
     for path in (*everything, tmp_path / "printed", log):
