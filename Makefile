@@ -30,13 +30,14 @@ demo: $(SYNCED) ## train a controller for a minute and compare it with every bas
 	  --plot demo/episode.png --markdown demo/results.md --json demo/results.json
 	@cat scripts/after_demo.txt
 
-# Many tests wait for servers: two workers more than cores keep the cores busy.
+# Many tests wait for servers: more workers than cores keep the cores busy.
 test: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
+test-slow: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
 test: $(SYNCED) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(SYNCED) ## run only the slow tests
-	$(BIN)/python -m pytest -m slow -n logical --dist loadfile
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
 
 notebooks: $(SYNCED) ## run the notebooks on their short budget
 	$(BIN)/python -m pytest tests/notebooks -m slow -n logical
