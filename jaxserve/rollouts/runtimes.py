@@ -75,7 +75,7 @@ def process_of(
       runtime: where it runs.
       command: program and arguments, as they are.
       ours: what the service gives.
-      top: the session's folder, all that a container sees.
+      top: the session's folder, all that a container sees, in that of its task, in that of all.
       folder: inside it, where the command runs.
       reads: whether it is given an input.
     """
@@ -100,13 +100,33 @@ def removal(runtime: Runtime, top: Path) -> Process | None:
     """What ends a session's containers that outlived the command; None where none can."""
     if runtime.kind != DOCKER:
         return None
-    argv = ("docker", "rm", "--force", "--volumes", container_name(top))
+    return removal_of([container_name(top)])
+
+
+def leftovers(tasks: Path) -> Process:
+    """What prints the containers of all sessions in a folder of tasks."""
+    argv = ("docker", "ps", "--all", "--quiet", f"--filter=label={_label(tasks)}")
+    return Process(argv, _passed_on(_CLIENT_PASSED_ON))
+
+
+def removal_of(containers: Sequence[str]) -> Process:
+    """What ends containers, by their names."""
+    argv = ("docker", "rm", "--force", "--volumes", *containers)
     return Process(argv, _passed_on(_CLIENT_PASSED_ON))
 
 
 def container_name(top: Path) -> str:
     """Of a session's container: one for each folder, so that whoever comes next finds it."""
-    return f"jaxserve-{hashlib.sha256(str(top).encode()).hexdigest()[:24]}"
+    return f"jaxserve-{_digest(top)}"
+
+
+def _label(tasks: Path) -> str:
+    """Of all containers of a node, which has a folder of tasks to itself."""
+    return f"jaxserve.tasks={_digest(tasks)}"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(str(path).encode()).hexdigest()[:24]
 
 
 def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) -> tuple[str, ...]:
@@ -119,6 +139,7 @@ def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) 
         "--init",
         *inputs,
         f"--name={container_name(top)}",
+        f"--label={_label(top.parent.parent)}",
         f"--user={os.getuid()}:{os.getgid()}",
         f"--network={runtime.network}",
         f"--mount={_mount('target', top)}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
         "--init",
         "--interactive",
         f"--name={container_name(TOP)}",
+        f"--label=jaxserve.tasks={hashlib.sha256(b'/s').hexdigest()[:24]}",
         USER,
         "--network=none",
         "--mount=type=bind,source=/s/a task/0.1,target=/s/a task/0.1",

@@ -24,6 +24,7 @@ from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew
+from jaxserve.rollouts.service.leftovers import LostKeys, remove_leftovers
 from jaxserve.rollouts.service.node_routes import NodeRoutes
 from jaxserve.rollouts.service.nodes import Nodes
 from jaxserve.rollouts.service.results import Pushes, task_result
@@ -84,7 +85,10 @@ class RolloutService:
         if self._settings.own_node:
             self._nodes.register(_own_node(self._settings))
             self._crew = Crew(Worker(self._settings, self._tokens, self._book, control))
-        looking = [asyncio.create_task(self._look()), asyncio.create_task(self._watch(control))]
+        lost = LostKeys(self._state, self._tokens.control)
+        looking = [
+            asyncio.create_task(one) for one in (self._look(), self._watch(control), lost.look())
+        ]
         try:
             yield
         finally:
@@ -107,6 +111,8 @@ class RolloutService:
 
     async def _look(self) -> None:
         """Gives work to nodes, its own among them, and pushes results, again and again."""
+        if self._crew is not None:
+            await remove_leftovers(self._settings.save_dir)
         while True:
             self._due.clear()
             try:

@@ -25,6 +25,7 @@ from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew
 from jaxserve.rollouts.service.doors import SERVICE, Shown
 from jaxserve.rollouts.service.leases import Lease, lease_of
+from jaxserve.rollouts.service.leftovers import remove_leftovers
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.work import Worker
 from jaxserve.runtime.state import locked_file
@@ -66,6 +67,7 @@ class Node:
         """
         said = ""
         try:
+            await remove_leftovers(self._settings.save_dir)
             await self._register()
             while True:
                 try:

@@ -80,6 +80,14 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 """
+_KEYS = """
+CREATE TABLE IF NOT EXISTS open_keys (
+  recorded TEXT NOT NULL,  -- the gateway's session, of an attempt whose node was lost
+  control TEXT NOT NULL,   -- door of that gateway
+  PRIMARY KEY (recorded, control)
+)
+"""
+"""Beside the schema: files of before get it as well."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,7 @@ class State:
                 raise InputError(f"{where}; it must be free, and another service has it")
             self._lock = lock
             self._sql = connect(path, _SCHEMA, _VERSION, "FULL", check=True)
+            self._sql.execute(_KEYS)
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"{where}; its state cannot be used: {error}") from None
 
@@ -173,21 +182,27 @@ class State:
           lease: of the node that does it; False also where the session has another.
           values: other columns to set: ``attempt``, ``episode``, ``run``, ``result``.
         """
+        with _Transaction(self._sql):
+            return self._move(session, state, reason, lease, values)
+
+    def _move(
+        self, session: str, state: str, reason: str, lease: int | None, values: Mapping[str, Any]
+    ) -> bool:
+        """Inside a transaction."""
         now = time.time()
         columns = {
             name: value if name == "attempt" else orjson.dumps(value).decode()
             for name, value in values.items()
         }
         sets = "".join(f", {name} = ?" for name in columns)
-        with _Transaction(self._sql):
-            moved = self._sql.execute(
-                f"UPDATE sessions SET state = ?, since = ?, reason = ?{sets}"
-                f" WHERE id = ? AND state NOT IN {ENDED} AND lease = ifnull(?, lease)"
-                " RETURNING task",
-                (state, now, reason, *columns.values(), session, lease),
-            ).fetchone()
-            if moved is not None:
-                self._note(now, moved[0], session, state, reason)
+        moved = self._sql.execute(
+            f"UPDATE sessions SET state = ?, since = ?, reason = ?{sets}"
+            f" WHERE id = ? AND state NOT IN {ENDED} AND lease = ifnull(?, lease)"
+            " RETURNING task",
+            (state, now, reason, *columns.values(), session, lease),
+        ).fetchone()
+        if moved is not None:
+            self._note(now, moved[0], session, state, reason)
         return moved is not None
 
     def holds(self, session: str, lease: int) -> bool:
@@ -212,15 +227,35 @@ class State:
         """
         later = "UPDATE sessions SET lease = lease + 1"
         for session in self.held_by(node):
-            if resumes and session.state in AFTER_RUN:
-                self._sql.execute(f"{later} WHERE id = ?", (session.id,))
-            elif session.attempt >= attempts and session.state not in BEFORE_RUN:
-                reason = f"its node was lost in each of {session.attempt} attempts"
-                self.move(session.id, ERROR, reason, result=NO_RESULT)
-            else:
+            with _Transaction(self._sql):
+                if resumes and session.state in AFTER_RUN:
+                    self._sql.execute(f"{later} WHERE id = ?", (session.id,))
+                    continue
+                recorded = f"{session.id}.{session.attempt}"
+                if session.attempt:
+                    self._sql.execute(
+                        "INSERT OR IGNORE INTO open_keys SELECT ?, json_extract(about, '$.control')"
+                        " FROM nodes WHERE id = ?",
+                        (recorded, node),
+                    )
+                if session.attempt >= attempts and session.state not in BEFORE_RUN:
+                    reason = f"its node was lost in each of {session.attempt} attempts"
+                    result = {**NO_RESULT, "records": recorded, "attempt": session.attempt}
+                    self._move(session.id, ERROR, reason, None, {"result": result})
+                    continue
                 if session.state != REGISTERED:
-                    self.move(session.id, REGISTERED, f"node {node} was lost")
+                    self._move(session.id, REGISTERED, f"node {node} was lost", None, {})
                 self._sql.execute(f"{later}, node = NULL, run = NULL WHERE id = ?", (session.id,))
+
+    def open_keys(self) -> list[tuple[str, str]]:
+        """Gateways' sessions of attempts whose node was lost, and the doors to close them at."""
+        return self._sql.execute("SELECT recorded, control FROM open_keys").fetchall()
+
+    def key_closed(self, recorded: str, control: str) -> None:
+        """It is."""
+        self._sql.execute(
+            "DELETE FROM open_keys WHERE recorded = ? AND control = ?", (recorded, control)
+        )
 
     def held_by(self, node: str) -> list[SessionRow]:
         """Those of a node that have not ended."""

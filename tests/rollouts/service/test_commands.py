@@ -108,6 +108,9 @@ def test_a_killed_node(gateway: RunningGateway, attempts: int, tmp_path: Path) -
         with begun(node("b", service.url), printed):
             found = service.result(task)
         events = http.get("/events", params={"limit": 10_000}).json()["events"]
+        recorded = next(e["session_id"] for e in events if e["state"] == "RUNNING") + ".1"
+        # Whoever holds the key of the killed attempt speaks with it no more.
+        wait_until(lambda: not open_at(gateway, recorded), "its key's end")
     again = next(e["session_id"] for e in events if e["state"] == "RUNNING")
     waited = next(one for one in found["sessions"] if one["session_id"] != again)
     lost = next(one for one in found["sessions"] if one["session_id"] == again)
@@ -115,6 +118,7 @@ def test_a_killed_node(gateway: RunningGateway, attempts: int, tmp_path: Path) -
     if attempts == 1:
         assert (lost["state"], lost["reward"]) == ("ERROR", None)
         assert lost["reason"] == "its node was lost in each of 1 attempts"
+        assert (lost["records"], lost["attempt"]) == (recorded, 1)
     else:
         assert (lost["state"], lost["node"], lost["completions"]) == ("COMPLETED", "b", 1)
         assert (lost["attempt"], lost["records"]) == (2, f"{again}.2")
@@ -127,6 +131,11 @@ def test_a_killed_node(gateway: RunningGateway, attempts: int, tmp_path: Path) -
     assert len(mark.read_text().split()) == (2 if attempts == 1 else 3)
     # What the killed attempt said is on record still, and not counted again.
     assert len(records_of(gateway, f"{again}.1")) == 1
+
+
+def open_at(gateway: RunningGateway, session: str) -> bool:
+    """Whether a gateway's session takes its key."""
+    return not gateway.control.get(f"/sessions/{session}").json()["closed"]
 
 
 def records_of(gateway: RunningGateway, session: str) -> list[Any]:

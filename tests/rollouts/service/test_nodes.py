@@ -105,6 +105,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
     now = {lease.session.id: lease.session for lease in scene.nodes.leases("a")}
     assert now[built.session.id].state == "BUILDING" and now[built.session.id].run == {"a": 1}
     assert now[running.session.id].state == "REGISTERED"
+    assert scene.state.open_keys() == [(f"{running.session.id}.1", "http://a")]
     for old in (running, built):
         assert now[old.session.id].lease > old.session.lease
         assert not scene.state.holds(*old.key)
@@ -113,6 +114,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
 def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     """It ends with the reason."""
     scene = Scene(tmp_path, attempts=2)
+    assert scene.state.open_keys() == []
     for attempt in (1, 2):
         scene.join("a", start=str(attempt))
         if attempt == 1:
@@ -123,7 +125,14 @@ def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     scene.join("a", start="3")
     row = scene.state.session("t.0")
     assert (row.state, row.reason) == ("ERROR", "its node was lost in each of 2 attempts")
-    assert row.result == {"reward": None}
+    assert row.result == {"reward": None, "records": "t.0.2", "attempt": 2}
+    # The key of each attempt is open at the gateway of its node, until somebody has closed it.
+    keys = [("t.0.1", "http://a"), ("t.0.2", "http://a")]
+    assert scene.state.open_keys() == keys
+    scene.state.key_closed(*keys[0])
+    scene.state.close()
+    scene = Scene(tmp_path)
+    assert scene.state.open_keys() == keys[1:]
     scene.state.close()
 
 

@@ -1,0 +1,74 @@
+"""What outlives a killed node: containers on its machine, and keys at its gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from jaxserve.errors import InputError
+from jaxserve.rollouts.bounded_process import Limits, run_process
+from jaxserve.rollouts.runtimes import Process, leftovers, removal_of
+from jaxserve.rollouts.service.control import Control
+from jaxserve.rollouts.service.state import State
+
+_AGAIN_S = 2.0
+_DOCKER_S = 60.0
+_MOST_PRINTED = 2**20
+
+
+async def remove_leftovers(save_dir: Path) -> None:
+    """Removes the containers of an earlier life of the node that works in a folder; must end before
+    the node begins any. Where there is no docker, or it does not answer, they stay."""
+    tasks = save_dir.absolute() / "tasks"
+    if not tasks.is_dir() or shutil.which("docker") is None:
+        return
+    found = await _printed(leftovers(tasks))
+    if found:
+        await _printed(removal_of(found))
+
+
+async def _printed(process: Process) -> list[str]:
+    """The words that a command prints; none where it fails, or the disk is full."""
+    limits = Limits(_DOCKER_S, output_bytes=_MOST_PRINTED)
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder, printed = Path(name), Path(name, "printed")
+            ended = await run_process(process.argv, folder, process.environment, printed, limits)
+            return [] if ended.code else printed.read_text().split()
+    except OSError:
+        return []
+
+
+class LostKeys:
+    """Closes keys of attempts whose node was lost, at the gateway that node used, as soon as that
+    answers; what was said stays there."""
+
+    def __init__(self, state: State, token: str | None) -> None:
+        """Args: where they stand, and the token of control doors; None shows what each made."""
+        self._state, self._token = state, token
+
+    async def look(self) -> None:
+        """Again and again, for ever."""
+        while True:
+            try:
+                doors: dict[str, list[str]] = {}
+                for recorded, control in self._state.open_keys():
+                    doors.setdefault(control, []).append(recorded)
+                await asyncio.gather(*(self._close(*one) for one in doors.items()))
+            except sqlite3.Error:
+                pass  # the service says so elsewhere
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _close(self, url: str, recorded: list[str]) -> None:
+        control = Control(url, self._token)
+        try:
+            for one in recorded:
+                await control.shut(one, 0.0)
+                self._state.key_closed(one, url)
+        except InputError:
+            pass  # it may be there again later
+        finally:
+            await control.close()

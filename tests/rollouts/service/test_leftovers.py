@@ -1,0 +1,104 @@
+"""Containers that outlived their node are removed when it begins again, and no others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of
+from jaxserve.rollouts.service.leftovers import remove_leftovers
+from tests.gateway.running import RunningGateway
+from tests.patience import wait_until
+from tests.rollouts.service.running import RunningNode, RunningService
+
+DOCKER = """#!{python}
+import json, pathlib, sys
+verb, *given = sys.argv[1:]
+there = pathlib.Path({there!r})
+kept = json.loads(there.read_text()) if there.exists() else {{}}
+options = dict(one.partition("=")[::2] for one in given)
+if verb == "run":
+    kept[options["--name"]] = options["--label"]
+elif verb == "ps":
+    assert {{"--all", "--quiet"}} <= set(given)
+    kind, label = options["--filter"].split("=", 1)
+    print("\\n".join(name for name in kept if kept[name] == label and kind == "label"))
+    sys.exit(there.with_name("fails").exists())
+elif verb == "rm":
+    assert "--force" in given
+    for name in given:
+        kept.pop(name, None)
+part = there.with_suffix(".part")
+part.write_text(json.dumps(kept))
+part.replace(there)
+"""
+"""Keeps containers, which nothing ends but their removal."""
+
+
+class Docker:
+    """A stand-in for docker, and what it has."""
+
+    def __init__(self, folder: Path) -> None:
+        """Args: where it is put."""
+        self.there = folder / "containers.json"
+        path = folder / "docker"
+        path.write_text(DOCKER.format(python=sys.executable, there=str(self.there)))
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def outlived(self, save_dir: Path, session: str) -> str:
+        """The name of a container whose node was killed."""
+        top = save_dir / "tasks" / "t" / session
+        top.mkdir(parents=True)
+        process = process_of(Runtime("docker", "i"), ["x"], Ours(top), top, top)
+        subprocess.run(process.argv, env=dict(process.environment), check=True)
+        return container_name(top)
+
+    def names(self) -> set[str]:
+        """Containers that are there."""
+        return set(json.loads(self.there.read_text()))
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
+    """First in the path."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    return Docker(programs)
+
+
+def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
+    """Agents' and evaluators', all of them, and none of another node's; where there is nothing to
+    remove, and where docker fails, nothing happens."""
+    asyncio.run(remove_leftovers(tmp_path / "a"))
+    assert not docker.there.exists()  # who never had a task asks for nothing
+    for session in ("0.1", "0.1.evaluation", "1.2"):
+        docker.outlived(tmp_path / "a", session)
+    other = docker.outlived(tmp_path / "b", "0.1")
+    assert len(docker.names()) == 4
+    for _ in range(2):
+        asyncio.run(remove_leftovers(tmp_path / "a"))
+        assert docker.names() == {other}
+    docker.there.with_name("fails").touch()
+    asyncio.run(remove_leftovers(tmp_path / "b"))
+    assert docker.names() == {other}
+
+
+def test_nodes_begin_with_that(docker: Docker, gateway: RunningGateway, tmp_path: Path) -> None:
+    """A node elsewhere, and the one in the service: before they are given anything."""
+    left = docker.outlived(tmp_path / "s", "0.1")
+    lost = docker.outlived(tmp_path / "a", "0.1")
+    with RunningService(gateway, tmp_path / "s") as service:
+        wait_until(lambda: docker.names() == {lost}, f"the end of {left}")
+        with RunningNode(service, gateway, tmp_path / "a", "a"):
+            wait_until(
+                lambda: any(one["id"] == "a" for one in service.http.get("/nodes").json()["nodes"])
+            )
+            assert docker.names() == set()
