@@ -267,8 +267,10 @@ def test_a_lease_expires_by_itself(url: str) -> None:
                     most = state["running"]
                     await asyncio.sleep(0.1)
                     state = await engine.ask("GET", "control")
-                await engine.next_steps(1)
-                running = (await engine.ask("GET", "control"))["running"]
+                running = 0
+                while running <= 1 and not all(stream.ended for stream in engine.streams):
+                    await asyncio.sleep(0.1)
+                    running = (await engine.ask("GET", "control"))["running"]
             print(f"running before and after the end of the lease: {most}, {running}")
             assert most <= 1 < running
             assert state["lease_left_s"] == 0
