@@ -26,13 +26,13 @@ import httpx
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.rollouts.files import trajectory_of
-from jaxserve.rollouts.service.settings import RolloutTokens, check_url
+from jaxserve.rollouts.service.client import connected
+from jaxserve.rollouts.service.settings import check_url
 from jaxserve.rollouts.traces import Trajectory
 from jaxserve.rollouts.trainers import Decode, slime_samples
 
 POLL_S = 2.0
 """Between two looks at tasks that run."""
-_TIMEOUT_S = 60.0
 _TRIES = 150
 """Looks that may fail in a row: a service that is started again goes on with its tasks."""
 _PLACEHOLDERS = {"TIMEOUT": "truncated", "ERROR": "failed"}
@@ -265,9 +265,8 @@ def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
     """Submits tasks, waits until all have ended, and fetches what was said in them; cancels them
     where that fails."""
     url = check_url("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
-    token = RolloutTokens.from_environment().service
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    with httpx.Client(timeout=_TIMEOUT_S, headers=headers, trust_env=False, base_url=url) as http:
+    with connected(url) as http:
+        http.base_url = url
         names: list[str] = []
         try:
             for task in tasks:

@@ -26,12 +26,12 @@ TWICE = SPEAK + SPEAK.replace('os.environ["INSTRUCTION"]', '"other"')
 
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningService]:
-    """A service with its gateway and engine."""
+    """A service with its gateway and engine, and a token that it made."""
     monkeypatch.setattr(slime, "POLL_S", 0.02)
     with (
         TokenEngine("vllm") as engine,
         RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
-        RunningService(gateway, tmp_path / "s") as running,
+        RunningService(gateway, tmp_path / "s", own_token=True) as running,
     ):
         yield running
 

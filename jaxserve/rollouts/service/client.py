@@ -13,6 +13,16 @@ from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens, ch
 _TIMEOUT_S = 60.0
 
 
+def connected(url: str) -> httpx.Client:
+    """What asks the service at an address, and shows its token.
+
+    Raises:
+      InputError: the variable of the token has other than printable ASCII characters.
+    """
+    shown = Shown(SERVICE, url, RolloutTokens.from_environment().service)
+    return httpx.Client(timeout=_TIMEOUT_S, auth=shown, trust_env=False)
+
+
 def ask(url: str, method: str, path: str, body: Any = None) -> Any:
     """The service's answer.
 
@@ -23,10 +33,9 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
       InputError: there is no service, or it refuses; the error is its sentence.
     """
     check_url("--service", url)
-    token = RolloutTokens.from_environment().service
-    shown = Shown(SERVICE, url, token)
+    asking = connected(url)
     try:
-        with httpx.Client(timeout=_TIMEOUT_S, auth=shown, trust_env=False) as http:
+        with asking as http:
             answer = http.request(method, url.rstrip("/") + path, json=body)
             said = answer.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:

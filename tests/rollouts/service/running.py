@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from jaxserve.rollouts.service.doors import SERVICE, Shown
 from jaxserve.rollouts.service.node import Node
 from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
@@ -27,15 +28,21 @@ class RunningService:
         gateway: Any,
         folder: Path,
         tokens: RolloutTokens | None = None,
+        *,
+        own_token: bool = False,
         **settings: Any,
     ) -> None:
-        """Args: a running gateway, where the state goes, and settings other than the defaults."""
+        """Args: a running gateway, where the state goes, whether it makes a token for itself, and
+        settings other than the defaults."""
         chosen = RolloutSettings(
             gateway=gateway.url, control=gateway.control_url, save_dir=folder, port=0, **settings
         )
-        self.server, self._socket = open_service(chosen, tokens or RolloutTokens())
+        self.server, self._socket = open_service(
+            chosen, tokens or RolloutTokens(), own_token=own_token
+        )
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+        shown = Shown(SERVICE, self.url, None)
+        self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, auth=shown)
         self._thread = ServerThread(self.server, [self._socket])
 
     def __enter__(self) -> RunningService:
