@@ -45,17 +45,20 @@ def read_json(path: Path, what: str, missing: str | None = None) -> Any:
         raise InputError(f"{what} is not readable JSON: {error}") from None
 
 
-def write_atomic(path: Path | str, data: bytes) -> None:
+def write_atomic(path: Path | str, data: bytes, mode: int = 0o666) -> None:
     """Write ``data`` to ``path`` through a temporary file in the same directory and ``os.replace``.
 
     An interrupted run leaves the old file or the new one, never a mixture.
+
+    Args:
+      mode: of the file, less what the umask takes; at no moment has it more.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        # tempfile would make it private; an ordinary new file has the mode that the umask leaves.
-        with temporary.open("xb") as file:
+        made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(made, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

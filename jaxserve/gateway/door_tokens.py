@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from jaxserve import checks
+from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, is_loopback
 from jaxserve.runtime.state import state_folder
@@ -52,7 +53,7 @@ class Door:
                 return kept
             token = secrets.token_urlsafe(_BYTES)
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_private(path, f"{token}\n".encode())
+            write_atomic(path, f"{token}\n".encode(), mode=0o600)
         except OSError as error:
             raise InputError(
                 f"a token cannot be kept in {path}: {error.strerror}; set {self.variable}"
@@ -106,18 +107,3 @@ def _read(path: Path) -> str | None:
     except (FileNotFoundError, UnicodeDecodeError):
         return None
     return text if text.isprintable() and " " not in text and text else None
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all, and at no moment for others to read."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(file, "wb") as opened:
-            opened.write(data)
-            opened.flush()
-            os.fsync(file)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
