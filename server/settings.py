@@ -115,7 +115,7 @@ class Settings:
             trusted_proxies=_proxies(variables.get("FORWARDED_ALLOW_IPS", "")),
             workers=whole("WEB_CONCURRENCY", cls.workers, 1, 1024),
             port=whole("PORT", cls.port, 1, 65535),
-            compile_ahead=whole("JAXSERVE_COMPILE_AHEAD", 1, 0, 1) == 1,
+            compile_ahead=whole("JAXSERVE_COMPILE_AHEAD", int(cls.compile_ahead), 0, 1) == 1,
             model_tokens=whole("JAXSERVE_MODEL_TOKENS", model_tokens, 0, 10**12),
             live=LiveSettings.from_environment(variables),
         )
