@@ -240,6 +240,9 @@ REQUESTS = tuple(
 )
 """Figures of a window that count requests, [T, F] by class or [T, E] by edge."""
 
+TOKENS = (".metrics.tokens", ".observation.throughput_tps")
+"""Figures of a window that count what running requests say, [T]."""
+
 
 def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
     """Equal arrivals and events; floats within 1e-4 of their size.
@@ -252,7 +255,8 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
     A line rounds in every tick by what float32 knows of it, and keeps the sum while it stands: a
     quarter of a token after 450 ticks with 20 prompts of 6,144 tokens. That is nothing of such a
     prompt and 1/300 of one of 72 tokens, where these are the next in line. So requests are compared
-    to at least the number of their own prompts in a twentieth of the longest line's work so far.
+    to at least the number of their own prompts in a twentieth of the longest line's work so far,
+    and tokens to what that many running requests say.
     """
     prompt_tokens = np.float64(env.workload.classes.prompt_tokens)
     work = np.maximum.accumulate(np.float64(first.metrics.waiting) @ prompt_tokens)
@@ -269,6 +273,10 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
             by_class = one.shape[1] == len(prompt_tokens)
             prompt = prompt_tokens if by_class else prompt_tokens.min()
             size = np.maximum(size, 0.05 * work[:, None] / prompt)
+        if name in TOKENS:
+            running = np.float64(first.metrics.running)
+            compared = np.maximum(running, 0.05 * work[:, None] / prompt_tokens).sum(axis=1)
+            size = np.maximum(size, one / (1.0 + running.sum(axis=1)) * compared)
         worst = np.max(np.abs(one - other) / np.maximum(size, 1e-9))
         assert worst <= tolerance, f"{name} differs by {worst:.1e}"
 

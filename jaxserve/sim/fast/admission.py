@@ -90,15 +90,17 @@ def find_room(
     """
     newcomers = _newcomers(conditions, timing, own_s, queued, arrivals)
     freed = _freed(conditions, queues, timing, newcomers)
-    kv_starved, blocked = _shortage(conditions, queues, timing, newcomers, freed)
+    kv_starved, blocked, full = _shortage(conditions, queues, timing, newcomers, freed)
     useless_kv = 0.5 * kv_starved * conditions.plan.decode_gpus * newcomers.head_kv
     freed = dataclasses.replace(freed, kv=freed.kv - useless_kv)
-    decoding = _decoding_share(conditions.plan, timing, newcomers, freed)
+    running = add_up(queues.running)
+    decoding = _decoding_share(conditions.plan, timing, newcomers, freed, running, full)
     return Room(
         slots=jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0),
         kv=jnp.maximum(freed.kv + decoding * freed.kv_flow, 0.0),
         kv_starved=kv_starved,
         blocked=blocked,
+        full=full,
     )
 
 
@@ -158,7 +160,8 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
     slot_flow = add_up(completed)
     prefill_s = newcomers.prefill_s + timing.beside_batch * timing.step_s * newcomers.chunks
     in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
-    slots = jnp.maximum(plan.decode_gpus * plan.batch_cap - add_up(queues.running), 0.0)
+    # Below zero where the cap has been lowered: then those that finish make no room.
+    slots = plan.decode_gpus * plan.batch_cap - add_up(queues.running)
     return _Freed(
         slots=slots - in_prefill,
         kv=plan.kv_tokens - _held_kv(plan.work, queues) - in_prefill * newcomers.kv,
@@ -175,8 +178,9 @@ def _shortage(
     timing: Timing,
     newcomers: _Newcomers,
     freed: _Freed,
-) -> tuple[jax.Array, Wait]:
-    """Share of the time in which KV holds newcomers up, and their waits that the mean hides.
+) -> tuple[jax.Array, Wait, jax.Array]:
+    """Share of the time in which KV holds newcomers up, their waits that the mean hides, and the
+    probability that all slots are taken.
 
     The fluid knows the arrivals but only the mean of what they become. Given the arrivals, the
     number still running varies by half its mean (a binomial variance, averaged over the ages of
@@ -195,11 +199,12 @@ def _shortage(
     kv_free = jnp.maximum(freed.kv + freed.kv_flow, 0.0)
     kv_starved = jnp.maximum(wanted - kv_free, 0.0) / jnp.maximum(wanted, TINY)
 
-    running = add_up(queues.running)
+    wanted_slots = add_up(queues.running + newcomers.queued + queues.preempted)
+    slots = plan.decode_gpus * plan.batch_cap - 0.5
     for_slot = blocked_wait(
-        running + add_up(newcomers.queued + queues.preempted),
+        wanted_slots,
         freed.slot_variance,
-        plan.decode_gpus * plan.batch_cap - 0.5,
+        slots,
         1.0,
         freed.slot_flow,
         plan.tick_s,
@@ -213,11 +218,42 @@ def _shortage(
         freed.kv_flow,
         plan.tick_s,
     )
-    return jnp.maximum(kv_starved, for_kv.share), either_wait(for_slot, for_kv)
+    # A wait's share is the same on both sides of the limit.
+    full = jnp.where(wanted_slots < slots, for_slot.share, 1.0 - for_slot.share)
+    return jnp.maximum(kv_starved, for_kv.share), either_wait(for_slot, for_kv), full
+
+
+def stolen_share(
+    plan: WindowPlan, prefill: jax.Array, running: jax.Array, full: jax.Array
+) -> jax.Array:
+    """Share of the tick in which prefills hold a running sequence up; 0 in a split.
+
+    A request counts as running while it is prefilled, but its own prefill does not hold it up. Each
+    of n newcomers runs for half of the tick, and the prefills of all n take half of that from it,
+    one of them its own: of what they take from R running sequences, 0.5 / R. Where all c slots of a
+    GPU are taken, c - 1 sequences wait for the prefill of the one that comes, and c - x run on
+    average if prefills take the share x.
+
+    Args:
+      prefill: float32, share of the time that GPUs prefill for.
+      running: float32, mean number of running sequences.
+      full: float32, probability that all slots are taken.
+    """
+    own = 0.5 / jnp.maximum(running, 0.5)
+    left = jnp.maximum(1.0 - prefill, TINY)
+    others = jnp.maximum(plan.batch_cap, running / plan.decode_gpus) - 1.0
+    own_of_full = left / (left + others)
+    own = jnp.clip(own + full * (own_of_full - own), 0.0, 1.0)
+    return jnp.where(plan.split, 0.0, prefill * (1.0 - own))
 
 
 def _decoding_share(
-    plan: WindowPlan, timing: Timing, newcomers: _Newcomers, freed: _Freed
+    plan: WindowPlan,
+    timing: Timing,
+    newcomers: _Newcomers,
+    freed: _Freed,
+    running: jax.Array,
+    full: jax.Array,
 ) -> jax.Array:
     """Share of the tick that prefill leaves to decoding.
 
@@ -238,7 +274,8 @@ def _decoding_share(
     ):
         fits = (free + flow) / jnp.maximum(need + jnp.maximum(flow, 0.0) * stolen_each, TINY)
         admitted = jnp.minimum(admitted, jnp.maximum(fits, 0.0))
-    return 1.0 - jnp.minimum(admitted * stolen_each, 1.0)
+    prefill = jnp.minimum(admitted * stolen_each, 1.0)
+    return 1.0 - stolen_share(plan, prefill, running + 0.5 * admitted, full)
 
 
 def _held_kv(work: PromptWork, queues: Queues) -> jax.Array:
@@ -298,6 +335,7 @@ def readmit(
         blocked=dataclasses.replace(
             room.blocked, share=jnp.where(plan.split, 0.0, room.blocked.share)
         ),
+        full=room.full,
     )
 
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, largest, stage
-from jaxserve.sim.fast.admission import find_room, joining_share, readmit, reject
+from jaxserve.sim.fast.admission import find_room, joining_share, readmit, reject, stolen_share
 from jaxserve.sim.fast.ages import (
     advance,
     age_sum,
@@ -70,7 +70,9 @@ def _decode(
     """The batch decodes in the time that prefill leaves of the tick."""
     prefill_s = admission.recompute_s + add_up(admitted * admission.own_s)
     share = jnp.clip(prefill_s / jnp.maximum(plan.prefill_gpus * plan.up_s, TINY), 0.0, 1.0)
-    stolen = jnp.where(plan.split, 0.0, share)
+    # Requests join during the tick, so they decode for half of it on average.
+    present = queues.running + admission.returning + 0.5 * joining * admitted
+    stolen = stolen_share(plan, share, add_up(present), admission.full)
     steps = plan.up_s * (1.0 - stolen) / timing.step_s
     progress = steps / plan.decode_steps
     if lifetimes is not None and queues.ages is not None:
@@ -88,8 +90,6 @@ def _decode(
             alive_s=both.alive * plan.tick_s,
             ages=dataclasses.replace(ages, preempted=ages.preempted + held_back),
         )
-    # Requests join during the tick, so they decode for half of it on average.
-    present = queues.running + admission.returning + 0.5 * joining * admitted
     alive = present * alive_share(progress)
     completed = alive * progress
     return Decoding(

@@ -243,6 +243,8 @@ class Admission:
     """float32, share of the time in which requests wait for KV."""
     blocked: Wait
     """a new request's wait for a slot or for KV that mean counts do not show."""
+    full: jax.Array
+    """float32, probability that all batch slots are taken."""
 
 
 @flax.struct.dataclass
@@ -274,6 +276,8 @@ class Room:
     kv_starved: jax.Array
     """float32, see ``Admission``."""
     blocked: Wait
+    """see ``Admission``."""
+    full: jax.Array
     """see ``Admission``."""
 
 

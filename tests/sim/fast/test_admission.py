@@ -31,6 +31,7 @@ LIVE = jnp.bool_(True)
 readmit = jax.jit(admission.readmit)
 joining_share = jax.jit(admission.joining_share)
 reject = jax.jit(admission.reject)
+stolen_share = jax.jit(admission.stolen_share)
 fifo_cut = jax.jit(fifo_cut)
 age_by_one_tick = jax.jit(age_by_one_tick)
 
@@ -111,6 +112,7 @@ def room(slots: float, kv: float) -> Room:
         kv=jnp.float32(kv),
         kv_starved=zero,
         blocked=Wait(zero, zero, zero),
+        full=zero,
     )
 
 
@@ -198,3 +200,23 @@ def test_enough_of_everything_admits_everybody(seed: int, split: bool) -> None:
     np.testing.assert_allclose(entry.returning_context, before.preempted_context, rtol=1e-6)
     share = joining_share(plan(split), CLASSES, entry, jnp.asarray(served))
     assert float(share) == 1.0
+
+
+shares = st.floats(0.0, 1.0, width=32)
+
+
+@given(shares, st.floats(0.0, 500.0, width=32), shares, st.integers(1, 512))
+def test_prefills_hold_up_others_alone(
+    prefill: float, running: float, full: float, batch_cap: int
+) -> None:
+    """At most the share of the time that they take, all of it from a large batch, and nothing from
+    one that has a GPU for itself or other GPUs for its prompts."""
+    held_up = [
+        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, running, full))
+        for split in (False, True)
+    ]
+    assert 0.0 <= held_up[0] <= prefill and held_up[1] == 0.0
+    alone = stolen_share(plan(batch_cap=1), prefill, 0.5, full)
+    assert float(alone) == pytest.approx(0.0, abs=1e-6)
+    many = stolen_share(plan(batch_cap=512), prefill, 500.0, full)
+    assert float(many) == pytest.approx(prefill, rel=0.01)

@@ -107,6 +107,24 @@ def queues_of(env: ServeEnv, key: jax.Array, actions: ServeAction) -> tuple[Time
     return jax.lax.scan(window, env.reset(key)[0], actions)[1]
 
 
+def mean_itl_s(metrics: WindowMetrics) -> float:
+    """Over the requests that complete, s."""
+    completed = metrics.completed.sum(axis=1)
+    return float(np.average(np.nan_to_num(metrics.itl_s), weights=completed))
+
+
+@pytest.mark.parametrize("task", ["azure_code", "adversarial_multitenant"])
+def test_a_request_that_is_alone_is_not_held_up(task: str) -> None:
+    """Its own prefill comes before its tokens: alone it decodes as fast as where other GPUs
+    prefill, however long its prompt and short its output."""
+    env = deployed(environment(task, load=0.02), num_gpus=2)
+    colocated, split = (
+        mean_itl_s(windows(env, constant(batch_cap=64, prefill_decode_split=gpus)))
+        for gpus in (0, 1)
+    )
+    assert colocated == pytest.approx(split, rel=0.02)
+
+
 @pytest.mark.parametrize("kv_budget", [None, 0.2])
 def test_sequences_with_ages_are_conserved(kv_budget: float | None) -> None:
     """Also where a small pool preempts nearly all and then nobody; and numbers by age add up to
