@@ -100,6 +100,10 @@ def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
         "int4_always": StaticPolicy(make_action(quantization_tier=2)),
         "speculation_8": StaticPolicy(make_action(speculation_depth=8)),
         "tier_flapping": FlappingPolicy(make_action(), make_action(quantization_tier=1)),
+        "cap_flapping": FlappingPolicy(make_action(batch_cap=1), make_action(batch_cap=512)),
+        "kv_flapping": FlappingPolicy(
+            make_action(kv_budget_fraction=0.1), make_action(kv_budget_fraction=1.0)
+        ),
     }
     # The least service that the knobs allow: one GPU decodes one request, all others prefill.
     most_prefill = {"prefill_decode_split": ACTION_BOUNDS["prefill_decode_split"].high}

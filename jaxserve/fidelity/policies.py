@@ -18,7 +18,9 @@ from jaxserve.seeds import episode_key
 from jaxserve.tasks.anchors import anchors_score
 
 TASKS = ("bursty_workload", "adversarial_multitenant")
-AGENTS = ("default", "best_static", "heuristic", "ppo")
+TURNING = ("random", "cap_flapping", "kv_flapping")
+"""They turn knobs as no operator would, but as a learner may."""
+AGENTS = ("default", "best_static", "heuristic", "ppo", *TURNING)
 EPISODES = 8
 BAR = 0.03
 """Largest difference of mean scores that passes."""

@@ -85,7 +85,7 @@ def baselines(env: ServeEnv) -> dict[str, AnyBaseline]:
         for name, policy in {"default": default_policy(env), **exploit_policies()}.items()
         if isinstance(policy, StaticPolicy)
     }
-    others = ("random", "tier_flapping", "heuristic")
+    others = ("random", "tier_flapping", "cap_flapping", "kv_flapping", "heuristic")
     return static | {
         name: AnyBaseline(jnp.int32(number), env.locked) for number, name in enumerate(others, 1)
     }

@@ -125,6 +125,24 @@ def test_a_request_that_is_alone_is_not_held_up(task: str) -> None:
     assert colocated == pytest.approx(split, rel=0.02)
 
 
+@pytest.mark.parametrize("output_ages", [MEMORYLESS, 8])
+def test_a_lowered_cap_admits_nobody_until_the_batch_has_shrunk(output_ages: int) -> None:
+    """Sequences that finish above the cap are not replaced; at the cap they are, one by one."""
+    env = environment("bursty_workload", load=3.0, output_ages=output_ages)
+    lowered, cap = WINDOWS // 2, 8
+    gpus = int(env.deployment.num_gpus)
+    before, after = constant(batch_cap=128), constant(batch_cap=cap // gpus)
+    action = jax.tree.map(lambda a, b: np.where(np.arange(WINDOWS) < lowered, a, b), before, after)
+    metrics = windows(env, action)
+    running, first_tokens = metrics.running.sum(axis=1), metrics.first_tokens.sum(axis=1)
+    assert running[lowered - 1] > 100.0
+    above = np.flatnonzero(running[lowered:] > cap + 1) + lowered
+    assert len(above) >= 1 and first_tokens[above].max() < 1e-3
+    assert (np.diff(running[lowered - 1 : above[-1] + 1]) < 0.0).all()
+    drained = slice(above[-1] + 2, None)
+    assert first_tokens[drained].mean() > 0.5 and running[drained].max() <= cap + 1e-3
+
+
 @pytest.mark.parametrize("kv_budget", [None, 0.2])
 def test_sequences_with_ages_are_conserved(kv_budget: float | None) -> None:
     """Also where a small pool preempts nearly all and then nobody; and numbers by age add up to
