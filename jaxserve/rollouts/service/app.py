@@ -20,7 +20,6 @@ from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.commands import command_of, plain_json
-from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew
@@ -164,12 +163,8 @@ class RolloutService:
 
     async def _cancel(self, request: Request) -> Response:
         """Ends what has not ended, with the reason ``cancelled``; agents are killed."""
-        task, cancelled = self._known(request), []
-        for session in self._state.sessions(task):
-            if self._state.move(
-                session.id, states.ERROR, states.CANCELLED, result=states.NO_RESULT
-            ):
-                cancelled.append(session.id)
+        task = self._known(request)
+        cancelled = self._state.cancel(task)
         self._moved()
         if self._crew is not None:
             await asyncio.gather(*map(self._crew.end, cancelled))

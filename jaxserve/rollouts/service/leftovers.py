@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
+import time
 from pathlib import Path
 
 from jaxserve.errors import InputError
@@ -14,9 +15,11 @@ from jaxserve.rollouts.runtimes import Process, leftovers, removal_of
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.state import State
 
-_AGAIN_S = 2.0
+_LOOK_S = 2.0
+_LONGEST_WAIT_S = 300.0
 _DOCKER_S = 60.0
 _MOST_PRINTED = 2**20
+_AT_ONCE = (0.0, _LOOK_S)
 
 
 async def remove_leftovers(save_dir: Path) -> None:
@@ -43,32 +46,37 @@ async def _printed(process: Process) -> list[str]:
 
 
 class LostKeys:
-    """Closes keys of attempts whose node was lost, at the gateway that node used, as soon as that
-    answers; what was said stays there."""
+    """Closes keys of sessions that ended elsewhere than on their node, at the gateway that the node
+    used, as soon as that answers; what was said stays there."""
 
     def __init__(self, state: State, token: str | None) -> None:
         """Args: where they stand, and the token of control doors; None shows what each made."""
         self._state, self._token = state, token
+        self._silent: dict[str, tuple[float, float]] = {}
+        """Doors that did not answer: when they are asked again, and the wait before it, s."""
 
     async def look(self) -> None:
         """Again and again, for ever."""
         while True:
             try:
                 doors: dict[str, list[str]] = {}
-                for recorded, control in self._state.open_keys():
-                    doors.setdefault(control, []).append(recorded)
+                for recorded, control in self._state.keys.all():
+                    if self._silent.get(control, _AT_ONCE)[0] <= time.monotonic():
+                        doors.setdefault(control, []).append(recorded)
                 await asyncio.gather(*(self._close(*one) for one in doors.items()))
             except sqlite3.Error:
                 pass  # the service says so elsewhere
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_LOOK_S)
 
     async def _close(self, url: str, recorded: list[str]) -> None:
         control = Control(url, self._token)
         try:
             for one in recorded:
                 await control.shut(one, 0.0)
-                self._state.key_closed(one, url)
-        except InputError:
-            pass  # it may be there again later
+                self._state.keys.closed(one, url)
+            self._silent.pop(url, None)
+        except InputError:  # it may be there again later
+            wait_s = min(2.0 * self._silent.get(url, _AT_ONCE)[1], _LONGEST_WAIT_S)
+            self._silent[url] = (time.monotonic() + wait_s, wait_s)
         finally:
             await control.close()

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 
 from jaxserve.errors import InputError
+from jaxserve.rollouts.service.open_keys import OpenKeys
 from jaxserve.rollouts.traces import COMPLETED, ERROR, TIMEOUT
 from jaxserve.runtime.database import connect
 from jaxserve.runtime.state import locked_file
@@ -80,14 +81,6 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 """
-_KEYS = """
-CREATE TABLE IF NOT EXISTS open_keys (
-  recorded TEXT NOT NULL,  -- the gateway's session, of an attempt whose node was lost
-  control TEXT NOT NULL,   -- door of that gateway
-  PRIMARY KEY (recorded, control)
-)
-"""
-"""Beside the schema: files of before get it as well."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +112,11 @@ class SessionRow:
     result: Any
     """of an ended one, as JSON."""
 
+    @property
+    def recorded(self) -> str:
+        """The gateway's session of its last attempt."""
+        return f"{self.id}.{self.attempt}"
+
 
 class State:
     """The file, for use by one thread."""
@@ -137,7 +135,7 @@ class State:
                 raise InputError(f"{where}; it must be free, and another service has it")
             self._lock = lock
             self._sql = connect(path, _SCHEMA, _VERSION, "FULL", check=True)
-            self._sql.execute(_KEYS)
+            self.keys = OpenKeys(self._sql)
         except (OSError, sqlite3.Error) as error:
             raise InputError(f"{where}; its state cannot be used: {error}") from None
 
@@ -231,31 +229,30 @@ class State:
                 if resumes and session.state in AFTER_RUN:
                     self._sql.execute(f"{later} WHERE id = ?", (session.id,))
                     continue
-                recorded = f"{session.id}.{session.attempt}"
-                if session.attempt:
-                    self._sql.execute(
-                        "INSERT OR IGNORE INTO open_keys SELECT ?, json_extract(about, '$.control')"
-                        " FROM nodes WHERE id = ?",
-                        (recorded, node),
-                    )
+                self._note_key(session)
                 if session.attempt >= attempts and session.state not in BEFORE_RUN:
                     reason = f"its node was lost in each of {session.attempt} attempts"
-                    result = {**NO_RESULT, "records": recorded, "attempt": session.attempt}
+                    result = {**NO_RESULT, "records": session.recorded, "attempt": session.attempt}
                     self._move(session.id, ERROR, reason, None, {"result": result})
                     continue
                 if session.state != REGISTERED:
                     self._move(session.id, REGISTERED, f"node {node} was lost", None, {})
                 self._sql.execute(f"{later}, node = NULL, run = NULL WHERE id = ?", (session.id,))
 
-    def open_keys(self) -> list[tuple[str, str]]:
-        """Gateways' sessions of attempts whose node was lost, and the doors to close them at."""
-        return self._sql.execute("SELECT recorded, control FROM open_keys").fetchall()
+    def cancel(self, task: str) -> list[str]:
+        """Ends a task's sessions that have not ended, with the reason ``cancelled``; gives them."""
+        cancelled = []
+        for session in self.sessions(task):
+            with _Transaction(self._sql):
+                if self._move(session.id, ERROR, CANCELLED, None, {"result": NO_RESULT}):
+                    # Its node closes it too, if that is alive.
+                    self._note_key(session)
+                    cancelled.append(session.id)
+        return cancelled
 
-    def key_closed(self, recorded: str, control: str) -> None:
-        """It is."""
-        self._sql.execute(
-            "DELETE FROM open_keys WHERE recorded = ? AND control = ?", (recorded, control)
-        )
+    def _note_key(self, session: SessionRow) -> None:
+        if session.attempt and session.node is not None:
+            self.keys.note(session.recorded, session.node)
 
     def held_by(self, node: str) -> list[SessionRow]:
         """Those of a node that have not ended."""

@@ -110,7 +110,7 @@ class Views:
         control = None if row.node is None else self._nodes.control_of(row.node)
         if control is None or not row.attempt:
             raise HTTPException(404, "no gateway has records of this session yet")
-        recorded = quote(f"{row.id}.{row.attempt}", safe="")
+        recorded = quote(row.recorded, safe="")
         asked = {
             "after": str(int(number_in(request, "after", 0, _MOST, 0))),
             "limit": str(int(number_in(request, "limit", 1, 10_000, 100))),

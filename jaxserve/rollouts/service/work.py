@@ -116,7 +116,7 @@ class _Work:
         except BaseException:
             # Nobody speaks in it any more, whoever has it now.
             with contextlib.suppress(InputError):
-                await asyncio.shield(self._control.shut(_recorded(self._session), 0.0))
+                await asyncio.shield(self._control.shut(self._session.recorded, 0.0))
             raise
         finally:
             if self._prewarmed is not None:
@@ -129,7 +129,7 @@ class _Work:
     async def _forget_attempt(self, task: Task) -> None:
         """Ends what a killed node may have left of an attempt: its key, and its container."""
         if self._session.attempt:
-            await self._control.shut(_recorded(self._session))
+            await self._control.shut(self._session.recorded)
             top = self._folders(task).top
             await self._execution(task, 0.0).remove(top)
 
@@ -142,7 +142,7 @@ class _Work:
             folders = self._folders(task)
             await asyncio.to_thread(folders.make, task.runtime.source)
             said = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
-            key = await self._control.create(_recorded(self._session), said)
+            key = await self._control.create(self._session.recorded, said)
             episode = await self._begin_episode(task)
             told = _instruction(task.instruction, episode)
             launch = task.agent.launch(told, self._settings.gateway, key, folders.home)
@@ -172,9 +172,9 @@ class _Work:
         """Builds and evaluates what was said, and ends the session."""
         run = Run(**self._session.run)
         async with self._pools.post_run:
-            await self._control.shut(_recorded(self._session))
+            await self._control.shut(self._session.recorded)
             await self._move(states.BUILDING)
-            records = await self._control.records(_recorded(self._session))
+            records = await self._control.records(self._session.recorded)
             build = getattr(builders, task.builder)
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
         async with self._pools.evaluation:
@@ -271,11 +271,6 @@ class _Work:
         self._session = replace(self._session, state=state, **values)
 
 
-def _recorded(session: SessionRow) -> str:
-    """The gateway's session of an attempt."""
-    return f"{session.id}.{session.attempt}"
-
-
 def _needs_fresh(task: Task) -> bool:
     return getattr(task.evaluator, "needs_fresh", False)
 
@@ -319,7 +314,7 @@ def _graded(
     result = {
         "reward": outcome,
         "trace_rewards": rewards,
-        "records": _recorded(session),
+        "records": session.recorded,
         "attempt": session.attempt,
         "exit_code": run.exit_code,
         "traces": len(trajectory.traces),

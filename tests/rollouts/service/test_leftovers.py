@@ -1,4 +1,5 @@
-"""Containers that outlived their node are removed when it begins again, and no others."""
+"""What outlived a node: its containers are removed when it begins again, and no others; keys of its
+sessions are closed at its gateway."""
 
 from __future__ import annotations
 
@@ -8,12 +9,18 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from jaxserve.errors import InputError
 from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of
-from jaxserve.rollouts.service.leftovers import remove_leftovers
+from jaxserve.rollouts.service import leftovers
+from jaxserve.rollouts.service.control import Control
+from jaxserve.rollouts.service.leftovers import LostKeys, remove_leftovers
+from jaxserve.rollouts.service.state import State
 from tests.gateway.running import RunningGateway
 from tests.patience import wait_until
 from tests.rollouts.service.running import RunningNode, RunningService
@@ -89,6 +96,43 @@ def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
     docker.there.with_name("fails").touch()
     asyncio.run(remove_leftovers(tmp_path / "b"))
     assert docker.names() == {other}
+
+
+def test_a_gateway_that_does_not_answer(
+    gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are closed where gateways answer; one that does not is asked after ever longer waits."""
+    state = State(tmp_path / "state.sqlite3")
+    for node, url in (("here", gateway.control_url), ("gone", "http://127.0.0.1:9")):
+        state.put_node(node, "1", {"control": url})
+        state.keys.note("t.0.1", node)
+    assert gateway.control.post("/sessions", json={"id": "t.0.1"}).is_success
+    asked_s: list[float] = []
+    shut = Control.shut
+
+    async def counted(self: Control, id: str, patience_s: float = 0.0) -> None:
+        try:
+            await shut(self, id, patience_s)
+        except InputError:
+            asked_s.append(time.monotonic())
+            raise
+
+    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(leftovers, "_LOOK_S", 0.001)
+    monkeypatch.setattr(leftovers, "_AT_ONCE", (0.0, 0.01))
+
+    async def look() -> None:
+        looking = asyncio.create_task(LostKeys(state, None).look())
+        while len(asked_s) < 5:
+            await asyncio.sleep(0.01)
+        looking.cancel()
+
+    asyncio.run(look())
+    assert gateway.control.get("/sessions/t.0.1").json()["closed"]
+    assert state.keys.all() == [("t.0.1", "http://127.0.0.1:9")]
+    waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
+    assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
+    state.close()
 
 
 def test_nodes_begin_with_that(docker: Docker, gateway: RunningGateway, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
     now = {lease.session.id: lease.session for lease in scene.nodes.leases("a")}
     assert now[built.session.id].state == "BUILDING" and now[built.session.id].run == {"a": 1}
     assert now[running.session.id].state == "REGISTERED"
-    assert scene.state.open_keys() == [(f"{running.session.id}.1", "http://a")]
+    assert scene.state.keys.all() == [(f"{running.session.id}.1", "http://a")]
     for old in (running, built):
         assert now[old.session.id].lease > old.session.lease
         assert not scene.state.holds(*old.key)
@@ -114,7 +114,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
 def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     """It ends with the reason."""
     scene = Scene(tmp_path, attempts=2)
-    assert scene.state.open_keys() == []
+    assert scene.state.keys.all() == []
     for attempt in (1, 2):
         scene.join("a", start=str(attempt))
         if attempt == 1:
@@ -128,12 +128,29 @@ def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     assert row.result == {"reward": None, "records": "t.0.2", "attempt": 2}
     # The key of each attempt is open at the gateway of its node, until somebody has closed it.
     keys = [("t.0.1", "http://a"), ("t.0.2", "http://a")]
-    assert scene.state.open_keys() == keys
-    scene.state.key_closed(*keys[0])
+    assert scene.state.keys.all() == keys
+    scene.state.keys.closed(*keys[0])
     scene.state.close()
     scene = Scene(tmp_path)
-    assert scene.state.open_keys() == keys[1:]
+    assert scene.state.keys.all() == keys[1:]
     scene.state.close()
+
+
+def test_a_cancelled_session_leaves_its_key(scene: Scene) -> None:
+    """Its node may be dead: the key of what had begun is noted; what had not has none."""
+    scene.join("a", workers=2)
+    scene.submit(3)
+    begun, ended, *_ = scene.nodes.leases("a")
+    for one in (begun, ended):
+        scene.state.move(one.session.id, "RUNNING", lease=one.session.lease, attempt=1)
+    scene.state.move(ended.session.id, "COMPLETED", lease=ended.session.lease)
+    cancelled = scene.state.cancel("t")
+    assert sorted([*cancelled, ended.session.id]) == ["t.0", "t.1", "t.2"]
+    rows = [scene.state.session(id) for id in cancelled]
+    assert {(row.state, row.reason) for row in rows} == {("ERROR", "cancelled")}
+    assert all(row.result == {"reward": None} for row in rows)
+    assert scene.state.keys.all() == [(f"{begun.session.id}.1", "http://a")]
+    assert scene.state.cancel("t") == []
 
 
 def test_drain_leave_and_models(scene: Scene) -> None:
