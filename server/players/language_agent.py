@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,10 @@ import openai
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUNDS
+from server.players.answers import first_object
 from server.sessions.engine import Knobs
 from server.wire.schemas import ServeAction
 from server.wire.sentences import checked
-from server.wire.spellings import ALIASES
 
 HUGGING_FACE_URL = "https://router.huggingface.co/v1"
 DEFAULT_MODEL = "gpt-4o-mini"
@@ -299,7 +298,7 @@ def _parse(text: str, last: Knobs) -> Knobs:
     Raises:
       InputError: it holds no JSON object, or one with other than allowed values.
     """
-    data = _first_object(text)
+    data = first_object(text)
     if data is None:
         raise InputError("the answer is not one JSON object")
     data.pop("reason", None)
@@ -308,24 +307,6 @@ def _parse(text: str, last: Knobs) -> Knobs:
     stay = dict(zip(KNOBS, last, strict=True))
     action = checked(ServeAction, stay | checked(ServeAction, data).model_dump(exclude_unset=True))
     return action.knobs()
-
-
-def _first_object(text: str) -> dict[str, Any] | None:
-    """The first JSON object of an answer that names a knob, else the first; after what the model
-    thought aloud, whatever stands around it."""
-    text = re.sub(r"(?s)^.*</think>|<think>.*$", "", text)
-    read = json.JSONDecoder().raw_decode
-    objects, start = [], text.find("{")
-    while start >= 0:
-        try:
-            found, end = read(text, start)
-        except (ValueError, RecursionError):
-            end = start + 1
-        else:
-            objects.append(found)
-        start = text.find("{", end)
-    naming = [each for each in objects if any(knob in each for knob in (*KNOBS, *ALIASES))]
-    return next(iter(naming or objects), None)
 
 
 def _pieces(delta: Any) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from server.players.answers import first_object
 from server.players.model_budget import Bill, ModelBudget
 from server.problems import ModelFailure
 from server.sessions.engine import Knobs, Window
@@ -96,12 +96,9 @@ def is_offered(model_tokens: int, variables: Mapping[str, str] = os.environ) -> 
 
 
 def reason_of(answer: str) -> str | None:
-    """The field ``reason`` of the JSON object in an answer, shortened; None where there is none."""
-    try:
-        data: Any = json.loads(answer[answer.find("{") : answer.rfind("}") + 1])
-    except (ValueError, RecursionError):
-        return None
-    reason = data.get("reason") if isinstance(data, dict) else None
+    """The field ``reason`` of the object that names the knobs, shortened; None where there is
+    none."""
+    reason = (first_object(answer) or {}).get("reason")
     return reason[:_REASON_LENGTH] if isinstance(reason, str) and reason.strip() else None
 
 

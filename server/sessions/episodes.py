@@ -73,11 +73,14 @@ def parse_episode(
         (``jaxserve.tasks.overrides``) side by side.
 
     Raises:
-      InputError: anything unknown or out of range.
+      InputError: anything unknown or out of range, or that wants programs of its own.
     """
     spec = built_in_task(task)
     episode_key(seed, split)
     weights, overrides = split_config(JsonObject({} if config is None else config, "config"))
+    if "output_ages" in overrides:
+        # A new shape of the state for every number, and its programs compiled and kept for ever.
+        checks.refuse("config: output_ages", overrides["output_ages"], "left out on a server")
     for name, value in (weights | overrides).items():
         try:
             json.dumps(value, allow_nan=False)

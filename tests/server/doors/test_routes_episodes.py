@@ -274,6 +274,7 @@ def test_a_repeated_step_is_refused(http: httpx.Client) -> None:
         ("/reset", {"config": {"omega": 1}}, 422, "omega"),
         ("/reset", {"config": {"alpha": -1}}, 422, "alpha"),
         ("/reset", {"config": {"horizon": 100_000}}, 422, "horizon is 100000"),
+        ("/reset", {"config": {"output_ages": 9}}, 422, "output_ages is 9; it must be left out"),
         ("/reset", {"index": 10**6}, 422, "index is 1000000; it must be a whole number from 0 to"),
         ("/reset", {"index": True}, 422, "index is True; it must be a whole number"),
         ("/reset", {"config": {"x" * 300: 1}}, 422, "it must be text of at most 255 characters"),

@@ -108,6 +108,8 @@ def test_a_client_that_leaves_pays(agent: Agent) -> None:
         ('{"reason": "calm"}', "calm"),
         ('so: {"reason": "' + "x" * 500 + '"}', "x" * 400),
         ('{"reason": 5}', None),
+        ('<think>{"a": 1} hm</think>{"batch_cap": 8, "reason": "calm"} and {so on}', "calm"),
+        ('{"seen": 1} {"batch_cap": 8, "reason": "calm"}', "calm"),
         ('{"batch_cap": 5}', None),
         ("no JSON", None),
     ],
