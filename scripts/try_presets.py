@@ -3,7 +3,8 @@
     python scripts/try_presets.py codex pi=0.73.1          # versions: the one tried last, or given
     python scripts/try_presets.py --write codex            # into data/presets; then: make docs
 
-The engine is scripted and answers with calls of the agent's own shell tool. Programs are kept in
+The engine is scripted and answers with calls of the agent's own shell tool, and in an episode of
+its own, where the agent knows MCP, with calls of the server's. Programs are kept in
 ``build/agents``.
 """
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from jaxserve.datafiles import write_atomic  # noqa: E402
 from jaxserve.rollouts.presets import load_preset  # noqa: E402
-from tests.rollouts.installed import Played, install, stage  # noqa: E402
+from tests.rollouts.installed import install, stage  # noqa: E402
 
 
 def main() -> int:
@@ -39,25 +40,31 @@ def main() -> int:
             preset = load_preset(name)
             version = version or preset.tried[-1].version
             try:
-                played = playing.play(preset, install(preset, version))
+                programs = install(preset, version)
             except pytest.skip.Exception as reason:
                 print(f"{name} {version}: {reason}")
                 failed = 1
                 continue
-            print(f"{name} {version}: {played.seen()}", flush=True)
-            if not played.whole:
-                print(played.printed)
-                failed = 1
-            elif chosen.write:
-                _write(name, version, played)
+            seen = {"version": version}
+            for over_mcp, word in ((False, "seen"), (True, "over_mcp"))[: 1 + bool(preset.mcp)]:
+                played = playing.play(preset, programs, over_mcp=over_mcp)
+                seen[word] = played.seen()
+                print(f"{name} {version}: {played.seen()}", flush=True)
+                if not played.whole:
+                    print(played.printed)
+                    failed = 1
+                    break
+            else:
+                if chosen.write:
+                    _write(name, seen)
     return failed
 
 
-def _write(name: str, version: str, played: Played) -> None:
+def _write(name: str, seen: dict[str, str]) -> None:
     """Into the preset's file, in the place of what was seen before."""
     path = ROOT / "data" / "presets" / f"{name}.json"
     data = json.loads(path.read_text(encoding="utf-8"))
-    data["tried"] = [{"version": version, "seen": played.seen()}]
+    data["tried"] = [seen]
     write_atomic(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode())
 
 

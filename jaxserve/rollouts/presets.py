@@ -53,7 +53,9 @@ class Trial:
     version: str
     """of its package."""
     seen: str
-    """what it did."""
+    """what it did with its shell."""
+    over_mcp: str = ""
+    """what it did over MCP; empty where it knows none, or was not tried."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from jaxserve.rollouts.presets import Preset, load_preset, preset_names
 def preset_table() -> str:
     """One preset a row: where it comes from, how it asks, what was seen."""
     rows = [_row(load_preset(name)) for name in preset_names()]
-    headings = ["preset", "agent", "package", "dialect", "version tried", "what was seen"]
+    headings = ["preset", "agent", "package", "dialect", "version tried"]
+    headings += ["what was seen", "over MCP"]
     return table(headings, rows)
 
 
@@ -36,4 +37,5 @@ def _row(preset: Preset) -> list[str]:
     dialect = f"{preset.dialect}{streams if preset.dialect != 'any' else ''}"
     package = code(preset.package) if preset.package else ""
     seen = f"{seen} {preset.note}".rstrip()
-    return [code(preset.name), preset.title, package, dialect, versions, seen]
+    over_mcp = " ".join(trial.over_mcp for trial in preset.tried)
+    return [code(preset.name), preset.title, package, dialect, versions, seen, over_mcp]

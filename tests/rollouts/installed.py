@@ -1,13 +1,15 @@
 """Agents as their packages install them, and a short episode that each plays through a gateway.
 
-The engine is scripted: it answers with calls of the agent's own shell tool, which run a command
-that plays a window, until so many windows are played.
+The engine is scripted: it answers with calls of a tool until so many windows are played. The tool
+is the agent's own shell, with a command that plays a window, or ``step`` of the environment's
+server, which the agent finds over MCP.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -24,7 +26,7 @@ from jaxserve.client import ServeClient
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators.credit import calls_of, credits
-from jaxserve.rollouts.presets import Preset
+from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
 from server.local import LocalServer
 from tests.gateway.running import RunningGateway
@@ -53,6 +55,88 @@ print(json.dumps({{"step": told["observation"]["step_index"], "reward": told["re
 """
 
 
+class Way(Protocol):
+    """How a window is played."""
+
+    def tool(self, asked: Mapping[str, Any]) -> str | None:
+        """The one to call next, of those that the model is offered."""
+        ...
+
+    def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
+        """Of the call, to play a window with a batch cap."""
+        ...
+
+
+class Shell:
+    """By a command."""
+
+    def tool(self, asked: Mapping[str, Any]) -> str | None:
+        """The tool that runs commands."""
+        names = _offered(asked)
+        return next((name for name in SHELLS if name in names), None)
+
+    def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
+        """What must be there, and no more."""
+        schema = _schema(asked, self.tool(asked))
+        command = f"{sys.executable} step.py {cap}"
+        found: dict[str, Any] = {}
+        for name, kind in schema["properties"].items():
+            if name in ("command", "cmd"):
+                found[name] = ["sh", "-c", command] if kind.get("type") == "array" else command
+            elif name in schema.get("required", ()):
+                plain = {"boolean": False, "integer": 60, "number": 60}
+                found[name] = kind.get("enum", [plain.get(kind.get("type"), "a window")])[0]
+        return found
+
+
+@dataclass(frozen=True)
+class Served:
+    """By the environment's own tool, which some agents have the model search for first."""
+
+    session: str
+    """of the episode."""
+
+    def tool(self, asked: Mapping[str, Any]) -> str | None:
+        """Agents put their name of the server before the tool's."""
+        names = _offered(asked)
+        own = next((one for one in names if one == "step" or _SERVED.fullmatch(one)), None)
+        if own is not None or "tool_call" not in names:
+            return own
+        return "tool_call" if _found(asked) else "tool_search"
+
+    def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
+        """As the tool's schema has them."""
+        tool, step = self.tool(asked), {"session_id": self.session, "action": {"batch_cap": cap}}
+        schema = _schema(asked, tool)["properties"]
+        if tool == "tool_search":
+            return {"query": "env step"}
+        if tool == "tool_call":
+            (name,) = schema.keys() & {"name", "id"}
+            (inside,) = schema.keys() & {"arguments", "args"}
+            return {name: _found(asked), inside: step}
+        assert step.keys() <= schema.keys()
+        return step
+
+
+_SERVED = re.compile(r"(?:[\w.:-]*[_.:-])?env\w*?[_.:-]+step")
+
+
+def _found(asked: Mapping[str, Any]) -> str | None:
+    """The tool's name in what a search gave."""
+    results = (_text(one) for one in asked["messages"] if one["role"] == "tool")
+    return next((found[0] for text in results if (found := _SERVED.search(text))), None)
+
+
+def _schema(asked: Mapping[str, Any], tool: str | None) -> Mapping[str, Any]:
+    """A tool's parameters."""
+    found = next(one["function"] for one in asked["tools"] if one["function"]["name"] == tool)
+    return found["parameters"]
+
+
+def _offered(asked: Mapping[str, Any]) -> list[str]:
+    return [one["function"]["name"] for one in asked.get("tools") or ()]
+
+
 @dataclass(frozen=True)
 class Played:
     """What came of an agent."""
@@ -67,6 +151,8 @@ class Played:
     """knobs of the windows, as the server played them."""
     caps: list[int]
     """that the engine's calls asked for."""
+    way: Way
+    """in which it played."""
 
     @property
     def trajectory(self) -> Trajectory:
@@ -76,17 +162,18 @@ class Played:
     @property
     def playing(self) -> list[CompletionRecord]:
         """Requests that offer the tool."""
-        return [record for record in self.records if _shell_of(sent(record))]
+        return [record for record in self.records if self.way.tool(sent(record))]
 
     @property
     def tool(self) -> str | None:
         """Which one played."""
-        return next(map(_shell_of, map(sent, self.playing)), None)
+        return next((self.way.tool(sent(record)) for record in reversed(self.playing)), None)
 
     @property
     def credited(self) -> int:
         """Windows of which it is known which completion played them."""
-        owners = credits(calls_of(self.records, self.tool or ""), self.actions)
+        tool = "step" if isinstance(self.way, Served) else self.tool
+        owners = credits(calls_of(self.records, tool or ""), self.actions)
         return len(owners) - owners.count(None)
 
     @property
@@ -176,8 +263,8 @@ class Stage:
     url: str
     """of the environment's server."""
 
-    def play(self, preset: Preset, programs: Path) -> Played:
-        """Lets an agent play an episode of its own."""
+    def play(self, preset: Preset, programs: Path, *, over_mcp: bool = False) -> Played:
+        """Lets an agent play an episode of its own, with its shell or over MCP."""
         agent, caps = Agent(self.gateway), []
         folder = self.folder / agent.id
         home, work = folder / "home", folder / "work"
@@ -187,11 +274,16 @@ class Stage:
             env.reset(task_id="bursty_workload", seed=7)
             step = _STEP.format(session=env.session_id, url=self.url)
             (work / "step.py").write_text(step, encoding="utf-8")
-            self.engine.script = lambda asked: _answer(asked, caps)
-            code, printed = _started(preset, programs, home, work, self.gateway.url, agent.key)
+            way = Served(env.session_id) if over_mcp else Shell()
+            servers = {"env": f"{self.url}/mcp"} if over_mcp else {}
+            self.engine.script = lambda asked: _answer(asked, caps, way)
+            launch = preset.command(
+                INSTRUCTION, "m", self.gateway.url, agent.key, home, mcp_servers=servers
+            )
+            code, printed = _started(launch, programs, home, work)
             log = env.episode_log()["episode_log"]
         actions = [entry["action"] for entry in log if "action" in entry]
-        return Played(code, printed, agent.records(), actions, caps)
+        return Played(code, printed, agent.records(), actions, caps, way)
 
 
 @contextmanager
@@ -205,11 +297,8 @@ def stage(folder: Path) -> Iterator[Stage]:
         yield Stage(folder / "agents", gateway, engine, server.url)
 
 
-def _started(
-    preset: Preset, programs: Path, home: Path, work: Path, gateway: str, key: str
-) -> tuple[int, str]:
+def _started(launch: Launch, programs: Path, home: Path, work: Path) -> tuple[int, str]:
     """Exit code and the end of what it printed."""
-    launch = preset.command(INSTRUCTION, "m", gateway, key, home)
     environment = {
         "PATH": _path(str(programs)),
         "HOME": str(home),
@@ -251,39 +340,21 @@ def _path(*programs: str) -> str:
     return os.pathsep.join([*programs, *newer_node, os.environ["PATH"]])
 
 
-def _answer(asked: Mapping[str, Any], caps: list[int]) -> dict[str, Any]:
+def _answer(asked: Mapping[str, Any], caps: list[int], way: Way) -> dict[str, Any]:
     """What the engine says: a call that plays the next window, or that all are played."""
-    tool = _shell_of(asked)
+    tool = way.tool(asked)
     if tool is None:
         return {"reply": "An episode"}
     # Some agents put what a command printed into JSON of their own, which escapes its quotes.
     played = sum(one["role"] == "tool" and "reward" in _text(one) for one in asked["messages"])
     if played >= WINDOWS:
         return {"reply": "Played.", "reasoning": THOUGHT}
-    caps.append(96 - played)
-    command = f"{sys.executable} step.py {caps[-1]}"
-    schema = next(one for one in asked["tools"] if one["function"]["name"] == tool)
-    arguments = json.dumps(_arguments(schema["function"]["parameters"], command))
+    cap, turn = 96 - played, len(asked["messages"])
+    if tool != "tool_search":
+        caps.append(cap)
+    arguments = json.dumps(way.arguments(asked, cap))
     said = {"reply": "", "reasoning": THOUGHT, "calls": [tool], "arguments": arguments}
-    return {**said, "turn": f"{len(caps)}_"}
-
-
-def _shell_of(asked: Mapping[str, Any]) -> str | None:
-    """The tool that runs commands."""
-    names = [one["function"]["name"] for one in asked.get("tools") or ()]
-    return next((name for name in SHELLS if name in names), None)
-
-
-def _arguments(schema: Mapping[str, Any], command: str) -> dict[str, Any]:
-    """Of a call that runs a command: what must be there, and no more."""
-    found: dict[str, Any] = {}
-    for name, kind in schema["properties"].items():
-        if name in ("command", "cmd"):
-            found[name] = ["sh", "-c", command] if kind.get("type") == "array" else command
-        elif name in schema.get("required", ()):
-            plain = {"boolean": False, "integer": 60, "number": 60}
-            found[name] = kind.get("enum", [plain.get(kind.get("type"), "a window")])[0]
-    return found
+    return {**said, "turn": f"{turn}_"}
 
 
 def _text(message: Mapping[str, Any]) -> str:

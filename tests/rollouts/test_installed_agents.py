@@ -28,13 +28,17 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield running
 
 
-@pytest.mark.parametrize("name", TRIED)
-def test_it_plays_an_episode(playing: Stage, name: str) -> None:
-    """In the dialect of its preset; every window is that of the completion that asked for it."""
+@pytest.mark.parametrize(
+    ("name", "over_mcp"),
+    [(name, False) for name in TRIED] + [(name, True) for name in TRIED if load_preset(name).mcp],
+)
+def test_it_plays_an_episode(playing: Stage, name: str, over_mcp: bool) -> None:
+    """With its shell or the tools of the server, in the dialect of its preset; every window is that
+    of the completion that asked for it."""
     if name not in IN_EVERY_RUN and not os.environ.get("JAXSERVE_ALL_AGENTS"):
         pytest.skip("JAXSERVE_ALL_AGENTS is not set")
     preset = load_preset(name)
-    played = playing.play(preset, install(preset, preset.tried[-1].version))
+    played = playing.play(preset, install(preset, preset.tried[-1].version), over_mcp=over_mcp)
     assert played.code == 0, played.printed
     assert [window["batch_cap"] for window in played.actions] == [96, 95, 94] == played.caps
     assert played.credited == WINDOWS == len(played.caps)

@@ -90,7 +90,7 @@ SERVERS = {
         {"url": "U", "transport": "streamable-http"},
     ),
     "hermes": ("/f/hermes/config.yaml", ["mcp_servers", "env"], {"url": "U"}),
-    "openhands_sdk": ("/f/mcp.json", ["mcpServers", "env"], {"url": "U"}),
+    "openhands_sdk": ("/f/mcp.json", ["env"], {"url": "U"}),
 }
 
 

@@ -50,14 +50,14 @@ def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
     ids = Counter(id for _, id, _ in made)
     found = []
     for completion, id, function in made:
-        name = function.get("name") or ""
-        if name != tool and not name.endswith((f"_{tool}", f".{tool}")):  # server_tool
+        asked = _asked_of(tool, function)
+        if asked is None:
             continue
         brought = results.get(id, set()) if ids[id] == 1 else set()
         told = _TOLD.findall(next(iter(brought))) if len(brought) == 1 else None
         if told != []:
             number = int(told[-1]) if told else None
-            found.append(Call(completion, _arguments(function.get("arguments")), number))
+            found.append(Call(completion, asked, number))
     return found
 
 
@@ -106,12 +106,34 @@ def _agree(arguments: Mapping[str, Any], knobs: Mapping[str, Any]) -> bool:
     )
 
 
-def _arguments(text: Any) -> Mapping[str, Any]:
-    """Of a call; knobs may be inside ``action``."""
+def _asked_of(tool: str, function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a call asks of a tool, None where it calls another; knobs may be inside ``action``.
+
+    Agents with many tools call those that the model has searched for through one of their own,
+    with the tool's name and its arguments side by side.
+    """
+    asked = _object(function.get("arguments"))
+    if not _names(function.get("name"), tool):
+        inside = [value for value in asked.values() if isinstance(value, dict)]
+        if len(inside) != 1 or not any(_names(value, tool) for value in asked.values()):
+            return None
+        asked = inside[0]
+    action = asked.get("action")
+    return action if isinstance(action, dict) else asked
+
+
+def _names(name: Any, tool: str) -> bool:
+    """Whether a name is the tool's, perhaps with its server's before it."""
+    return (
+        isinstance(name, str)
+        and re.fullmatch(rf"([\w.:-]*[_.:])?{re.escape(tool)}", name) is not None
+    )
+
+
+def _object(arguments: Any) -> Mapping[str, Any]:
+    """The arguments of a call, which most clients write as text."""
     try:
-        found = orjson.loads(text) if isinstance(text, str) else text
+        found = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     except orjson.JSONDecodeError:
         return {}
-    if isinstance(found, dict) and isinstance(found.get("action"), dict):
-        found = found["action"]
     return found if isinstance(found, dict) else {}

@@ -68,6 +68,27 @@ def test_other_tools_make_none(name: str) -> None:
     assert credits(calls_of(records, "step"), windows) == [(1, 0), None]
 
 
+@pytest.mark.parametrize(("name", "inside"), [("name", "arguments"), ("id", "args")])
+def test_a_tool_may_be_called_through_another(name: str, inside: str) -> None:
+    """Agents with many tools, as Qwen Code and OpenClaw, have the model search for one and call it
+    by its name; a call of another tool makes no window."""
+    step = {"session_id": "s", "action": {"batch_cap": 64}}
+    calls = [
+        {"id": id, "function": {"name": "tool_call", "arguments": json.dumps(arguments)}}
+        for id, arguments in (
+            ("a", {name: "mcp__env__look", inside: step}),
+            ("b", {name: "mcp__env__step"}),
+            ("c", {name: "mcp__env__step", inside: step}),
+        )
+    ]
+    found = calls_of([record(1, calls[:2], {}), record(2, calls[2:], {})], "step")
+    assert [call.completion for call in found] == [(2, 0)]
+    assert credits(found, [{"batch_cap": 64.0}]) == [(2, 0)]
+    told = {"c": json.dumps({"step": 1})}
+    known = calls_of([record(1, calls[2:], {}), record(2, [], told)], "step")
+    assert [call.told for call in known] == [1]
+
+
 def test_results_may_be_wrapped_in_json() -> None:
     """Hermes and others put what a command printed into a text of their own, quotes escaped."""
     told = {
