@@ -89,3 +89,8 @@ class Trajectory:
     def trainable(self) -> int:
         """Tokens with mask 1."""
         return sum(trace.trainable for trace in self.traces)
+
+    @property
+    def graded(self) -> bool:
+        """Whether it has traces, and all have a reward: there is nothing to train on without."""
+        return bool(self.traces) and all(trace.reward is not None for trace in self.traces)

@@ -109,6 +109,23 @@ def test_a_session_without_a_trace_has_a_place(
     assert "jaxserve/reward_of_completed" not in output.metrics
 
 
+def test_a_session_without_a_grade_is_not_trained_on(
+    release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traces are there, and its place is as that of one without."""
+    sample = install(release, monkeypatch)
+    evaluator = {"name": "tests.rollouts.evaluators.own:Fails", "how": "refuses"}
+    task = {"agent": python(SPEAK), "evaluator": evaluator}
+    args = args_of(service, None, rollout_batch_size=1, jaxserve_task=task)
+    output = generate_rollout(args, 0, DataSource(sample, ["a"], size=1))
+    (((one,),),) = output.samples
+    assert one.remove_sample and one.loss_mask == [0] and one.status is sample.Status.FAILED
+    (named,) = service.http.get("/tasks").json()["tasks"]
+    (told,) = service.result(named["task_id"])["sessions"]
+    path = f"/sessions/{told['session_id']}/trajectory"
+    assert service.http.get(path).json()["traces"][0]["reward"] is None
+
+
 def test_an_evaluation(
     release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from jaxserve.checks import number
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
@@ -123,8 +126,10 @@ class _Work:
                 self._prewarmed.cancel()
 
     async def end(self, state: str, reason: str) -> None:
-        """Ends it without a result."""
-        await self._move(state, reason, result=states.NO_RESULT)
+        """Ends it without traces; what was recorded of it is named."""
+        session = self._session
+        named = {"records": session.recorded, "attempt": session.attempt} if session.attempt else {}
+        await self._move(state, reason, result={**states.NO_RESULT, **named})
 
     async def _forget_attempt(self, task: Task) -> None:
         """Ends what a killed node may have left of an attempt: its key, and its container."""
@@ -179,8 +184,15 @@ class _Work:
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
         async with self._pools.evaluation:
             await self._move(states.EVALUATING)
-            worth = await self._evaluate(task, records, trajectory)
-        graded, result = _graded(self._session, run, trajectory, worth)
+            try:
+                grade = _grade(trajectory, await self._evaluate(task, records, trajectory))
+            except Exception as error:
+                run, grade = (
+                    _without_grade(run, error),
+                    _Grade(None, [None] * len(trajectory.traces)),
+                )
+                trajectory = replace(trajectory, status=run.status)
+        graded, result = _graded(self._session, run, trajectory, grade)
         result["completions"] = len(records)
         line = await asyncio.to_thread(line_of, graded)
         await self._move(run.status, run.reason, line, result=result)
@@ -293,10 +305,21 @@ def _run_of(who: str, ended: Ended) -> Run:
     return Run(states.COMPLETED, "", 0)
 
 
-def _graded(
-    session: SessionRow, run: Run, trajectory: Trajectory, worth: EvalResult
-) -> tuple[Trajectory, dict[str, Any]]:
-    """The trajectory with its rewards, and what is told of the ended session."""
+@dataclass(frozen=True)
+class _Grade:
+    """What a session is worth; None where that cannot be told."""
+
+    outcome: float | None
+    of_traces: Sequence[float | None]
+    metadata: Any = None
+
+
+def _grade(trajectory: Trajectory, worth: EvalResult) -> _Grade:
+    """What an evaluator says, as it is kept.
+
+    Raises:
+      InputError: it does not fit the trajectory, or is no JSON.
+    """
     given = worth.trace_rewards
     of_traces = [None] * len(trajectory.traces) if given is None else list(given)
     if len(of_traces) != len(trajectory.traces):
@@ -306,14 +329,35 @@ def _graded(
         )
     outcome = number("outcome_reward", worth.outcome_reward)
     rewards = [outcome if one is None else number("trace_rewards", one) for one in of_traces]
+    try:
+        metadata = orjson.loads(orjson.dumps(worth.metadata))
+    except orjson.JSONEncodeError as error:
+        raise InputError(f"metadata of the evaluation must be JSON: {error}") from None
+    return _Grade(outcome, rewards, metadata)
+
+
+def _without_grade(run: Run, error: Exception) -> Run:
+    """The end of a session whose evaluation failed: why, after what the agent's run says."""
+    said = str(error)
+    if not isinstance(error, InputError):
+        _LOG.error("an evaluator failed", exc_info=error)
+        said = f"the evaluator failed: {type(error).__name__}: {error}"
+    reason = f"{run.reason}; {said}" if run.reason else said
+    return replace(run, status=states.ERROR, reason=reason)
+
+
+def _graded(
+    session: SessionRow, run: Run, trajectory: Trajectory, grade: _Grade
+) -> tuple[Trajectory, dict[str, Any]]:
+    """The trajectory with its rewards, and what is told of the ended session."""
     whose = {"task": session.task, "session": session.id}
     traces = tuple(
         replace(trace, reward=reward, metadata={**trace.metadata, **whose})
-        for trace, reward in zip(trajectory.traces, rewards, strict=True)
+        for trace, reward in zip(trajectory.traces, grade.of_traces, strict=True)
     )
     result = {
-        "reward": outcome,
-        "trace_rewards": rewards,
+        "reward": grade.outcome,
+        "trace_rewards": grade.of_traces,
         "records": session.recorded,
         "attempt": session.attempt,
         "exit_code": run.exit_code,
@@ -321,6 +365,6 @@ def _graded(
         "trainable": trajectory.trainable,
         "dropped": trajectory.dropped,
         "cuts": trajectory.cuts,
-        "evaluation": worth.metadata,
+        "evaluation": grade.metadata,
     }
     return replace(trajectory, traces=traces), result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators import Context, EvalResult
 from jaxserve.rollouts.traces import Trajectory
 
@@ -34,3 +35,21 @@ class Broken:
     def __init__(self, options: JsonObject) -> None:
         """Takes nothing."""
         raise RuntimeError("no weights")
+
+
+class Fails:
+    """Cannot tell what a session is worth."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Options: ``how`` it fails."""
+        self._how = options.text("how")
+
+    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+        """Raises, or gives what is no reward."""
+        if self._how == "refuses":
+            raise InputError("the judge is away")
+        if self._how == "breaks":
+            raise RuntimeError("no weights")
+        if self._how == "no_json":
+            return EvalResult(1.0, metadata={"judge": object()})
+        return EvalResult(float("nan"))
