@@ -80,6 +80,8 @@ class Trajectory:
     """tokens that were sampled and cannot be trained on, by reason."""
     cuts: Mapping[str, int] = field(default_factory=dict)
     """how often a conversation went on in a new trace, by reason."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """requests without a whole answer, by reason; what was sampled for them is in ``dropped``."""
 
     def __post_init__(self) -> None:
         """Raises InputError for another status."""

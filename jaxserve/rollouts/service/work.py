@@ -365,6 +365,7 @@ def _graded(
         "trainable": trajectory.trainable,
         "dropped": trajectory.dropped,
         "cuts": trajectory.cuts,
+        "failures": trajectory.failures,
         "evaluation": grade.metadata,
     }
     return replace(trajectory, traces=traces), result
