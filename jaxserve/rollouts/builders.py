@@ -11,6 +11,7 @@ one, whose prompt is the whole history with nothing to train on in it.
 - ``opened_by``: ``root``, or why it did not go on in the trace of its parent.
 - ``completions``: for each response in it record, choice, start and stop in ``response_ids``.
 - ``weight_versions``, ``logprobs_meaning``, ``sampling``: of each of these.
+- ``completion_rewards``: likewise, where an evaluator told what each earned.
 """
 
 from __future__ import annotations

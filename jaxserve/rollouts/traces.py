@@ -15,6 +15,8 @@ COMPLETED = "COMPLETED"
 TIMEOUT = "TIMEOUT"
 ERROR = "ERROR"
 _STATUS = (COMPLETED, TIMEOUT, ERROR)
+COMPLETION_REWARDS = "completion_rewards"
+"""In ``metadata`` of a graded trace: what each of its ``completions`` earned."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import orjson
-
-from jaxserve.checks import number
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
@@ -26,9 +22,9 @@ from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts
 from jaxserve.rollouts.service.folders import Folders, ours_of, write_files
+from jaxserve.rollouts.service.grades import Grade, grade_of, graded
 from jaxserve.rollouts.service.leases import Book, Lease
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
-from jaxserve.rollouts.service.state import SessionRow
 from jaxserve.rollouts.service.submission import Task, parse_task
 from jaxserve.rollouts.traces import Trajectory
 
@@ -185,16 +181,15 @@ class _Work:
         async with self._pools.evaluation:
             await self._move(states.EVALUATING)
             try:
-                grade = _grade(trajectory, await self._evaluate(task, records, trajectory))
+                worth = await self._evaluate(task, records, trajectory)
+                grade = grade_of(records, trajectory, worth)
             except Exception as error:
-                run, grade = (
-                    _without_grade(run, error),
-                    _Grade(None, [None] * len(trajectory.traces)),
-                )
+                run = _without_grade(run, error)
+                grade = Grade(None, [None] * len(trajectory.traces))
                 trajectory = replace(trajectory, status=run.status)
-        graded, result = _graded(self._session, run, trajectory, grade)
-        result["completions"] = len(records)
-        line = await asyncio.to_thread(line_of, graded)
+        trajectory, result = graded(self._session, trajectory, grade)
+        result |= {"exit_code": run.exit_code, "completions": len(records)}
+        line = await asyncio.to_thread(line_of, trajectory)
         await self._move(run.status, run.reason, line, result=result)
 
     async def _begin_episode(self, task: Task) -> Episode | None:
@@ -305,37 +300,6 @@ def _run_of(who: str, ended: Ended) -> Run:
     return Run(states.COMPLETED, "", 0)
 
 
-@dataclass(frozen=True)
-class _Grade:
-    """What a session is worth; None where that cannot be told."""
-
-    outcome: float | None
-    of_traces: Sequence[float | None]
-    metadata: Any = None
-
-
-def _grade(trajectory: Trajectory, worth: EvalResult) -> _Grade:
-    """What an evaluator says, as it is kept.
-
-    Raises:
-      InputError: it does not fit the trajectory, or is no JSON.
-    """
-    given = worth.trace_rewards
-    of_traces = [None] * len(trajectory.traces) if given is None else list(given)
-    if len(of_traces) != len(trajectory.traces):
-        raise InputError(
-            f"trace_rewards has {len(of_traces)} entries; it must have one for each of "
-            f"{len(trajectory.traces)} traces"
-        )
-    outcome = number("outcome_reward", worth.outcome_reward)
-    rewards = [outcome if one is None else number("trace_rewards", one) for one in of_traces]
-    try:
-        metadata = orjson.loads(orjson.dumps(worth.metadata))
-    except orjson.JSONEncodeError as error:
-        raise InputError(f"metadata of the evaluation must be JSON: {error}") from None
-    return _Grade(outcome, rewards, metadata)
-
-
 def _without_grade(run: Run, error: Exception) -> Run:
     """The end of a session whose evaluation failed: why, after what the agent's run says."""
     said = str(error)
@@ -344,28 +308,3 @@ def _without_grade(run: Run, error: Exception) -> Run:
         said = f"the evaluator failed: {type(error).__name__}: {error}"
     reason = f"{run.reason}; {said}" if run.reason else said
     return replace(run, status=states.ERROR, reason=reason)
-
-
-def _graded(
-    session: SessionRow, run: Run, trajectory: Trajectory, grade: _Grade
-) -> tuple[Trajectory, dict[str, Any]]:
-    """The trajectory with its rewards, and what is told of the ended session."""
-    whose = {"task": session.task, "session": session.id}
-    traces = tuple(
-        replace(trace, reward=reward, metadata={**trace.metadata, **whose})
-        for trace, reward in zip(trajectory.traces, grade.of_traces, strict=True)
-    )
-    result = {
-        "reward": grade.outcome,
-        "trace_rewards": grade.of_traces,
-        "records": session.recorded,
-        "attempt": session.attempt,
-        "exit_code": run.exit_code,
-        "traces": len(trajectory.traces),
-        "trainable": trajectory.trainable,
-        "dropped": trajectory.dropped,
-        "cuts": trajectory.cuts,
-        "failures": trajectory.failures,
-        "evaluation": grade.metadata,
-    }
-    return replace(trajectory, traces=traces), result

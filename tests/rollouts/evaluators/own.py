@@ -12,14 +12,19 @@ class Worth:
     """What its options say."""
 
     def __init__(self, options: JsonObject) -> None:
-        """Options: ``worth`` of the whole, and ``traces``, of each trace (none)."""
+        """Options: ``worth`` of the whole, ``traces``, of each trace (none), and ``completions``:
+        record, choice and reward (none)."""
         self._worth = options.number("worth", 0, 1)
         self._traces = options.get("traces")
+        self._completions = options.get("completions")
 
     def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
         """Says beside it what the agent was told."""
         told = {"told": context.instruction, "records": len(context.records)}
-        return EvalResult(self._worth, self._traces, told)
+        earned = self._completions
+        if earned is not None:
+            earned = {(seq, choice): reward for seq, choice, reward in earned}
+        return EvalResult(self._worth, self._traces, told, earned)
 
 
 class NoEvaluator:

@@ -53,6 +53,10 @@ def kept(service: RunningService, folder: Path, reason: str, **task: Any) -> Non
             {"name": f"{OWN}:Worth", "worth": 1, "traces": [1.0, 1.0]},
             "trace_rewards has 2 entries; it must have one for each of 1 traces",
         ),
+        (
+            {"name": f"{OWN}:Worth", "worth": 1, "completions": [[1, 0, 1.0], [2, 0, 1.0]]},
+            "completion_rewards is (2, 0); it must be of a record and choice of the session",
+        ),
     ],
 )
 def test_an_evaluator_that_fails_throws_nothing_away(
