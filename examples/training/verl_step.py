@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--traces", required=True, type=Path)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     given = parser.parse_args()
-    trajectories = read_trajectories(given.traces)
+    trajectories = [one for one in read_trajectories(given.traces) if one.graded]
     batch = batch_of([one for each in trajectories for one in verl_outputs(each)])
     model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32)
     optimiser = torch.optim.AdamW(model.parameters(), lr=given.learning_rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -52,6 +53,7 @@ class ClientDoor:
         path = scope["path"]
         try:
             place = self._check(path, scope)
+            await self._find_room(place, path, scope)
             if place is not None:
                 await self._serve_session(place, path, scope, receive, send)
             elif path in INFERENCE:
@@ -107,15 +109,21 @@ class ClientDoor:
             raise Problem(405, "wrong_method", f"this route takes {' and '.join(allowed)} only")
         if self._calls.stopping:
             raise stopping()
-        most = self._settings.max_requests
-        if not is_look and len(self._calls) >= most:
-            problem = Problem(
-                429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
-            )
-            if not counts(path):
-                self._proxy.turned_away(path, headers, problem)
-            raise problem
         return place
+
+    async def _find_room(self, place: Place | None, path: str, scope: Scope) -> None:
+        most, is_look = self._settings.max_requests, scope["method"] != "POST"
+        if is_look or len(self._calls) < most:
+            return
+        problem = Problem(
+            429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
+        )
+        if not counts(path):
+            inside = nullcontext() if place is None else place.sessions.entered(place.session)
+            with suppress(NotRecorded):  # said in the log, and the client gets its error anyway
+                async with inside:
+                    self._proxy.turned_away(path, scope["headers"], problem, place)
+        raise problem
 
     def _may_pass(self, headers: names.RawHeaders) -> bool:
         """Whether a request that belongs to no session is served. Where there are sessions, one

@@ -34,7 +34,7 @@ from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
 from jaxserve.gateway.relay import Relay, Way
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.sessions import counting
-from jaxserve.gateway.sessions.capture import Captured, Place, Received
+from jaxserve.gateway.sessions.capture import Captured, Place, draft_of, ended
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.translation.table import translated
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
@@ -99,21 +99,24 @@ class Proxy:
         record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
         answer = Answer(scope, send, dialect, record)
         call = Call(record, self._settings.total_s)
-        way = Way(self._settings, self._ledger, dialect, call, answer)
+        plain, query = (
+            Way(self._settings, self._ledger, dialect, call, answer),
+            scope["query_string"],
+        )
+        captured = None if place is None else Captured(plain, path, query, place)
+        way = captured or plain
         self._calls.add(call)
         problem: Problem | None = None
         try:
-            incoming, body = await self._read(call, scope, receive, path)
+            incoming = await self._read(way, scope, receive, path)
             priority = incoming.priority
-            if place is None:
-                way = Relay(**vars(way), path=path, query=scope["query_string"], incoming=incoming)
+            if captured is not None:
+                captured.translate(self._pools[record.pool].replicas[0].spec.policy)
+                served = captured
             else:
-                policy = self._pools[record.pool].replicas[0].spec.policy
-                received = Received(path, scope["query_string"], body)
-                way = Captured(way, received, policy, place)
-                del received
-            del incoming, body  # may be megabytes
-            await self._serve(way, priority, scope, receive)
+                served = Relay(**vars(plain), path=path, query=query, incoming=incoming)
+            del incoming  # may be megabytes
+            await self._serve(served, priority, scope, receive)
         except asyncio.CancelledError:
             problem = call.ended_by or stopping()
             _forget_cancellation()
@@ -130,14 +133,25 @@ class Proxy:
             await answer.fail(problem)
         self._ledger.ended(record)
 
-    def turned_away(self, path: str, headers: names.RawHeaders, problem: Problem) -> None:
-        """Books a request for output that is refused before it is read."""
+    def turned_away(
+        self, path: str, headers: names.RawHeaders, problem: Problem, place: Place | None
+    ) -> None:
+        """Books a request for output that is refused before it is read.
+
+        Args:
+          place: the session, which is open, that it is recorded in.
+
+        Raises:
+          NotRecorded: it cannot be recorded there.
+        """
         record = self._ledger.new_record(dialect_of(path).name)
         record.class_name = self._ledger.classes.name(names.first(headers, names.CLASS))
         record.status = problem.status
         record.outcome, record.reason = outcome_of(problem.reason), problem.reason
         self._ledger.arrived(record)
         self._ledger.ended(record)
+        if place is not None:
+            place.session.add(ended(draft_of(place, record), record))
 
     def _default_pool(self) -> str:
         return next(name for name, pool in self._pools.items() if pool.default)
@@ -208,13 +222,12 @@ class Proxy:
             raise first_byte_wait(_LOOK_S) from None
         raise _unreachable("any")
 
-    async def _read(
-        self, call: Call, scope: Scope, receive: Receive, path: str
-    ) -> tuple[Incoming, bytes]:
-        record, settings, headers = call.record, self._settings, scope["headers"]
+    async def _read(self, way: Way, scope: Scope, receive: Receive, path: str) -> Incoming:
+        record, settings, headers = way.call.record, self._settings, scope["headers"]
         try:
-            call.expect(body_wait, settings.body_s)
+            way.call.expect(body_wait, settings.body_s)
             body = await read_body(receive, headers, settings.max_body_bytes)
+            way.came(body)
             record.bytes_in = len(body)
             incoming = understand(body, headers, dialect_of(path))
             record.priority, record.streamed = incoming.priority, incoming.streamed
@@ -222,7 +235,7 @@ class Proxy:
             record.pool = asked_pool(headers, self._pools) or self._default_pool()
         finally:
             self._ledger.arrived(record)
-        return incoming, body
+        return incoming
 
     async def _serve(
         self, way: Relay | Captured, priority: int, scope: Scope, receive: Receive

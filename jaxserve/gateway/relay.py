@@ -40,6 +40,9 @@ class Way:
             yield chunk
             self.call.expect(idle_wait, self.settings.idle_s)
 
+    def came(self, body: bytes) -> None:
+        """Its body has been read."""
+
     def failed(self, problem: Problem) -> None:
         """It ended otherwise than with the engine's answer; the record of it says so."""
 

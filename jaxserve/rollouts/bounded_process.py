@@ -1,7 +1,7 @@
 """A command as a process of this machine: in a group of its own, its time and output bounded.
 
 No shell sees the command. The group ends with the command, and with this process, even when that
-one is killed.
+one is killed. A process that has left the group, by ``setsid``, lives on.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ one, whose prompt is the whole history with nothing to train on in it.
 - ``opened_by``: ``root``, or why it did not go on in the trace of its parent.
 - ``completions``: for each response in it record, choice, start and stop in ``response_ids``.
 - ``weight_versions``, ``logprobs_meaning``, ``sampling``: of each of these.
+- ``completion_rewards``: likewise, where an evaluator told what each earned.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def per_request(records: Sequence[CompletionRecord], status: str = COMPLETED) ->
     samples, dropped = _samples(records)
     opened = {sample.key: sample.record.link.how for sample in samples}
     traces = tuple(_trace([sample], opened[sample.key], sample.key, 0) for sample in samples)
-    return Trajectory(status, traces, dropped)
+    return Trajectory(status, traces, dropped, failures=_failures(records))
 
 
 def prefix_merging(records: Sequence[CompletionRecord], status: str = COMPLETED) -> Trajectory:
@@ -98,7 +99,7 @@ def prefix_merging(records: Sequence[CompletionRecord], status: str = COMPLETED)
         segments[conversation] += 1
     cuts = Counter(reason for reason in opened.values() if reason != "root")
     traces = tuple(_trace(line, opened[head], *begun[head]) for head, line in lines.items())
-    return Trajectory(status, traces, dropped, dict(cuts))
+    return Trajectory(status, traces, dropped, dict(cuts), _failures(records))
 
 
 def _reason_to_cut(
@@ -138,7 +139,7 @@ def _samples(records: Iterable[CompletionRecord]) -> tuple[list[_Sample], dict[s
             prompt, response = record.prompt_ids, choice.response_ids
             count = 0 if response is None else len(response)
             if record.outcome != "completed":
-                dropped[record.reason or record.outcome] += count
+                dropped[_why(record)] += count
             elif prompt is None or response is None:
                 dropped[NO_TOKEN_IDS] += count
             elif count:
@@ -149,6 +150,15 @@ def _samples(records: Iterable[CompletionRecord]) -> tuple[list[_Sample], dict[s
         if record.outcome == "completed" and not record.usable:
             dropped[NO_TOKEN_IDS] += _uncounted(record)
     return found, {reason: count for reason, count in dropped.items() if count}
+
+
+def _failures(records: Iterable[CompletionRecord]) -> dict[str, int]:
+    """Requests without a whole answer, those that no engine got among them."""
+    return dict(Counter(_why(record) for record in records if record.outcome != "completed"))
+
+
+def _why(failed: CompletionRecord) -> str:
+    return failed.reason or failed.outcome
 
 
 def _uncounted(record: CompletionRecord) -> int:

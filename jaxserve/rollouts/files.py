@@ -30,7 +30,7 @@ _ARRAYS: Mapping[str, Any] = {
 }
 _FREE = ("messages", "tools", "metadata")
 """Fields of a trace whose form is not fixed."""
-_COUNTS = ("dropped", "cuts")
+_COUNTS = ("dropped", "cuts", "failures")
 _TRACE = pa.struct(
     [
         *(pa.field(name, pa.list_(pa.from_numpy_dtype(kind))) for name, kind in _ARRAYS.items()),
@@ -138,7 +138,8 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     rows = parquet.read_table(path, schema=_SCHEMA).to_pylist()
     for row in rows:
-        row.update({name: orjson.loads(row[name]) for name in _COUNTS})
+        # Files of before have no failures.
+        row.update({name: orjson.loads(row[name] or "{}") for name in _COUNTS})
         for trace in row["traces"]:
             trace.update({name: orjson.loads(trace[name]) for name in _FREE})
     return rows

@@ -287,16 +287,10 @@ def _sessions(http: httpx.Client, task: str) -> list[_Session]:
     for told in sorted(found["sessions"], key=lambda one: one["sample"]):
         answer = _answer(http, f"/sessions/{quote(told['session_id'])}/trajectory")
         trajectory = trajectory_of(answer.content) if answer.is_success else None
-        if trajectory is not None and not _is_whole(trajectory):
+        if trajectory is not None and not trajectory.graded:
             trajectory = None
         sessions.append(_Session(told["state"], told.get("reward"), trajectory))
     return sessions
-
-
-def _is_whole(trajectory: Trajectory) -> bool:
-    """Whether it has traces, and all are graded."""
-    graded = [trace.reward is not None for trace in trajectory.traces]
-    return bool(graded) and all(graded)
 
 
 def _told(http: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:

@@ -15,6 +15,8 @@ COMPLETED = "COMPLETED"
 TIMEOUT = "TIMEOUT"
 ERROR = "ERROR"
 _STATUS = (COMPLETED, TIMEOUT, ERROR)
+COMPLETION_REWARDS = "completion_rewards"
+"""In ``metadata`` of a graded trace: what each of its ``completions`` earned."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +82,8 @@ class Trajectory:
     """tokens that were sampled and cannot be trained on, by reason."""
     cuts: Mapping[str, int] = field(default_factory=dict)
     """how often a conversation went on in a new trace, by reason."""
+    failures: Mapping[str, int] = field(default_factory=dict)
+    """requests without a whole answer, by reason; what was sampled for them is in ``dropped``."""
 
     def __post_init__(self) -> None:
         """Raises InputError for another status."""
@@ -89,3 +93,8 @@ class Trajectory:
     def trainable(self) -> int:
         """Tokens with mask 1."""
         return sum(trace.trainable for trace in self.traces)
+
+    @property
+    def graded(self) -> bool:
+        """Whether it has traces, and all have a reward: there is nothing to train on without."""
+        return bool(self.traces) and all(trace.reward is not None for trace in self.traces)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.rollouts.export import fault_of
-from jaxserve.rollouts.traces import COMPLETED, ERROR, Trace, Trajectory
+from jaxserve.rollouts.traces import COMPLETED, COMPLETION_REWARDS, ERROR, Trace, Trajectory
 
 Decode = Callable[[list[int]], str]
 
@@ -110,6 +112,22 @@ def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
         "env_mask": [row["loss_mask"] for row in rows],
         "reward": [_reward(trace) for trace in traces],
     }
+
+
+def token_rewards(trace: Trace) -> np.ndarray:
+    """What each completion of a trace earned at its last token, and 0 elsewhere, float32 ``[R]``:
+    for trainers that take rewards by token. They are beside ``reward``, no part of it.
+
+    Raises:
+      InputError: the evaluator told no completions apart.
+    """
+    earned = trace.metadata.get(COMPLETION_REWARDS)
+    if earned is None:
+        raise InputError(f"metadata of a trace has no {COMPLETION_REWARDS}; env_grade gives them")
+    found = np.zeros(len(trace.response_ids), np.float32)
+    for (*_, stop), reward in zip(trace.metadata["completions"], earned, strict=True):
+        found[stop - 1] = reward
+    return found
 
 
 def _lists(trace: Trace) -> dict[str, list[Any]]:

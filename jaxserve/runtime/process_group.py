@@ -1,4 +1,7 @@
-"""A process that ends with this one, however this one ends, and takes what it started with it."""
+"""A process that ends with this one, however this one ends, and takes its group with it.
+
+The group is what it started, but for what has left it by ``setsid``.
+"""
 
 from __future__ import annotations
 

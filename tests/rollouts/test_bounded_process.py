@@ -1,8 +1,10 @@
-"""Processes end in time, with all that they began, and what they print is bounded."""
+"""Processes end in time, with their group, and what they print is bounded."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -54,6 +56,23 @@ time.sleep(1000)
     assert (tmp_path / "log").read_text() == ("" if deaf else "bye\n")
     child = (tmp_path / "child").read_text()
     wait_until(lambda: _gone(child), "the child's end")
+
+
+def test_what_has_left_the_group_lives_on(tmp_path: Path) -> None:
+    """KILL is for the group."""
+    code = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+    start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+open("child", "w").write(str(child.pid))
+time.sleep(1000)
+"""
+    assert run(tmp_path, code, budget_s=3.0, grace_s=0.5).timed_out
+    child = (tmp_path / "child").read_text()
+    try:
+        assert not _gone(child)
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_caller_that_is_cancelled(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,24 @@ def test_nothing_to_write_and_empty_trajectories(ending: str, tmp_path: Path) ->
     (found,) = read_trajectories(path)
     assert (found.status, found.traces, found.dropped) == ("ERROR", (), {"client_left": 3})
     assert found.cuts == {"sibling": 1}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_files_of_before_are_read(ending: str, tmp_path: Path) -> None:
+    """Which have no counts of failures."""
+    path = tmp_path / f"all{ending}"
+    whole = Trajectory("COMPLETED", (trace_of([1], [-1]),), {"x": 2}, failures={"engine_429": 1})
+    write_trajectories(path, [whole])
+    (found,) = read_trajectories(path)
+    assert found.failures == {"engine_429": 1}
+    if ending == ".jsonl":
+        row = orjson.loads(path.read_bytes())
+        del row["failures"]
+        path.write_bytes(orjson.dumps(row))
+    else:
+        parquet.write_table(parquet.read_table(path).drop_columns("failures"), path)
+    (found,) = read_trajectories(path)
+    assert (found.failures, found.dropped, found.trainable) == ({}, {"x": 2}, 1)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

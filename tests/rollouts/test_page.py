@@ -17,6 +17,7 @@ from starlette.responses import Response
 from jaxserve.rollouts.dashboard.door import DASHBOARD
 from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.topology import read_topology
+from jaxserve.rollouts.trainers import token_rewards
 from server.local import free_port
 from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
@@ -121,6 +122,7 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (first, _) = read_trajectories("first.parquet")
         assert first.trainable == first.traces[0].trainable > 0
         rewards = [one[2] for one in result["sessions"][0]["evaluation"]["completions"]]
-        assert first.traces[0].reward == pytest.approx(sum(rewards))
+        assert first.traces[0].reward == result["sessions"][0]["evaluation"]["score"]
+        assert token_rewards(first.traces[0]).sum() == pytest.approx(sum(rewards))
         # A server that is told to end while it compiles drops that, and has another exit status.
         wait_until(lambda: not httpx.get(f"{environment}/runtime").json()["compiling"])

@@ -109,6 +109,41 @@ def test_a_session_without_a_trace_has_a_place(
     assert "jaxserve/reward_of_completed" not in output.metrics
 
 
+def test_a_session_without_a_grade_is_not_trained_on(
+    release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its traces are there, and its place is as that of one without."""
+    sample = install(release, monkeypatch)
+    evaluator = {"name": "tests.rollouts.evaluators.own:Fails", "how": "refuses"}
+    task = {"agent": python(SPEAK), "evaluator": evaluator}
+    args = args_of(service, None, rollout_batch_size=1, jaxserve_task=task)
+    output = generate_rollout(args, 0, DataSource(sample, ["a"], size=1))
+    (((one,),),) = output.samples
+    assert one.remove_sample and one.loss_mask == [0] and one.status is sample.Status.FAILED
+    (named,) = service.http.get("/tasks").json()["tasks"]
+    (told,) = service.result(named["task_id"])["sessions"]
+    path = f"/sessions/{told['session_id']}/trajectory"
+    assert service.http.get(path).json()["traces"][0]["reward"] is None
+
+
+def test_what_completions_earned_reaches_slime(
+    release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With their tokens, in the metadata of each sample; the reward is the session's in all."""
+    sample = install(release, monkeypatch)
+    evaluator = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.5}
+    evaluator["completions"] = [[2, 0, -3.0]]
+    task = {"agent": python(TWICE), "evaluator": evaluator}
+    args = args_of(service, None, rollout_batch_size=1, jaxserve_task=task)
+    output = generate_rollout(args, 0, DataSource(sample, ["a"], size=1))
+    (((first, second),),) = output.samples
+    assert (first.reward, second.reward) == (0.5, 0.5)
+    assert first.metadata["completions"] == [[1, 0, 0, 3]]
+    assert first.metadata["completion_rewards"] == [0.0]
+    assert second.metadata["completions"] == [[2, 0, 0, 3]]
+    assert second.metadata["completion_rewards"] == [-3.0]
+
+
 def test_an_evaluation(
     release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

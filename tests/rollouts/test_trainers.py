@@ -10,8 +10,9 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.export import exported
+from jaxserve.rollouts.files import line_of, trajectory_of
 from jaxserve.rollouts.traces import Trace, Trajectory
-from jaxserve.rollouts.trainers import slime_samples, trl_rollout, verl_outputs
+from jaxserve.rollouts.trainers import slime_samples, token_rewards, trl_rollout, verl_outputs
 
 SLIME_FIELDS = {
     "group_index",
@@ -124,6 +125,20 @@ def test_verl() -> None:
         "metrics": {},
         "extra_fields": {"weight_versions": ["7", None], "session": "s"},
     }
+
+
+def test_rewards_by_token() -> None:
+    """A completion's own at its last token, also after a way through a file; the trace's is apart.
+    Where nobody told completions apart there are none."""
+    earned = {"completions": [(1, 0, 0, 1), (2, 0, 2, 3)], "completion_rewards": [0.5, -0.25]}
+    graded = trace(metadata=earned)
+    read = trajectory_of(line_of(Trajectory("COMPLETED", (graded,)))).traces[0]
+    for one in (graded, read):
+        found = token_rewards(one)
+        assert found.dtype == np.float32 and found.tolist() == [0.5, 0.0, -0.25]
+        assert one.reward == 0.75
+    with pytest.raises(InputError, match="has no completion_rewards"):
+        token_rewards(trace())
 
 
 def test_trl() -> None:

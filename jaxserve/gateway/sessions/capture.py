@@ -22,6 +22,7 @@ from jaxserve.gateway.events import EventReader
 from jaxserve.gateway.headers import first
 from jaxserve.gateway.ledger import TokenClock
 from jaxserve.gateway.problems import Problem, outcome_of
+from jaxserve.gateway.records import RequestRecord
 from jaxserve.gateway.relay import Way, refuse_odd_status
 from jaxserve.gateway.sessions import engines
 from jaxserve.gateway.sessions.answered import Answered
@@ -46,67 +47,79 @@ class Place:
     """of the engines' weights, at this moment."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """A request as the agent sent it."""
+def draft_of(place: Place, record: RequestRecord) -> CompletionRecord:
+    """The record of a request of which nothing has been read."""
+    return CompletionRecord(
+        session=place.session.info.id,
+        request_id=record.id,
+        dialect=record.dialect,
+        arrived_unix_s=record.arrival_unix_s,
+        received=b"",
+    )
 
-    path: str
-    query: bytes
-    body: bytes
+
+def ended(draft: CompletionRecord, record: RequestRecord) -> CompletionRecord:
+    """The same with how the request ended."""
+    return replace(
+        draft,
+        ended_unix_s=time.time(),
+        outcome=record.outcome or "completed",
+        reason=record.reason,
+        status=record.status or draft.status,
+    )
 
 
 class Captured(Way):
-    """One request's way there and back."""
+    """One request's way there and back, recorded however far it comes."""
 
     path = "/v1/chat/completions"
     query = b""  # the agent's may have its key
 
-    def __init__(self, way: Way, received: Received, policy: TemplatePolicy, place: Place) -> None:
-        """Args: what every request has, what came, what engines' templates take, the session.
+    def __init__(self, way: Way, path: str, query: bytes, place: Place) -> None:
+        """Args: what every request has, what the agent asked for, the session."""
+        super().__init__(way.settings, way.ledger, way.dialect, way.call, way.answer)
+        self._asked = path, query
+        self._place = place
+        self._policy: TemplatePolicy
+        self._chat: Chat
+        self._answerer: Any
+        self._answered: Answered | None = None
+        self._recorded = False
+        self._draft = draft_of(place, way.call.record)
+
+    def came(self, body: bytes) -> None:
+        """Its body has been read."""
+        self._draft = replace(self._draft, received=body)
+
+    def translate(self, policy: TemplatePolicy) -> None:
+        """Says it as chat.
+
+        Args:
+          policy: what engines' templates take.
 
         Raises:
           Problem: the request cannot be recorded, is malformed, or cannot be said as chat.
         """
-        super().__init__(way.settings, way.ledger, way.dialect, way.call, way.answer)
-        if not translates(received.path):
-            raise Problem(
-                400,
-                "not_recordable",
-                f"requests to {received.path} cannot be recorded in a session",
-            )
-        record = way.call.record
-        self._received = received
+        record, (path, query) = self.call.record, self._asked
+        if not translates(path):
+            message = f"requests to {path} cannot be recorded in a session"
+            raise Problem(400, "not_recordable", message)
         self._policy = policy
-        self._place = place
-        self._chat, self._answerer = self._translated(policy)
-        self._answered: Answered | None = None
-        self._recorded = False
-        record.streamed = self._chat.streamed
-        record.parallel = self._chat.parallel
-        self._draft = CompletionRecord(
-            session=place.session.info.id,
-            request_id=record.id,
-            dialect=way.dialect.name,
-            arrived_unix_s=record.arrival_unix_s,
-            received=received.body,
-        )
-
-    def _translated(self, policy: TemplatePolicy) -> tuple[Chat, Any]:
-        record, received = self.call.record, self._received
-        return translated(
-            received.path,
-            received.query,
-            received.body,
+        self._chat, self._answerer = translated(
+            path,
+            query,
+            self._draft.received,
             answer_id=record.id,
             unix_s=int(record.arrival_unix_s),
             policy=policy,
         )
+        record.streamed = self._chat.streamed
+        record.parallel = self._chat.parallel
 
     def body(self, spec: EngineSpec) -> bytes:
         """What this engine is sent."""
         if spec.policy != self._policy:
-            self._policy = spec.policy
-            self._chat, self._answerer = self._translated(spec.policy)
+            self.translate(spec.policy)
         asked = engines.STRATEGIES[spec.kind].ask(self._chat.request)
         if spec.model is not None:
             asked["model"] = spec.model
@@ -249,12 +262,6 @@ class Captured(Way):
                 "response": answered.body,
             }
         self._draft = replace(
-            draft,
-            **said,
-            ended_unix_s=time.time(),
-            outcome=record.outcome or "completed",
-            reason=record.reason,
-            status=record.status or draft.status,
-            weight_version_end=self._place.weight_version(),
+            ended(draft, record), **said, weight_version_end=self._place.weight_version()
         )
         self._place.session.add(self._draft)

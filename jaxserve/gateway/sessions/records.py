@@ -72,7 +72,8 @@ class CompletionRecord:
     arrived_unix_s: float
     """when the request had come, s since 1970."""
     received: bytes
-    """the request's body as it came, JSON."""
+    """the request's body as it came, JSON. Where no engine got it the first 16 KiB of it, which may
+    be anything, or nothing where it was not read."""
     seq: int = 0
     """number in the session, from 1 without a gap."""
     ended_unix_s: float = 0.0

@@ -19,6 +19,10 @@ from jaxserve.gateway.sessions.records import CompletionRecord, Link, decode, en
 _LOG = logging.getLogger("jaxserve.gateway")
 _MOST_UNREAD = 10_000
 """Events that a listener may leave unread until it is let go."""
+_MOST_UNSENT = 1000
+"""Records of requests that no engine got: a client makes them at no cost, and without end."""
+_UNSENT_BYTES = 16_384
+"""Of the body of such a request, which may be anything."""
 
 Listener = asyncio.Queue[tuple[int, bytes] | None]
 """Numbers of records and their events; None is the end."""
@@ -91,19 +95,30 @@ class Session:
                 raise NotRecorded from error
 
     def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes a record; one of a session that is gone goes nowhere. The
-        session is ``open``.
+        """Numbers, links and writes a record; one of a session that is gone goes nowhere, and of
+        requests that no engine got only the first are kept. The session is ``open``.
 
         Raises:
           NotRecorded: it cannot be written; it is as if it had never been.
         """
         if self.deleted:
             return draft
+        said, unsent = self._opened(), draft.sent is None
+        if unsent and said.unsent >= _MOST_UNSENT:
+            return draft
+        if unsent:
+            draft = replace(draft, received=_beginning(draft.received))
         try:
-            record = self._opened().add(draft)
+            record = said.add(draft)
         except (OSError, ValueError) as error:
             _LOG.error("a record of session %s is lost: %s", self.info.id, error)
             raise NotRecorded from error
+        if unsent and said.unsent == _MOST_UNSENT:
+            _LOG.warning(
+                "session %s has records of %d requests that no engine got; no more are kept",
+                self.info.id,
+                _MOST_UNSENT,
+            )
         for listener in tuple(self._listeners):
             self._tell(listener, (record.seq, event_of(record)))
         return record
@@ -158,6 +173,8 @@ class _Said:
         ValueError: a line of it is no record.
         """
         self.counts = {"completions": 0, "sampled": 0, "failures": 0}
+        self.unsent = 0
+        """records of requests that no engine got."""
         self._linker = Linker()
         self._file = RecordFile(path)
         for line in lines(path):
@@ -182,7 +199,13 @@ class _Said:
         self.counts["completions"] += 1
         self.counts["sampled"] += record.sampled
         self.counts["failures"] += record.outcome != "completed"
+        self.unsent += record.sent is None
         self._linker.add(record, turn)
+
+
+def _beginning(body: bytes) -> bytes:
+    """As much of a body as is kept where no engine got it; bytes that are no text are replaced."""
+    return body[:_UNSENT_BYTES].decode(errors="replace").encode()
 
 
 def event_of(record: CompletionRecord) -> bytes:

@@ -10,12 +10,12 @@ from jaxserve.client import ConnectionLost, ServeClient, ServerError
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.credit import Key, calls_of, credits
 from jaxserve.rollouts.evaluators.forms import Context, Episode, EvalResult
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.traces import Trajectory
 
 
 class EnvGrade:
-    """The outcome is the score of the episode as the server replays it. A trace's reward is that of
-    the windows that its completions' tool calls made."""
+    """The outcome, and so the reward of every trace, is the score of the episode as the server
+    replays it. A window's reward is that of the completion whose tool call made it."""
 
     def __init__(self, options: JsonObject) -> None:
         """Options: ``tool``, the name of the tool that makes a window (``step``)."""
@@ -58,15 +58,7 @@ class EnvGrade:
         }
         if not grade["verified"]:
             return EvalResult(0.0, metadata={**said, "reason": "the episode is not verified"})
-        of_traces = [_reward(trace, rewards) for trace in trajectory.traces]
-        return EvalResult(float(grade["score"]), of_traces, said)
-
-
-def _reward(trace: Trace, rewards: dict[Key, float]) -> float | None:
-    """Of the windows that its completions made; None where they made none."""
-    spans = trace.metadata["completions"]
-    found = [rewards[seq, choice] for seq, choice, *_ in spans if (seq, choice) in rewards]
-    return sum(found) if found else None
+        return EvalResult(float(grade["score"]), metadata=said, completion_rewards=rewards)
 
 
 def _other_episode(begun: Episode, log: dict[str, Any]) -> str | None:

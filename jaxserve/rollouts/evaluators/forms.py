@@ -73,6 +73,9 @@ class EvalResult:
     """of each trace, None where only the outcome counts; None altogether gives all the outcome."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """how it came about, JSON."""
+    completion_rewards: Mapping[tuple[int, int], float] | None = None
+    """what each completion earned, by record and choice; others earned nothing. None where the
+    evaluator tells no completions apart."""
 
 
 class Evaluator(Protocol):

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checks import number
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
@@ -23,9 +22,9 @@ from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts
 from jaxserve.rollouts.service.folders import Folders, ours_of, write_files
+from jaxserve.rollouts.service.grades import Grade, grade_of, graded
 from jaxserve.rollouts.service.leases import Book, Lease
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
-from jaxserve.rollouts.service.state import SessionRow
 from jaxserve.rollouts.service.submission import Task, parse_task
 from jaxserve.rollouts.traces import Trajectory
 
@@ -123,8 +122,10 @@ class _Work:
                 self._prewarmed.cancel()
 
     async def end(self, state: str, reason: str) -> None:
-        """Ends it without a result."""
-        await self._move(state, reason, result=states.NO_RESULT)
+        """Ends it without traces; what was recorded of it is named."""
+        session = self._session
+        named = {"records": session.recorded, "attempt": session.attempt} if session.attempt else {}
+        await self._move(state, reason, result={**states.NO_RESULT, **named})
 
     async def _forget_attempt(self, task: Task) -> None:
         """Ends what a killed node may have left of an attempt: its key, and its container."""
@@ -179,10 +180,16 @@ class _Work:
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
         async with self._pools.evaluation:
             await self._move(states.EVALUATING)
-            worth = await self._evaluate(task, records, trajectory)
-        graded, result = _graded(self._session, run, trajectory, worth)
-        result["completions"] = len(records)
-        line = await asyncio.to_thread(line_of, graded)
+            try:
+                worth = await self._evaluate(task, records, trajectory)
+                grade = grade_of(records, trajectory, worth)
+            except Exception as error:
+                run = _without_grade(run, error)
+                grade = Grade(None, [None] * len(trajectory.traces))
+                trajectory = replace(trajectory, status=run.status)
+        trajectory, result = graded(self._session, trajectory, grade)
+        result |= {"exit_code": run.exit_code, "completions": len(records)}
+        line = await asyncio.to_thread(line_of, trajectory)
         await self._move(run.status, run.reason, line, result=result)
 
     async def _begin_episode(self, task: Task) -> Episode | None:
@@ -293,34 +300,11 @@ def _run_of(who: str, ended: Ended) -> Run:
     return Run(states.COMPLETED, "", 0)
 
 
-def _graded(
-    session: SessionRow, run: Run, trajectory: Trajectory, worth: EvalResult
-) -> tuple[Trajectory, dict[str, Any]]:
-    """The trajectory with its rewards, and what is told of the ended session."""
-    given = worth.trace_rewards
-    of_traces = [None] * len(trajectory.traces) if given is None else list(given)
-    if len(of_traces) != len(trajectory.traces):
-        raise InputError(
-            f"trace_rewards has {len(of_traces)} entries; it must have one for each of "
-            f"{len(trajectory.traces)} traces"
-        )
-    outcome = number("outcome_reward", worth.outcome_reward)
-    rewards = [outcome if one is None else number("trace_rewards", one) for one in of_traces]
-    whose = {"task": session.task, "session": session.id}
-    traces = tuple(
-        replace(trace, reward=reward, metadata={**trace.metadata, **whose})
-        for trace, reward in zip(trajectory.traces, rewards, strict=True)
-    )
-    result = {
-        "reward": outcome,
-        "trace_rewards": rewards,
-        "records": session.recorded,
-        "attempt": session.attempt,
-        "exit_code": run.exit_code,
-        "traces": len(trajectory.traces),
-        "trainable": trajectory.trainable,
-        "dropped": trajectory.dropped,
-        "cuts": trajectory.cuts,
-        "evaluation": worth.metadata,
-    }
-    return replace(trajectory, traces=traces), result
+def _without_grade(run: Run, error: Exception) -> Run:
+    """The end of a session whose evaluation failed: why, after what the agent's run says."""
+    said = str(error)
+    if not isinstance(error, InputError):
+        _LOG.error("an evaluator failed", exc_info=error)
+        said = f"the evaluator failed: {type(error).__name__}: {error}"
+    reason = f"{run.reason}; {said}" if run.reason else said
+    return replace(run, status=states.ERROR, reason=reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.checks import JsonObject
+from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators import Context, EvalResult
 from jaxserve.rollouts.traces import Trajectory
 
@@ -11,14 +12,19 @@ class Worth:
     """What its options say."""
 
     def __init__(self, options: JsonObject) -> None:
-        """Options: ``worth`` of the whole, and ``traces``, of each trace (none)."""
+        """Options: ``worth`` of the whole, ``traces``, of each trace (none), and ``completions``:
+        record, choice and reward (none)."""
         self._worth = options.number("worth", 0, 1)
         self._traces = options.get("traces")
+        self._completions = options.get("completions")
 
     def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
         """Says beside it what the agent was told."""
         told = {"told": context.instruction, "records": len(context.records)}
-        return EvalResult(self._worth, self._traces, told)
+        earned = self._completions
+        if earned is not None:
+            earned = {(seq, choice): reward for seq, choice, reward in earned}
+        return EvalResult(self._worth, self._traces, told, earned)
 
 
 class NoEvaluator:
@@ -34,3 +40,21 @@ class Broken:
     def __init__(self, options: JsonObject) -> None:
         """Takes nothing."""
         raise RuntimeError("no weights")
+
+
+class Fails:
+    """Cannot tell what a session is worth."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Options: ``how`` it fails."""
+        self._how = options.text("how")
+
+    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+        """Raises, or gives what is no reward."""
+        if self._how == "refuses":
+            raise InputError("the judge is away")
+        if self._how == "breaks":
+            raise RuntimeError("no weights")
+        if self._how == "no_json":
+            return EvalResult(1.0, metadata={"judge": object()})
+        return EvalResult(float("nan"))

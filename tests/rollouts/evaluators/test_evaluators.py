@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,12 @@ import pytest
 from jaxserve.checks import JsonObject
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
+from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators import Context, Episode, parse_evaluator
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
 from server.local import LocalServer, free_port
+from tests.rollouts.evaluators.test_credit import call, record
 
 OWN = "tests.rollouts.evaluators.own"
 WINDOWS = 2
@@ -69,9 +71,10 @@ def played(server: LocalServer) -> Iterator[tuple[ServeClient, Episode]]:
         yield client, episode
 
 
-def graded(folder: Path, episode: Episode | None) -> Any:
+def graded(folder: Path, episode: Episode | None, records: Sequence[CompletionRecord] = ()) -> Any:
     evaluator = EnvGrade(JsonObject({}, "evaluator"))
-    return evaluator.evaluate(prefix_merging([]), context(folder, episode))
+    given = replace(context(folder, episode), records=records)
+    return evaluator.evaluate(prefix_merging(records), given)
 
 
 def test_the_grade_is_the_servers(played: tuple[ServeClient, Episode], tmp_path: Path) -> None:
@@ -82,6 +85,19 @@ def test_the_grade_is_the_servers(played: tuple[ServeClient, Episode], tmp_path:
     assert (found.outcome_reward, said["breakdown"]) == (grade["score"], grade["breakdown"])
     assert said["verified"] and grade["breakdown"]["throughput"] > 0
     assert (said["windows"], said["windows_without_completion"]) == (WINDOWS, WINDOWS)
+
+
+def test_windows_are_completions_and_traces_have_the_score(
+    played: tuple[ServeClient, Episode], tmp_path: Path
+) -> None:
+    """Two scales that are not mixed: a trace that made no window is worth what the others are."""
+    client, episode = played
+    rewards = [one["reward"] for one in client.episode_log()["episode_log"] if "action" in one]
+    title = record(1, [], {})
+    playing = [record(seq, [call(f"c{seq}", 64)], {}) for seq in (2, 3)]
+    found = graded(tmp_path, episode, [title, *playing])
+    assert found.trace_rewards is None and found.outcome_reward == client.grade()["score"]
+    assert found.completion_rewards == {(2, 0): rewards[0], (3, 0): rewards[1]}
 
 
 def other_seed(client: ServeClient) -> None:

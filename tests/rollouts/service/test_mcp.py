@@ -14,6 +14,7 @@ import pytest
 
 from jaxserve.client import ServeClient
 from jaxserve.rollouts.files import read_trajectories
+from jaxserve.rollouts.trainers import token_rewards
 from server.local import LocalServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine
@@ -60,7 +61,11 @@ class Stage:
         assert worth["completions"] == [[seq, 0, reward] for seq, reward in enumerate(rewards, 1)]
         assert (one["completions"], one["traces"]) == (4, 1)
         (trajectory,) = read_trajectories(self.folder / f"state/traces/{task}/0.jsonl")
-        assert trajectory.traces[0].reward == pytest.approx(sum(rewards))
+        (trace,) = trajectory.traces
+        assert trace.reward == one["reward"]
+        assert trace.metadata["completion_rewards"] == pytest.approx([*rewards, 0.0])
+        ends = [stop - 1 for *_, stop in trace.metadata["completions"]]
+        assert token_rewards(trace)[ends] == pytest.approx([*rewards, 0.0])
         assert trajectory.trainable == one["trainable"] > 0 and not trajectory.dropped
 
 

@@ -98,7 +98,7 @@ export async function session(id) {
   const events = ENDED.includes(last.state) ? found.events : [...found.events, { ...last, at_unix_s: Date.now() / 1000 }];
   return [
     panel(`Session ${id}`, about, timeline(events), fold(`${id}-task`, "Task as submitted", () => json(found.task))),
-    panel("Evaluation", make("p", {}, `reward ${number(found.reward ?? null)}`), json({ evaluation: found.evaluation, dropped: found.dropped, cuts: found.cuts })),
+    panel("Evaluation", make("p", {}, `reward ${number(found.reward ?? null)}`), json({ evaluation: found.evaluation, dropped: found.dropped, cuts: found.cuts, failures: found.failures })),
     panel(`Completions (${records.length})`, ...records.map((record) => completion(record, id))),
     ...traces.map((trace, index) => traceView(trace, index, id)),
   ];
