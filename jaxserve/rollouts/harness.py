@@ -81,6 +81,8 @@ def parse_agent(given: object) -> Agent:
     if (name == SHELL) != ("command" in asked):
         needed = "there for" if name == SHELL else "left out of"
         refuse("agent: command", asked.get("command"), f"{needed} the preset {name}")
+    if not isinstance(asked.get("command", ""), str | list):
+        refuse("agent: command", asked["command"], "a text, or a list of texts")
     servers = asked.inside("mcp_servers") if "mcp_servers" in asked else {}
     if not all(isinstance(url, str) for url in servers.values()):
         refuse("agent: mcp_servers", dict(servers), "addresses by name")

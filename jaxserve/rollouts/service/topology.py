@@ -124,10 +124,12 @@ def _node(
     host, control_host = _host(asked, "host"), _host(asked, "control_host")
     port = asked.whole("port", 1, 65_535, _FIRST_PORT + 2 * place)
     control = asked.whole("control_port", 1, 65_535, port + 1)
-    save_dir = Path(asked.get("save_dir", save_dir_of_all / "nodes" / id)).absolute()
-    sessions = Path(gateway.get("sessions", save_dir)) / "sessions"
+    save_dir = save_dir_of_all.absolute() / "nodes" / id
+    if "save_dir" in asked:
+        save_dir = _path(asked.name("save_dir"), asked["save_dir"])
+    sessions = save_dir / "sessions"
     if "sessions" in gateway:
-        sessions = Path(gateway["sessions"]).absolute() / id
+        sessions = _path(gateway.name("sessions"), gateway["sessions"]) / id
     workers = asked.inside("workers", POOLS) if "workers" in asked else JsonObject({}, "workers")
     models = asked.get("models", [])
     if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
@@ -188,12 +190,16 @@ def _typed(settings: type[WorkSettings], given: Mapping[str, Any]) -> dict[str, 
     found = dict(given)
     for name, value in given.items():
         if kinds[name] == "Path":
-            if not isinstance(value, str):
-                refuse(name, value, "a path")
-            found[name] = Path(value).absolute()
+            found[name] = _path(name, value)
         elif kinds[name] == "str" and not isinstance(value, str):
             refuse(name, value, "a text")
     return found
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str):
+        refuse(name, value, "a path")
+    return Path(value).absolute()
 
 
 def _reached(host: str) -> str:

@@ -109,6 +109,8 @@ def test_which_node(tmp_path: Path) -> None:
         (("rollout", "ports"), 1, "rollout: field 'ports' is unknown"),
         (("rollout", "port"), "x", "--port is 'x'; it must be a whole number"),
         (("rollout", "url"), "here", "rollout: url is 'here'; it must be an http or https address"),
+        (("gateway", "sessions"), 3, "gateway: sessions is 3; it must be a path"),
+        (("nodes", 0, "save_dir"), 3, "nodes[0]: save_dir is 3; it must be a path"),
         (("nodes", 0, "control_host"), 1, "nodes[0]: control_host is 1; it must be an address"),
         (("nodes", 0, "control_url"), "there", "--control-url is 'there'; it must be an http"),
         (("rollout", "save_dir"), 3, "save_dir is 3; it must be a path"),
