@@ -13,10 +13,13 @@ llm = LLM(
     api_key=os.environ["LLM_API_KEY"],
     base_url=os.environ["LLM_BASE_URL"],
 )
+# Its own reader of configurations puts in no variables.
+servers = Path(os.environ["MCP_CONFIG"]).read_text(encoding="utf-8")
+token = json.dumps(os.environ.get("ENVIRONMENT_TOKEN", ""))[1:-1]
 agent = Agent(
     llm=llm,
     tools=[Tool(name=TerminalTool.name), Tool(name=FileEditorTool.name)],
-    mcp_config=json.loads(Path(os.environ["MCP_CONFIG"]).read_text(encoding="utf-8")),
+    mcp_config=json.loads(servers.replace("${ENVIRONMENT_TOKEN}", token)),
 )
 conversation = Conversation(
     agent=agent,

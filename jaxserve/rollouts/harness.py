@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.errors import InputError
 from jaxserve.rollouts.presets import Launch, Preset, load_preset, preset_names, shell_preset
 
 SHELL = "shell"
+_PORTS = {"http": 80, "https": 443}
 _FIELDS = ("preset", "command", "model", "mcp_servers")
 
 
@@ -25,7 +27,14 @@ class Agent:
     mcp_servers: Mapping[str, str] = field(default_factory=dict)
     """addresses of tools, by name."""
 
-    def launch(self, instruction: str, gateway: str, key: str, folder: Path) -> Launch:
+    def launch(
+        self,
+        instruction: str,
+        gateway: str,
+        key: str,
+        folder: Path,
+        environment: str | None = None,
+    ) -> Launch:
         """What starts it.
 
         Args:
@@ -33,12 +42,32 @@ class Agent:
           gateway: address, without ``/v1``.
           key: of its session there.
           folder: its home.
+          environment: address of a server whose token it has. MCP servers are shown that where
+            scheme, host and port are the same.
 
         Raises:
           InputError: a value cannot be handed over.
         """
-        servers = self.mcp_servers or None
-        return self.preset.command(instruction, self.model, gateway, key, folder, servers)
+        servers = self.mcp_servers
+        guarded = [] if environment is None else _beside(environment, servers)
+        return self.preset.command(
+            instruction, self.model, gateway, key, folder, servers or None, guarded
+        )
+
+
+def _beside(url: str, servers: Mapping[str, str]) -> list[str]:
+    """Names of servers that are at the same place as an address."""
+    place = _origin(url)
+    return [name for name, one in servers.items() if place is not None and _origin(one) == place]
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None] | None:
+    """Scheme, host and port of an address; None where it is none."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
+    except ValueError:
+        return None
 
 
 def parse_agent(given: object) -> Agent:
@@ -52,6 +81,8 @@ def parse_agent(given: object) -> Agent:
     if (name == SHELL) != ("command" in asked):
         needed = "there for" if name == SHELL else "left out of"
         refuse("agent: command", asked.get("command"), f"{needed} the preset {name}")
+    if not isinstance(asked.get("command", ""), str | list):
+        refuse("agent: command", asked["command"], "a text, or a list of texts")
     servers = asked.inside("mcp_servers") if "mcp_servers" in asked else {}
     if not all(isinstance(url, str) for url in servers.values()):
         refuse("agent: mcp_servers", dict(servers), "addresses by name")

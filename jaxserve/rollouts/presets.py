@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,9 @@ class McpServers:
     """the path of keys to them in it."""
     server: Mapping[str, Any]
     """the entry of one; ``{url}`` stands for its address."""
+    token: Mapping[str, Any]
+    """what the entry of one that asks for a token has, too: where the agent finds the value of the
+    variable ``ENVIRONMENT_TOKEN``. No file has it."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ class Preset:
         key: str,
         folder: Path | str,
         mcp_servers: Mapping[str, str] | None = None,
+        guarded: Collection[str] = (),
     ) -> Launch:
         """What starts the agent.
 
@@ -119,6 +123,7 @@ class Preset:
           key: of the session.
           folder: absolute, for this run alone: home and configuration of the agent.
           mcp_servers: addresses (streamable HTTP) by name.
+          guarded: names of those that are shown the variable ``ENVIRONMENT_TOKEN``.
 
         Raises:
           InputError: a value cannot be handed over, or the agent knows no MCP.
@@ -134,7 +139,7 @@ class Preset:
         if mcp_servers:
             if self.mcp is None:
                 raise InputError(f"mcp_servers are given; preset {self.name} knows no MCP")
-            added = _servers(self.mcp, mcp_servers)
+            added = _servers(self.mcp, mcp_servers, guarded)
             files[self.mcp.file] = _merged(files.get(self.mcp.file, {}), added)
         return Launch(
             argv=tuple(_filled(list(self.argv), values)),
@@ -173,10 +178,14 @@ def load_preset(name: str) -> Preset:
         files=data.get("files", {}),
         stdin=data.get("stdin", ""),
         setup=tuple(map(tuple, data.get("setup", ()))),
-        mcp=None if mcp is None else McpServers(mcp["file"], tuple(mcp["at"]), mcp["server"]),
+        mcp=None if mcp is None else _mcp_of(mcp),
         tried=tuple(Trial(**trial) for trial in data.get("tried", ())),
         note=data.get("note", ""),
     )
+
+
+def _mcp_of(given: Mapping[str, Any]) -> McpServers:
+    return McpServers(given["file"], tuple(given["at"]), given["server"], given["token"])
 
 
 def shell_preset(command: str | Sequence[str]) -> Preset:
@@ -288,14 +297,20 @@ def _filled(template: Any, values: Mapping[str, str]) -> Any:
     return template
 
 
-def _servers(mcp: McpServers, servers: Mapping[str, str]) -> dict[str, Any]:
+def _servers(
+    mcp: McpServers, servers: Mapping[str, str], guarded: Collection[str]
+) -> dict[str, Any]:
     """The part of a configuration that names them."""
     entries: Any = {}
     for name, url in servers.items():
         address = _word("address of an MCP server", url)
-        entries[_word("name of an MCP server", name)] = {
+        entry = {
             key: value.replace("{url}", address) if isinstance(value, str) else value
             for key, value in mcp.server.items()
+        }
+        entries[_word("name of an MCP server", name)] = {
+            **entry,
+            **(mcp.token if name in guarded else {}),
         }
     for key in reversed(mcp.at):
         entries = {key: entries}

@@ -13,6 +13,7 @@ when it calls; what it calls is the same in v0.3.0 and v0.3.1, whose samples dif
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ from jaxserve.errors import InputError
 from jaxserve.rollouts.files import trajectory_of
 from jaxserve.rollouts.service.client import connected
 from jaxserve.rollouts.service.settings import check_url
-from jaxserve.rollouts.traces import Trajectory
+from jaxserve.rollouts.traces import Trace, Trajectory
 from jaxserve.rollouts.trainers import Decode, slime_samples
 
 POLL_S = 2.0
@@ -37,6 +38,7 @@ _TRIES = 150
 """Looks that may fail in a row: a service that is started again goes on with its tasks."""
 _PLACEHOLDERS = {"TIMEOUT": "truncated", "ERROR": "failed"}
 _REMOVED = ("failed", "aborted")
+_NUMBER = re.compile(r"[0-9]+$")
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -63,7 +65,8 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     from slime.utils.types import Sample  # type: ignore[import-not-found]
 
     decode = load_tokenizer(args.hf_checkpoint, trust_remote_code=True).decode
-    make = _Maker(Sample.from_dict, decode, getattr(args, "reward_key", None))
+    step = None if evaluation else rollout_id
+    make = _Maker(Sample.from_dict, decode, getattr(args, "reward_key", None), step)
     if evaluation:
         return RolloutFnEvalOutput(data=_evaluated(args, make))
     groups = data_source.get_samples(args.rollout_batch_size)
@@ -75,7 +78,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         ]
         for sessions, group in zip(results, groups, strict=True)
     ]
-    return RolloutFnTrainOutput(samples=samples, metrics=metrics_of(results))
+    return RolloutFnTrainOutput(samples=samples, metrics=metrics_of(results, rollout_id))
 
 
 def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
@@ -135,6 +138,8 @@ class _Maker:
     from_dict: Callable[[dict[str, Any]], Any]
     decode: Decode
     reward_key: str | None
+    rollout_id: int | None
+    """the step's number; None where it is an evaluation."""
 
     def samples(self, session: _Session, group_index: int, source: Any) -> list[Any]:
         """Of a session: one for each trace, or one with nothing to train on, for slime counts
@@ -162,7 +167,27 @@ class _Maker:
             if self.reward_key is not None:
                 more["reward"] = {self.reward_key: row["reward"]}
             row.update(more)
+            if self.rollout_id is not None:
+                policy = _policy(row["metadata"], self.rollout_id)
+                row["metadata"] |= policy
+                row["train_metadata"] = policy  # slime wants it of all samples or of none
         return rows
+
+
+def policy_version(versions: Iterable[str | None]) -> int | None:
+    """The oldest of the weights that sampled something, by the whole number at the end of a name,
+    as in ``step-20``; None where one has no name, or no number in it."""
+    found = [_NUMBER.search(version or "") for version in versions]
+    numbers = [int(one[0]) for one in found if one is not None]
+    return min(numbers) if numbers and len(numbers) == len(found) else None
+
+
+def _policy(metadata: Mapping[str, Any], rollout_id: int) -> dict[str, int | None]:
+    """How old the weights of a trace are: they have the number of the first step that samples with
+    them, and slime's ``train_metadata`` takes what a loss is to know."""
+    version = policy_version(metadata.get("weight_versions", ()))
+    staleness = None if version is None else rollout_id - version
+    return {"policy_version": version, "policy_staleness": staleness}
 
 
 def _placeholder(session: _Session, group_index: int, index: int) -> dict[str, Any]:
@@ -201,8 +226,9 @@ def _evaluated(args: Any, make: _Maker) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def metrics_of(results: Iterable[Iterable[_Session]]) -> dict[str, float]:
-    """What slime logs of a step; every session counts once, however many traces it has."""
+def metrics_of(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[str, float]:
+    """What slime logs of a step; every session counts once, however many traces it has, but
+    staleness is that of the oldest trace."""
     sessions = [session for group in results for session in group]
     completed = [session for session in sessions if session.state == "COMPLETED"]
     graded = [
@@ -215,7 +241,15 @@ def metrics_of(results: Iterable[Iterable[_Session]]) -> dict[str, float]:
     }
     if graded:
         found["jaxserve/reward_of_completed"] = sum(graded) / len(graded)
+    traces = [one for session in sessions for one in _traces(session)]
+    ages = [_policy(trace.metadata, rollout_id)["policy_staleness"] for trace in traces]
+    if known := [age for age in ages if age is not None]:
+        found["jaxserve/policy_staleness"] = float(max(known))
     return found
+
+
+def _traces(session: _Session) -> Sequence[Trace]:
+    return () if session.trajectory is None else session.trajectory.traces
 
 
 def leave_one_out(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

@@ -56,8 +56,9 @@ class RunningGateway:
         )
         self.app = self.server._gateway
         self.port, self.control_port = (one.getsockname()[1] for one in self._sockets)
+        control_host = self._sockets[1].getsockname()[0]
         self.url = f"http://127.0.0.1:{self.port}"
-        self.control_url = f"http://127.0.0.1:{self.control_port}"
+        self.control_url = f"http://{control_host}:{self.control_port}"
         self._thread = ServerThread(self.server, self._sockets)
         limits = httpx.Limits(max_connections=None)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, limits=limits)

@@ -43,6 +43,7 @@ _FIELDS: dict[str, Any] = {
     "remove_sample": False,
     "status": Status.PENDING,
     "metadata": dict,
+    "train_metadata": None,
 }
 
 

@@ -43,13 +43,16 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert trace == f"17 {[1, 1, 1, *between, 1, 1, 1]} (13,)" and counts == "{} {}"
 
 
-def test_the_topology(tmp_path: Path) -> None:
-    """Of the service's page is one."""
-    (block,) = blocks(DOCS / "rollout_service.md")
-    path = tmp_path / "topology.yaml"
-    path.write_text(block.code)
-    plan = read_topology(path).nodes["a"]
-    assert plan.settings.run_workers == 8 and "vllm=http://127.0.0.1:8000" in plan.gateway
+def test_the_topologies(tmp_path: Path) -> None:
+    """Of the service's page are such."""
+    path, plans = tmp_path / "topology.yaml", []
+    for block in blocks(DOCS / "rollout_service.md"):
+        path.write_text(block.code)
+        plans.append(read_topology(path).nodes["a"])
+    here, elsewhere = plans
+    assert here.settings.run_workers == 8 and "vllm=http://127.0.0.1:8000" in here.gateway
+    assert elsewhere.settings.service == "http://10.0.0.1:9100"
+    assert elsewhere.settings.registered_control == "http://10.0.0.2:9001"
 
 
 class Operator(TokenEngine):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
+from jaxserve.rollouts.harness import Agent
 from jaxserve.rollouts.presets import Launch, load_preset, preset_names, shell_preset
 
 NASTY = "-rf \"it's\"\n$(touch gone) `touch gone` ; touch gone # {model} {key}\\ \t'"
@@ -93,6 +95,16 @@ SERVERS = {
     "openhands_sdk": ("/f/mcp.json", ["env"], {"url": "U"}),
 }
 
+AUTHORIZATION = {"headers": {"Authorization": "Bearer ${ENVIRONMENT_TOKEN}"}}
+TOKENS: dict[str, dict[str, Any]] = dict.fromkeys(SERVERS, AUTHORIZATION) | {
+    "codex": {"bearer_token_env_var": "ENVIRONMENT_TOKEN"},
+    "opencode": {
+        "headers": {"Authorization": "Bearer {env:ENVIRONMENT_TOKEN}"},
+        "oauth": False,
+    },
+}
+"""What entries of servers that ask for a token have, too."""
+
 
 def launch(name: str, instruction: str = "I", **more: Any) -> Launch:
     """Of a preset, with values that are easy to find."""
@@ -144,6 +156,59 @@ def test_servers_of_tools(name: str) -> None:
     assert inside(launched, path, keys) == entry
     if name in ADDRESSES:
         assert inside(launched, *ADDRESSES[name]) == f"{URL}/v1"
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_that_asks_for_a_token(name: str) -> None:
+    """Is shown that of the environment where it is at the same place, and no other server is."""
+    urls = {"env": "http://e:80/mcp", "at_another_port": "http://e:81/mcp", "other": "http://o/mcp"}
+    agent = Agent(load_preset(name), "M", urls)
+    path, keys, _ = SERVERS[name]
+    for environment, shown in (("http://e", {"env"}), (None, set()), ("http://[", set())):
+        launched = agent.launch("I", URL, KEY, Path("/f"), environment)
+        servers = inside(launched, path, keys[:-1])
+        assert {one for one in urls if servers[one].items() >= TOKENS[name].items()} == shown
+        assert (b"ENVIRONMENT_TOKEN" in launched.files[path]) == bool(shown)
+
+
+OPENHANDS = {
+    "sdk": """
+import json
+
+class Made:
+    name = "made"
+    send_message = run = close = lambda self, *said: None
+
+    def __init__(self, **given):
+        if "mcp_config" in given:
+            print(json.dumps(given["mcp_config"]))
+
+LLM = Agent = Conversation = Tool = Made
+""",
+    "tools/file_editor": "from openhands.sdk import Made as FileEditorTool",
+    "tools/terminal": "from openhands.sdk import Made as TerminalTool",
+}
+"""Stand-ins for its modules; an agent prints its servers."""
+
+
+def test_openhands_puts_it_in(tmp_path: Path) -> None:
+    """Its runner does: what reads the configuration there puts in no variables."""
+    for name, code in OPENHANDS.items():
+        module = tmp_path / "openhands" / name
+        module.mkdir(parents=True)
+        (module / "__init__.py").write_text(code)
+    preset = load_preset("openhands_sdk")
+    agent = Agent(preset, "M", {"env": "http://e/mcp"})
+    launched = agent.launch("I", URL, KEY, tmp_path, "http://e")
+    for path, content in launched.files.items():
+        Path(path).write_bytes(content)
+    token = 'a"b\\c'
+    for more in ({"ENVIRONMENT_TOKEN": token}, {}):
+        variables = {**os.environ, **launched.environment, **more, "PYTHONPATH": str(tmp_path)}
+        command = [sys.executable, *launched.argv[1:]]
+        printed = subprocess.run(command, env=variables, capture_output=True, check=True).stdout
+        entry = json.loads(printed)["mcpServers"]["env"]
+        assert entry["headers"]["Authorization"] == f"Bearer {token if more else ''}"
 
 
 @pytest.mark.parametrize("name", ["pi", "shell"])

@@ -9,11 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts import slime
-from jaxserve.rollouts.slime import generate_rollout, instruction_of, leave_one_out, tasks_of
+from jaxserve.rollouts.slime import (
+    generate_rollout,
+    instruction_of,
+    leave_one_out,
+    policy_version,
+    tasks_of,
+)
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled
 from tests.rollouts.service.agents import SPEAK, python
@@ -84,6 +91,37 @@ def test_a_rollout_of_both_releases(
         "jaxserve/reward_of_completed": 1.0,
     }
     assert len(service.http.get("/tasks").json()["tasks"]) == 2
+
+
+def test_how_old_the_weights_are(
+    release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step's number less that of the weights, where slime hands it to its loss; nothing is
+    guessed while nobody has told the gateway which weights there are."""
+    sample = install(release, monkeypatch)
+    args = args_of(service, python(TWICE), rollout_batch_size=1)
+    (node,) = service.http.get("/nodes").json()["nodes"]
+    for version, number, staleness in ((None, None, None), ("step-5", 5, 2)):
+        if version is not None:
+            url = f"{node['control']}/control/weights"
+            assert httpx.put(url, json={"version": version}).is_success
+        output = generate_rollout(args, 7, DataSource(sample, ["a"], size=1))
+        told = {"policy_version": number, "policy_staleness": staleness}
+        for one in output.samples[0][0]:
+            assert one.train_metadata == told and one.metadata.items() >= told.items()
+            assert one.weight_versions == ([] if version is None else [version])
+        assert output.metrics.get("jaxserve/policy_staleness") == staleness
+    named = {"e": [{"instruction": "e", "agent": python(SPEAK)}]}
+    args = args_of(service, None, jaxserve_eval_tasks=named)
+    (one,) = generate_rollout(args, 7, None, evaluation=True).data["e"]["samples"]
+    assert one.train_metadata is None and "policy_staleness" not in one.metadata
+
+
+def test_the_oldest_weights_count() -> None:
+    """Of those that sampled a trace's completions, and none where one of them is not known."""
+    assert policy_version(["step-12", "7", "step-9"]) == 7
+    for unknown in ([], [None], ["step-5", None], ["default"], ["5-of-9-rc"]):
+        assert policy_version(unknown) is None
 
 
 def test_it_is_called_as_slimes_own() -> None:
@@ -216,18 +254,19 @@ def test_rewards_of_a_group() -> None:
 
 def test_metrics_count_sessions() -> None:
     """Each once, and rewards of those that completed with something to train on."""
-    whole: Any = object()
+    whole: Any = SimpleNamespace(traces=[SimpleNamespace(metadata={"weight_versions": ["v3"]})])
     sessions = [
         slime._Session("COMPLETED", 1.0, whole),
         slime._Session("COMPLETED", 0.0, whole),
         slime._Session("TIMEOUT", 0.25, whole),
         slime._Session("COMPLETED", 0.0, None),
     ]
-    assert slime.metrics_of([sessions]) == {
+    assert slime.metrics_of([sessions], 4) == {
         "jaxserve/sessions": 4.0,
         "jaxserve/completed": 0.75,
         "jaxserve/without_a_trace": 1.0,
         "jaxserve/reward_of_completed": 0.5,
+        "jaxserve/policy_staleness": 1.0,
     }
 
 

@@ -62,9 +62,10 @@ class Control:
             if found.is_success and not found.json()["counts"]["completions"]:
                 await self._ask("DELETE", f"/sessions/{id}", allowed=404)
 
-    async def shut(self, id: str, patience_s: float = _PATIENCE_S) -> None:
-        """Refuses a session's key from now on; what was said stays. One that never was is shut."""
-        await self._ask("POST", f"/sessions/{id}/close", 404, patience_s)
+    async def shut(self, id: str, patience_s: float = _PATIENCE_S) -> bool:
+        """Refuses a session's key from now on; what was said stays. False where there is no such
+        session, which is shut at the gateway that would have it."""
+        return (await self._ask("POST", f"/sessions/{id}/close", 404, patience_s)).is_success
 
     async def records(self, id: str) -> list[CompletionRecord]:
         """All that was said.

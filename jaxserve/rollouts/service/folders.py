@@ -13,10 +13,11 @@ from jaxserve.rollouts.runtimes import Ours
 
 _OF_SESSION = ("SESSION_ID", "TASK_ID", "SESSION_DIR", "ARTIFACTS_DIR")
 _OF_EPISODE = ("ENVIRONMENT_URL", "ENVIRONMENT_SESSION_ID")
+_TOKEN = "ENVIRONMENT_TOKEN"
 _NOT_OURS = ("PATH", "HOME")
 """What the runtime gives."""
 OWN_VARIABLES = frozenset(
-    (*_NOT_OURS, *_OF_SESSION, *_OF_EPISODE, *load_preset("shell").environment)
+    (*_NOT_OURS, *_OF_SESSION, *_OF_EPISODE, _TOKEN, *load_preset("shell").environment)
 )
 """Variables of agents that a task does not set."""
 
@@ -107,13 +108,20 @@ def write_files(launch: Launch) -> None:
 
 
 def ours_of(
-    task: str, session: str, folders: Folders, launch: Launch, episode: Episode | None
+    task: str,
+    session: str,
+    folders: Folders,
+    launch: Launch,
+    episode: Episode | None,
+    token: str | None,
 ) -> Ours:
-    """The variables of an agent that a task does not set."""
+    """The variables of an agent that a task does not set; the token of the environment's server is
+    one where it plays an episode there."""
     said = (session, task, str(folders.top), str(folders.artifacts))
     values = {**launch.environment, **dict(zip(_OF_SESSION, said, strict=True))}
     if episode is not None:
         values |= dict(zip(_OF_EPISODE, (episode.url, episode.session_id), strict=True))
+        values |= {} if token is None else {_TOKEN: token}
     return Ours(
         folders.home, {name: value for name, value in values.items() if name not in _NOT_OURS}
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import sqlite3
 import tempfile
@@ -15,6 +16,7 @@ from jaxserve.rollouts.runtimes import Process, leftovers, removal_of
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.state import State
 
+_LOG = logging.getLogger("jaxserve.rollouts")
 _LOOK_S = 2.0
 _LONGEST_WAIT_S = 300.0
 _DOCKER_S = 60.0
@@ -47,13 +49,18 @@ async def _printed(process: Process) -> list[str]:
 
 class LostKeys:
     """Closes keys of sessions that ended elsewhere than on their node, at the gateway that the node
-    used, as soon as that answers; what was said stays there."""
+    used, as soon as that answers; what was said stays there.
+
+    A gateway that does not know a session may be another one at the same address: it is asked again
+    for some minutes. A session whose node was lost before it made the key is known nowhere.
+    """
 
     def __init__(self, state: State, token: str | None) -> None:
         """Args: where they stand, and the token of control doors; None shows what each made."""
         self._state, self._token = state, token
-        self._silent: dict[str, tuple[float, float]] = {}
-        """Doors that did not answer: when they are asked again, and the wait before it, s."""
+        self._later: dict[tuple[str, ...], tuple[float, float]] = {}
+        """Doors that did not answer, and sessions that one does not know: when they are asked
+        again, and the wait before it, s."""
 
     async def look(self) -> None:
         """Again and again, for ever."""
@@ -61,7 +68,7 @@ class LostKeys:
             try:
                 doors: dict[str, list[str]] = {}
                 for recorded, control in self._state.keys.all():
-                    if self._silent.get(control, _AT_ONCE)[0] <= time.monotonic():
+                    if self._is_due(control) and self._is_due(control, recorded):
                         doors.setdefault(control, []).append(recorded)
                 await asyncio.gather(*(self._close(*one) for one in doors.items()))
             except sqlite3.Error:
@@ -72,11 +79,27 @@ class LostKeys:
         control = Control(url, self._token)
         try:
             for one in recorded:
-                await control.shut(one, 0.0)
-                self._state.keys.closed(one, url)
-            self._silent.pop(url, None)
+                if await control.shut(one, 0.0) or self._given_up(url, one):
+                    self._state.keys.closed(one, url)
+                    self._later.pop((url, one), None)
+            self._later.pop((url,), None)
         except InputError:  # it may be there again later
-            wait_s = min(2.0 * self._silent.get(url, _AT_ONCE)[1], _LONGEST_WAIT_S)
-            self._silent[url] = (time.monotonic() + wait_s, wait_s)
+            self._put_off(url)
         finally:
             await control.close()
+
+    def _given_up(self, url: str, recorded: str) -> bool:
+        """Whether a session was asked for often enough at a door that does not know it."""
+        if self._put_off(url, recorded) < _LONGEST_WAIT_S:
+            return False
+        _LOG.warning("the gateway at %s has no session %s; its key is given up", url, recorded)
+        return True
+
+    def _is_due(self, *who: str) -> bool:
+        return self._later.get(who, _AT_ONCE)[0] <= time.monotonic()
+
+    def _put_off(self, *who: str) -> float:
+        """Asks again after twice the wait, which it gives, s."""
+        wait_s = min(2.0 * self._later.get(who, _AT_ONCE)[1], _LONGEST_WAIT_S)
+        self._later[who] = (time.monotonic() + wait_s, wait_s)
+        return wait_s

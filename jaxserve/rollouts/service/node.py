@@ -117,7 +117,7 @@ class Node:
             "pools": settings.pools,
             "models": list(settings.models),
             "gateway": settings.gateway,
-            "control": settings.control,
+            "control": settings.registered_control,
         }
         while await self._control.load() is None:
             await asyncio.sleep(_BEFORE_ANOTHER_S)  # without a gateway no session can begin

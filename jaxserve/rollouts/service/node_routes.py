@@ -1,4 +1,4 @@
-"""Routes for nodes elsewhere. They ask; nothing has to reach them."""
+"""Routes for nodes elsewhere. They ask; only the doors of their gateways have to be reached."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.leases import lease_of
 from jaxserve.rollouts.service.nodes import Nodes, UnknownNode
@@ -52,7 +53,7 @@ class NodeRoutes:
         asked = JsonObject(await command_of(request), "node", known)
         if asked.get("id") == OWN_NODE:
             raise HTTPException(400, f"id is {OWN_NODE!r}, which is the service's own node")
-        id = self._nodes.register(asked)
+        id = self._nodes.register(asked, elsewhere=_is_elsewhere(request))
         self._changed()
         return plain_json({"id": id}, 201)
 
@@ -111,6 +112,12 @@ class NodeRoutes:
         except UnknownNode:
             raise _unknown() from None
         return id
+
+
+def _is_elsewhere(request: Request) -> bool:
+    """Whether another machine asks; who comes by a tunnel or a proxy of this one does not."""
+    client, (host, *_) = request.client, request.scope.get("server") or (None,)
+    return client is not None and client.host != host and not is_loopback(client.host)
 
 
 async def _told(request: Request, longest: int, known: tuple[str, ...]) -> JsonObject:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, refuse
+from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.balance import SILENT, NodeView, assigned, health
 from jaxserve.rollouts.service.leases import Lease
@@ -48,8 +50,11 @@ class Nodes:
         self._heard: dict[str, _Heard] = {}
         self._began_s = clock()
 
-    def register(self, asked: JsonObject) -> str:
+    def register(self, asked: JsonObject, *, elsewhere: bool = False) -> str:
         """A node begins; one of its name that was there before is lost. Gives its name.
+
+        Args:
+          elsewhere: whether it is on another machine, so that addresses of this one are not its.
 
         Raises:
           InputError: a field is wrong.
@@ -61,11 +66,15 @@ class Nodes:
         models = asked.get("models", [])
         if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
             refuse(asked.name("models"), models, "a list of names")
+        control = check_url(asked.name("control"), asked.get("control"))
+        if elsewhere and _is_of_this_machine(control):
+            allowed = "one at which the service reaches the node's machine (--control-url)"
+            refuse(asked.name("control"), control, allowed)
         about = {
             "pools": {name: pools.whole(name, 1, 1024) for name in POOLS},
             "models": models,
             "gateway": check_url(asked.name("gateway"), asked.get("gateway")),
-            "control": check_url(asked.name("control"), asked.get("control")),
+            "control": control,
         }
         before = self._state.put_node(id, start, about)
         self._heard[id] = _Heard(self._clock())
@@ -180,3 +189,10 @@ class Nodes:
             }
             for id, _, about, _ in self._state.nodes()
         ]
+
+
+def _is_of_this_machine(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False

@@ -106,11 +106,19 @@ class NodeSettings(WorkSettings):
     """Models that its engines serve; sessions that ask for others go elsewhere. None serves all."""
     heartbeat_s: float = 1.0
     """Between two heartbeats, s."""
+    control_url: str | None = None
+    """Address of the control door as the service reaches it; by default as the node does."""
+
+    @property
+    def registered_control(self) -> str:
+        """Address of the control door that the service is told."""
+        return self.control if self.control_url is None else self.control_url
 
     def check(self) -> None:
         """Raises InputError where a setting cannot be."""
         super().check()
         check_url("--service", self.service)
+        check_url("--control-url", self.registered_control)
         checks.number("--heartbeat-s", self.heartbeat_s, 0.05, 3600.0)
         if not NODE_NAME.fullmatch(self.id) or self.id == OWN_NODE:
             checks.refuse("--id", self.id, f"up to 64 letters, digits, - and _, not {OWN_NODE}")

@@ -20,13 +20,24 @@ from jaxserve.rollouts.service.settings import (
     check_url,
 )
 
-_SERVICE = ("host", "port", "save_dir", "attempts", "callback_attempts", "silent_s", "queue_s")
+_SERVICE = (
+    "host",
+    "port",
+    "url",
+    "save_dir",
+    "attempts",
+    "callback_attempts",
+    "silent_s",
+    "queue_s",
+)
 _GATEWAY = ("heartbeat_s", "sessions", "options")
 _NODE = (
     "id",
     "host",
     "port",
+    "control_host",
     "control_port",
+    "control_url",
     "models",
     "inference",
     "workers",
@@ -82,41 +93,53 @@ def parse_topology(given: Any) -> Topology:
     asked = JsonObject(given, "topology", ("rollout", "gateway", "nodes"))
     rollout = _section(asked, "rollout", _SERVICE)
     gateway = _section(asked, "gateway", _GATEWAY)
-    service = RolloutSettings(own_node=False, **_typed(RolloutSettings, rollout))
+    chosen = {name: value for name, value in rollout.items() if name != "url"}
+    service = RolloutSettings(own_node=False, **_typed(RolloutSettings, chosen))
     service.check()
+    url = rollout.get("url", f"http://{_reached(service.host)}:{service.port}")
+    check_url(rollout.name("url"), url)
     nodes: dict[str, NodePlan] = {}
     for place, one in enumerate(asked.entries("nodes")):
-        plan = _node(JsonObject(one, f"nodes[{place}]", _NODE), place, service, gateway)
+        asked_node = JsonObject(one, f"nodes[{place}]", _NODE)
+        plan = _node(asked_node, place, service.save_dir, url, gateway)
         if plan.settings.id in nodes:
             raise InputError(f"nodes[{place}]: id is {plan.settings.id!r}, as another node's is")
         nodes[plan.settings.id] = plan
     ports = [port for plan in nodes.values() for port in (plan.gateway[1], plan.gateway[3])]
     twice = {port for port in ports if ports.count(port) > 1}
-    if twice and len({plan.settings.gateway.rsplit(":", 1)[0] for plan in nodes.values()}) == 1:
+    if twice and len({_machine(plan.settings) for plan in nodes.values()}) == 1:
         raise InputError(f"nodes: port {min(twice)} is there twice; every node needs its own")
     return Topology(service, nodes)
 
 
-def _node(asked: JsonObject, place: int, service: RolloutSettings, gateway: JsonObject) -> NodePlan:
+def _machine(node: NodeSettings) -> tuple[str, ...]:
+    """What tells its addresses from those of nodes elsewhere."""
+    return tuple(url.rsplit(":", 1)[0] for url in (node.gateway, node.registered_control))
+
+
+def _node(
+    asked: JsonObject, place: int, save_dir_of_all: Path, service: str, gateway: JsonObject
+) -> NodePlan:
     id = asked.text("id")
-    host = asked.get("host", "127.0.0.1")
-    if not isinstance(host, str) or not host:
-        refuse(asked.name("host"), host, "an address")
+    host, control_host = _host(asked, "host"), _host(asked, "control_host")
     port = asked.whole("port", 1, 65_535, _FIRST_PORT + 2 * place)
     control = asked.whole("control_port", 1, 65_535, port + 1)
-    save_dir = Path(asked.get("save_dir", service.save_dir / "nodes" / id)).absolute()
-    sessions = Path(gateway.get("sessions", save_dir)) / "sessions"
+    save_dir = save_dir_of_all.absolute() / "nodes" / id
+    if "save_dir" in asked:
+        save_dir = _path(asked.name("save_dir"), asked["save_dir"])
+    sessions = save_dir / "sessions"
     if "sessions" in gateway:
-        sessions = Path(gateway["sessions"]).absolute() / id
+        sessions = _path(gateway.name("sessions"), gateway["sessions"]) / id
     workers = asked.inside("workers", POOLS) if "workers" in asked else JsonObject({}, "workers")
     models = asked.get("models", [])
     if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
         refuse(asked.name("models"), models, "a list of names")
     settings = NodeSettings(
         id=id,
-        service=f"http://{_reached(service.host)}:{service.port}",
+        service=service,
         gateway=f"http://{_reached(host)}:{port}",
-        control=f"http://127.0.0.1:{control}",
+        control=f"http://{_reached(control_host)}:{control}",
+        control_url=asked.get("control_url"),
         save_dir=save_dir,
         models=tuple(models),
         **{f"{name}_workers": workers.whole(name, 1, 1024) for name in workers},
@@ -125,13 +148,20 @@ def _node(asked: JsonObject, place: int, service: RolloutSettings, gateway: Json
     )
     settings.check()
     arguments = ["--port", str(port), "--control-port", str(control), "--host", host]
-    arguments += ["--sessions", str(sessions)]
+    arguments += ["--control-host", control_host, "--sessions", str(sessions)]
     for engine in _engines(asked):
         arguments += ["--engine", engine]
     options = gateway.get("options", [])
     if not isinstance(options, list) or not all(isinstance(one, str) for one in options):
         refuse(gateway.name("options"), options, "a list of texts")
     return NodePlan(settings, (*arguments, *options))
+
+
+def _host(asked: JsonObject, name: str) -> str:
+    host = asked.get(name, "127.0.0.1")
+    if not isinstance(host, str) or not host:
+        refuse(asked.name(name), host, "an address")
+    return host
 
 
 def _engines(asked: JsonObject) -> list[str]:
@@ -160,12 +190,16 @@ def _typed(settings: type[WorkSettings], given: Mapping[str, Any]) -> dict[str, 
     found = dict(given)
     for name, value in given.items():
         if kinds[name] == "Path":
-            if not isinstance(value, str):
-                refuse(name, value, "a path")
-            found[name] = Path(value).absolute()
+            found[name] = _path(name, value)
         elif kinds[name] == "str" and not isinstance(value, str):
             refuse(name, value, "a text")
     return found
+
+
+def _path(name: str, value: Any) -> Path:
+    if not isinstance(value, str):
+        refuse(name, value, "a path")
+    return Path(value).absolute()
 
 
 def _reached(host: str) -> str:

@@ -123,7 +123,7 @@ class Views:
         except httpx.HTTPError as error:
             raise HTTPException(502, f"the gateway at {control} does not answer: {error}") from None
         if answer.is_error:
-            raise HTTPException(404, "the gateway has no records of this session")
+            raise HTTPException(404, f"the gateway at {control} has no records of this session")
         return Response(answer.content, media_type="application/x-ndjson")
 
     async def _trajectory(self, request: Request) -> Response:

@@ -146,8 +146,10 @@ class _Work:
             key = await self._control.create(self._session.recorded, said)
             episode = await self._begin_episode(task)
             told = _instruction(task.instruction, episode)
-            launch = task.agent.launch(told, self._settings.gateway, key, folders.home)
-            ours = ours_of(task.id, self._session.id, folders, launch, episode)
+            token = self._tokens.environment
+            guarded = None if episode is None or token is None else episode.url
+            launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
+            ours = ours_of(task.id, self._session.id, folders, launch, episode, token)
             place = Place(folders.top, folders.work, ours, folders.top / "prepare.log")
             run = None
             for name, command in (

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import openai
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
+from mcp.shared._httpx_utils import create_mcp_http_client
 
 
 class Tools:
@@ -31,10 +32,12 @@ class Tools:
 
 
 @asynccontextmanager
-async def tools_of(name, url):
-    """The tools of a server."""
+async def tools_of(name, url, token=None):
+    """The tools of a server, which may ask for a token."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with (
-        streamable_http_client(url) as (receiving, sending, _),
+        create_mcp_http_client(headers) as http,
+        streamable_http_client(url, http_client=http) as (receiving, sending, _),
         ClientSession(receiving, sending) as session,
     ):
         await session.initialize()
@@ -45,7 +48,7 @@ async def main(instruction, url):
     """Talks and plays."""
     model = openai.AsyncOpenAI()
     messages = [{"role": "user", "content": instruction}]
-    async with tools_of("env", url) as tools:
+    async with tools_of("env", url, os.environ.get("ENVIRONMENT_TOKEN")) as tools:
         functions = [
             {
                 "type": "function",

@@ -80,14 +80,9 @@ class RunningNode:
         self, service: RunningService, gateway: Any, folder: Path, id: str, **settings: Any
     ) -> None:
         """Args: a service and a gateway that run, where it works, and its name."""
+        chosen = {"gateway": gateway.url, "control": gateway.control_url, **settings}
         self._settings = NodeSettings(
-            id=id,
-            service=service.url,
-            gateway=gateway.url,
-            control=gateway.control_url,
-            save_dir=folder,
-            heartbeat_s=0.05,
-            **settings,
+            id=id, service=service.url, save_dir=folder, heartbeat_s=0.05, **chosen
         )
         self._loop = asyncio.new_event_loop()
         self._task: asyncio.Task[None] | None = None

@@ -33,9 +33,10 @@ async def claude(arguments):
     found = json.loads((Path(os.environ["CLAUDE_CONFIG_DIR"]) / ".claude.json").read_text())
     ((name, server),) = found["mcpServers"].items()
     assert server["type"] == "http"
+    shown = os.path.expandvars(server.get("headers", {}).get("Authorization", ""))
     model = anthropic.AsyncAnthropic()
     messages = [{"role": "user", "content": given.instruction}]
-    async with tools_of(name, server["url"]) as tools:
+    async with tools_of(name, server["url"], shown.removeprefix("Bearer ")) as tools:
         offered = [
             {"name": name, "description": about, "input_schema": schema}
             for name, about, schema in tools.offered()
@@ -77,8 +78,9 @@ async def codex(arguments):
         base_url=provider["base_url"], api_key=os.environ[provider["env_key"]]
     )
     ((name, server),) = found["mcp_servers"].items()
+    token = os.environ.get(server.get("bearer_token_env_var", ""))
     items = [{"role": "user", "content": given.instruction}]
-    async with tools_of(name, server["url"]) as tools:
+    async with tools_of(name, server["url"], token) as tools:
         offered = [
             {"type": "function", "name": name, "description": about, "parameters": schema}
             for name, about, schema in tools.offered()

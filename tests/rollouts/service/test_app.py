@@ -161,6 +161,7 @@ def test_commands_before_the_agent_and_before_its_tests(
         ({"timeout_seconds": -1}, "timeout_seconds is -1; it must be"),
         ({"task_id": "../x"}, "task_id is '../x'; it must be up to 96 letters"),
         ({"agent": {"command": []}}, "agent: command is []; it must be a text, or a list"),
+        ({"agent": {"command": 3}}, "agent: command is 3; it must be a text, or a list"),
         ({"agent": {"command": "sh -c {{INSTRUCTION}}"}}, "is no program of -c or eval"),
         ({"agent": {"command": "sh -c 'x {{INSTRUCTION}}'"}}, "is no program of -c or eval"),
         ({"agent": {"command": ["sh", "-ec", "{{INSTRUCTION}}"]}}, "is no program of -c or eval"),

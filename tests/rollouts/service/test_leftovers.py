@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from jaxserve.rollouts.service import leftovers
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.leftovers import LostKeys, remove_leftovers
 from jaxserve.rollouts.service.state import State
+from server.local import free_port
 from tests.gateway.running import RunningGateway
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.running import RunningNode, RunningService
 
 DOCKER = """#!{python}
@@ -110,9 +112,9 @@ def test_a_gateway_that_does_not_answer(
     asked_s: list[float] = []
     shut = Control.shut
 
-    async def counted(self: Control, id: str, patience_s: float = 0.0) -> None:
+    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
         try:
-            await shut(self, id, patience_s)
+            return await shut(self, id, patience_s)
         except InputError:
             asked_s.append(time.monotonic())
             raise
@@ -132,6 +134,52 @@ def test_a_gateway_that_does_not_answer(
     assert state.keys.all() == [("t.0.1", "http://127.0.0.1:9")]
     waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
     assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
+    state.close()
+
+
+def test_another_gateway_at_the_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """That it has no such session closes no key: it is asked again, until the gateway that has the
+    session is there. One that is nowhere is given up, and said."""
+    state = State(tmp_path / "state.sqlite3")
+    port, unknown = free_port(), 0
+    shut = Control.shut
+
+    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
+        nonlocal unknown
+        known = await shut(self, id, patience_s)
+        unknown += not known
+        return known
+
+    async def look(done: Callable[[], bool]) -> None:
+        looking = asyncio.create_task(LostKeys(state, None).look())
+        async with asyncio.timeout(PATIENCE_S):
+            while not done():
+                await asyncio.sleep(0.01)
+        looking.cancel()
+
+    def gateway_of(folder: str) -> RunningGateway:
+        return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
+
+    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(leftovers, "_LOOK_S", 0.001)
+    monkeypatch.setattr(leftovers, "_AT_ONCE", (0.0, 0.001))
+    state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
+    state.keys.note("t.0.1", "a")
+    with gateway_of("owner") as owner:
+        assert owner.control.post("/sessions", json={"id": "t.0.1"}).is_success
+    with gateway_of("other"):
+        asyncio.run(look(lambda: unknown >= 3))
+    assert len(state.keys.all()) == 1
+    with gateway_of("owner") as owner:
+        asyncio.run(look(lambda: not state.keys.all()))
+        assert owner.control.get("/sessions/t.0.1").json()["closed"]
+        assert not caplog.records
+        state.keys.note("t.1.1", "a")
+        monkeypatch.setattr(leftovers, "_LONGEST_WAIT_S", 0.01)
+        asyncio.run(look(lambda: not state.keys.all()))
+    assert "has no session t.1.1; its key is given up" in caplog.text
     state.close()
 
 

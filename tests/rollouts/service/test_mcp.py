@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ import pytest
 
 from jaxserve.client import ServeClient
 from jaxserve.rollouts.files import read_trajectories
+from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.rollouts.trainers import token_rewards
 from server.local import LocalServer
+from tests.conftest import StartServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.rollouts.service.operating_model import INSTRUCTION, operator
@@ -32,9 +36,11 @@ class Stage:
     folder: Path
     service: RunningService
     url: str
+    token: str | None = None
+    """of the server."""
 
-    def play(self, agent: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """A session that played to the end, and its records."""
+    def submitted(self, agent: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A task that has ended, and its session."""
         task = self.service.submit(
             instruction=INSTRUCTION,
             agent={"model": "tiny", **agent},
@@ -42,6 +48,11 @@ class Stage:
             evaluator={"name": "env_grade"},
         )
         (one,) = self.service.result(task)["sessions"]
+        return task, one
+
+    def play(self, agent: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """A session that played to the end, and its records."""
+        task, one = self.submitted(agent)
         printed = "".join(path.read_text() for path in self.folder.rglob("agent.log"))
         assert (one["state"], one["reason"]) == ("COMPLETED", ""), printed
         told = self.service.http.get(f"/sessions/{one['session_id']}/completions").text
@@ -53,7 +64,7 @@ class Stage:
         worth = one["evaluation"]
         assert worth["verified"]
         assert (worth["windows"], worth["windows_without_completion"]) == (3, 0)
-        with ServeClient(self.url) as same:
+        with ServeClient(self.url, token=self.token) as same:
             same.reset(task_id="bursty_workload", seed=42)
             rewards = [same.step({"batch_cap": cap}).reward for cap in CAPS]
             assert one["reward"] == same.grade()["score"]
@@ -69,25 +80,75 @@ class Stage:
         assert trajectory.trainable == one["trainable"] > 0 and not trajectory.dropped
 
 
-@pytest.fixture
-def stage(server: LocalServer, tmp_path: Path) -> Iterator[Stage]:
-    """A real server of episodes, and a model that operates it."""
+@contextmanager
+def staged(folder: Path, url: str, token: str | None = None) -> Iterator[Stage]:
+    """A server of episodes, which may ask for a token, and a model that operates it."""
     with (
         TokenEngine("vllm") as engine,
-        RunningGateway([f"vllm={engine.url}"], sessions=tmp_path / "records") as gateway,
-        RunningService(gateway, tmp_path / "state") as service,
+        RunningGateway([f"vllm={engine.url}"], sessions=folder / "records") as gateway,
+        RunningService(gateway, folder / "state", RolloutTokens(environment=token)) as service,
     ):
         engine.script = operator(CAPS)
-        yield Stage(tmp_path, service, server.url)
+        yield Stage(folder, service, url, token)
+
+
+@pytest.fixture
+def stage(server: LocalServer, tmp_path: Path) -> Iterator[Stage]:
+    """With a real server that asks for none."""
+    with staged(tmp_path, server.url) as made:
+        yield made
+
+
+def player(url: str) -> list[str]:
+    """A command that plays over MCP."""
+    return [sys.executable, str(FOLDER / "mcp_player.py"), "{{INSTRUCTION}}", f"{url}/mcp"]
 
 
 def test_an_agent_plays_over_mcp(stage: Stage) -> None:
     """Each window is credited to the completion whose call made it; the score is the server's own,
     and every sampled token is there."""
-    player = str(FOLDER / "mcp_player.py")
-    command = [sys.executable, player, "{{INSTRUCTION}}", f"{stage.url}/mcp"]
-    _, records = stage.play({"command": command})
+    _, records = stage.play({"command": player(stage.url)})
     assert [record["dialect"] for record in records] == ["chat"] * 4
+
+
+def test_a_server_with_a_token(
+    start_server: StartServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Is played by agents that have it as a variable, and by presets whose configuration says where
+    it is; who does not show it is refused. It stands in no file, log or answer."""
+    caplog.set_level(logging.INFO)  # a library of WebSockets prints every header below that
+    token = "secret-of-the-environment"
+    server = start_server(JAXSERVE_TOKEN=token)
+    with staged(tmp_path, server.url, token) as stage:
+        install(("claude", "codex"), stage.folder, monkeypatch)
+        servers = {"mcp_servers": {"env": f"{stage.url}/mcp"}}
+        agents = [{"command": player(stage.url)}]
+        agents += [{"preset": preset, **servers} for preset in ("claude_code", "codex")]
+        answers = [json.dumps(stage.play(agent)) for agent in agents]
+        without = ["env", "--unset=ENVIRONMENT_TOKEN", *player(stage.url)]
+        _, refused = stage.submitted({"command": without})
+        assert (refused["state"], refused["completions"]) == ("ERROR", 0)
+        answers += [stage.service.http.get(path).text for path in ("/events", "/tasks", "/nodes")]
+    assert "401" in "".join(path.read_text() for path in tmp_path.rglob("agent.log"))
+    printed = capfd.readouterr()
+    texts = [*answers, json.dumps(refused), caplog.text, printed.out, printed.err, server.said()]
+    assert not any(token in text for text in texts)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 20 and not any(token.encode() in path.read_bytes() for path in files)
+
+
+def install(programs: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts stand-ins of these first in the path."""
+    (folder / "bin").mkdir()
+    for program in programs:
+        stand_in = folder / "bin" / program
+        stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {FOLDER}/stand_ins.py "$0" "$@"\n')
+        stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.mark.parametrize(
@@ -99,12 +160,7 @@ def test_a_preset_plays_over_mcp(
 ) -> None:
     """The service starts it with the preset's command line, variables and files; it streams in its
     own dialect, and finds the server's tools where its configuration says."""
-    programs = stage.folder / "bin"
-    programs.mkdir()
-    stand_in = programs / program
-    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {FOLDER}/stand_ins.py "$0" "$@"\n')
-    stand_in.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    install((program,), stage.folder, monkeypatch)
     servers = {"env": f"{stage.url}/mcp"}
     one, records = stage.play({"preset": preset, "mcp_servers": servers})
     assert one["exit_code"] == 0

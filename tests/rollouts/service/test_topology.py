@@ -53,7 +53,8 @@ def test_what_becomes_of_it() -> None:
     assert a.settings.save_dir == Path("/s/nodes/a")
     assert a.gateway == (
         *("--port", "9010", "--control-port", "9011", "--host", "127.0.0.1"),
-        *("--sessions", "/r/a", "--engine", "vllm=http://127.0.0.1:8000,cap=8"),
+        *("--control-host", "127.0.0.1", "--sessions", "/r/a"),
+        *("--engine", "vllm=http://127.0.0.1:8000,cap=8"),
     )
     assert b.settings.gateway == "http://127.0.0.1:9002"
     assert b.gateway.count("--engine") == 2
@@ -73,6 +74,25 @@ def test_who_listens_everywhere_is_reached_here() -> None:
     assert found.nodes["a"].gateway[4:6] == ("--host", "0.0.0.0")
 
 
+def test_nodes_elsewhere() -> None:
+    """Each machine has its own ports: the service is told at which address it reaches the control
+    door there, and nodes at which they reach the service."""
+    given: dict[str, Any] = copy.deepcopy(GIVEN)
+    given["rollout"] |= {"host": "0.0.0.0", "url": "http://10.0.0.1:9200"}
+    given["nodes"][0] |= {"port": 9000, "control_host": "10.0.0.2"}
+    given["nodes"][1] |= {
+        "port": 9000,
+        "control_host": "0.0.0.0",
+        "control_url": "https://b.example",
+    }
+    a, b = parse_topology(given).nodes.values()
+    assert a.settings.service == b.settings.service == "http://10.0.0.1:9200"
+    assert a.settings.control == a.settings.registered_control == "http://10.0.0.2:9001"
+    assert a.gateway[6:8] == ("--control-host", "10.0.0.2")
+    assert b.settings.control == "http://127.0.0.1:9001"
+    assert b.settings.registered_control == "https://b.example"
+
+
 def test_which_node(tmp_path: Path) -> None:
     """Of several has to be said."""
     path = tmp_path / "t.yaml"
@@ -88,6 +108,11 @@ def test_which_node(tmp_path: Path) -> None:
         (("rollouts",), {}, "topology: field 'rollouts' is unknown"),
         (("rollout", "ports"), 1, "rollout: field 'ports' is unknown"),
         (("rollout", "port"), "x", "--port is 'x'; it must be a whole number"),
+        (("rollout", "url"), "here", "rollout: url is 'here'; it must be an http or https address"),
+        (("gateway", "sessions"), 3, "gateway: sessions is 3; it must be a path"),
+        (("nodes", 0, "save_dir"), 3, "nodes[0]: save_dir is 3; it must be a path"),
+        (("nodes", 0, "control_host"), 1, "nodes[0]: control_host is 1; it must be an address"),
+        (("nodes", 0, "control_url"), "there", "--control-url is 'there'; it must be an http"),
         (("rollout", "save_dir"), 3, "save_dir is 3; it must be a path"),
         (("nodes",), [], "topology: nodes is []; it must be a list with at least one entry"),
         (("nodes", 1, "id"), "a", "nodes[1]: id is 'a', as another node's is"),
