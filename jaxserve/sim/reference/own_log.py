@@ -37,7 +37,7 @@ class ServedBy:
     """engines behind one router; a tensor-parallel group counts as one."""
     batch_cap: int = 256
     """sequences that one runs at once (vLLM's ``max_num_seqs``)."""
-    token_budget: int = 2048
+    token_budget: int = SchedulerSettings.token_budget
     """tokens of an iteration (vLLM's ``max_num_batched_tokens``)."""
     tier: int = 0
     """quantisation tier of the weights."""

@@ -8,15 +8,17 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.sim.machine.hardware import EngineSettings
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
     """Properties of the serving engine that no knob changes."""
 
-    token_budget: int = 2048
+    token_budget: int = EngineSettings.token_budget
     """tokens that one iteration may process."""
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     """tokens per KV block."""
     watermark: float = 0.0
     """share of the KV blocks that admission leaves free."""
