@@ -106,9 +106,9 @@ class DeploymentSettings:
     prefix_caching: bool = False
     """whether full KV blocks are kept for prompts that begin alike until others need the room; only
     traces with ``hash_ids`` say which prompts do."""
-    restart_s: float = 4.0
-    rerole_s: float = 3.0
-    oom_restart_s: float = 8.0
+    restart_s: float = EngineSettings.restart_s
+    rerole_s: float = EngineSettings.rerole_s
+    oom_restart_s: float = EngineSettings.oom_restart_s
     frontend_s: float = 0.010
     frontend_tail_s: float = 0.008
     stack: Stack | None = None
