@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from server.problems import EpisodeConflict, UnknownSession
-from server.sessions import engine
+from server.sessions import engine, rules
 from server.sessions.engine import Knobs, Windows
 from server.sessions.replaying import catch_up
 from server.sessions.session import BatchView, Session
@@ -178,7 +178,7 @@ class Sessions:
         Raises:
           EpisodeConflict: the episode is over.
         """
-        _check_running(session)
+        rules.check_running(session.id, session.steps, session.over)
         state, outcome = engine.advance(session.simulator, session.state, knobs)
         self._append(session, state, engine.read_windows(outcome), 0, knobs, batched=False)
 
@@ -201,7 +201,7 @@ class Sessions:
             seen.add(session.id)
         by_environment: dict[int, list[int]] = {}
         for index, session in enumerate(sessions):
-            _check_running(session)
+            rules.check_running(session.id, session.steps, session.over)
             if not engine.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
@@ -286,17 +286,15 @@ class Sessions:
 
     def _default_id(self) -> str:
         if not self._has_default:
-            raise UnknownSession(
-                "session_id is missing; this server asks for a token and has no default session"
-            )
+            raise UnknownSession(rules.NO_DEFAULT)
         found = self._default or self._store.default_session()
         if found is None:
-            raise UnknownSession("no episode has been started; call reset first")
+            raise UnknownSession(rules.NOT_BEGUN)
         return found
 
     def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
-            raise UnknownSession(f"session {session_id!r} does not exist")
+            raise rules.unknown(session_id)
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
             raise self.expired(session_id)
         return head
@@ -317,11 +315,3 @@ class Sessions:
             if oldest in self._changed:
                 return
             del self._live[oldest]
-
-
-def _check_running(session: Session) -> None:
-    if session.over:
-        raise EpisodeConflict(
-            f"the episode of session {session.id!r} is over after {session.steps} windows; "
-            "reset starts another"
-        )
