@@ -19,10 +19,10 @@ from server.players.agents import Agents, Driver
 from server.players.model_budget import ModelBudget
 from server.players.yardsticks import PlayedEpisode, Yardsticks, check_unchanged
 from server.problems import EpisodeConflict
-from server.sessions import engine
+from server.sessions import programs
 from server.sessions.compiling import Programs
-from server.sessions.engine import Knobs, Window
 from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
+from server.sessions.programs import Knobs, Window
 from server.sessions.replaying import catch_up
 from server.sessions.rules import check_window
 from server.sessions.session import BatchView, Session, View, begin_session, new_session
@@ -155,11 +155,11 @@ class Service:
         """
         chosen = chosen_episode(task, seed, split, index)
 
-        def begun() -> Session | engine.Simulator:
+        def begun() -> Session | programs.Simulator:
             """Away from all who step; a program that is missing is compiled further away still."""
             episode = parse_episode(*chosen, config)
-            simulator = engine.simulator(episode)
-            if not engine.is_compiled(simulator, together=False):
+            simulator = programs.simulator(episode)
+            if not programs.is_compiled(simulator, together=False):
                 return simulator
             return new_session(session_id, episode_id, episode)
 
@@ -358,7 +358,7 @@ def chosen_episode(
 
 
 def _stacked(knobs: Sequence[Knobs]) -> Actions:
-    return engine.stack_knobs(knobs) if knobs else []
+    return programs.stack_knobs(knobs) if knobs else []
 
 
 def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:

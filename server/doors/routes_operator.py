@@ -15,7 +15,7 @@ from server.doors.queries import known_query
 from server.doors.routes_episodes import Named
 from server.players.operator import Decision, Operator
 from server.service import Service
-from server.sessions import engine
+from server.sessions import programs
 from server.sessions.rules import check_running
 from server.sessions.session import View
 from server.wire.answers import OperatorAnswer
@@ -37,7 +37,7 @@ def operator_routes(service: Service) -> APIRouter:
         view = history.view
         check_running(view.session_id, view.steps, view.window.done)
         seen = await service.windows(history)
-        last = view.knobs or engine.knobs_of(DEFAULT_ACTION)
+        last = view.knobs or programs.knobs_of(DEFAULT_ACTION)
         decision = await operator.decide(view.episode.task, seen, last)
         views = []
         for number in range(view.steps, view.steps + windows):

@@ -19,8 +19,8 @@ from server.problems import EpisodeConflict, UnknownSession
 from server.service import History, LiveGrade, Service, chosen_episode
 from server.sessions import rules
 from server.sessions.compiling import Programs
-from server.sessions.engine import Knobs, Window, Windows
 from server.sessions.episodes import Episode, parse_episode
+from server.sessions.programs import Knobs, Window, Windows
 from server.sessions.session import BatchView, Session, View, begin_session
 from server.sessions.store import LoggedStep
 from server.settings import Settings
