@@ -24,9 +24,10 @@ import orjson
 import psutil
 
 from benchmarks.page import page_parser, publish
-from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
+from jaxserve.mock_engine.machine import build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.runtime.process_group import own_process
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator

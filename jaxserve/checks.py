@@ -20,6 +20,9 @@ from jaxserve.errors import InputError
 _LARGEST = sys.float_info.max
 _LONGEST = 120
 """Characters of a value in an error."""
+_ADDRESS = re.compile(
+    r"https?://(?:\[[^\s/?#@\[\]]+\]|[^\s/?#@\[\]:]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.IGNORECASE
+)
 
 
 class _Missing:
@@ -84,6 +87,26 @@ def one_of(name: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         refuse(name, value, f"one of {', '.join(allowed)}")
     return value
+
+
+def address(name: str, url: Any, like: str = "http://127.0.0.1:8000", path: bool = True) -> str:
+    """An http or https address without a user or a query.
+
+    Args:
+      like: an example, for the error.
+      path: whether it may have a path.
+    """
+    found = _ADDRESS.fullmatch(url) if isinstance(url, str) else None
+    if found is None or not 0 < int(found[1] or 80) < 65_536 or (found[2] and not path):
+        shown = without_password(url) if isinstance(url, str) else url
+        allowed = "without a user or a query" if path else "without a user, a path or a query"
+        refuse(name, shown, f"an address such as {like}, {allowed}")
+    return url
+
+
+def without_password(url: str) -> str:
+    """What may be shown of an address."""
+    return re.sub(r"^([\w=+.-]*://)?.*@", r"\1...@", url, flags=re.DOTALL)
 
 
 def ending(name: str, path: Path | str, *allowed: str) -> str:

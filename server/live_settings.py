@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -153,14 +152,7 @@ def _address(text: str | None, chat: bool) -> str:
             "JAXSERVE_LIVE_URL is missing; it is the engine's address, such as "
             "http://127.0.0.1:8000, or set JAXSERVE_LIVE_PROVIDER to openai"
         )
-    address = text.rstrip("/").removesuffix("/v1")
-    if not re.fullmatch(r"https?://[^/?#\s@]+", address):
-        # Not the value: an address that is refused for its @ may have a password.
-        raise InputError(
-            "JAXSERVE_LIVE_URL is no address such as http://127.0.0.1:8000, without a user and "
-            "without a path but /v1"
-        )
-    return address
+    return checks.address("JAXSERVE_LIVE_URL", text.rstrip("/").removesuffix("/v1"), path=False)
 
 
 def _one_key(key: str | None, openai: str | None) -> str:

@@ -19,11 +19,12 @@ from server.players.agents import Agents, Driver
 from server.players.model_budget import ModelBudget
 from server.players.yardsticks import PlayedEpisode, Yardsticks, check_unchanged
 from server.problems import EpisodeConflict
-from server.sessions import engine
+from server.sessions import programs
 from server.sessions.compiling import Programs
-from server.sessions.engine import Knobs, Window
 from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
+from server.sessions.programs import Knobs, Window
 from server.sessions.replaying import catch_up
+from server.sessions.rules import check_window
 from server.sessions.session import BatchView, Session, View, begin_session, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import LoggedStep, Store, open_store
@@ -154,11 +155,11 @@ class Service:
         """
         chosen = chosen_episode(task, seed, split, index)
 
-        def begun() -> Session | engine.Simulator:
+        def begun() -> Session | programs.Simulator:
             """Away from all who step; a program that is missing is compiled further away still."""
             episode = parse_episode(*chosen, config)
-            simulator = engine.simulator(episode)
-            if not engine.is_compiled(simulator, together=False):
+            simulator = programs.simulator(episode)
+            if not programs.is_compiled(simulator, together=False):
                 return simulator
             return new_session(session_id, episode_id, episode)
 
@@ -180,7 +181,7 @@ class Service:
 
         def task(sessions: Sessions) -> View:
             session = sessions.find(session_id)
-            _check_window(session, number)
+            check_window(session, number)
             sessions.step(session, knobs)
             return session.view()
 
@@ -201,7 +202,7 @@ class Service:
         def task(sessions: Sessions) -> BatchView:
             chosen = sessions.find_many(names)
             for session, number in zip(chosen, numbers, strict=True):
-                _check_window(session, number)
+                check_window(session, number)
             return sessions.step_many(chosen, knobs)
 
         return await self._worker.run(task)
@@ -357,14 +358,7 @@ def chosen_episode(
 
 
 def _stacked(knobs: Sequence[Knobs]) -> Actions:
-    return engine.stack_knobs(knobs) if knobs else []
-
-
-def _check_window(session: Session, number: int | None) -> None:
-    if number is not None and number != session.steps:
-        raise EpisodeConflict(
-            f"metadata.step is {number}; session {session.id!r} is at window {session.steps}"
-        )
+    return programs.stack_knobs(knobs) if knobs else []
 
 
 def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:

@@ -24,6 +24,7 @@ CHECKS: list[Callable[[Any], Any]] = [
     lambda value: checks.positive("x", value),
     lambda value: checks.whole("x", value, 0),
     lambda value: checks.one_of("x", value, ("a", "b")),
+    lambda value: checks.address("x", value),
     lambda value: JsonObject({"y": value}, "x").text("y"),
     lambda value: JsonObject({"y": value}, "x").entries("y"),
     lambda value: JsonObject({"y": value}, "x").numbers("y", 2),
@@ -102,6 +103,40 @@ def test_digits(text: str) -> None:
         assert str(error).startswith("N is ") and text not in map(str, range(1, 101))
     else:
         assert text.isascii() and found == int(text) and 1 <= found <= 100
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://a", "https://a.b:8000", "HTTP://127.0.0.1:1/", "http://[::1]:80/v1", "http://a/b"],
+)
+def test_addresses(url: str) -> None:
+    """With a path where one may be."""
+    assert checks.address("x", url) == url
+    if url.count("/") > 2:
+        with pytest.raises(InputError, match="without a user, a path or a query"):
+            checks.address("x", url, path=False)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "a:80", "ftp://a", "http://", "http://a b", "http://a?b", "http://a#b", "http://[a"),
+        *("http://a:0", "http://a:65536", "http://a:b", "http://u@a", "http://a/u@b"),
+    ],
+)
+def test_what_is_no_address(url: str) -> None:
+    """The error has an example."""
+    with pytest.raises(InputError, match="it must be an address such as http://b:1, without"):
+        checks.address("x", url, "http://b:1")
+
+
+@given(st.sampled_from(["http://", "x=https://", "//", ""]), st.text(), st.text())
+def test_passwords_are_not_shown(start: str, user: str, password: str) -> None:
+    """Whatever is in them, and wherever one stands that should not."""
+    secret = f"{user}hunter2{password}"
+    with pytest.raises(InputError) as refused:
+        checks.address("x", f"{start}{secret}@host")
+    assert "hunter2" not in str(refused.value)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -86,10 +86,7 @@ class DeploymentMemory:
     simulator."""
 
     deployment: Deployment
-
-    def __post_init__(self) -> None:
-        host = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self.deployment)
-        object.__setattr__(self, "deployment", host)
+    """on the host."""
 
     @property
     def device_bytes(self) -> float:
@@ -169,7 +166,7 @@ class ReferenceEpisode:
                 priority=np.asarray(classes.priority).tolist(),
                 acceptance=list(np.asarray(classes.tokens_per_step, np.float64)),
             )
-        self._memory = DeploymentMemory(env.deployment)
+        self._memory = DeploymentMemory(env.deployment.on_host())
         self._timer = SlowTimer(timer, float(time_scale))
         self._seed = int(seed)
         self._simulator: ReferenceSimulator | None = None
@@ -245,7 +242,6 @@ class ReferenceEpisode:
             tier=stats.tier,
         )
         energy_j = self._energy_j(stats)
-        deployment = self._memory.deployment
         values: dict[str, Any] = dict(
             arrivals=self.traffic.counts[self._window - 1].sum(axis=0),
             completed=completed,
@@ -264,8 +260,7 @@ class ReferenceEpisode:
             preemptions=stats.preemptions,
             memory_gib=max(stats.peak_memory_bytes, idle_bytes) / GIB,
             energy_j=energy_j,
-            cost_usd=deployment.num_gpus * self.env.window_s * deployment.usd_per_gpu_s
-            + energy_j * deployment.usd_per_joule,
+            cost_usd=self._memory.deployment.cost_usd(self.env.window_s, energy_j),
             kv_occupancy=min(stats.kv_occupancy, 1.0),
             acceptance=stats.draft_accepted / max(stats.drafted, 1),
             capacity=stats.capacity,
@@ -295,8 +290,7 @@ class ReferenceEpisode:
             + work.kv_tokens * d.joule_per_kv_token
             for tier, work in enumerate(stats.work)
         )
-        gpu_s = float(d.num_gpus) * self.env.window_s
-        return float(min(d.idle_w * gpu_s + work_j, d.max_w * gpu_s))
+        return float(d.energy_j(self.env.window_s, work_j))
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,8 @@ def send_traffic(
 
     with needing("gateway", "send"):
         from jaxserve.live.engine_client import EngineClient, Prompts, Target
-        from jaxserve.live.player import play, summarise
+        from jaxserve.live.player import play
+        from jaxserve.live.study.figures import summarise
     from jaxserve.live.show import summary_table
 
     checks.whole("--seed", seed, 0)

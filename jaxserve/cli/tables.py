@@ -12,6 +12,7 @@ from jaxserve import checks
 from jaxserve.cli.arguments import File, Name, Real, optional
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
+from jaxserve.sim.machine.hardware import EngineSettings
 
 
 def build_table(
@@ -95,7 +96,7 @@ def fit_table(
     memory_gib: Real = None,
     tensor_parallel: int = 1,
     tier: int = 0,
-    token_budget: int = 2048,
+    token_budget: int = EngineSettings.token_budget,
 ) -> None:
     """Fit a latency table to your own load test (CSV or JSON lines, such as vllm bench serve's).
 
@@ -135,7 +136,7 @@ def fit_steps(
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     tensor_parallel: int = 1,
-    token_budget: int = 2048,
+    token_budget: int = EngineSettings.token_budget,
 ) -> None:
     """Fit a latency table to iterations that you have measured one by one, on any hardware.
 
@@ -176,7 +177,7 @@ def fit_kernels(
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
     tensor_parallel: int = 1,
-    token_budget: int = 2048,
+    token_budget: int = EngineSettings.token_budget,
 ) -> None:
     """Fit a latency table to measured kernels: aiconfigurator's files, or LLMServingSim's profile.
 

@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from jaxserve import checks
 from jaxserve.errors import InputError
@@ -96,10 +95,9 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
     head, *rest = text.split(",")
     kind, equals, url = head.partition("=")
     if kind not in KINDS or not equals:
-        shown = _without_password(head)
         raise InputError(
-            f"--engine {shown!r} is not understood; it must be like vllm=http://127.0.0.1:8000 or "
-            "sglang=http://127.0.0.1:30000"
+            f"--engine {checks.without_password(head)!r} is not understood; it must be like "
+            "vllm=http://127.0.0.1:8000 or sglang=http://127.0.0.1:30000"
         )
     options = _options(rest, f"--engine {kind}-{place}")
     tier, depth, cap = (_whole(options, name, place) for name in ("tier", "depth", "cap"))
@@ -111,7 +109,7 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
         )
     return EngineSpec(
         kind=kind,
-        url=_checked_url(url),
+        url=checks.address("--engine", url).rstrip("/"),
         name=f"{kind}-{place}",
         pool=_pool(options.get("pool"), tier, depth),
         tier=tier,
@@ -170,25 +168,6 @@ def _whole(options: Mapping[str, str], name: str, place: int) -> int | None:
     return None if text is None else checks.digits(where, text, *_NUMBERS[name])
 
 
-def _checked_url(text: str) -> str:
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        parts, usable = None, False
-    if parts is None or not usable or parts.query or parts.fragment:
-        raise InputError(
-            f"--engine has {_without_password(text)!r}; the address must be like "
-            "http://127.0.0.1:8000"
-        )
-    if parts.username is not None or parts.password is not None:
-        raise InputError(
-            f"--engine has {_without_password(text)!r} with a name or password in it; put the key "
-            "into a variable and name it: key=VARIABLE"
-        )
-    return text.rstrip("/")
-
-
 def _pool(given: str | None, tier: int | None, depth: int | None) -> str:
     if given is not None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", given):
@@ -215,7 +194,3 @@ def _key(option: str, options: Mapping[str, str], variables: Mapping[str, str]) 
             f"--engine has {option}={name}, but the variable {name} is empty or not set"
         )
     return found
-
-
-def _without_password(text: str) -> str:
-    return re.sub(r"//[^/@]*@", "//...@", text)

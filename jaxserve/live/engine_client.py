@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -57,8 +56,7 @@ class Target:
     """the name to ask for, None for the first that the engine lists."""
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"https?://[^/?#\s@]+", self.url):
-            checks.refuse("--url", self.url, "an address such as http://127.0.0.1:8000")
+        checks.address("--url", self.url, path=False)
 
 
 @dataclass(frozen=True)

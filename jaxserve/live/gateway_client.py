@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from jaxserve.errors import InputError
+from jaxserve import checks
 
 
 class GatewayError(Exception):
@@ -25,9 +25,7 @@ class GatewayClient:
         Raises:
           InputError: the address is none.
         """
-        if not url.startswith(("http://", "https://")):
-            raise InputError(f"--gateway is {url!r:.80}; it must be like http://127.0.0.1:9001")
-        self._url = url.rstrip("/")
+        self._url = checks.address("--gateway", url, "http://127.0.0.1:9001").rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._patience_s = patience_s
         self._session: aiohttp.ClientSession | None = None

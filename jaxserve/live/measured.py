@@ -194,8 +194,7 @@ def measure(
         + deployment.activation_base_gib
         + deployment.kv_pool_gib[tier, drafting],
         energy_j=energy_j,
-        cost_usd=deployment.num_gpus * window.seconds * deployment.usd_per_gpu_s
-        + energy_j * deployment.usd_per_joule,
+        cost_usd=deployment.cost_usd(window.seconds, energy_j),
         kv_occupancy=min(after.kv_use or 0.0, 1.0),
         acceptance=(counted(before, after, "accepted") or 0.0) / drafted if drafted else 0.0,
         capacity=after.up / after.count,
@@ -244,12 +243,11 @@ def _observe(
 
 def _energy_j(env: ServeEnv, window: LiveWindow, tokens: float, tier: int) -> float:
     """Idle power, tokens and one pass over the weights each step, at most the power limit."""
-    d = env.deployment
+    d = env.deployment.on_host()
     steps = window.seconds / window.itl_mean_s if window.itl_mean_s else 0.0
-    gpu_s = float(d.num_gpus) * window.seconds
-    work_j = tokens * float(d.joule_per_token[tier])
-    work_j += float(d.num_gpus) * steps * float(d.joule_per_weight_pass[tier])
-    return min(float(d.idle_w) * gpu_s + work_j, float(d.max_w) * gpu_s)
+    work_j = tokens * d.joule_per_token[tier]
+    work_j += d.num_gpus * steps * d.joule_per_weight_pass[tier]
+    return float(d.energy_j(window.seconds, work_j))
 
 
 _BY_CLASS = (

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jaxserve.agents.panel import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
     from jaxserve.live.operate import Report
-    from jaxserve.live.player import Summary
+    from jaxserve.live.study.figures import Summary
 
 
 def print_report(report: Report) -> None:

@@ -24,10 +24,11 @@ from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.calls import Call, Sequence
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.control import Control
-from jaxserve.mock_engine.machine import BLOCK_TOKENS, Machine
+from jaxserve.mock_engine.machine import Machine
 from jaxserve.mock_engine.metrics import Metrics
 from jaxserve.mock_engine.problems import engine_failed
 from jaxserve.mock_engine.steps import StepTrace
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.counters import Counters
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request

@@ -13,11 +13,9 @@ from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import DeploymentSettings
 from jaxserve.sim.machine.hardware import EngineSettings, load_gpu
-from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+from jaxserve.sim.machine.memory import BLOCK_TOKENS, kv_bytes_per_token, kv_pool_bytes
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.reference.settings import SchedulerSettings, ShiftedExponentialFrontEnd
-
-BLOCK_TOKENS = SchedulerSettings.block_tokens
+from jaxserve.sim.reference.settings import ShiftedExponentialFrontEnd
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from jaxserve.mock_engine.machine import BLOCK_TOKENS, Machine
+from jaxserve.mock_engine.machine import Machine
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
 _TTFT_EDGES_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),

@@ -9,9 +9,10 @@ import sys
 
 from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
-from jaxserve.mock_engine.machine import BLOCK_TOKENS, Machine, build_machine
+from jaxserve.mock_engine.machine import Machine, build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.runtime.listening import CommandServer, address, listen
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
 _GRACE_S = 1
 """For answers that are under way when the process is told to stop."""

@@ -11,6 +11,7 @@ from jaxserve.errors import InputError
 from jaxserve.seeds import SPLITS
 from server.service import Service
 from server.sessions.episodes import check_split, listed_count, listed_episode, task_number
+from server.sessions.rules import NOT_BEGUN
 from server.sessions.session import View
 from server.wire import bodies, schemas
 from server.wire.catalogue import describe_task
@@ -73,7 +74,7 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
         """
         del timeout_s, kwargs
         if self._view is None:
-            raise InputError("no episode has been started; call reset first")
+            raise InputError(NOT_BEGUN)
         session_id = self._view.session_id
         self._view = await self._service.step(session_id, action.knobs(), action.number())
         return schemas.observation(self._view)

@@ -14,9 +14,9 @@ from server.doors.leaving import while_connected
 from server.doors.queries import known_query
 from server.doors.routes_episodes import Named
 from server.players.operator import Decision, Operator
-from server.problems import EpisodeConflict
 from server.service import Service
-from server.sessions import engine
+from server.sessions import programs
+from server.sessions.rules import check_running
 from server.sessions.session import View
 from server.wire.answers import OperatorAnswer
 from server.wire.bodies import OperateBody
@@ -35,13 +35,9 @@ def operator_routes(service: Service) -> APIRouter:
     async def operate(session_id: str | None, windows: int) -> tuple[Decision, list[View]]:
         history = await service.history(session_id)
         view = history.view
-        if view.window.done:
-            raise EpisodeConflict(
-                f"the episode of session {view.session_id!r} is over after {view.steps} windows; "
-                "reset starts another"
-            )
+        check_running(view.session_id, view.steps, view.window.done)
         seen = await service.windows(history)
-        last = view.knobs or engine.knobs_of(DEFAULT_ACTION)
+        last = view.knobs or programs.knobs_of(DEFAULT_ACTION)
         decision = await operator.decide(view.episode.task, seen, last)
         views = []
         for number in range(view.steps, view.steps + windows):

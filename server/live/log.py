@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from jaxserve.errors import InputError
 from jaxserve.runtime.database import connect
 from server.problems import SpendingLimit, StorageFailure
-from server.sessions.engine import Knobs, Window
+from server.sessions.programs import Knobs, Window
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """

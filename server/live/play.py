@@ -36,8 +36,8 @@ from server.live.knobs import Gate, offers, turn
 from server.live.log import LiveLog
 from server.live_settings import LiveSettings
 from server.problems import EngineFailure, Problem
-from server.sessions.engine import PART_NAMES, Knobs, Window
 from server.sessions.episodes import Episode, built_in_task, environment
+from server.sessions.programs import PART_NAMES, Knobs, Window
 
 _LOG = logging.getLogger("jaxserve.server")
 _LEASE_WINDOWS = 2.0

@@ -17,9 +17,10 @@ from server.live.play import Connection, Play
 from server.players.agents import Driver
 from server.problems import EpisodeConflict, UnknownSession
 from server.service import History, LiveGrade, Service, chosen_episode
+from server.sessions import rules
 from server.sessions.compiling import Programs
-from server.sessions.engine import Knobs, Window, Windows
 from server.sessions.episodes import Episode, parse_episode
+from server.sessions.programs import Knobs, Window, Windows
 from server.sessions.session import BatchView, Session, View, begin_session
 from server.sessions.store import LoggedStep
 from server.settings import Settings
@@ -256,15 +257,8 @@ class LiveService(Service):
         session = live.session
         if self._busy:
             raise EpisodeConflict(_BUSY)
-        if session.over:
-            raise EpisodeConflict(
-                f"the episode of session {session.id!r} is over after {session.steps} windows; "
-                "reset starts another"
-            )
-        if number is not None and number != session.steps:
-            raise EpisodeConflict(
-                f"metadata.step is {number}; session {session.id!r} is at window {session.steps}"
-            )
+        rules.check_running(session.id, session.steps, session.over)
+        rules.check_window(session, number)
         self._busy = True
         try:
             if not isinstance(knobs, tuple):
@@ -292,14 +286,12 @@ class LiveService(Service):
         if current is not None and current.means(session_id):
             return current
         if session_id is None and self.settings.token is not None:
-            raise UnknownSession(
-                "session_id is missing; this server asks for a token and has no default session"
-            )
+            raise UnknownSession(rules.NO_DEFAULT)
         found = self._log.episode(session_id)
         if found is None and session_id is None:
-            raise UnknownSession("no episode has been started; call reset first")
+            raise UnknownSession(rules.NOT_BEGUN)
         if found is None:
-            raise UnknownSession(f"session {session_id!r} does not exist")
+            raise rules.unknown(session_id)
         ended = SessionEpisode.begin(found, None)
         for step in self._log.windows(found.number):
             ended.append(step)

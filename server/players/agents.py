@@ -20,8 +20,8 @@ from jaxserve.errors import InputError
 from jaxserve.seeds import policy_key
 from jaxserve.spaces import KNOBS
 from jaxserve.types import ServeAction, ServeObservation
-from server.sessions.engine import Knobs, Window
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Knobs, Window
 from server.sessions.session import Session, begin_session
 
 Driver = Callable[[Session], Knobs]

@@ -15,7 +15,7 @@ import openai
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUNDS
 from server.players.answers import first_object
-from server.sessions.engine import Knobs
+from server.sessions.programs import Knobs
 from server.wire.schemas import ServeAction
 from server.wire.sentences import checked
 

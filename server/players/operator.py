@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from server.players.answers import first_object
 from server.players.model_budget import Bill, ModelBudget
 from server.problems import ModelFailure
-from server.sessions.engine import Knobs, Window
+from server.sessions.programs import Knobs, Window
 from server.wire.catalogue import describe_task
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from jaxserve.errors import InputError
 from jaxserve.grading import grade_actions
 from jaxserve.spaces import KNOBS
 from server.players.agents import Agents
-from server.sessions import engine
-from server.sessions.engine import Knobs
+from server.sessions import programs
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Knobs
 from server.sessions.session import begin_session
 from server.wire.catalogue import describe_task
 
@@ -84,8 +84,8 @@ class InProcess:
     def step(self, knobs: Knobs) -> Turn:
         """One window."""
         session = self._session
-        state, outcome = engine.advance(session.simulator, session.state, knobs)
-        session.append(state, engine.read_windows(outcome), 0, knobs)
+        state, outcome = programs.advance(session.simulator, session.state, knobs)
+        session.append(state, programs.read_windows(outcome), 0, knobs)
         self._actions.append(knobs)
         window = session.window
         return Turn(session.steps, knobs, window.observation, window.reward, window.done)
@@ -99,7 +99,7 @@ class InProcess:
     def grade(self) -> dict[str, Any]:
         """As ``POST /grader``."""
         episode = self._episode
-        actions = engine.stack_knobs(self._actions)
+        actions = programs.stack_knobs(self._actions)
         return dataclasses.asdict(grade_actions(episode.task, episode.seed, actions, episode.split))
 
 

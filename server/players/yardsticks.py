@@ -10,8 +10,8 @@ from jaxserve.spaces import OBSERVATION_BOUNDS
 from server.beside import Beside, Shared, Watch
 from server.players.agents import Agents
 from server.players.playing import InProcess
-from server.sessions.engine import Knobs
 from server.sessions.episodes import Episode
+from server.sessions.programs import Knobs
 
 YARDSTICKS = ("best_static", "heuristic")
 """Agents that an operator wants to be better than."""

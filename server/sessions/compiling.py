@@ -18,9 +18,9 @@ from jaxserve.grading import grade_actions
 from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.spec import task_names
-from server.sessions import engine
-from server.sessions.engine import Simulator
+from server.sessions import programs
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Simulator
 
 _LOG = logging.getLogger("jaxserve.server")
 _FIRST = "static_workload"
@@ -77,7 +77,7 @@ class Compilation:
     def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
         """See ``Programs``; safe to call from any thread but the one that compiles."""
         future: Future[None] = Future()
-        if engine.is_compiled(simulator, together=together):
+        if programs.is_compiled(simulator, together=together):
             future.set_result(None)
             return future
         with self._changed:
@@ -163,12 +163,12 @@ def _grade() -> None:
 
 
 def _simulator(task: str) -> Simulator:
-    return engine.simulator(parse_episode(task, 0, "train", None))
+    return programs.simulator(parse_episode(task, 0, "train", None))
 
 
 def _compile(simulator: Simulator, *, together: bool) -> None:
-    if not engine.is_compiled(simulator, together=together):
-        engine.try_out(simulator, together=together)
+    if not programs.is_compiled(simulator, together=together):
+        programs.try_out(simulator, together=together)
 
 
 if __name__ == "__main__":

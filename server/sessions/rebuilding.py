@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxserve.errors import InputError
 from server.problems import EpisodeConflict, Overloaded, Problem
-from server.sessions import engine
+from server.sessions import programs
 from server.sessions.compiling import Programs
 from server.sessions.episodes import Episode, built_in_task
 from server.sessions.replaying import catch_up_together
@@ -74,9 +74,9 @@ class Rebuilding:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, programs: Programs) -> None:
+    def start(self, compiler: Programs) -> None:
         """Args: where programs are compiled that a replay needs."""
-        arguments = (programs,)
+        arguments = (compiler,)
         self._thread = threading.Thread(
             target=self._serve, args=arguments, name="jaxserve-rebuild", daemon=True
         )
@@ -104,11 +104,11 @@ class Rebuilding:
         """
         self._queue.put(_Request(dict(sessions), done, wanted))
 
-    def _serve(self, programs: Programs) -> None:
+    def _serve(self, compiler: Programs) -> None:
         named: dict[str, _Named] = {}
         while self._listen():
             try:
-                outcomes = self._next_outcomes(named, programs)
+                outcomes = self._next_outcomes(named, compiler)
             except Exception as error:
                 if not self._ending.is_set():
                     _LOG.exception("sessions could not be rebuilt")
@@ -140,12 +140,12 @@ class Rebuilding:
                 left.append(request)
         self._requests = left
 
-    def _next_outcomes(self, named: dict[str, _Named], programs: Programs) -> Mapping[str, Outcome]:
+    def _next_outcomes(self, named: dict[str, _Named], compiler: Programs) -> Mapping[str, Outcome]:
         """Sessions of one environment, those that were asked for first, or what they are not."""
         missing = {key: head for request in self._requests for key, head in request.missing.items()}
         unnamed = [key for key, head in missing.items() if _is_news(named.get(key), head)]
-        for first in range(0, len(unnamed), engine.BATCH_SIZE):
-            asked = {key: missing[key] for key in unnamed[first : first + engine.BATCH_SIZE]}
+        for first in range(0, len(unnamed), programs.BATCH_SIZE):
+            asked = {key: missing[key] for key in unnamed[first : first + programs.BATCH_SIZE]}
             answers = self._ask(lambda sessions, asked=asked: _names(sessions, asked)).result()
             problems = {}
             for key, answer in answers.items():
@@ -156,14 +156,14 @@ class Rebuilding:
             if problems:
                 return problems
         chosen = _of_one_environment([(key, named[key]) for key in missing])
-        return self._replayed(dict(chosen), programs)
+        return self._replayed(dict(chosen), compiler)
 
-    def _replayed(self, chosen: Mapping[str, _Named], programs: Programs) -> Mapping[str, Outcome]:
-        simulator = engine.simulator(next(iter(chosen.values())).episode)
-        self._wait(programs.program(simulator, together=False))
+    def _replayed(self, chosen: Mapping[str, _Named], compiler: Programs) -> Mapping[str, Outcome]:
+        simulator = programs.simulator(next(iter(chosen.values())).episode)
+        self._wait(compiler.program(simulator, together=False))
         logs, outcomes = self._read(chosen)
         if any(step.batched for log in logs.values() for step in log):
-            self._wait(programs.program(simulator, together=True))
+            self._wait(compiler.program(simulator, together=True))
         sessions = [
             begin_session(key, chosen[key].head.episode, chosen[key].name, chosen[key].episode)
             for key in logs
@@ -213,7 +213,7 @@ def _of_one_environment(sessions: Sequence[tuple[str, _Named]]) -> list[tuple[st
         for key, named in sessions
         if (named.episode.task, named.episode.config) == (first.task, first.config)
     ]
-    return alike[: engine.BATCH_SIZE]
+    return alike[: programs.BATCH_SIZE]
 
 
 def _names(sessions: Sessions, asked: Mapping[str, Head]) -> dict[str, _Named | Exception]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from server.problems import EpisodeConflict
-from server.sessions import engine
-from server.sessions.engine import Outcome, Window, Windows
+from server.sessions import programs
+from server.sessions.programs import Outcome, Window, Windows
 from server.sessions.session import Session
 from server.sessions.store import LoggedStep
 
@@ -34,7 +34,7 @@ def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
 def catch_up_together(
     sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
 ) -> list[EpisodeConflict | None]:
-    """Takes up to ``engine.BATCH_SIZE`` sessions of one environment through their logged windows.
+    """Takes up to ``programs.BATCH_SIZE`` sessions of one environment through their logged windows.
 
     Returns:
       for each session what kept it from its end, as ``catch_up`` raises it.
@@ -66,7 +66,7 @@ def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
             if len(shown[i]) < len(steps[i]):
                 together.append(i)
         if together:
-            lanes, outcome = engine.advance_many(
+            lanes, outcome = programs.advance_many(
                 simulator,
                 [sessions[i].state for i in together],
                 [steps[i][len(shown[i])].knobs for i in together],
@@ -75,7 +75,7 @@ def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
                 sessions[i].state = lane
                 shown[i].append((outcome, place))
         going = together
-    return [engine.read_in_turn(outcomes) for outcomes in shown]
+    return [programs.read_in_turn(outcomes) for outcomes in shown]
 
 
 def _through_single_windows(
@@ -84,7 +84,7 @@ def _through_single_windows(
     """Up to the next window that was advanced together with others', or to the end."""
     while len(shown) < len(steps) and not steps[len(shown)].batched:
         knobs = steps[len(shown)].knobs
-        session.state, outcome = engine.advance(session.simulator, session.state, knobs)
+        session.state, outcome = programs.advance(session.simulator, session.state, knobs)
         shown.append((outcome, 0))
 
 

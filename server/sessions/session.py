@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from server.sessions import engine
-from server.sessions.engine import Knobs, Window, Windows
+from server.sessions import programs
 from server.sessions.episodes import Episode
+from server.sessions.programs import Knobs, Window, Windows
 
 
 @dataclass
@@ -22,8 +22,8 @@ class Session:
     name: str
     """the client's episode_id."""
     episode: Episode
-    simulator: engine.Simulator
-    state: engine.State
+    simulator: programs.Simulator
+    state: programs.State
     mean_rate_rps: float
     """mean arrival rate of the task's traffic."""
     windows: Windows
@@ -74,7 +74,7 @@ class Session:
             load=window.observation["request_arrival_rate"] / self.mean_rate_rps,
         )
 
-    def append(self, state: engine.State, windows: Windows, place: int, knobs: Knobs) -> None:
+    def append(self, state: programs.State, windows: Windows, place: int, knobs: Knobs) -> None:
         """Moves on by one window, which is entry ``place`` of ``windows``."""
         self.state, self.windows, self.place, self.knobs = state, windows, place, knobs
         self.steps += 1
@@ -119,7 +119,7 @@ def new_session(session_id: str | None, name: str | None, episode: Episode) -> S
 
 def begin_session(session_id: str, number: int, name: str, episode: Episode) -> Session:
     """A session at the beginning of an episode; ``server.sessions.replaying`` takes it further."""
-    state, windows = engine.start(episode)
-    simulator = engine.simulator(episode)
+    state, windows = programs.start(episode)
+    simulator = programs.simulator(episode)
     mean_rate_rps = float(simulator.env.reward.expected_requests_per_s)
     return Session(session_id, number, name, episode, simulator, state, mean_rate_rps, windows)

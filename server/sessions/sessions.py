@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from server.problems import EpisodeConflict, UnknownSession
-from server.sessions import engine
-from server.sessions.engine import Knobs, Windows
+from server.sessions import programs, rules
+from server.sessions.programs import Knobs, Windows
 from server.sessions.replaying import catch_up
 from server.sessions.session import BatchView, Session
 from server.sessions.store import (
@@ -44,7 +44,7 @@ class Absent(Elsewhere):
 class Uncompiled(Elsewhere):
     """A program that advances many sessions of one structure."""
 
-    def __init__(self, simulator: engine.Simulator) -> None:
+    def __init__(self, simulator: programs.Simulator) -> None:
         """Args: of those sessions."""
         super().__init__()
         self.simulator = simulator
@@ -152,7 +152,7 @@ class Sessions:
             if len(missed) < behind:
                 # Another process has just forgotten it.
                 raise self.expired(session_id)
-            if any(step.batched for step in missed) and not engine.is_compiled(
+            if any(step.batched for step in missed) and not programs.is_compiled(
                 session.simulator, together=True
             ):
                 return None
@@ -178,9 +178,9 @@ class Sessions:
         Raises:
           EpisodeConflict: the episode is over.
         """
-        _check_running(session)
-        state, outcome = engine.advance(session.simulator, session.state, knobs)
-        self._append(session, state, engine.read_windows(outcome), 0, knobs, batched=False)
+        rules.check_running(session.id, session.steps, session.over)
+        state, outcome = programs.advance(session.simulator, session.state, knobs)
+        self._append(session, state, programs.read_windows(outcome), 0, knobs, batched=False)
 
     def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
         """One window of each of at least one session, those of one environment together.
@@ -201,19 +201,19 @@ class Sessions:
             seen.add(session.id)
         by_environment: dict[int, list[int]] = {}
         for index, session in enumerate(sessions):
-            _check_running(session)
-            if not engine.is_compiled(session.simulator, together=True):
+            rules.check_running(session.id, session.steps, session.over)
+            if not programs.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
         shown: list[Windows] = []
         order: list[int] = []
         for group in by_environment.values():
-            for first in range(0, len(group), engine.BATCH_SIZE):
-                together = group[first : first + engine.BATCH_SIZE]
+            for first in range(0, len(group), programs.BATCH_SIZE):
+                together = group[first : first + programs.BATCH_SIZE]
                 shown.append(self._step_together(sessions, knobs, together))
                 order += together
         # Undoes the grouping by environment.
-        windows = engine.concatenated(shown, np.argsort(order).tolist())
+        windows = programs.concatenated(shown, np.argsort(order).tolist())
         ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
         return BatchView(ids, steps, windows)
 
@@ -252,7 +252,7 @@ class Sessions:
     def _append(
         self,
         session: Session,
-        state: engine.State,
+        state: programs.State,
         windows: Windows,
         place: int,
         knobs: Knobs,
@@ -273,8 +273,8 @@ class Sessions:
     ) -> Windows:
         simulator = sessions[indices[0]].simulator
         states = [sessions[index].state for index in indices]
-        lanes, outcome = engine.advance_many(simulator, states, [knobs[i] for i in indices])
-        windows = engine.read_windows(outcome)
+        lanes, outcome = programs.advance_many(simulator, states, [knobs[i] for i in indices])
+        windows = programs.read_windows(outcome)
         for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
             self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
         return windows
@@ -286,17 +286,15 @@ class Sessions:
 
     def _default_id(self) -> str:
         if not self._has_default:
-            raise UnknownSession(
-                "session_id is missing; this server asks for a token and has no default session"
-            )
+            raise UnknownSession(rules.NO_DEFAULT)
         found = self._default or self._store.default_session()
         if found is None:
-            raise UnknownSession("no episode has been started; call reset first")
+            raise UnknownSession(rules.NOT_BEGUN)
         return found
 
     def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
-            raise UnknownSession(f"session {session_id!r} does not exist")
+            raise rules.unknown(session_id)
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
             raise self.expired(session_id)
         return head
@@ -317,11 +315,3 @@ class Sessions:
             if oldest in self._changed:
                 return
             del self._live[oldest]
-
-
-def _check_running(session: Session) -> None:
-    if session.over:
-        raise EpisodeConflict(
-            f"the episode of session {session.id!r} is over after {session.steps} windows; "
-            "reset starts another"
-        )

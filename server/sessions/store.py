@@ -20,13 +20,13 @@ from filelock import FileLock
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
 from server.problems import StorageFailure
-from server.sessions.engine import Knobs
 from server.sessions.log_file import (
     BUSY_MS,
     connect_to_read,
     connect_to_write,
     open_or_set_aside,
 )
+from server.sessions.programs import Knobs
 from server.sessions.watching import FileWatch
 from server.settings import IN_MEMORY
 

@@ -16,7 +16,7 @@ from pydantic import (
 from jaxserve import checks
 from jaxserve.fields import Entry, Knob
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_FIELDS
-from server.sessions.engine import Knobs, Window
+from server.sessions.programs import Knobs, Window
 from server.sessions.session import BatchView, View
 from server.wire.openenv_api import Action, Observation, State
 from server.wire.sentences import check_names, complaint
@@ -71,7 +71,7 @@ class ServeAction(_Knobs):
         return plain_names(data) if isinstance(data, dict) else data
 
     def knobs(self) -> Knobs:
-        """As the engine has it."""
+        """As programs have it."""
         return tuple(map(float, _in_order(self)))
 
     def number(self) -> int | None:

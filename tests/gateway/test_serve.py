@@ -183,7 +183,7 @@ def test_a_client_that_stays_does_not_hold_up_the_end(engine: StubEngine, start:
     ("arguments", "message"),
     [
         ((), "--engine is missing; name at least one"),
-        (("--engine", "vllm=nowhere"), "the address must be like http://127.0.0.1:8000"),
+        (("--engine", "vllm=nowhere"), "it must be an address such as http://127.0.0.1:8000"),
         (("--engine", "vllm=http://a", "--port", "99999"), "--port is 99999; it must be"),
         (("--engine", "vllm=http://a", "--slo", "x"), "it must be like chat:ttft=0.5"),
         (("--engine", "vllm=http://a", "--records", "/proc/x/y"), "--records is /proc/x/y"),

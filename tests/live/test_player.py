@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,8 @@ from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Prompts, Target
-from jaxserve.live.player import Outcome, play, summarise
+from jaxserve.live.player import Outcome, play
+from jaxserve.live.study.figures import summarise
 from jaxserve.seeds import episode_key
 from tests.gateway.running import RunningGateway
 from tests.mock_engine.conftest import running
@@ -65,32 +64,3 @@ def test_requests_longer_than_the_engine_serves(setup: TaskSetup) -> None:
     """Are refused before anything is sent."""
     with running(max_model_len=64) as engine, pytest.raises(InputError, match="--max-model-len"):
         send(engine.url, setup)
-
-
-def outcome(**fields: Any) -> Outcome:
-    usual = dict(
-        stream="chat",
-        arrival_s=0.0,
-        late_s=0.0,
-        prompt_tokens=8,
-        output_tokens=5,
-        ttft_s=0.1,
-        tpot_s=0.02,
-        itl_tokens=4,
-        good=True,
-        error=None,
-    )
-    return Outcome(**(usual | fields))
-
-
-def test_a_summary() -> None:
-    """Goodput over the time, attainment over all requests, ITL over tokens."""
-    failed = outcome(ttft_s=None, tpot_s=None, itl_tokens=0, good=False, error="x")
-    slow = outcome(ttft_s=0.3, tpot_s=0.08, itl_tokens=12, good=False)
-    found = summarise([outcome(), slow, failed, outcome(tpot_s=None, itl_tokens=0)], 4.0)
-    assert (found.requests, found.errors) == (4, 1)
-    assert (found.goodput_rps, found.slo_attainment) == (0.5, 0.5)
-    assert found.ttft_mean_s == pytest.approx(0.5 / 3)
-    assert found.itl_mean_s == pytest.approx((0.02 * 4 + 0.08 * 12) / 16)
-    empty = summarise([], 4.0)
-    assert empty.requests == 0 and empty.goodput_rps == 0.0 and math.isnan(empty.ttft_mean_s)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from benchmarks.mock_engine import Latencies, Load, simulated
 from jaxserve.mock_engine.command import Command
-from jaxserve.mock_engine.machine import BLOCK_TOKENS
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator

@@ -9,10 +9,10 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
-from jaxserve.mock_engine.machine import BLOCK_TOKENS, build_machine
+from jaxserve.mock_engine.machine import build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.sim.machine.hardware import load_gpu
-from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.memory import BLOCK_TOKENS, kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
 from tests.mock_engine.virtual import machine
 

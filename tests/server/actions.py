@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxserve.spaces import ACTION_BOUNDS
-from server.sessions.engine import Knobs
+from server.sessions.programs import Knobs
 
 
 def random_knobs(dice: np.random.Generator) -> Knobs:

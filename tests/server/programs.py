@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from server.sessions import engine
-from server.sessions.engine import Simulator
+from server.sessions import programs
+from server.sessions.programs import Simulator
 
 
 class CompiledAtOnce:
@@ -17,6 +17,6 @@ class CompiledAtOnce:
 
     def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
         """Compiled when this returns."""
-        if not engine.is_compiled(simulator, together=together):
-            engine.try_out(simulator, together=together)
+        if not programs.is_compiled(simulator, together=together):
+            programs.try_out(simulator, together=together)
         return self.ready

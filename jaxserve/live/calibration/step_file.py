@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet
-from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
@@ -16,12 +12,12 @@ from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of
 from jaxserve.live.calibration.steps import Steps
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
 from jaxserve.sim.table.build import fill_measured
+from jaxserve.sim.table.columns import numbers, read_columns
 from jaxserve.sim.table.file import TableFile
 
 REQUIRED = ("seconds", "decode_seqs", "kv_tokens", "prompt_tokens")
 OPTIONAL = ("prefix_tokens", "pairs", "decode_tokens", "depth")
 MAX_ROWS = 1_000_000
-_LARGEST = 1e12
 
 
 def read_steps(path: Path) -> Steps:
@@ -35,28 +31,24 @@ def read_steps(path: Path) -> Steps:
       InputError: it cannot be read, a column is missing or unknown, or a number is out of range.
     """
     where = f"step file {path}"
-    ending = checks.ending("step file", path, ".csv", ".parquet")
-    if not path.is_file():
-        raise InputError(f"{where} does not exist")
-    try:
-        read = pyarrow.csv.read_csv if ending == ".csv" else pyarrow.parquet.read_table
-        table = read(path)
-    except (pa.ArrowException, OSError):
-        raise InputError(f"{where} is not a readable {ending} file") from None
-    unknown = sorted({*table.column_names} - {*REQUIRED, *OPTIONAL})
-    missing = [name for name in REQUIRED if name not in table.column_names]
+    checks.ending("step file", path, ".csv", ".parquet")
+    read = read_columns(path)
+    unknown = sorted({*read} - {*REQUIRED, *OPTIONAL})
+    missing = [name for name in REQUIRED if name not in read]
     if unknown or missing:
         named = f"column {(unknown or missing)[0]!r} is {'unknown' if unknown else 'missing'}"
         raise InputError(f"{where}: {named}; it has {', '.join((*REQUIRED, *OPTIONAL))}")
-    if not FEWEST_POINTS <= table.num_rows <= MAX_ROWS:
+    columns = {name: numbers(read, name, where) for name in read}
+    seconds, prompt = columns["seconds"], columns["prompt_tokens"]
+    if not FEWEST_POINTS <= len(seconds) <= MAX_ROWS:
         checks.refuse(
-            f"number of rows of {where}", table.num_rows, f"from {FEWEST_POINTS} to {MAX_ROWS}"
+            f"number of rows of {where}", len(seconds), f"from {FEWEST_POINTS} to {MAX_ROWS}"
         )
-    columns = {name: _column(table, name, where) for name in table.column_names}
-    zeros = np.zeros(table.num_rows)
-    prompt = columns["prompt_tokens"]
+    least = seconds.argmin()
+    checks.positive(f"{where}: row {least + 1}, column seconds", seconds[least])
+    zeros = np.zeros(len(seconds))
     return Steps(
-        seconds=columns["seconds"],
+        seconds=seconds,
         decode_seqs=columns["decode_seqs"],
         decode_tokens=columns.get("decode_tokens", columns["decode_seqs"]),
         kv_tokens=columns["kv_tokens"],
@@ -95,16 +87,3 @@ def table_of_steps(
         token_budget=token_budget,
     )
     return found, table
-
-
-def _column(table: pa.Table, name: str, where: str) -> NDArray[np.float64]:
-    try:
-        values = table[name].to_numpy().astype(np.float64)
-    except (pa.ArrowException, TypeError, ValueError):
-        raise InputError(f"{where}: column {name!r} has other than numbers") from None
-    low = np.nextafter(0.0, 1.0) if name == "seconds" else 0.0
-    wrong = np.flatnonzero(~((values >= low) & (values <= _LARGEST)))
-    if len(wrong):
-        allowed = "a finite number above 0" if name == "seconds" else "a finite number from 0 on"
-        checks.refuse(f"{where}: row {wrong[0] + 1}, column {name}", values[wrong[0]], allowed)
-    return values

@@ -45,22 +45,50 @@ class Figures:
         )
 
 
+@dataclass(frozen=True)
+class Summary:
+    """What the requests that a client sent came to; figures as in ``Figures``."""
+
+    requests: int
+    goodput_rps: float
+    slo_attainment: float
+    ttft_mean_s: float
+    ttft_p50_s: float
+    ttft_p99_s: float
+    itl_mean_s: float
+    errors: int
+    late_p99_s: float
+    """of the load generator: how much later than planned requests were sent."""
+
+
 NAMES = tuple(field.name for field in dataclasses.fields(Figures))
 
 
 def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
     """Of requests that a real server served."""
-
-    def column(values: Sequence[float | None]) -> Array:
-        return np.array([np.nan if value is None else value for value in values], np.float64)
-
-    sent_s = column([each.arrival_s + each.late_s for each in outcomes])
-    ttft_s = column([each.ttft_s for each in outcomes])
+    sent_s, ttft_s = _first_tokens(outcomes)
     # A single token has no time after it.
-    tpot_s = column([0.0 if each.tpot_s is None else each.tpot_s for each in outcomes])
-    tokens = column([each.itl_tokens for each in outcomes])
+    tpot_s = np.array([each.tpot_s or 0.0 for each in outcomes])
+    tokens = np.array([each.itl_tokens for each in outcomes], np.float64)
     good = np.array([each.good for each in outcomes], bool)
     return _figures(sent_s, ttft_s, tpot_s, tokens, good, seconds)
+
+
+def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
+    """The same with quantiles, and how the client itself did."""
+    ttft_s = _in_time(*_first_tokens(outcomes), seconds)
+
+    def quantile(values: Array, share: float) -> float:
+        return float(np.quantile(values, share)) if len(values) else float("nan")
+
+    return Summary(
+        requests=len(outcomes),
+        ttft_p50_s=quantile(ttft_s, 0.5),
+        ttft_p99_s=quantile(ttft_s, 0.99),
+        errors=sum(each.error is not None for each in outcomes),
+        late_p99_s=quantile(np.array([each.late_s for each in outcomes]), 0.99),
+        **vars(of_outcomes(outcomes, seconds)),
+    )
 
 
 def of_reference(log: np.ndarray, good: NDArray[np.bool_], seconds: float) -> Figures:
@@ -90,6 +118,17 @@ def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
     )
 
 
+def _first_tokens(outcomes: Sequence[Outcome]) -> tuple[Array, Array]:
+    """float64[n] each: when requests were sent, and their TTFT, NaN without a first token."""
+    sent_s = np.array([each.arrival_s + each.late_s for each in outcomes])
+    return sent_s, np.array([each.ttft_s for each in outcomes], np.float64)
+
+
+def _in_time(sent_s: Array, ttft_s: Array, seconds: float) -> Array:
+    """TTFT of the first tokens inside the episode."""
+    return ttft_s[sent_s + ttft_s <= seconds]
+
+
 def _figures(
     sent_s: Array,
     ttft_s: Array,
@@ -99,14 +138,14 @@ def _figures(
     seconds: float,
 ) -> Figures:
     """float64[n] each; NaN where something has not happened."""
-    begun = sent_s + ttft_s <= seconds
+    first_s = _in_time(sent_s, ttft_s, seconds)
     ended = sent_s + ttft_s + tpot_s * tokens <= seconds
     count = int((good & ended).sum())
     tokens_s, ended_tokens = (tpot_s * tokens)[ended].sum(), tokens[ended].sum()
     return Figures(
         goodput_rps=count / seconds,
         slo_attainment=count / max(len(sent_s), 1),
-        ttft_mean_s=float(ttft_s[begun].mean()) if begun.any() else float("nan"),
+        ttft_mean_s=float(first_s.mean()) if len(first_s) else float("nan"),
         itl_mean_s=float(tokens_s / ended_tokens) if ended_tokens else float("nan"),
     )
 

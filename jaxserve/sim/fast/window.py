@@ -87,8 +87,7 @@ def _run(
     spread = (plan.acceptance_spread, stalls_s)
     service = stage(live, _service, classes, slo, state, counts, decoded, decode_s, spread)
 
-    power_w = deployment.idle_w + tally.work_j / (deployment.num_gpus * window_s)
-    energy_j = deployment.num_gpus * window_s * jnp.minimum(power_w, deployment.max_w)
+    energy_j = deployment.energy_j(window_s, tally.work_j)
     accepted = add_up(queues.running * (plan.tokens_per_step - 1.0)) / (
         jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
     )
@@ -110,8 +109,7 @@ def _run(
         preemptions=tally.preemptions,
         memory_gib=memory_gib,
         energy_j=energy_j,
-        cost_usd=deployment.num_gpus * window_s * deployment.usd_per_gpu_s
-        + energy_j * deployment.usd_per_joule,
+        cost_usd=deployment.cost_usd(window_s, energy_j),
         kv_occupancy=jnp.clip(
             add_up(distinct_kv(plan.work, queues.context, queues.running)) / plan.kv_tokens,
             0.0,

@@ -25,7 +25,7 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.beyond import Beyond
-from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.reduced_constants import dense_constants, served_constants
 from jaxserve.sim.machine.stack import ServedGpu
 from jaxserve.tiers import Tier
@@ -357,7 +357,7 @@ class CostModel:
         self,
         prompt_tokens: ArrayLike,
         tier: int = 0,
-        token_budget: int = 2048,
+        token_budget: int = EngineSettings.token_budget,
         depth: ArrayLike = 0,
     ) -> np.ndarray:
         """Prefill of one prompt on an idle engine, in chunks of at most ``token_budget`` tokens."""
@@ -369,7 +369,7 @@ class CostModel:
         prompt_tokens: ArrayLike,
         depth: ArrayLike = 0,
         tier: int = 0,
-        token_budget: int = 2048,
+        token_budget: int = EngineSettings.token_budget,
     ) -> np.ndarray:
         """Seconds that prefilling one prompt adds to the iterations of a decoding batch.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxserve import checks
 from jaxserve.sim.machine.energy import (
@@ -89,6 +90,19 @@ class Deployment:
     usd_per_joule: jax.Array
     """float32, US dollars per joule of electricity."""
 
+    def energy_j(self, seconds: float | jax.Array, work_j: float | jax.Array) -> jax.Array:
+        """Joules of all GPUs: idle power and ``work_j``, at most the power limit."""
+        power_w = self.idle_w + work_j / (self.num_gpus * seconds)
+        return self.num_gpus * seconds * power_w.clip(max=self.max_w)
+
+    def cost_usd(self, seconds: float | jax.Array, energy_j: float | jax.Array) -> jax.Array:
+        """US dollars of all GPUs and their electricity."""
+        return self.num_gpus * seconds * self.usd_per_gpu_s + energy_j * self.usd_per_joule
+
+    def on_host(self) -> Deployment:
+        """The same with float64 NumPy leaves."""
+        return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
+
 
 @dataclass(frozen=True)
 class DeploymentSettings:
@@ -106,9 +120,9 @@ class DeploymentSettings:
     prefix_caching: bool = False
     """whether full KV blocks are kept for prompts that begin alike until others need the room; only
     traces with ``hash_ids`` say which prompts do."""
-    restart_s: float = 4.0
-    rerole_s: float = 3.0
-    oom_restart_s: float = 8.0
+    restart_s: float = EngineSettings.restart_s
+    rerole_s: float = EngineSettings.rerole_s
+    oom_restart_s: float = EngineSettings.oom_restart_s
     frontend_s: float = 0.010
     frontend_tail_s: float = 0.008
     stack: Stack | None = None

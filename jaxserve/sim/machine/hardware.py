@@ -251,6 +251,12 @@ class EngineSettings:
     """share of device memory that the engine plans with."""
     runtime_bytes: float = 0.6 * GIB
     """CUDA context, communication buffers and graphs."""
+    restart_s: float = 4.0
+    """seconds to reload weights in another tier."""
+    rerole_s: float = 3.0
+    """seconds to become or cease to be a prefill engine."""
+    oom_restart_s: float = 8.0
+    """seconds to come back after running out of memory."""
 
 
 def gpu_names() -> tuple[str, ...]:

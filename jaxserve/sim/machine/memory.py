@@ -14,8 +14,10 @@ BF16_BYTES = 2
 LOGITS_BYTES = 2 * 4
 """Bytes per logit: the float32 logits and the float32 probabilities of the sampler."""
 
-BLOCK_SLACK_TOKENS = 8.0
-"""KV tokens that a sequence holds and does not fill: half of a 16-token block on average."""
+BLOCK_TOKENS = 16
+"""KV tokens of a block, vLLM's default."""
+BLOCK_SLACK_TOKENS = BLOCK_TOKENS / 2
+"""KV tokens that a sequence holds and does not fill: half of a block on average."""
 
 DEFAULT_ENGINE = EngineSettings()
 

@@ -11,7 +11,7 @@ from jaxserve.sim.reference.request import Request
 class BlockPool:
     """Counts the KV blocks in use. A sequence that gives its blocks back loses its KV."""
 
-    def __init__(self, capacity: int, block_tokens: int = 16) -> None:
+    def __init__(self, capacity: int, block_tokens: int) -> None:
         self.capacity = capacity
         self.block_tokens = block_tokens
         self.used = 0
@@ -61,7 +61,7 @@ class CachingBlockPool(BlockPool):
     Two sequences that compute the same tokens at a time have a copy each, as in vLLM.
     """
 
-    def __init__(self, capacity: int, block_tokens: int = 16) -> None:
+    def __init__(self, capacity: int, block_tokens: int) -> None:
         super().__init__(capacity, block_tokens)
         self.clear()
 

@@ -23,7 +23,7 @@ from jaxserve.sim.traffic.traces import Trace
 
 Array = NDArray[np.float64]
 
-MAX_GPUS = 64
+MAX_ENGINES = 64
 _FIRST_WAIT_S = 60.0
 
 
@@ -37,7 +37,7 @@ class ServedBy:
     """engines behind one router; a tensor-parallel group counts as one."""
     batch_cap: int = 256
     """sequences that one runs at once (vLLM's ``max_num_seqs``)."""
-    token_budget: int = 2048
+    token_budget: int = SchedulerSettings.token_budget
     """tokens of an iteration (vLLM's ``max_num_batched_tokens``)."""
     tier: int = 0
     """quantisation tier of the weights."""
@@ -49,7 +49,7 @@ class ServedBy:
 
     def __post_init__(self) -> None:
         checks.whole("kv_tokens", self.kv_tokens, 1, 1e9)
-        checks.whole("gpus", self.gpus, 1, MAX_GPUS)
+        checks.whole("gpus", self.gpus, 1, MAX_ENGINES)
         checks.whole("batch_cap", self.batch_cap, 1, 65_536)
         checks.whole("token_budget", self.token_budget, 1, 1e6)
         checks.number("frontend_s", self.frontend_s, 0, 3600)

@@ -8,15 +8,17 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.sim.machine.hardware import EngineSettings
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
     """Properties of the serving engine that no knob changes."""
 
-    token_budget: int = 2048
+    token_budget: int = EngineSettings.token_budget
     """tokens that one iteration may process."""
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     """tokens per KV block."""
     watermark: float = 0.0
     """share of the KV blocks that admission leaves free."""
@@ -82,11 +84,11 @@ class ReferenceSettings:
     """engines."""
     queue_capacity: int = 512
     """requests that may wait in the whole deployment; later ones are rejected."""
-    restart_s: float = 8.0
+    restart_s: float = EngineSettings.restart_s
     """a GPU is away this long to reload weights in another tier."""
-    rerole_s: float = 3.0
+    rerole_s: float = EngineSettings.rerole_s
     """a GPU is away this long to become or cease to be a prefill GPU."""
-    oom_restart_s: float = 20.0
+    oom_restart_s: float = EngineSettings.oom_restart_s
     """a GPU is away this long after running out of memory."""
     kv_bytes_per_token: float = 131072.0
     """KV handed from prefill to decode."""

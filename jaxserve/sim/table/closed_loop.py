@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, CostModel
+from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 
 _Z99 = 2.326  # 99 % quantile of the standard normal distribution
@@ -55,7 +56,7 @@ def closed_loop(
     tier: int = 0,
     tokens_per_step: ArrayLike = 1.0,
     kv_tokens: ArrayLike = np.inf,
-    token_budget: int = 2048,
+    token_budget: int = EngineSettings.token_budget,
 ) -> ClosedLoop:
     """Steady state at ``concurrency`` requests in flight. Array arguments broadcast.
 

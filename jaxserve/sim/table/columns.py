@@ -58,7 +58,7 @@ def _parquet(path: Path) -> dict[str, np.ndarray]:
 
 
 def _csv(path: Path) -> dict[str, np.ndarray]:
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
         for number, row in enumerate(rows, 1):

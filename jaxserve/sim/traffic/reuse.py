@@ -13,13 +13,11 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.traffic.traces import Trace
 
 CACHE_TOKENS = (4096.0 * 2.0 ** (np.arange(25) / 2.0)).astype(np.float32)
 """float32[25], sizes of caches for which curves are tabulated, tokens: two to an octave."""
-
-ENGINE_BLOCK_TOKENS = 16
-"""Only full blocks of so many tokens are found again."""
 
 MAX_MEASURED = 20_000
 """Requests of a trace that are looked at."""
@@ -48,9 +46,9 @@ def cached_tokens(
         requests, distance, tokens = _runs(trace, members)
         part = np.clip(sizes - distance[:, None], 0.0, tokens[:, None])
         np.add.at(found, requests, part)
-    # The last token is computed anyway.
+    # The last token is computed anyway, and only full blocks are found again.
     found = np.minimum(found, prompt[:, None] - 1.0)
-    return found // ENGINE_BLOCK_TOKENS * ENGINE_BLOCK_TOKENS
+    return found // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def _runs(

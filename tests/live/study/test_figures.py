@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.live.player import Outcome
-from jaxserve.live.study.figures import Figures, _mean_of_tail, of_outcomes, of_reference
+from jaxserve.live.study.figures import (
+    Figures,
+    _mean_of_tail,
+    of_outcomes,
+    of_reference,
+    summarise,
+)
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.reference.request import LOG_DTYPE
 
@@ -44,6 +50,28 @@ def test_what_counts() -> None:
     assert found.slo_attainment == pytest.approx(1 / 5)
     assert found.ttft_mean_s == pytest.approx((1 + 2 + 1) / 3)
     assert found.itl_mean_s == pytest.approx((2 + 2) / 6)
+
+
+@given(outcomes)
+def test_who_sends_counts_alike(served: list[Outcome]) -> None:
+    """What ``send`` prints is what a study says of the same requests, late ones included."""
+    for late in ([], [outcome(9.9, 0.2, 0.01, 4, True), outcome(9.0, 0.5, 0.5, 4, True)]):
+        found = dataclasses.asdict(summarise([*served, *late], 10.0))
+        wanted = dataclasses.asdict(of_outcomes([*served, *late], 10.0))
+        assert repr({name: found[name] for name in wanted}) == repr(wanted)
+
+
+def test_a_summary() -> None:
+    """Quantiles are over the first tokens in time; what failed is counted."""
+    served = [outcome(2.0 * i, 0.1 * (i + 1), 0.1, 4, True) for i in range(5)]
+    late, failed = outcome(9.9, 5.0, 0.1, 4, True), outcome(5.0, None, None, 0, False)
+    found = summarise([*served, late, failed], 10.0)
+    assert (found.requests, found.errors, found.late_p99_s) == (7, 1, 0.0)
+    assert found.goodput_rps == pytest.approx(0.5)
+    assert found.ttft_p50_s == pytest.approx(found.ttft_mean_s) == pytest.approx(0.3)
+    assert found.ttft_p99_s == pytest.approx(0.496)
+    empty = summarise([], 10.0)
+    assert empty.requests == 0 and empty.goodput_rps == 0.0 and math.isnan(empty.ttft_p50_s)
 
 
 @given(outcomes)

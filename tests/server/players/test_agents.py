@@ -18,7 +18,7 @@ from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS
 from server.players import agents
 from server.players.agents import Agents, Driver
-from server.sessions import engine
+from server.sessions import programs
 from server.sessions.episodes import parse_episode
 from server.sessions.session import begin_session
 from tests.sizes import EPISODES
@@ -34,8 +34,8 @@ def test_the_random_agent_plays_as_in_a_rollout() -> None:
     for window in range(windows):
         knobs = driver(session)
         assert knobs == pytest.approx([float(getattr(expected, k)[seed, window]) for k in KNOBS])
-        state, outcome = engine.advance(session.simulator, session.state, knobs)
-        session.append(state, engine.read_windows(outcome), 0, knobs)
+        state, outcome = programs.advance(session.simulator, session.state, knobs)
+        session.append(state, programs.read_windows(outcome), 0, knobs)
     assert len(np.unique(expected.batch_cap[seed, :windows])) > 1
 
 

@@ -22,7 +22,7 @@ from server.local import LocalServer, free_port
 from server.players import baseline_inference
 from server.players.language_agent import LanguageAgent, ModelSettings
 from server.players.playing import InProcess, play_model
-from server.sessions.engine import knobs_of
+from server.sessions.programs import knobs_of
 from server.wire.catalogue import describe_task
 
 _ROOT = Path(__file__).resolve().parents[3]

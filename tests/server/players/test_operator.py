@@ -15,7 +15,7 @@ from server.players import operator
 from server.players.model_budget import ModelBudget
 from server.players.operator import Decision, Operator, is_offered, reason_of
 from server.problems import ModelFailure, SpendingLimit
-from server.sessions.engine import knobs_of
+from server.sessions.programs import knobs_of
 from tests.server.players.notes import Notes
 
 LAST = knobs_of(DEFAULT_ACTION)

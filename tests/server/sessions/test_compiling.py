@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.tasks.spec import task_names
-from server.sessions import compiling, engine
+from server.sessions import compiling, programs
 from server.sessions.compiling import Compilation
-from server.sessions.engine import Simulator
+from server.sessions.programs import Simulator
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     monkeypatch.setattr(compiling, "_grade", lambda: done.append("grade"))
     monkeypatch.setattr(compiling, "gc", _NoCollector)
     monkeypatch.setattr(compiling.jax.config, "update", lambda name, value: None)
-    monkeypatch.setattr(engine, "is_compiled", lambda simulator, together: False)
+    monkeypatch.setattr(programs, "is_compiled", lambda simulator, together: False)
     return done
 
 
@@ -47,7 +47,7 @@ def test_otherwise_what_is_asked_for(compiled: list[object]) -> None:
     compilation = Compilation(ahead=False)
     compilation.finish()
     assert compiled == [("static_workload", False)] and not compilation.under_way
-    asked = engine.simulator(compiling.parse_episode("bursty_workload", 0, "train", None))
+    asked = programs.simulator(compiling.parse_episode("bursty_workload", 0, "train", None))
     compilation.program(asked, together=True).result()
     assert compiled[1:] == [(asked, True)]
     compilation.end()

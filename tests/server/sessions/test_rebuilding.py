@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from server.problems import EpisodeConflict, StorageFailure, UnknownSession
-from server.sessions import engine, replaying
-from server.sessions.engine import Knobs
+from server.sessions import programs, replaying
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Knobs
 from server.sessions.session import Session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store
@@ -44,13 +44,13 @@ def test_sessions_of_one_environment_are_replayed_together(
         present(played, lambda s, c=chosen, a=actions: s.step_many(s.find_many(c), a))
     played.commit()
     calls: list[int] = []
-    advance_many = engine.advance_many
+    advance_many = programs.advance_many
 
     def counted(*arguments: Any) -> Any:
         calls.append(len(arguments[1]))
         return advance_many(*arguments)
 
-    monkeypatch.setattr(engine, "advance_many", counted)
+    monkeypatch.setattr(programs, "advance_many", counted)
     again = opened(tmp_path)
     found = rebuilt(again, again.store.heads(names))
     assert len(calls) == 2 * 6

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from server.sessions.engine import Knobs
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Knobs
 from server.sessions.session import BatchView, Session, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store

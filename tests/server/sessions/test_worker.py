@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from server.problems import StorageFailure
-from server.sessions import engine, rebuilding
-from server.sessions.engine import Simulator
+from server.sessions import programs, rebuilding
 from server.sessions.episodes import parse_episode
+from server.sessions.programs import Simulator
 from server.sessions.session import View, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store
@@ -40,12 +40,12 @@ def begin(seed: int) -> Callable[[Sessions], str]:
 
 
 def play(
-    path: Path, what: Callable[[Worker], Coroutine[Any, Any, Any]], programs: Any = None
+    path: Path, what: Callable[[Worker], Coroutine[Any, Any, Any]], compiler: Any = None
 ) -> None:
     async def run() -> None:
         store = open_store(str(path))
         worker = Worker(Sessions(store, live=99, idle_s=1e6, default_session=False))
-        worker.start(programs or CompiledAtOnce())
+        worker.start(compiler or CompiledAtOnce())
         try:
             await what(worker)
         finally:
@@ -97,7 +97,7 @@ def test_others_play_while_a_program_is_compiled(
 ) -> None:
     """No program is compiled in the thread that steps: only who asked for it waits."""
     compiled: set[bool] = {False}
-    monkeypatch.setattr(engine, "is_compiled", lambda simulator, together: together in compiled)
+    monkeypatch.setattr(programs, "is_compiled", lambda simulator, together: together in compiled)
 
     class Slow(CompiledAtOnce):
         def __init__(self) -> None:
@@ -109,7 +109,7 @@ def test_others_play_while_a_program_is_compiled(
             self.asked.append(together)
             return self.done
 
-    programs = Slow()
+    compiler = Slow()
 
     def many(names: list[str]) -> Callable[[Sessions], list[int]]:
         return lambda s: list(s.step_many(s.find_many(names), [KNOBS] * len(names)).steps)
@@ -119,20 +119,20 @@ def test_others_play_while_a_program_is_compiled(
         waiting = asyncio.ensure_future(worker.run(many(names)))
         for number in range(1, 4):
             assert (await worker.run(step(names[0]))).steps == number
-        assert programs.asked == [True]
+        assert compiler.asked == [True]
         assert not waiting.done()
         compiled.add(True)
-        programs.done.set_result(None)
+        compiler.done.set_result(None)
         assert await waiting == [4, 1, 1]
 
-    play(tmp_path / "log", players, programs)
+    play(tmp_path / "log", players, compiler)
 
 
 def test_a_program_that_cannot_be_compiled_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To whoever asked for it, and to nobody else."""
-    monkeypatch.setattr(engine, "is_compiled", lambda simulator, together: not together)
+    monkeypatch.setattr(programs, "is_compiled", lambda simulator, together: not together)
 
     class Broken(CompiledAtOnce):
         def program(self, simulator: Simulator, *, together: bool) -> Future[None]:

@@ -91,7 +91,7 @@ def test_cache_matches_a_cache_that_lists_every_block(steps):
 
 def test_blocks_that_are_not_full_are_taken_first():
     """A full block of a preempted sequence outlives everything that was free before it."""
-    pool, first, other = CachingBlockPool(10), sequence(1, prompt_tokens=99), sequence(2)
+    pool, first, other = CachingBlockPool(10, 16), sequence(1, prompt_tokens=99), sequence(2)
     pool.allocate(4)
     pool.release(first, 4, 3)
     pool.allocate(7)
@@ -144,7 +144,7 @@ def test_names_tell_prompts_apart_from_the_first_block_that_differs(block_tokens
 
 def test_without_caching_nothing_is_found_again():
     """Preemption by recompute loses all KV."""
-    pool, request = BlockPool(10), sequence(1, range(4))
+    pool, request = BlockPool(10, 1), sequence(1, range(4))
     pool.allocate(4)
     pool.release(request, 4, 4)
     assert pool.find(request, 4) == (0, 0)
@@ -153,7 +153,7 @@ def test_without_caching_nothing_is_found_again():
 @pytest.mark.parametrize("kind", [BlockPool, CachingBlockPool])
 def test_a_lowered_capacity_shows_as_negative_free_blocks(kind):
     """Holders keep their blocks when the pool shrinks, and nothing is free until they return."""
-    pool, request = kind(10), sequence(1)
+    pool, request = kind(10, 16), sequence(1)
     pool.allocate(8)
     pool.resize(5)
     assert pool.free == -3

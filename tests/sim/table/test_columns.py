@@ -11,10 +11,11 @@ from jaxserve.errors import InputError
 from jaxserve.sim.table.columns import numbers, read_columns
 
 
-def test_csv_columns_keep_text_and_numbers(tmp_path: Path) -> None:
-    """Columns of numbers become floats, others stay text."""
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_csv_columns_keep_text_and_numbers(tmp_path: Path, encoding: str) -> None:
+    """Columns of numbers become floats, others stay text; a byte order mark is neither."""
     path = tmp_path / "a.csv"
-    path.write_text("name,value\nx,1\ny,2.5\n")
+    path.write_text("name,value\nx,1\ny,2.5\n", encoding)
     columns = read_columns(path)
     assert columns["name"].tolist() == ["x", "y"]
     np.testing.assert_array_equal(columns["value"], [1.0, 2.5])

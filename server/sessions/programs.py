@@ -255,7 +255,7 @@ def _column(columns: list[list[float]], place: Any) -> list[Any]:
 
 
 def knobs_of(action: Mapping[str, float]) -> Knobs:
-    """A checked action as the engine and the log have it."""
+    """A checked action as programs and the log have it."""
     return tuple(float(action[knob]) for knob in KNOBS)
 
 
