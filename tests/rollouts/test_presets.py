@@ -207,7 +207,7 @@ def test_openhands_puts_it_in(tmp_path: Path) -> None:
         variables = {**os.environ, **launched.environment, **more, "PYTHONPATH": str(tmp_path)}
         command = [sys.executable, *launched.argv[1:]]
         printed = subprocess.run(command, env=variables, capture_output=True, check=True).stdout
-        entry = json.loads(printed)["mcpServers"]["env"]
+        entry = json.loads(printed)["env"]
         assert entry["headers"]["Authorization"] == f"Bearer {token if more else ''}"
 
 
