@@ -240,8 +240,17 @@ REQUESTS = tuple(
 )
 """Figures of a window that count requests, [T, F] by class or [T, E] by edge."""
 
-TOKENS = (".metrics.tokens", ".observation.throughput_tps")
-"""Figures of a window that count what running requests say, [T]."""
+TOKENS = (
+    ".metrics.tokens",
+    ".metrics.itl_s",
+    ".metrics.p50_itl_s",
+    ".observation.throughput_tps",
+    ".observation.mean_itl_ms",
+    ".observation.p50_itl_ms",
+)
+"""Figures of a window that count what running requests say, or how long that takes, [T]."""
+COST = ".observation.estimated_cost_per_1k"
+"""Of tokens inside their objectives, of which there may be next to none."""
 
 
 def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
@@ -256,7 +265,8 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
     quarter of a token after 450 ticks with 20 prompts of 6,144 tokens. That is nothing of such a
     prompt and 1/300 of one of 72 tokens, where these are the next in line. So requests are compared
     to at least the number of their own prompts in a twentieth of the longest line's work so far,
-    and tokens to what that many running requests say.
+    and tokens to what that many running requests say. Costs of good tokens are compared as what they
+    are the inverse of, a part of all tokens.
     """
     prompt_tokens = np.float64(env.workload.classes.prompt_tokens)
     work = np.maximum.accumulate(np.float64(first.metrics.waiting) @ prompt_tokens)
@@ -273,10 +283,16 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
             by_class = one.shape[1] == len(prompt_tokens)
             prompt = prompt_tokens if by_class else prompt_tokens.min()
             size = np.maximum(size, 0.05 * work[:, None] / prompt)
-        if name in TOKENS:
+        if name == COST:
+            one, other = (
+                1e3 * np.float64(way.metrics.cost_usd) / np.maximum(cost, 1e-9)
+                for way, cost in ((first, one), (second, other))
+            )
+            size = np.float64(first.metrics.tokens)
+        if name in TOKENS or name == COST:
             running = np.float64(first.metrics.running)
             compared = np.maximum(running, 0.05 * work[:, None] / prompt_tokens).sum(axis=1)
-            size = np.maximum(size, one / (1.0 + running.sum(axis=1)) * compared)
+            size = np.maximum(size, size / (1.0 + running.sum(axis=1)) * compared)
         worst = np.max(np.abs(one - other) / np.maximum(size, 1e-9))
         assert worst <= tolerance, f"{name} differs by {worst:.1e}"
 
