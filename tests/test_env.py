@@ -265,8 +265,8 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
     quarter of a token after 450 ticks with 20 prompts of 6,144 tokens. That is nothing of such a
     prompt and 1/300 of one of 72 tokens, where these are the next in line. So requests are compared
     to at least the number of their own prompts in a twentieth of the longest line's work so far,
-    and tokens to what that many running requests say. Costs of good tokens are compared as what they
-    are the inverse of, a part of all tokens.
+    and tokens to what that many running requests say. Costs of good tokens are compared as what
+    they are the inverse of, a part of all tokens.
     """
     prompt_tokens = np.float64(env.workload.classes.prompt_tokens)
     work = np.maximum.accumulate(np.float64(first.metrics.waiting) @ prompt_tokens)
