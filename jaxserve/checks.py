@@ -11,6 +11,7 @@ import re
 import reprlib
 import sys
 from collections.abc import Collection, Mapping
+from ipaddress import IPv6Address, ip_address
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +22,7 @@ _LARGEST = sys.float_info.max
 _LONGEST = 120
 """Characters of a value in an error."""
 _ADDRESS = re.compile(
-    r"https?://(?:\[[^\s/?#@\[\]]+\]|[^\s/?#@\[\]:]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.IGNORECASE
+    r"https?://(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE
 )
 
 
@@ -96,17 +97,33 @@ def address(name: str, url: Any, like: str = "http://127.0.0.1:8000", path: bool
       like: an example, for the error.
       path: whether it may have a path.
     """
-    found = _ADDRESS.fullmatch(url) if isinstance(url, str) else None
-    if found is None or not 0 < int(found[1] or 80) < 65_536 or (found[2] and not path):
+    found = _ADDRESS.fullmatch(url) if isinstance(url, str) and url.isprintable() else None
+    if (
+        found is None
+        or not _is_host(found[1])
+        or not 0 < int(found[2] or 80) < 65_536
+        or (found[3] and not path)
+    ):
         shown = without_password(url) if isinstance(url, str) else url
         allowed = "without a user or a query" if path else "without a user, a path or a query"
         refuse(name, shown, f"an address such as {like}, {allowed}")
     return url
 
 
+def _is_host(text: str) -> bool:
+    """Whether a name is one, or numbers are those of an address of IPv4 or IPv6."""
+    if not re.fullmatch(r"\[.*\]|[0-9.]+", text):
+        return True
+    try:
+        return isinstance(ip_address(text.strip("[]")), IPv6Address) == text.startswith("[")
+    except ValueError:
+        return False
+
+
 def without_password(url: str) -> str:
     """What may be shown of an address."""
-    return re.sub(r"^([\w=+.-]*://)?.*@", r"\1...@", url, flags=re.DOTALL)
+    shown = re.sub(r"^([\w=+.-]*://)?.*@", r"\1...@", url, flags=re.DOTALL)
+    return re.sub(r"([?#]).+", r"\1...", shown, flags=re.DOTALL)
 
 
 def ending(name: str, path: Path | str, *allowed: str) -> str:

@@ -279,6 +279,7 @@ class Proxy:
                     spec, "POST", way.path, way.query, headers, way.body(spec)
                 )
             except NotBegun as reason:
+                way.not_begun()
                 replica.unreachable()
                 pool.leave(replica)
                 _LOG.warning("engine %s cannot be reached: %s", spec.name, reason)

@@ -43,6 +43,9 @@ class Way:
     def came(self, body: bytes) -> None:
         """Its body has been read."""
 
+    def not_begun(self) -> None:
+        """The engine that it was meant for never got it."""
+
     def failed(self, problem: Problem) -> None:
         """It ended otherwise than with the engine's answer; the record of it says so."""
 

@@ -24,11 +24,10 @@ from urllib.parse import quote
 
 import httpx
 
-from jaxserve.checks import JsonObject
+from jaxserve.checks import JsonObject, address
 from jaxserve.errors import InputError
 from jaxserve.rollouts.files import trajectory_of
 from jaxserve.rollouts.service.client import connected
-from jaxserve.rollouts.service.settings import check_url
 from jaxserve.rollouts.traces import Trace, Trajectory
 from jaxserve.rollouts.trainers import Decode, slime_samples
 
@@ -298,7 +297,7 @@ def _rollout_of(sample: Any) -> Any:
 def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
     """Submits tasks, waits until all have ended, and fetches what was said in them; cancels them
     where that fails."""
-    url = check_url("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
+    url = address("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
     with connected(url) as http:
         http.base_url = url
         names: list[str] = []

@@ -276,7 +276,7 @@ def test_what_is_refused(service: RunningService, monkeypatch: pytest.MonkeyPatc
     prompts = DataSource(sample, ["a", "b\0"], size=1)
     sleeping = {"command": [sys.executable, "-c", "import time; time.sleep(1000)"]}
     for changed, said in (
-        ({"jaxserve_service": None}, "jaxserve_service is None; it must be an http"),
+        ({"jaxserve_service": None}, "jaxserve_service is None; it must be an address"),
         ({"jaxserve_task": None}, "jaxserve_task is None; it must be a JSON object"),
         ({"jaxserve_task": {"agent": {}}}, "agent"),
         ({}, "the task: instruction is 'b\\x00'; it must be a text without NUL"),

@@ -85,11 +85,11 @@ class Captured(Way):
         self._answerer: Any
         self._answered: Answered | None = None
         self._recorded = False
-        self._draft = draft_of(place, way.call.record)
+        self._draft = self._unsent = draft_of(place, way.call.record)
 
     def came(self, body: bytes) -> None:
         """Its body has been read."""
-        self._draft = replace(self._draft, received=body)
+        self._draft = self._unsent = replace(self._draft, received=body)
 
     def translate(self, policy: TemplatePolicy) -> None:
         """Says it as chat.
@@ -126,7 +126,7 @@ class Captured(Way):
         sent = orjson.dumps(asked)
         self._answered = Answered(spec.kind, self._chat.id)
         self._draft = replace(
-            self._draft,
+            self._unsent,
             engine=spec.name,
             engine_kind=spec.kind,
             sent=sent,
@@ -135,6 +135,10 @@ class Captured(Way):
             weight_version=self._place.weight_version(),
         )
         return sent
+
+    def not_begun(self) -> None:
+        """The engine that it was meant for never got it."""
+        self._draft, self._answered = self._unsent, None
 
     async def run(self, response: aiohttp.ClientResponse, engine: str) -> None:
         """Passes on what the engine answers, recorded before its end.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import is_loopback
-from jaxserve.rollouts.service.settings import check_url
 
 TOKEN_VARIABLE = "JAXSERVE_DASHBOARD_TOKEN"
 
@@ -25,7 +24,7 @@ class DashboardSettings:
 
     def check(self) -> None:
         """Raises InputError where a setting cannot be."""
-        check_url("--service", self.service)
+        checks.address("--service", self.service)
         checks.whole("--port", self.port, 0, 65_535)
         if not is_loopback(self.host):
             raise InputError(

@@ -21,6 +21,12 @@ _TOLD = re.compile(r'"step(?:_index)?\\*"\s*:\s*([0-9]+)(?![0-9])')
 wrap results in JSON of their own escape the quotes."""
 
 
+_CALLERS = ("tool_call", "call_tool")
+"""Tools by which agents with many of them call one that the model has searched for."""
+_NAME_KEYS = ("name", "id", "tool", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "args", "input", "parameters")
+
+
 @dataclass(frozen=True)
 class Call:
     """A tool call that may have made a window."""
@@ -107,17 +113,13 @@ def _agree(arguments: Mapping[str, Any], knobs: Mapping[str, Any]) -> bool:
 
 
 def _asked_of(tool: str, function: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a call asks of a tool, None where it calls another; knobs may be inside ``action``.
-
-    Agents with many tools call those that the model has searched for through one of their own,
-    with the tool's name and its arguments side by side.
-    """
-    asked = _object(function.get("arguments"))
-    if not _names(function.get("name"), tool):
-        inside = [value for value in asked.values() if isinstance(value, dict)]
-        if len(inside) != 1 or not any(_names(value, tool) for value in asked.values()):
-            return None
-        asked = inside[0]
+    """What a call asks of a tool, None where it calls another; knobs may be inside ``action``."""
+    name, asked = function.get("name"), _object(function.get("arguments"))
+    if any(_names(name, caller) for caller in _CALLERS):
+        name = next((asked[key] for key in _NAME_KEYS if key in asked), None)
+        asked = _object(next((asked[key] for key in _ARGUMENT_KEYS if key in asked), None))
+    if not _names(name, tool):
+        return None
     action = asked.get("action")
     return action if isinstance(action, dict) else asked
 

@@ -40,7 +40,7 @@ class EnvGrade:
         except (ServerError, ConnectionLost) as error:
             raise InputError(f"the environment at {episode.url} gives no grade: {error}") from None
         if (other := _other_episode(episode, log)) is not None:
-            return EvalResult(0.0, metadata={"reason": other})
+            return EvalResult(0.0, metadata={"reason": other}, completion_rewards={})
         windows = [entry for entry in log["episode_log"] if "action" in entry]
         owners = credits(calls_of(context.records, self._tool), [w["action"] for w in windows])
         rewards: defaultdict[Key, float] = defaultdict(float)
@@ -57,7 +57,8 @@ class EnvGrade:
             "completions": [[*key, reward] for key, reward in sorted(rewards.items())],
         }
         if not grade["verified"]:
-            return EvalResult(0.0, metadata={**said, "reason": "the episode is not verified"})
+            said["reason"] = "the episode is not verified"
+            return EvalResult(0.0, metadata=said, completion_rewards={})
         return EvalResult(float(grade["score"]), metadata=said, completion_rewards=rewards)
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import httpx
 
+from jaxserve.checks import address
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.doors import SERVICE, Shown
-from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens, check_url
+from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens
 
 _TIMEOUT_S = 60.0
 
@@ -32,7 +33,7 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
     Raises:
       InputError: there is no service, or it refuses; the error is its sentence.
     """
-    check_url("--service", url)
+    address("--service", url)
     asking = connected(url)
     try:
         with asking as http:

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions.records import CompletionRecord, decode
@@ -31,14 +32,24 @@ class Control:
     """Sessions of a gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Args: address of the control door, and its token; None shows what it made itself."""
-        self._url = url
+        """Args: address of the control door, and its token; None shows what it made itself.
+
+        Raises:
+          InputError: it is no address.
+        """
+        self._url = checks.address("control", url)
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
             auth=Shown(CONTROL, url, token),
             timeout=_TIMEOUT_S,
             trust_env=False,
         )
+
+    async def __aenter__(self) -> Control:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
 
     async def create(self, id: str, metadata: Mapping[str, Any]) -> str:
         """A new session's key. Its records are on the disk before the agent has their answers.
@@ -103,7 +114,7 @@ class Control:
         while True:
             try:
                 answer = await self._http.request(method, path, **options)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 last = str(error) or type(error).__name__
             else:
                 if answer.is_success or answer.status_code == allowed:

@@ -76,17 +76,15 @@ class LostKeys:
             await asyncio.sleep(_LOOK_S)
 
     async def _close(self, url: str, recorded: list[str]) -> None:
-        control = Control(url, self._token)
         try:
-            for one in recorded:
-                if await control.shut(one, 0.0) or self._given_up(url, one):
-                    self._state.keys.closed(one, url)
-                    self._later.pop((url, one), None)
+            async with Control(url, self._token) as control:
+                for one in recorded:
+                    if await control.shut(one, 0.0) or self._given_up(url, one):
+                        self._state.keys.closed(one, url)
+                        self._later.pop((url, one), None)
             self._later.pop((url,), None)
         except InputError:  # it may be there again later
             self._put_off(url)
-        finally:
-            await control.close()
 
     def _given_up(self, url: str, recorded: str) -> bool:
         """Whether a session was asked for often enough at a door that does not know it."""

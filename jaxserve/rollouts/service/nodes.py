@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from jaxserve.checks import JsonObject, refuse
+from jaxserve.checks import JsonObject, address, refuse
 from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service import state as states
 from jaxserve.rollouts.service.balance import SILENT, NodeView, assigned, health
 from jaxserve.rollouts.service.leases import Lease
-from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings, check_url
+from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings
 from jaxserve.rollouts.service.state import State
 
 _MOST_GIVEN = 10_000
@@ -66,20 +66,21 @@ class Nodes:
         models = asked.get("models", [])
         if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
             refuse(asked.name("models"), models, "a list of names")
-        control = check_url(asked.name("control"), asked.get("control"))
+        control = address(asked.name("control"), asked.get("control"))
         if elsewhere and _is_of_this_machine(control):
             allowed = "one at which the service reaches the node's machine (--control-url)"
             refuse(asked.name("control"), control, allowed)
         about = {
             "pools": {name: pools.whole(name, 1, 1024) for name in POOLS},
             "models": models,
-            "gateway": check_url(asked.name("gateway"), asked.get("gateway")),
+            "gateway": address(asked.name("gateway"), asked.get("gateway")),
             "control": control,
         }
-        before = self._state.put_node(id, start, about)
-        self._heard[id] = _Heard(self._clock())
-        if before is not None and before != start:
+        if self._state.start_of(id) not in (None, start):
+            # First: keys are open at the gateway that it used until now.
             self._state.take_back(id, self._settings.attempts, resumes=True)
+        self._state.put_node(id, start, about)
+        self._heard[id] = _Heard(self._clock())
         return id
 
     def heard(self, id: str, start: str, load: Any = None) -> None:
@@ -145,7 +146,7 @@ class Nodes:
             session = self._state.session(id)
             if since < late and session.node is None:
                 reason = f"no node took it within {self._settings.queue_s:g} s"
-                self._state.move(id, states.ERROR, reason, session.lease, result=states.NO_RESULT)
+                self._state.move(id, states.ERROR, reason, session.lease, result=session.no_result)
 
     def views(self) -> list[NodeView]:
         """All nodes as they are now."""
@@ -192,7 +193,6 @@ class Nodes:
 
 
 def _is_of_this_machine(url: str) -> bool:
-    try:
-        return is_loopback(urlsplit(url).hostname or "")
-    except ValueError:
-        return False
+    """Whether every machine takes a checked address for its own."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    return is_loopback(host) or host in ("0.0.0.0", "::")

@@ -58,7 +58,7 @@ class WorkSettings:
     def check(self) -> None:
         """Raises InputError where a setting cannot be."""
         for name in ("gateway", "control"):
-            check_url(f"--{name}", getattr(self, name))
+            checks.address(f"--{name}", getattr(self, name))
         for name in POOLS:
             checks.whole(f"--{name.replace('_', '-')}-workers", self.pools[name], 1, 1024)
         checks.whole("--output-mib", self.output_mib, 1, 4096)
@@ -117,8 +117,8 @@ class NodeSettings(WorkSettings):
     def check(self) -> None:
         """Raises InputError where a setting cannot be."""
         super().check()
-        check_url("--service", self.service)
-        check_url("--control-url", self.registered_control)
+        checks.address("--service", self.service)
+        checks.address("--control-url", self.registered_control)
         checks.number("--heartbeat-s", self.heartbeat_s, 0.05, 3600.0)
         if not NODE_NAME.fullmatch(self.id) or self.id == OWN_NODE:
             checks.refuse("--id", self.id, f"up to 64 letters, digits, - and _, not {OWN_NODE}")
@@ -157,14 +157,3 @@ def check_exposure(settings: RolloutSettings, tokens: RolloutTokens) -> None:
             f"--host is {settings.host}, which other machines reach, and who submits a task runs "
             f"commands here; set {TOKEN_VARIABLE}, or leave it at 127.0.0.1"
         )
-
-
-def check_url(name: str, url: object) -> str:
-    """An http or https address.
-
-    Raises:
-      InputError: it is none.
-    """
-    if not isinstance(url, str) or not url.startswith(("http://", "https://")) or len(url) > 2048:
-        checks.refuse(name, url, "an http or https address")
-    return url

@@ -37,8 +37,6 @@ AFTER_RUN = (POST_RUN, BUILDING, EVALUATING)
 """States in which all that the agent did is there."""
 STATES = (*BEFORE_RUN, RUNNING, *AFTER_RUN, *ENDED)
 CANCELLED = "cancelled"
-NO_RESULT: Mapping[str, Any] = {"reward": None}
-"""Of a session that ended before it was evaluated."""
 
 _VERSION = 2
 _SCHEMA = """
@@ -116,6 +114,12 @@ class SessionRow:
     def recorded(self) -> str:
         """The gateway's session of its last attempt."""
         return f"{self.id}.{self.attempt}"
+
+    @property
+    def no_result(self) -> dict[str, Any]:
+        """Where it ends before it was evaluated; what was recorded of it is named."""
+        said = {"records": self.recorded, "attempt": self.attempt} if self.attempt else {}
+        return {"reward": None, **said}
 
 
 class State:
@@ -232,8 +236,7 @@ class State:
                 self._note_key(session)
                 if session.attempt >= attempts and session.state not in BEFORE_RUN:
                     reason = f"its node was lost in each of {session.attempt} attempts"
-                    result = {**NO_RESULT, "records": session.recorded, "attempt": session.attempt}
-                    self._move(session.id, ERROR, reason, None, {"result": result})
+                    self._move(session.id, ERROR, reason, None, {"result": session.no_result})
                     continue
                 if session.state != REGISTERED:
                     self._move(session.id, REGISTERED, f"node {node} was lost", None, {})
@@ -242,9 +245,9 @@ class State:
     def cancel(self, task: str) -> list[str]:
         """Ends a task's sessions that have not ended, with the reason ``cancelled``; gives them."""
         cancelled = []
-        for session in self.sessions(task):
-            with _Transaction(self._sql):
-                if self._move(session.id, ERROR, CANCELLED, None, {"result": NO_RESULT}):
+        with _Transaction(self._sql):
+            for session in self.sessions(task):
+                if self._move(session.id, ERROR, CANCELLED, None, {"result": session.no_result}):
                     # Its node closes it too, if that is alive.
                     self._note_key(session)
                     cancelled.append(session.id)
@@ -277,15 +280,18 @@ class State:
             found.setdefault(node, {})[state] = count
         return found
 
-    def put_node(self, id: str, start: str, about: Mapping[str, Any]) -> str | None:
-        """Keeps a node; gives which start of it there was before."""
-        held = self._one("SELECT start FROM nodes WHERE id = ?", (id,))
+    def start_of(self, node: str) -> str | None:
+        """The start that a node registered with; None where there is none of the name."""
+        held = self._one("SELECT start FROM nodes WHERE id = ?", (node,))
+        return None if held is None else held[0]
+
+    def put_node(self, id: str, start: str, about: Mapping[str, Any]) -> None:
+        """Keeps a node as it is now."""
         self._sql.execute(
             "INSERT INTO nodes (id, start, about) VALUES (?, ?, ?)"
             " ON CONFLICT (id) DO UPDATE SET start = excluded.start, about = excluded.about",
             (id, start, orjson.dumps(about).decode()),
         )
-        return None if held is None else held[0]
 
     def drain(self, node: str, draining: bool) -> None:
         """Whether it gets no more sessions."""

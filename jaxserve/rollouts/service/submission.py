@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checks import JsonObject, one_of, refuse
+from jaxserve.checks import JsonObject, address, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
 from jaxserve.rollouts.harness import Agent, parse_agent
 from jaxserve.rollouts.runtimes import DOCKER, KINDS, LOCAL, Runtime
 from jaxserve.rollouts.service.folders import OWN_VARIABLES
-from jaxserve.rollouts.service.settings import check_url
 
 _FIELDS = (
     "task_id",
@@ -88,7 +87,7 @@ def parse_task(given: Any) -> Task:
     if asked.get("environment") is not None:
         known = ("url", "task_id", "seed", "split", "index", "config")
         environment = JsonObject(asked["environment"], "environment", known)
-        check_url("environment: url", environment.get("url"))
+        address("environment: url", environment.get("url"))
     callback = asked.get("callback_url")
     if isinstance(evaluator, Mapping) and evaluator.get("name") == "env_grade" and not environment:
         refuse("environment", None, "there for the evaluator env_grade")
@@ -102,9 +101,16 @@ def parse_task(given: Any) -> Task:
         builder=one_of("the task: builder", asked.get("builder", BUILDERS[0]), BUILDERS),
         evaluator=parse_evaluator(JsonObject(evaluator, "evaluator")),
         environment=environment,
-        callback_url=None if callback is None else check_url("the task: callback_url", callback),
+        callback_url=None if callback is None else _callback(callback),
         metadata=asked.inside("metadata") if "metadata" in asked else {},
     )
+
+
+def _callback(url: Any) -> str:
+    """An address that may have a query."""
+    plain = isinstance(url, str) and url.isprintable()
+    address("the task: callback_url", url.partition("?")[0] if plain else url)
+    return url
 
 
 def _runtime(given: Any, agent: Agent) -> Runtime:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 
-from jaxserve.checks import JsonObject, refuse
+from jaxserve.checks import JsonObject, address, refuse
 from jaxserve.errors import InputError
 from jaxserve.gateway.engines import parse_engines
 from jaxserve.rollouts.service.settings import (
@@ -17,7 +19,6 @@ from jaxserve.rollouts.service.settings import (
     NodeSettings,
     RolloutSettings,
     WorkSettings,
-    check_url,
 )
 
 _SERVICE = (
@@ -97,7 +98,7 @@ def parse_topology(given: Any) -> Topology:
     service = RolloutSettings(own_node=False, **_typed(RolloutSettings, chosen))
     service.check()
     url = rollout.get("url", f"http://{_reached(service.host)}:{service.port}")
-    check_url(rollout.name("url"), url)
+    address(rollout.name("url"), url)
     nodes: dict[str, NodePlan] = {}
     for place, one in enumerate(asked.entries("nodes")):
         asked_node = JsonObject(one, f"nodes[{place}]", _NODE)
@@ -105,16 +106,20 @@ def parse_topology(given: Any) -> Topology:
         if plan.settings.id in nodes:
             raise InputError(f"nodes[{place}]: id is {plan.settings.id!r}, as another node's is")
         nodes[plan.settings.id] = plan
-    ports = [port for plan in nodes.values() for port in (plan.gateway[1], plan.gateway[3])]
-    twice = {port for port in ports if ports.count(port) > 1}
-    if twice and len({_machine(plan.settings) for plan in nodes.values()}) == 1:
+    ports = Counter(
+        (_machine(plan.settings), port)
+        for plan in nodes.values()
+        for port in (plan.gateway[1], plan.gateway[3])
+    )
+    twice = [port for (_, port), count in ports.items() if count > 1]
+    if twice:
         raise InputError(f"nodes: port {min(twice)} is there twice; every node needs its own")
     return Topology(service, nodes)
 
 
-def _machine(node: NodeSettings) -> tuple[str, ...]:
+def _machine(node: NodeSettings) -> tuple[str | None, ...]:
     """What tells its addresses from those of nodes elsewhere."""
-    return tuple(url.rsplit(":", 1)[0] for url in (node.gateway, node.registered_control))
+    return tuple(urlsplit(url).hostname for url in (node.gateway, node.registered_control))
 
 
 def _node(
@@ -173,7 +178,7 @@ def _engines(asked: JsonObject) -> list[str]:
         where = f"{asked.where}: inference" + (f"[{place}]" if isinstance(given, list) else "")
         engine = JsonObject(one, where, ("engine", "base_url", "options"))
         kind = engine.one_of("engine", ("vllm", "sglang"))
-        url = check_url(engine.name("base_url"), engine.get("base_url"))
+        url = address(engine.name("base_url"), engine.get("base_url"))
         options = engine.inside("options") if "options" in engine else {}
         found.append(f"{kind}={url}" + "".join(f",{k}={v}" for k, v in options.items()))
     parse_engines(found)
@@ -204,4 +209,5 @@ def _path(name: str, value: Any) -> Path:
 
 def _reached(host: str) -> str:
     """An address at which what listens there is reached from this machine."""
-    return "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{own}]" if ":" in own else own

@@ -123,9 +123,7 @@ class _Work:
 
     async def end(self, state: str, reason: str) -> None:
         """Ends it without traces; what was recorded of it is named."""
-        session = self._session
-        named = {"records": session.recorded, "attempt": session.attempt} if session.attempt else {}
-        await self._move(state, reason, result={**states.NO_RESULT, **named})
+        await self._move(state, reason, result=self._session.no_result)
 
     async def _forget_attempt(self, task: Task) -> None:
         """Ends what a killed node may have left of an attempt: its key, and its container."""

@@ -99,6 +99,17 @@ def test_a_full_gateway_is_recorded(vllm: TokenEngine, start: Start, tmp_path: P
     wait_until(lambda: len(agent.records()) == 2, "the other")
 
 
+def test_an_engine_that_is_away_got_nothing(start: Start, tmp_path: Path) -> None:
+    """What was meant for it is recorded as what no engine got, and as little of it."""
+    with TokenEngine("vllm") as gone:
+        agent = Agent(started(start, gone, tmp_path))
+    long = json.dumps(ASKED | {"user": "x" * 100_000}).encode()
+    assert post(agent, long).status_code == 503
+    (record,) = agent.records()
+    assert (record.reason, record.sent, record.engine) == ("engine_unreachable", None, "")
+    assert len(record.received) == 16_384
+
+
 def test_refusals_do_not_fill_the_disk(
     vllm: TokenEngine,
     start: Start,

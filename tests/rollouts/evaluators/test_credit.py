@@ -77,10 +77,11 @@ def test_a_tool_may_be_called_through_another(name: str, inside: str) -> None:
         {"id": id, "function": {"name": "tool_call", "arguments": json.dumps(arguments)}}
         for id, arguments in (
             ("a", {name: "mcp__env__look", inside: step}),
-            ("b", {name: "mcp__env__step"}),
             ("c", {name: "mcp__env__step", inside: step}),
         )
     ]
+    said = {"command": "echo 1", "tool": "env_step", "x": step}
+    calls.insert(0, {"id": "b", "function": {"name": "shell", "arguments": json.dumps(said)}})
     found = calls_of([record(1, calls[:2], {}), record(2, calls[2:], {})], "step")
     assert [call.completion for call in found] == [(2, 0)]
     assert credits(found, [{"batch_cap": 64.0}]) == [(2, 0)]

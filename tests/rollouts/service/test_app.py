@@ -180,7 +180,7 @@ def test_commands_before_the_agent_and_before_its_tests(
         ({"evaluator": {"name": "none"}}, "evaluator: name is 'none'; it must be one of session_"),
         ({"evaluator": {"name": "env_grade"}}, "environment is None; it must be there"),
         ({"evaluator": {"name": "test_on_output"}}, "evaluator: command is missing; it must be"),
-        ({"callback_url": "file:///x"}, "callback_url is 'file:///x'; it must be an http or https"),
+        ({"callback_url": "file:///x"}, "callback_url is 'file:///x'; it must be an address"),
         ({"builder": "x"}, "builder is 'x'; it must be one of prefix_merging, per_request"),
     ],
 )

@@ -107,8 +107,8 @@ def test_a_gateway_that_does_not_answer(
     state = State(tmp_path / "state.sqlite3")
     for node, url in (("here", gateway.control_url), ("gone", "http://127.0.0.1:9")):
         state.put_node(node, "1", {"control": url})
-        state.keys.note("t.0.1", node)
-    assert gateway.control.post("/sessions", json={"id": "t.0.1"}).is_success
+        state.keys.note("silent.0.1", node)
+    assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
     asked_s: list[float] = []
     shut = Control.shut
 
@@ -130,8 +130,8 @@ def test_a_gateway_that_does_not_answer(
         looking.cancel()
 
     asyncio.run(look())
-    assert gateway.control.get("/sessions/t.0.1").json()["closed"]
-    assert state.keys.all() == [("t.0.1", "http://127.0.0.1:9")]
+    assert gateway.control.get("/sessions/silent.0.1").json()["closed"]
+    assert state.keys.all() == [("silent.0.1", "http://127.0.0.1:9")]
     waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
     assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
     state.close()

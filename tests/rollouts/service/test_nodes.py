@@ -148,7 +148,8 @@ def test_a_cancelled_session_leaves_its_key(scene: Scene) -> None:
     assert sorted([*cancelled, ended.session.id]) == ["t.0", "t.1", "t.2"]
     rows = [scene.state.session(id) for id in cancelled]
     assert {(row.state, row.reason) for row in rows} == {("ERROR", "cancelled")}
-    assert all(row.result == {"reward": None} for row in rows)
+    assert all(row.result["reward"] is None for row in rows)
+    assert {row.result.get("attempt") for row in rows} == {1, None}
     assert scene.state.keys.all() == [(f"{begun.session.id}.1", "http://a")]
     assert scene.state.cancel("t") == []
 
