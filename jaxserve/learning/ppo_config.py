@@ -21,7 +21,7 @@ class PPOConfig:
     """per window."""
     gae_lambda: Any = 0.9
     clip: Any = 0.2
-    entropy_weight: Any = 0.01
+    entropy_weight: Any = 0.03
     """at the start, per nat."""
     entropy_weight_end: Any = 0.05
     """share of it that is left at the end, after falling linearly."""

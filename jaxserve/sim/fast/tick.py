@@ -72,7 +72,8 @@ def _decode(
     share = jnp.clip(prefill_s / jnp.maximum(plan.prefill_gpus * plan.up_s, TINY), 0.0, 1.0)
     # Requests join during the tick, so they decode for half of it on average.
     present = queues.running + admission.returning + 0.5 * joining * admitted
-    stolen = stolen_share(plan, share, add_up(present), admission.full)
+    bound = prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
+    stolen = stolen_share(plan, share, bound, add_up(present), admission.full)
     steps = plan.up_s * (1.0 - stolen) / timing.step_s
     progress = steps / plan.decode_steps
     if lifetimes is not None and queues.ages is not None:

@@ -205,18 +205,29 @@ def test_enough_of_everything_admits_everybody(seed: int, split: bool) -> None:
 shares = st.floats(0.0, 1.0, width=32)
 
 
-@given(shares, st.floats(0.0, 500.0, width=32), shares, st.integers(1, 512))
+@given(shares, shares, st.floats(0.0, 500.0, width=32), shares, st.integers(1, 512))
 def test_prefills_hold_up_others_alone(
-    prefill: float, running: float, full: float, batch_cap: int
+    prefill: float, bound: float, running: float, full: float, batch_cap: int
 ) -> None:
     """At most the share of the time that they take, all of it from a large batch, and nothing from
     one that has a GPU for itself or other GPUs for its prompts."""
     held_up = [
-        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, running, full))
+        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, bound, running, full))
         for split in (False, True)
     ]
     assert 0.0 <= held_up[0] <= prefill and held_up[1] == 0.0
-    alone = stolen_share(plan(batch_cap=1), prefill, 0.5, full)
+    alone = stolen_share(plan(batch_cap=1), prefill, 0.5, 0.5, full)
     assert float(alone) == pytest.approx(0.0, abs=1e-6)
-    many = stolen_share(plan(batch_cap=512), prefill, 500.0, full)
+    many = stolen_share(plan(batch_cap=512), prefill, bound, 500.0, full)
     assert float(many) == pytest.approx(prefill, rel=0.01)
+
+
+@given(shares, st.floats(1.0, 500.0, width=32))
+def test_a_line_for_prefill_holds_up_everybody(prefill: float, running: float) -> None:
+    """No less where more of the prefill time is used, and all that prefills take where all is."""
+    grown = [
+        float(stolen_share(plan(batch_cap=512), prefill, bound, running, 0.0))
+        for bound in (0.5, 0.9, 0.95, 1.0)
+    ]
+    assert grown == sorted(grown) and grown[0] == grown[1]
+    assert grown[3] == pytest.approx(prefill, abs=1e-6)
