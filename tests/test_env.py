@@ -254,7 +254,7 @@ COST = ".observation.estimated_cost_per_1k"
 
 
 def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
-    """Equal arrivals and events; floats within 1e-4 of their size.
+    """Equal arrivals and events; floats within 3e-4 of their size.
 
     The size of a figure is the largest of itself, the mean over the episode (of the largest class)
     and, but for seconds and dollars, one. A full KV pool is known to 0.03 tokens in float32, so a
@@ -274,7 +274,7 @@ def assert_close(env: ServeEnv, first: TimeStep, second: TimeStep) -> None:
         one, other = getattr(first.metrics, name), getattr(second.metrics, name)
         np.testing.assert_array_equal(one, other, err_msg=name)
     for (name, one), (_, other) in zip(leaves(first), leaves(second), strict=True):
-        tolerance = 1e-3 if "ttft_ms" in name else 1e-4
+        tolerance = 1e-3 if "ttft_ms" in name else 3e-4
         one, other = np.float64(one), np.float64(other)
         size = np.maximum(np.abs(one), np.abs(one).mean(axis=0).max())
         if not name.endswith(("_s", "_usd", "cost_so_far", "cost_per_1k")):

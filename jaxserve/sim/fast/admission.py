@@ -223,25 +223,42 @@ def _shortage(
     return jnp.maximum(kv_starved, for_kv.share), either_wait(for_slot, for_kv), full
 
 
+def prefill_line(
+    plan: WindowPlan, timing: Timing, prefill_s: jax.Array, left: jax.Array
+) -> jax.Array:
+    """float32, 0 to 1: whether prefill follows upon prefill.
+
+    It does where the tick's prefill time is all used, and more requests are left than the one of
+    each GPU whose prefill a tick may cut in two.
+
+    Args:
+      prefill_s: float32, GPU seconds of prefills in the tick.
+      left: float32, requests that wait at its end.
+    """
+    used = prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
+    all_used = jnp.clip(4.0 * used - 3.0, 0.0, 1.0)
+    return all_used * jnp.clip(left / plan.prefill_gpus - 1.0, 0.0, 1.0)
+
+
 def stolen_share(
-    plan: WindowPlan, prefill: jax.Array, bound: jax.Array, running: jax.Array, full: jax.Array
+    plan: WindowPlan, prefill: jax.Array, line: jax.Array, running: jax.Array, full: jax.Array
 ) -> jax.Array:
     """Share of the tick in which prefills hold a running sequence up; 0 in a split.
 
     A request counts as running while it is prefilled, but its own prefill does not hold it up. Each
     of n newcomers runs for half of the tick, and the prefills of all n take half of that from it,
-    one of them its own: of what they take from R running sequences, 0.5 / R. Where requests wait
-    for prefill there are no n that came: prefill follows upon prefill, and what comes after a
-    request's own is that of others. Where all c slots of a GPU are taken, c - 1 sequences wait for
-    the prefill of the one that comes, and c - x run on average if prefills take the share x.
+    one of them its own: of what they take from R running sequences, 0.5 / R. Where requests line up
+    for prefill, those that come after a request's own are others'. Where all c slots of a GPU are
+    taken, c - 1 sequences wait for the prefill of the one that comes, and c - x run on average if
+    prefills take the share x.
 
     Args:
       prefill: float32, share of the time that GPUs prefill for.
-      bound: float32, share of the prefill time that there is which is used.
+      line: float32, whether prefill follows upon prefill, of ``prefill_line``.
       running: float32, mean number of running sequences.
       full: float32, probability that all slots are taken.
     """
-    own = (1.0 - jnp.clip(10.0 * bound - 9.0, 0.0, 1.0)) * 0.5 / jnp.maximum(running, 0.5)
+    own = (1.0 - line) * 0.5 / jnp.maximum(running, 0.5)
     left = jnp.maximum(1.0 - prefill, TINY)
     others = jnp.maximum(plan.batch_cap, running / plan.decode_gpus) - 1.0
     own_of_full = left / (left + others)
@@ -277,8 +294,9 @@ def _decoding_share(
         fits = (free + flow) / jnp.maximum(need + jnp.maximum(flow, 0.0) * stolen_each, TINY)
         admitted = jnp.minimum(admitted, jnp.maximum(fits, 0.0))
     prefill = jnp.minimum(admitted * stolen_each, 1.0)
-    bound = admitted * newcomers.prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
-    return 1.0 - stolen_share(plan, prefill, bound, running + 0.5 * admitted, full)
+    left = newcomers.count - admitted
+    line = prefill_line(plan, timing, admitted * newcomers.prefill_s, left)
+    return 1.0 - stolen_share(plan, prefill, line, running + 0.5 * admitted, full)
 
 
 def _held_kv(work: PromptWork, queues: Queues) -> jax.Array:

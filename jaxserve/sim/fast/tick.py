@@ -18,7 +18,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, largest, stage
-from jaxserve.sim.fast.admission import find_room, joining_share, readmit, reject, stolen_share
+from jaxserve.sim.fast.admission import (
+    find_room,
+    joining_share,
+    prefill_line,
+    readmit,
+    reject,
+    stolen_share,
+)
 from jaxserve.sim.fast.ages import (
     advance,
     age_sum,
@@ -66,14 +73,15 @@ def _decode(
     admission: Admission,
     admitted: jax.Array,
     joining: jax.Array,
+    left: jax.Array,
 ) -> Decoding:
     """The batch decodes in the time that prefill leaves of the tick."""
     prefill_s = admission.recompute_s + add_up(admitted * admission.own_s)
     share = jnp.clip(prefill_s / jnp.maximum(plan.prefill_gpus * plan.up_s, TINY), 0.0, 1.0)
     # Requests join during the tick, so they decode for half of it on average.
     present = queues.running + admission.returning + 0.5 * joining * admitted
-    bound = prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
-    stolen = stolen_share(plan, share, bound, add_up(present), admission.full)
+    line = prefill_line(plan, timing, prefill_s, left)
+    stolen = stolen_share(plan, share, line, add_up(present), admission.full)
     steps = plan.up_s * (1.0 - stolen) / timing.step_s
     progress = steps / plan.decode_steps
     if lifetimes is not None and queues.ages is not None:
@@ -242,8 +250,9 @@ def advance_tick(
     )
     lines = Lines(waiting.at[:, 0].add(-rejected), lines.admitted + served)
     joining = stage(live, joining_share, plan, classes, admission, admitted)
+    left = add_up(waiting[:, 0])
     decoding = stage(
-        live, _decode, plan, classes.output_ages, queues, timing, admission, admitted, joining
+        live, _decode, plan, classes.output_ages, queues, timing, admission, admitted, joining, left
     )
     queues = _next_queues(plan, classes, queues, admission, admitted, joining, decoding)
     evicted = stage(live, evictions, plan, classes, queues, admission, decoding, number == 0)

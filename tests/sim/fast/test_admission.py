@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -207,27 +208,31 @@ shares = st.floats(0.0, 1.0, width=32)
 
 @given(shares, shares, st.floats(0.0, 500.0, width=32), shares, st.integers(1, 512))
 def test_prefills_hold_up_others_alone(
-    prefill: float, bound: float, running: float, full: float, batch_cap: int
+    prefill: float, line: float, running: float, full: float, batch_cap: int
 ) -> None:
     """At most the share of the time that they take, all of it from a large batch, and nothing from
     one that has a GPU for itself or other GPUs for its prompts."""
     held_up = [
-        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, bound, running, full))
+        float(stolen_share(plan(split, batch_cap=batch_cap), prefill, line, running, full))
         for split in (False, True)
     ]
     assert 0.0 <= held_up[0] <= prefill and held_up[1] == 0.0
-    alone = stolen_share(plan(batch_cap=1), prefill, 0.5, 0.5, full)
+    alone = stolen_share(plan(batch_cap=1), prefill, 0.0, 0.5, full)
     assert float(alone) == pytest.approx(0.0, abs=1e-6)
-    many = stolen_share(plan(batch_cap=512), prefill, bound, 500.0, full)
+    many = stolen_share(plan(batch_cap=512), prefill, line, 500.0, full)
     assert float(many) == pytest.approx(prefill, rel=0.01)
+    if full == 0.0:
+        lined_up = stolen_share(plan(batch_cap=512), prefill, 1.0, running, full)
+        assert float(lined_up) == pytest.approx(prefill, abs=1e-6)
 
 
-@given(shares, st.floats(1.0, 500.0, width=32))
-def test_a_line_for_prefill_holds_up_everybody(prefill: float, running: float) -> None:
-    """No less where more of the prefill time is used, and all that prefills take where all is."""
-    grown = [
-        float(stolen_share(plan(batch_cap=512), prefill, bound, running, 0.0))
-        for bound in (0.5, 0.9, 0.95, 1.0)
-    ]
-    assert grown == sorted(grown) and grown[0] == grown[1]
-    assert grown[3] == pytest.approx(prefill, abs=1e-6)
+@given(shares, st.floats(0.0, 100.0, width=32))
+def test_a_line_for_prefill(used: float, left: float) -> None:
+    """There is none while prefill pauses, or while the tick cut one prefill in two."""
+    timing: Any = SimpleNamespace(prefill_room_s=jnp.float32(0.2))
+    line = float(admission.prefill_line(plan(), timing, jnp.float32(0.2 * used), jnp.float32(left)))
+    assert 0.0 <= line <= 1.0
+    if used < 0.75 or left <= 1.0:
+        assert line == pytest.approx(0.0, abs=1e-5)
+    all_used = admission.prefill_line(plan(), timing, timing.prefill_room_s, jnp.float32(8.0))
+    assert float(all_used) == 1.0
