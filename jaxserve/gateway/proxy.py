@@ -31,10 +31,11 @@ from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
+from jaxserve.gateway.records import RequestRecord
 from jaxserve.gateway.relay import Relay, Way
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.sessions import counting
-from jaxserve.gateway.sessions.capture import Captured, Place, draft_of, ended
+from jaxserve.gateway.sessions.capture import Captured, Place
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.translation.table import translated
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
@@ -133,25 +134,15 @@ class Proxy:
             await answer.fail(problem)
         self._ledger.ended(record)
 
-    def turned_away(
-        self, path: str, headers: names.RawHeaders, problem: Problem, place: Place | None
-    ) -> None:
-        """Books a request for output that is refused before it is read.
-
-        Args:
-          place: the session, which is open, that it is recorded in.
-
-        Raises:
-          NotRecorded: it cannot be recorded there.
-        """
+    def turned_away(self, path: str, headers: names.RawHeaders, problem: Problem) -> RequestRecord:
+        """Books a request for output that is refused before it is read."""
         record = self._ledger.new_record(dialect_of(path).name)
         record.class_name = self._ledger.classes.name(names.first(headers, names.CLASS))
         record.status = problem.status
         record.outcome, record.reason = outcome_of(problem.reason), problem.reason
         self._ledger.arrived(record)
         self._ledger.ended(record)
-        if place is not None:
-            place.session.add(ended(draft_of(place, record), record))
+        return record
 
     def _default_pool(self) -> str:
         return next(name for name, pool in self._pools.items() if pool.default)

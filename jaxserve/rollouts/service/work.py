@@ -188,7 +188,8 @@ class _Work:
                 grade = Grade(None, [None] * len(trajectory.traces))
                 trajectory = replace(trajectory, status=run.status)
         trajectory, result = graded(self._session, trajectory, grade)
-        result |= {"exit_code": run.exit_code, "completions": len(records)}
+        completions = sum(record.outcome == "completed" for record in records)
+        result |= {"exit_code": run.exit_code, "completions": completions}
         line = await asyncio.to_thread(line_of, trajectory)
         await self._move(run.status, run.reason, line, result=result)
 
