@@ -254,8 +254,10 @@ class State:
         return cancelled
 
     def _note_key(self, session: SessionRow) -> None:
-        if session.attempt and session.node is not None:
-            self.keys.note(session.recorded, session.node)
+        """Of a session that is not on its node any more; one that waits to begin has none."""
+        if session.state != REGISTERED and session.node is not None:
+            made = session.state != INITIALIZING
+            self.keys.note(session.recorded, session.node, made=made)
 
     def held_by(self, node: str) -> list[SessionRow]:
         """Those of a node that have not ended."""
