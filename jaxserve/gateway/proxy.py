@@ -92,6 +92,9 @@ class Proxy:
     ) -> None:
         """Serves one request for output.
 
+        It has one ``Way`` there and back. That of a session is ``Captured`` from the start; any
+        other's becomes a ``Relay`` once it has been read.
+
         Args:
           place: the session that it is recorded in; None where its bytes pass as they are.
         """
@@ -100,24 +103,20 @@ class Proxy:
         record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
         answer = Answer(scope, send, dialect, record)
         call = Call(record, self._settings.total_s)
-        plain, query = (
-            Way(self._settings, self._ledger, dialect, call, answer),
-            scope["query_string"],
-        )
-        captured = None if place is None else Captured(plain, path, query, place)
-        way = captured or plain
+        way, query = Way(self._settings, self._ledger, dialect, call, answer), scope["query_string"]
+        if place is not None:
+            way = Captured(way, path, query, place)
         self._calls.add(call)
         problem: Problem | None = None
         try:
             incoming = await self._read(way, scope, receive, path)
             priority = incoming.priority
-            if captured is not None:
-                captured.translate(self._pools[record.pool].replicas[0].spec.policy)
-                served = captured
+            if isinstance(way, Captured):
+                way.translate(self._pools[record.pool].replicas[0].spec.policy)
             else:
-                served = Relay(**vars(plain), path=path, query=query, incoming=incoming)
+                way = Relay(**vars(way), path=path, query=query, incoming=incoming)
             del incoming  # may be megabytes
-            await self._serve(served, priority, scope, receive)
+            await self._serve(way, priority, scope, receive)
         except asyncio.CancelledError:
             problem = call.ended_by or stopping()
             _forget_cancellation()
