@@ -21,11 +21,12 @@ from jaxserve.rollouts.files import line_of
 from jaxserve.rollouts.service import lifecycle
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts
-from jaxserve.rollouts.service.folders import Folders, ours_of, write_files
+from jaxserve.rollouts.service.folders import Folders, write_files
 from jaxserve.rollouts.service.grades import Grade, grade_of, graded
 from jaxserve.rollouts.service.leases import Book, Lease
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
 from jaxserve.rollouts.service.submission import Task, parse_task
+from jaxserve.rollouts.service.variables import admission_of, ours_of
 from jaxserve.rollouts.traces import Trajectory
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -144,10 +145,10 @@ class _Work:
             key = await self._control.create(self._session.recorded, said)
             episode = await self._begin_episode(task)
             told = _instruction(task.instruction, episode)
-            token = self._tokens.environment
-            guarded = None if episode is None or token is None else episode.url
+            admission = admission_of(episode, self._tokens.environment)
+            guarded = None if admission is None else admission.url
             launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
-            ours = ours_of(task.id, self._session.id, folders, launch, episode, token)
+            ours = ours_of(task.id, self._session.id, folders, launch, episode)
             place = Place(folders.top, folders.work, ours, folders.top / "prepare.log")
             run = None
             for name, command in (
@@ -165,7 +166,8 @@ class _Work:
         if run is None:
             async with self._pools.run:
                 await self._move(lifecycle.RUNNING)
-                place = replace(place, printed=folders.printed)
+                ours = ours if admission is None else admission.given(ours)
+                place = replace(place, ours=ours, printed=folders.printed)
                 run = _run_of("the agent", await execution.run(launch.argv, place, launch.stdin))
         await self._move(lifecycle.POST_RUN, run=vars(run))
 
