@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from jaxserve.rollouts.bounded_process import MARK
 from jaxserve.rollouts.evaluators import Episode
 from jaxserve.rollouts.presets import Launch, load_preset
 from jaxserve.rollouts.runtimes import Ours
@@ -15,7 +16,7 @@ _TOKEN = "ENVIRONMENT_TOKEN"
 _NOT_OURS = ("PATH", "HOME")
 """What the runtime gives."""
 OWN_VARIABLES = frozenset(
-    (*_NOT_OURS, *_OF_SESSION, *_OF_EPISODE, _TOKEN, *load_preset("shell").environment)
+    (*_NOT_OURS, MARK, *_OF_SESSION, *_OF_EPISODE, _TOKEN, *load_preset("shell").environment)
 )
 """Variables of agents that a task does not set."""
 
