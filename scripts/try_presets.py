@@ -46,9 +46,12 @@ def main() -> int:
                 failed = 1
                 continue
             seen = {"version": version}
-            for over_mcp, word in ((False, "seen"), (True, "over_mcp"))[: 1 + bool(preset.mcp)]:
+            episodes = {"seen": False}  # field of the file, and whether it is played over MCP
+            if preset.mcp is not None:
+                episodes["over_mcp"] = True
+            for field, over_mcp in episodes.items():
                 played = playing.play(preset, programs, over_mcp=over_mcp)
-                seen[word] = played.seen()
+                seen[field] = played.seen()
                 print(f"{name} {version}: {played.seen()}", flush=True)
                 if not played.whole:
                     print(played.printed)

@@ -20,7 +20,7 @@ from server.players.model_budget import ModelBudget
 from server.players.yardsticks import PlayedEpisode, Yardsticks, check_unchanged
 from server.problems import EpisodeConflict
 from server.sessions import programs
-from server.sessions.compiling import Programs
+from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
 from server.sessions.programs import Knobs, Window
 from server.sessions.replaying import catch_up
@@ -99,16 +99,16 @@ class Service:
             default_session=settings.token is None,
         )
         self._worker = Worker(self._sessions)
-        self._programs: Programs | None = None
+        self._compiler: Compiler | None = None
         self.beside = Beside()
         self.model_budget = ModelBudget(self, settings.model_tokens)
         self._yardsticks = Yardsticks(self.agents, self.beside)
 
-    async def start(self, programs: Programs) -> None:
+    async def start(self, compiler: Compiler) -> None:
         """Waits for the programs of a first step, then begins to answer."""
-        await asyncio.wrap_future(programs.ready)
-        self._programs = programs
-        self._worker.start(programs)
+        await asyncio.wrap_future(compiler.ready)
+        self._compiler = compiler
+        self._worker.start(compiler)
 
     async def stop(self) -> None:
         """Finishes what is queued and closes the log."""
@@ -163,9 +163,9 @@ class Service:
                 return simulator
             return new_session(session_id, episode_id, episode)
 
-        assert self._programs is not None
+        assert self._compiler is not None
         while not isinstance(session := await asyncio.to_thread(begun), Session):
-            await asyncio.wrap_future(self._programs.program(session, together=False))
+            await asyncio.wrap_future(self._compiler.compiled(session, together=False))
         is_new = session_id is None
         return await self._worker.run(lambda s: s.begin(session, is_new=is_new).view())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 from starlette.types import Receive, Scope, Send
 
@@ -14,7 +14,7 @@ from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.dialects import INFERENCE, dialect_of
 from jaxserve.gateway.problems import Problem, stopping
 from jaxserve.gateway.proxy import Proxy
-from jaxserve.gateway.sessions.capture import Place
+from jaxserve.gateway.sessions.capture import Place, record_refusal
 from jaxserve.gateway.sessions.session import NotRecorded
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.translation.engine import engine_problem
@@ -107,22 +107,28 @@ class ClientDoor:
         allowed = ("GET", "HEAD") if is_look else ("POST",)
         if scope["method"] not in allowed:
             raise Problem(405, "wrong_method", f"this route takes {' and '.join(allowed)} only")
-        if self._calls.stopping:
-            raise stopping()
         return place
 
     async def _find_room(self, place: Place | None, path: str, scope: Scope) -> None:
+        """Refuses a request for which there is no time or no room; one for output is booked, and
+        recorded in its session.
+
+        Raises:
+          Problem: the refusal.
+        """
         most, is_look = self._settings.max_requests, scope["method"] != "POST"
-        if is_look or len(self._calls) < most:
+        if self._calls.stopping:
+            problem = stopping()
+        elif not is_look and len(self._calls) >= most:
+            message = f"{most} requests are in the gateway; try again later"
+            problem = Problem(429, "too_many_requests", message, 1)
+        else:
             return
-        problem = Problem(
-            429, "too_many_requests", f"{most} requests are in the gateway; try again later", 1
-        )
-        if not counts(path):
-            inside = nullcontext() if place is None else place.sessions.entered(place.session)
-            with suppress(NotRecorded):  # said in the log, and the client gets its error anyway
-                async with inside:
-                    self._proxy.turned_away(path, scope["headers"], problem, place)
+        if not is_look and not counts(path):
+            record = self._proxy.turned_away(path, scope["headers"], problem)
+            if place is not None:
+                with suppress(NotRecorded):  # said in the log, and the client gets its error anyway
+                    await record_refusal(place, record)
         raise problem
 
     def _may_pass(self, headers: names.RawHeaders) -> bool:

@@ -31,10 +31,11 @@ from jaxserve.gateway.gate import Gate
 from jaxserve.gateway.incoming import Incoming, asked_pool, read_body, understand
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.problems import Problem, client_left, outcome_of, stopping
+from jaxserve.gateway.records import RequestRecord
 from jaxserve.gateway.relay import Relay, Way
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.sessions import counting
-from jaxserve.gateway.sessions.capture import Captured, Place, draft_of, ended
+from jaxserve.gateway.sessions.capture import Captured, Place
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.gateway.translation.table import translated
 from jaxserve.gateway.upstream import NotBegun, Upstream, chunks, join
@@ -91,6 +92,9 @@ class Proxy:
     ) -> None:
         """Serves one request for output.
 
+        It has one ``Way`` there and back. That of a session is ``Captured`` from the start; any
+        other's becomes a ``Relay`` once it has been read.
+
         Args:
           place: the session that it is recorded in; None where its bytes pass as they are.
         """
@@ -99,24 +103,20 @@ class Proxy:
         record.class_name = self._ledger.classes.name(names.first(scope["headers"], names.CLASS))
         answer = Answer(scope, send, dialect, record)
         call = Call(record, self._settings.total_s)
-        plain, query = (
-            Way(self._settings, self._ledger, dialect, call, answer),
-            scope["query_string"],
-        )
-        captured = None if place is None else Captured(plain, path, query, place)
-        way = captured or plain
+        way, query = Way(self._settings, self._ledger, dialect, call, answer), scope["query_string"]
+        if place is not None:
+            way = Captured(way, path, query, place)
         self._calls.add(call)
         problem: Problem | None = None
         try:
             incoming = await self._read(way, scope, receive, path)
             priority = incoming.priority
-            if captured is not None:
-                captured.translate(self._pools[record.pool].replicas[0].spec.policy)
-                served = captured
+            if isinstance(way, Captured):
+                way.translate(self._pools[record.pool].replicas[0].spec.policy)
             else:
-                served = Relay(**vars(plain), path=path, query=query, incoming=incoming)
+                way = Relay(**vars(way), path=path, query=query, incoming=incoming)
             del incoming  # may be megabytes
-            await self._serve(served, priority, scope, receive)
+            await self._serve(way, priority, scope, receive)
         except asyncio.CancelledError:
             problem = call.ended_by or stopping()
             _forget_cancellation()
@@ -133,25 +133,15 @@ class Proxy:
             await answer.fail(problem)
         self._ledger.ended(record)
 
-    def turned_away(
-        self, path: str, headers: names.RawHeaders, problem: Problem, place: Place | None
-    ) -> None:
-        """Books a request for output that is refused before it is read.
-
-        Args:
-          place: the session, which is open, that it is recorded in.
-
-        Raises:
-          NotRecorded: it cannot be recorded there.
-        """
+    def turned_away(self, path: str, headers: names.RawHeaders, problem: Problem) -> RequestRecord:
+        """Books a request for output that is refused before it is read."""
         record = self._ledger.new_record(dialect_of(path).name)
         record.class_name = self._ledger.classes.name(names.first(headers, names.CLASS))
         record.status = problem.status
         record.outcome, record.reason = outcome_of(problem.reason), problem.reason
         self._ledger.arrived(record)
         self._ledger.ended(record)
-        if place is not None:
-            place.session.add(ended(draft_of(place, record), record))
+        return record
 
     def _default_pool(self) -> str:
         return next(name for name, pool in self._pools.items() if pool.default)

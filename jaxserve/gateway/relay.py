@@ -24,7 +24,8 @@ from jaxserve.gateway.upstream import chunks, join
 
 @dataclass(frozen=True)
 class Way:
-    """What every request has on its way to an engine and back."""
+    """What every request has on its way to an engine and back; it takes one of two kinds, ``Relay``
+    or ``sessions.capture.Captured``."""
 
     settings: GatewaySettings
     ledger: Ledger
@@ -52,7 +53,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Relay(Way):
-    """That of one whose bytes pass as they are."""
+    """The way of a request whose bytes pass as they are."""
 
     path: str
     """that the client asked for."""

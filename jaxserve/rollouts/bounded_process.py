@@ -1,7 +1,8 @@
 """A command as a process of this machine: in a group of its own, its time and output bounded.
 
 No shell sees the command. The group ends with the command, and with this process, even when that
-one is killed. A process that has left the group, by ``setsid``, lives on.
+one is killed; and so does what has left the group by ``setsid``, as daemons do. That is found by
+the variable ``MARK``: only what began without it, as by ``env -i``, lives on.
 """
 
 from __future__ import annotations
@@ -9,17 +10,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.runtime.process_group import LEADER
+from jaxserve.runtime.process_group import sweeping_leader
 
+MARK = "JAXSERVE_RUN"
+"""Variable of all that a command starts; its value is another one for each command."""
 _PIECE = 65_536
 _AFTER_END_S = 2.0
 """For output of what has left the group and holds the pipe open."""
+_SWEEP_S = 30.0
+"""For finding and ending what has left the group."""
 _CUT = b"\n[cut: no more output is kept]\n"
 
 
@@ -57,20 +63,24 @@ async def run_process(
     limits: Limits,
     given: bytes = b"",
 ) -> Ended:
-    """Runs a command to its end. When the caller is cancelled, the group is killed.
+    """Runs a command to its end. When the caller is cancelled, all that it started is killed.
 
     Args:
       command: program and arguments, as they are.
       folder: where it runs.
-      variables: its whole environment.
+      variables: its whole environment but for ``MARK``.
       output: file to which what it prints is added.
       limits: what it may use.
       given: what it reads; its standard input ends after that.
     """
     if limits.budget_s <= 0:
         return Ended(-signal.SIGTERM, timed_out=True)
+    mark = secrets.token_hex(16)
     guard = await asyncio.create_subprocess_exec(
-        *LEADER, stdin=asyncio.subprocess.PIPE, process_group=0
+        *sweeping_leader(f"{MARK}={mark}"),
+        env={"PATH": os.environ.get("PATH", os.defpath)},
+        stdin=asyncio.subprocess.PIPE,
+        process_group=0,
     )
     reader: asyncio.Task[int] | None = None
     try:
@@ -82,7 +92,7 @@ async def run_process(
                 process = await asyncio.create_subprocess_exec(
                     *command,
                     cwd=folder,
-                    env=dict(variables),
+                    env={**variables, MARK: mark},
                     stdin=file,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.STDOUT,
@@ -100,11 +110,12 @@ async def run_process(
             await _ends(process, limits.grace_s)
         await _kill(guard)
         code = await process.wait()
-        return Ended(code, timed_out, await _rest(reader))
+        await _settle(reader)
+        return Ended(code, timed_out, reader.result() if reader.done() else 0)
     finally:
         await asyncio.shield(_kill(guard))
         if reader is not None:
-            reader.cancel()
+            await _settle(reader)
 
 
 async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
@@ -116,8 +127,10 @@ async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
 
 
 async def _kill(guard: asyncio.subprocess.Process) -> None:
-    """Ends the whole group."""
-    if guard.returncode is None:
+    """Ends the whole group, and what has left it."""
+    assert guard.stdin is not None
+    guard.stdin.close()
+    if not await _ends(guard, _SWEEP_S):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(guard.pid, signal.SIGKILL)
     await guard.wait()
@@ -136,6 +149,7 @@ async def _keep(stream: asyncio.StreamReader, output: Path, most: int) -> int:
     return total
 
 
-async def _rest(reader: asyncio.Task[int]) -> int:
-    done, _ = await asyncio.wait([reader], timeout=_AFTER_END_S)
-    return reader.result() if done else 0
+async def _settle(reader: asyncio.Task[int]) -> None:
+    """Lets it read the rest; what still holds the pipe open is not waited for."""
+    await asyncio.wait([reader], timeout=_AFTER_END_S)
+    reader.cancel()

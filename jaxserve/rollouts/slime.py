@@ -37,7 +37,8 @@ _TRIES = 150
 """Looks that may fail in a row: a service that is started again goes on with its tasks."""
 _PLACEHOLDERS = {"TIMEOUT": "truncated", "ERROR": "failed"}
 _REMOVED = ("failed", "aborted")
-_NUMBER = re.compile(r"[0-9]+$")
+_NUMBER = re.compile(r"(?:^|[^A-Za-z0-9.])[A-Za-z]*([0-9]+)\Z")
+"""The last word of a version's name: letters or none, and a whole number."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
@@ -174,18 +175,20 @@ class _Maker:
 
 
 def policy_version(versions: Iterable[str | None]) -> int | None:
-    """The oldest of the weights that sampled something, by the whole number at the end of a name,
-    as in ``step-20``; None where one has no name, or no number in it."""
+    """The oldest of the weights that sampled something, by the number that ends a name, as in
+    ``20``, ``v20``, ``step-20`` and ``llama3/step_20``. None where one has no name, or none that
+    ends so: of ``step-12b3`` and ``1.5`` nobody knows what is counted."""
     found = [_NUMBER.search(version or "") for version in versions]
-    numbers = [int(one[0]) for one in found if one is not None]
+    numbers = [int(one[1]) for one in found if one is not None]
     return min(numbers) if numbers and len(numbers) == len(found) else None
 
 
 def _policy(metadata: Mapping[str, Any], rollout_id: int) -> dict[str, int | None]:
-    """How old the weights of a trace are: they have the number of the first step that samples with
-    them, and slime's ``train_metadata`` takes what a loss is to know."""
+    """How many steps old the weights of a trace are: they have the number of the first step that
+    samples with them, and slime's ``train_metadata`` takes what a loss is to know. A number greater
+    than the step's is not counted in steps, and such weights are as old as nobody knows."""
     version = policy_version(metadata.get("weight_versions", ()))
-    staleness = None if version is None else rollout_id - version
+    staleness = None if version is None or version > rollout_id else rollout_id - version
     return {"policy_version": version, "policy_staleness": staleness}
 
 

@@ -18,7 +18,7 @@ from server.players.agents import Driver
 from server.problems import EpisodeConflict, UnknownSession
 from server.service import History, LiveGrade, Service, chosen_episode
 from server.sessions import rules
-from server.sessions.compiling import Programs
+from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, parse_episode
 from server.sessions.programs import Knobs, Window, Windows
 from server.sessions.session import BatchView, Session, View, begin_session
@@ -105,9 +105,9 @@ class LiveService(Service):
             target=self._loop.run_forever, name="jaxserve-live", daemon=True
         )
 
-    async def start(self, programs: Programs) -> None:
+    async def start(self, compiler: Compiler) -> None:
         """As ``Service.start``; the engine is looked for by the first reset."""
-        await super().start(programs)
+        await super().start(compiler)
         self._thread.start()
 
     async def stop(self) -> None:

@@ -30,22 +30,25 @@ _OBJECTS_BETWEEN_SEARCHES = 100_000
 Job = Callable[[], None]
 
 
-class Programs(Protocol):
-    """Where programs are compiled."""
+class Compiler(Protocol):
+    """Compiles the programs of ``server.sessions.programs``. The server's is ``Compilation``."""
 
     @property
     def ready(self) -> Future[None]:
         """done when the first sessions can be played."""
         ...
 
-    def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+    def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
         """Done when sessions of that structure can be begun and advanced, one or many at a time."""
         ...
 
 
 class Compilation:
-    """The thread. First come reset and step, for which a server waits before it answers, then what
-    is needed less often, for all tasks; what somebody waits for comes before the rest."""
+    """The ``Compiler`` that is a thread.
+
+    First come reset and step, for which a server waits before it answers, then what is needed less
+    often, for all tasks; what somebody waits for comes before the rest.
+    """
 
     def __init__(self, ahead: bool = True) -> None:
         """Starts at once. Args: whether to go on with what nobody has asked for."""
@@ -74,8 +77,8 @@ class Compilation:
         """Whether something is still compiled, which a first request of its kind may wait for."""
         return bool(self._asked) or not self._settled.is_set()
 
-    def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
-        """See ``Programs``; safe to call from any thread but the one that compiles."""
+    def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
+        """See ``Compiler``; safe to call from any thread but the one that compiles."""
         future: Future[None] = Future()
         if programs.is_compiled(simulator, together=together):
             future.set_result(None)

@@ -1,5 +1,9 @@
 """The compiled programs: start an episode, advance one session, advance many at once.
 
+A program is what JAX compiles of a structure of tasks; it is compiled by its first call, for which
+``server.sessions.compiling`` has a thread, so that whoever plays need not wait for it. A
+``Simulator`` is an environment as programs take it.
+
 Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
 that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the
 last bit, but not with the sessions that happen to be advanced together: there is one program for

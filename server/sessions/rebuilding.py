@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from jaxserve.errors import InputError
 from server.problems import EpisodeConflict, Overloaded, Problem
 from server.sessions import programs
-from server.sessions.compiling import Programs
+from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, built_in_task
 from server.sessions.replaying import catch_up_together
 from server.sessions.session import Session, begin_session
@@ -74,8 +74,8 @@ class Rebuilding:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, compiler: Programs) -> None:
-        """Args: where programs are compiled that a replay needs."""
+    def start(self, compiler: Compiler) -> None:
+        """Args: what compiles the programs that a replay needs."""
         arguments = (compiler,)
         self._thread = threading.Thread(
             target=self._serve, args=arguments, name="jaxserve-rebuild", daemon=True
@@ -104,7 +104,7 @@ class Rebuilding:
         """
         self._queue.put(_Request(dict(sessions), done, wanted))
 
-    def _serve(self, compiler: Programs) -> None:
+    def _serve(self, compiler: Compiler) -> None:
         named: dict[str, _Named] = {}
         while self._listen():
             try:
@@ -140,7 +140,7 @@ class Rebuilding:
                 left.append(request)
         self._requests = left
 
-    def _next_outcomes(self, named: dict[str, _Named], compiler: Programs) -> Mapping[str, Outcome]:
+    def _next_outcomes(self, named: dict[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
         """Sessions of one environment, those that were asked for first, or what they are not."""
         missing = {key: head for request in self._requests for key, head in request.missing.items()}
         unnamed = [key for key, head in missing.items() if _is_news(named.get(key), head)]
@@ -158,12 +158,12 @@ class Rebuilding:
         chosen = _of_one_environment([(key, named[key]) for key in missing])
         return self._replayed(dict(chosen), compiler)
 
-    def _replayed(self, chosen: Mapping[str, _Named], compiler: Programs) -> Mapping[str, Outcome]:
+    def _replayed(self, chosen: Mapping[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
         simulator = programs.simulator(next(iter(chosen.values())).episode)
-        self._wait(compiler.program(simulator, together=False))
+        self._wait(compiler.compiled(simulator, together=False))
         logs, outcomes = self._read(chosen)
         if any(step.batched for log in logs.values() for step in log):
-            self._wait(compiler.program(simulator, together=True))
+            self._wait(compiler.compiled(simulator, together=True))
         sessions = [
             begin_session(key, chosen[key].head.episode, chosen[key].name, chosen[key].episode)
             for key in logs

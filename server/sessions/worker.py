@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from server.problems import EpisodeConflict, StorageFailure
-from server.sessions.compiling import Programs
+from server.sessions.compiling import Compiler
 from server.sessions.rebuilding import Outcome, Rebuilding
 from server.sessions.session import Session
 from server.sessions.sessions import Absent, Elsewhere, Sessions, Uncompiled
@@ -63,18 +63,18 @@ class Worker:
         self._sessions = sessions
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._rebuilding = Rebuilding(self._ask)
-        self._programs: Programs | None = None
+        self._compiler: Compiler | None = None
         self._thread = threading.Thread(target=self._serve, name="jaxserve-worker", daemon=True)
 
-    def start(self, programs: Programs) -> None:
+    def start(self, compiler: Compiler) -> None:
         """Starts the thread, and the one that rebuilds sessions.
 
         Args:
-          programs: where they are compiled.
+          compiler: compiles the programs that are needed.
         """
-        self._programs = programs
+        self._compiler = compiler
         self._thread.start()
-        self._rebuilding.start(programs)
+        self._rebuilding.start(compiler)
 
     def stop(self) -> None:
         """Finishes what is queued, then closes the log."""
@@ -193,7 +193,7 @@ class Worker:
 
     def _put_off(self, job: _Job, needed: Elsewhere) -> None:
         """Has the job run again when what it needs is there."""
-        assert self._programs is not None
+        assert self._compiler is not None
         if isinstance(needed, Absent):
 
             def rebuilt(outcomes: Mapping[str, Outcome]) -> None:
@@ -208,7 +208,7 @@ class Worker:
                 error = done.exception()
                 self._queue.put(job if error is None else replace(job, task=_raises(error)))
 
-            self._programs.program(needed.simulator, together=True).add_done_callback(compiled)
+            self._compiler.compiled(needed.simulator, together=True).add_done_callback(compiled)
 
     def _expire(self) -> None:
         try:

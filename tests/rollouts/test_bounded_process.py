@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
-from tests.patience import wait_until
+from tests.patience import PATIENCE_S, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(folder: Path, code: str, **limits: float) -> Ended:
@@ -58,16 +61,77 @@ time.sleep(1000)
     wait_until(lambda: _gone(child), "the child's end")
 
 
-def test_what_has_left_the_group_lives_on(tmp_path: Path) -> None:
-    """KILL is for the group."""
-    code = """
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"],
+DAEMON = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], env={env},
     start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-open("child", "w").write(str(child.pid))
-time.sleep(1000)
+with open("part", "w") as file:
+    file.write(str(child.pid))
+os.rename("part", "child")
+time.sleep({sleeps})
 """
-    assert run(tmp_path, code, budget_s=3.0, grace_s=0.5).timed_out
+"""Begins a process that leaves the group."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is found by /proc")
+@pytest.mark.parametrize("sleeps", [0, 1000], ids=["ended", "late"])
+def test_what_has_left_the_group_ends(sleeps: int, tmp_path: Path) -> None:
+    """With the command, and where its time is up."""
+    code = DAEMON.format(env="None", sleeps=sleeps)
+    assert run(tmp_path, code, budget_s=20.0 if sleeps else 60.0).timed_out == bool(sleeps)
+    child = (tmp_path / "child").read_text()
+    wait_until(lambda: _gone(child), "its end")
+
+
+def runner_of_a_daemon(folder: Path) -> str:
+    """Lines of Python that run ``DAEMON`` as a command of their own."""
+    return f"""
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT)!r})
+from jaxserve.rollouts.bounded_process import Limits, run_process
+folder, code = Path({str(folder)!r}), {DAEMON.format(env="None", sleeps=1000)!r}
+command = (sys.executable, "-c", code)
+asyncio.run(run_process(command, folder, {{}}, folder / "inner_log", Limits(1000.0)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is found by /proc")
+def test_what_has_left_the_group_of_a_runner_that_is_killed(tmp_path: Path) -> None:
+    """Ends, too."""
+    with subprocess.Popen([sys.executable, "-c", runner_of_a_daemon(tmp_path)]) as runner:
+        try:
+            wait_until((tmp_path / "child").exists, "the daemon")
+            child = (tmp_path / "child").read_text()
+            assert not _gone(child)
+        finally:
+            runner.kill()
+    wait_until(lambda: _gone(child), "its end")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="is found by /proc")
+def test_a_runner_that_is_a_command_itself(tmp_path: Path) -> None:
+    """Takes with it what its commands have started, under a mark of their own."""
+
+    async def ended() -> None:
+        command = (sys.executable, "-c", runner_of_a_daemon(tmp_path))
+        limits = Limits(1000.0)
+        running = asyncio.create_task(run_process(command, tmp_path, {}, tmp_path / "log", limits))
+        async with asyncio.timeout(PATIENCE_S):
+            while not (tmp_path / "child").exists():
+                await asyncio.sleep(0.01)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            while not _gone((tmp_path / "child").read_text()):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(ended())
+
+
+def test_what_has_not_the_mark_lives_on(tmp_path: Path) -> None:
+    """Nobody could tell whose it is, and what is another command's is left alone."""
+    run(tmp_path, DAEMON.format(env={"JAXSERVE_RUN": "another"}, sleeps=0))
     child = (tmp_path / "child").read_text()
     try:
         assert not _gone(child)

@@ -120,8 +120,28 @@ def test_how_old_the_weights_are(
 def test_the_oldest_weights_count() -> None:
     """Of those that sampled a trace's completions, and none where one of them is not known."""
     assert policy_version(["step-12", "7", "step-9"]) == 7
-    for unknown in ([], [None], ["step-5", None], ["default"], ["5-of-9-rc"]):
-        assert policy_version(unknown) is None
+    assert policy_version(["step-12", "7", None]) is None
+    assert policy_version([]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        *((name, 20) for name in ("20", "v20", "step-20", "step_20", "step20", "llama3/step-0020")),
+        *((name, None) for name in ("", "default", "step-12b3", "1.5", "v1.2", "5-of-9-rc", "20 ")),
+    ],
+)
+def test_the_number_of_weights(name: str, number: int | None) -> None:
+    """Is a word of its own at the end of their name, or letters and the number; nothing that looks
+    like one otherwise."""
+    assert policy_version([name]) == number
+
+
+@pytest.mark.parametrize(("step", "staleness"), [(5, 0), (7, 2), (4, None)])
+def test_weights_of_a_later_step(step: int, staleness: int | None) -> None:
+    """Are as old as nobody knows: their number is that of something else."""
+    told = slime._policy({"weight_versions": ["step-5", "step-6"]}, step)
+    assert told == {"policy_version": 5, "policy_staleness": staleness}
 
 
 def test_it_is_called_as_slimes_own() -> None:

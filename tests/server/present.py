@@ -11,7 +11,7 @@ from server.sessions.rebuilding import Outcome, Rebuilding
 from server.sessions.session import Session, new_session
 from server.sessions.sessions import Absent, Sessions, Uncompiled
 from server.sessions.store import Head
-from tests.server.programs import CompiledAtOnce
+from tests.server.compiler import CompiledAtOnce
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ def present(sessions: Sessions, task: Callable[[Sessions], T]) -> T:
         try:
             return task(sessions)
         except Uncompiled as missing:
-            CompiledAtOnce().program(missing.simulator, together=True)
+            CompiledAtOnce().compiled(missing.simulator, together=True)
         except Absent as absent:
             outcomes = rebuilt(sessions, absent.sessions)
             for outcome in outcomes.values():

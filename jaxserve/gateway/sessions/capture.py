@@ -47,7 +47,17 @@ class Place:
     """of the engines' weights, at this moment."""
 
 
-def draft_of(place: Place, record: RequestRecord) -> CompletionRecord:
+async def record_refusal(place: Place, record: RequestRecord) -> None:
+    """Records a request that was refused before anything of it was read.
+
+    Raises:
+      NotRecorded: it cannot be.
+    """
+    async with place.sessions.entered(place.session):
+        place.session.add(_ended(_draft_of(place, record), record))
+
+
+def _draft_of(place: Place, record: RequestRecord) -> CompletionRecord:
     """The record of a request of which nothing has been read."""
     return CompletionRecord(
         session=place.session.info.id,
@@ -58,7 +68,7 @@ def draft_of(place: Place, record: RequestRecord) -> CompletionRecord:
     )
 
 
-def ended(draft: CompletionRecord, record: RequestRecord) -> CompletionRecord:
+def _ended(draft: CompletionRecord, record: RequestRecord) -> CompletionRecord:
     """The same with how the request ended."""
     return replace(
         draft,
@@ -85,7 +95,7 @@ class Captured(Way):
         self._answerer: Any
         self._answered: Answered | None = None
         self._recorded = False
-        self._draft = self._unsent = draft_of(place, way.call.record)
+        self._draft = self._unsent = _draft_of(place, way.call.record)
 
     def came(self, body: bytes) -> None:
         """Its body has been read."""
@@ -266,6 +276,6 @@ class Captured(Way):
                 "response": answered.body,
             }
         self._draft = replace(
-            ended(draft, record), **said, weight_version_end=self._place.weight_version()
+            _ended(draft, record), **said, weight_version_end=self._place.weight_version()
         )
         self._place.session.add(self._draft)

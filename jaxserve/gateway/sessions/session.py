@@ -49,7 +49,7 @@ class SessionInfo:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """the maker's own."""
     counts: Mapping[str, Any] = field(default_factory=dict)
-    """of a closed one: completions, tokens sampled, failures."""
+    """of a closed one, as ``Session.counts``."""
 
 
 class Session:
@@ -73,7 +73,8 @@ class Session:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Completions, tokens sampled, and failures; the session is closed, or ``open``."""
+        """Requests that were completed, tokens sampled, and requests that were not; the session is
+        closed, or ``open``."""
         if self.info.closed and self._said is None:
             return self.info.counts
         return self._opened().counts
@@ -173,6 +174,8 @@ class _Said:
         ValueError: a line of it is no record.
         """
         self.counts = {"completions": 0, "sampled": 0, "failures": 0}
+        self._last = 0
+        """number of the last record."""
         self.unsent = 0
         """records of requests that no engine got."""
         self._linker = Linker()
@@ -188,17 +191,17 @@ class _Said:
         if draft.prompt_ids is not None:
             link = self._linker.link(draft.prompt_ids, messages)
             link = link if draft.usable else replace(link, in_line=False)
-        record = replace(draft, seq=self.counts["completions"] + 1, link=link)
+        record = replace(draft, seq=self._last + 1, link=link)
         self._file.add(encode(record))
         self._take(record, len(messages))
         return record
 
     def _take(self, record: CompletionRecord, turn: int) -> None:
-        if record.seq != self.counts["completions"] + 1:
-            raise ValueError(f"record {record.seq} follows record {self.counts['completions']}")
-        self.counts["completions"] += 1
+        if record.seq != self._last + 1:
+            raise ValueError(f"record {record.seq} follows record {self._last}")
+        self._last = record.seq
+        self.counts["completions" if record.outcome == "completed" else "failures"] += 1
         self.counts["sampled"] += record.sampled
-        self.counts["failures"] += record.outcome != "completed"
         self.unsent += record.sent is None
         self._linker.add(record, turn)
 

@@ -70,7 +70,7 @@ class Control:
             await asyncio.sleep(_AGAIN_S)
             # It may be there all the same, and its key is lost with the answer.
             found = await self._ask("GET", f"/sessions/{id}", allowed=404)
-            if found.is_success and not found.json()["counts"]["completions"]:
+            if found.is_success and not any(found.json()["counts"].values()):
                 await self._ask("DELETE", f"/sessions/{id}", allowed=404)
 
     async def shut(self, id: str, patience_s: float = _PATIENCE_S) -> bool:

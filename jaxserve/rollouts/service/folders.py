@@ -1,4 +1,4 @@
-"""Folders of a session's attempts, and the variables that its agent gets."""
+"""Folders of a session's attempts, and what is in them when its agent begins."""
 
 from __future__ import annotations
 
@@ -7,19 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.evaluators import Episode
-from jaxserve.rollouts.presets import Launch, load_preset
-from jaxserve.rollouts.runtimes import Ours
-
-_OF_SESSION = ("SESSION_ID", "TASK_ID", "SESSION_DIR", "ARTIFACTS_DIR")
-_OF_EPISODE = ("ENVIRONMENT_URL", "ENVIRONMENT_SESSION_ID")
-_TOKEN = "ENVIRONMENT_TOKEN"
-_NOT_OURS = ("PATH", "HOME")
-"""What the runtime gives."""
-OWN_VARIABLES = frozenset(
-    (*_NOT_OURS, *_OF_SESSION, *_OF_EPISODE, _TOKEN, *load_preset("shell").environment)
-)
-"""Variables of agents that a task does not set."""
+from jaxserve.rollouts.presets import Launch
 
 
 @dataclass(frozen=True)
@@ -105,23 +93,3 @@ def write_files(launch: Launch) -> None:
             path.write_bytes(content)
     except OSError as error:
         raise InputError(f"the agent's files cannot be written: {error}") from None
-
-
-def ours_of(
-    task: str,
-    session: str,
-    folders: Folders,
-    launch: Launch,
-    episode: Episode | None,
-    token: str | None,
-) -> Ours:
-    """The variables of an agent that a task does not set; the token of the environment's server is
-    one where it plays an episode there."""
-    said = (session, task, str(folders.top), str(folders.artifacts))
-    values = {**launch.environment, **dict(zip(_OF_SESSION, said, strict=True))}
-    if episode is not None:
-        values |= dict(zip(_OF_EPISODE, (episode.url, episode.session_id), strict=True))
-        values |= {} if token is None else {_TOKEN: token}
-    return Ours(
-        folders.home, {name: value for name, value in values.items() if name not in _NOT_OURS}
-    )

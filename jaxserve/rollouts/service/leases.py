@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jaxserve.rollouts.service.state import SessionRow
+from jaxserve.rollouts.service.lifecycle import SessionRow
 
 
 @dataclass(frozen=True)

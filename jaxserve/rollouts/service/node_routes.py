@@ -116,8 +116,13 @@ class NodeRoutes:
 
 def _is_elsewhere(request: Request) -> bool:
     """Whether another machine asks; who comes by a tunnel or a proxy of this one does not."""
-    client, (host, *_) = request.client, request.scope.get("server") or (None,)
-    return client is not None and client.host != host and not is_loopback(client.host)
+    if request.client is None:
+        return False
+    asking = request.client.host
+    # Who asks from the very address that it asked at is this machine, by whichever of its own.
+    asked = request.scope.get("server")
+    is_own = asked is not None and asking == asked[0]
+    return not (is_own or is_loopback(asking))
 
 
 async def _told(request: Request, longest: int, known: tuple[str, ...]) -> JsonObject:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, address, refuse
 from jaxserve.gateway.settings import is_loopback
-from jaxserve.rollouts.service import state as states
+from jaxserve.rollouts.service import lifecycle
 from jaxserve.rollouts.service.balance import SILENT, NodeView, assigned, health
 from jaxserve.rollouts.service.leases import Lease
 from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings
@@ -146,7 +146,9 @@ class Nodes:
             session = self._state.session(id)
             if since < late and session.node is None:
                 reason = f"no node took it within {self._settings.queue_s:g} s"
-                self._state.move(id, states.ERROR, reason, session.lease, result=session.no_result)
+                self._state.move(
+                    id, lifecycle.ERROR, reason, session.lease, result=session.no_result
+                )
 
     def views(self) -> list[NodeView]:
         """All nodes as they are now."""
@@ -156,7 +158,9 @@ class Nodes:
         for id, _, about, draining in self._state.nodes():
             silence_s = now - (self._heard[id].at_s if id in self._heard else self._began_s)
             held = sum(
-                count for state, count in loads.get(id, {}).items() if state not in states.AFTER_RUN
+                count
+                for state, count in loads.get(id, {}).items()
+                if state not in lifecycle.AFTER_RUN
             )
             pools = about["pools"]
             found.append(

@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.state import COMPLETED, ENDED, SessionRow, State
+from jaxserve.rollouts.service.lifecycle import COMPLETED, ENDED, SessionRow
+from jaxserve.rollouts.service.state import State
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _FIRST_WAIT_S = 0.5

@@ -10,32 +10,26 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from jaxserve.errors import InputError
+from jaxserve.rollouts.service.lifecycle import (
+    AFTER_RUN,
+    BEFORE_RUN,
+    ENDED,
+    INITIALIZING,
+    REGISTERED,
+    STATES,
+    SessionRow,
+)
 from jaxserve.rollouts.service.open_keys import OpenKeys
-from jaxserve.rollouts.traces import COMPLETED, ERROR, TIMEOUT
+from jaxserve.rollouts.traces import ERROR
 from jaxserve.runtime.database import connect
 from jaxserve.runtime.state import locked_file
 
-REGISTERED = "REGISTERED"
-INITIALIZING = "INITIALIZING"
-READY = "READY"
-RUNNING = "RUNNING"
-POST_RUN = "POST_RUN"
-BUILDING = "BUILDING"
-EVALUATING = "EVALUATING"
-ENDED = (COMPLETED, ERROR, TIMEOUT)
-"""States that a session does not leave."""
-BEFORE_RUN = (REGISTERED, INITIALIZING, READY)
-"""States in which the agent has done nothing."""
-AFTER_RUN = (POST_RUN, BUILDING, EVALUATING)
-"""States in which all that the agent did is there."""
-STATES = (*BEFORE_RUN, RUNNING, *AFTER_RUN, *ENDED)
 CANCELLED = "cancelled"
 
 _VERSION = 2
@@ -79,47 +73,6 @@ CREATE TABLE IF NOT EXISTS events (
 );
 CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 """
-
-
-@dataclass(frozen=True)
-class SessionRow:
-    """Where a session stands."""
-
-    id: str
-    """``TASK.SAMPLE``."""
-    task: str
-    """its task's name."""
-    sample: int
-    """its number in the task, from 0."""
-    node: str | None
-    """that has it; None waits for one."""
-    lease: int
-    """how often a node was given it; who has an older lease has it no more."""
-    attempt: int
-    """how often it began."""
-    state: str
-    """one of ``STATES``."""
-    since: float
-    """when it came to be in this state, s since 1970."""
-    reason: str
-    """of an end that is not COMPLETED."""
-    episode: Any
-    """of the environment, as JSON; None where none was begun."""
-    run: Any
-    """how the agent ended, as JSON; None before."""
-    result: Any
-    """of an ended one, as JSON."""
-
-    @property
-    def recorded(self) -> str:
-        """The gateway's session of its last attempt."""
-        return f"{self.id}.{self.attempt}"
-
-    @property
-    def no_result(self) -> dict[str, Any]:
-        """Where it ends before it was evaluated; what was recorded of it is named."""
-        said = {"records": self.recorded, "attempt": self.attempt} if self.attempt else {}
-        return {"reward": None, **said}
 
 
 class State:
@@ -254,8 +207,10 @@ class State:
         return cancelled
 
     def _note_key(self, session: SessionRow) -> None:
-        if session.attempt and session.node is not None:
-            self.keys.note(session.recorded, session.node)
+        """Of a session that is not on its node any more; one that waits to begin has none."""
+        if session.state != REGISTERED and session.node is not None:
+            made = session.state != INITIALIZING
+            self.keys.note(session.recorded, session.node, made=made)
 
     def held_by(self, node: str) -> list[SessionRow]:
         """Those of a node that have not ended."""

@@ -13,7 +13,7 @@ from jaxserve.checks import JsonObject, address, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
 from jaxserve.rollouts.harness import Agent, parse_agent
 from jaxserve.rollouts.runtimes import DOCKER, KINDS, LOCAL, Runtime
-from jaxserve.rollouts.service.folders import OWN_VARIABLES
+from jaxserve.rollouts.service.variables import OWN_VARIABLES
 
 _FIELDS = (
     "task_id",

@@ -19,9 +19,10 @@ from jaxserve.gateway.commands import number_in, plain_json
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.doors import Shown
+from jaxserve.rollouts.service.lifecycle import SessionRow
 from jaxserve.rollouts.service.nodes import Nodes
 from jaxserve.rollouts.service.results import session_result, task_result
-from jaxserve.rollouts.service.state import SessionRow, State
+from jaxserve.rollouts.service.state import State
 
 _MOST_EVENTS = 10_000
 _MOST = 1_000_000_000_000

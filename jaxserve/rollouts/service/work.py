@@ -18,14 +18,15 @@ from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.evaluators import Context, Episode, EvalResult
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import line_of
-from jaxserve.rollouts.service import state as states
+from jaxserve.rollouts.service import lifecycle
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.execution import Execution, Place, copy_artifacts
-from jaxserve.rollouts.service.folders import Folders, ours_of, write_files
+from jaxserve.rollouts.service.folders import Folders, write_files
 from jaxserve.rollouts.service.grades import Grade, grade_of, graded
 from jaxserve.rollouts.service.leases import Book, Lease
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
 from jaxserve.rollouts.service.submission import Task, parse_task
+from jaxserve.rollouts.service.variables import admission_of, ours_of
 from jaxserve.rollouts.traces import Trajectory
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -80,11 +81,11 @@ class Worker:
             try:
                 await work.finish()
             except InputError as error:
-                await work.end(states.ERROR, str(error))
+                await work.end(lifecycle.ERROR, str(error))
             except Exception as error:
                 _LOG.exception("session %s failed", lease.session.id)
                 reason = f"the node failed: {type(error).__name__}: {error}"
-                await work.end(states.ERROR, reason)
+                await work.end(lifecycle.ERROR, reason)
 
 
 class _Work:
@@ -108,7 +109,7 @@ class _Work:
         """See ``Worker``."""
         task = await asyncio.to_thread(parse_task, self._lease.spec)
         try:
-            if self._session.state not in states.AFTER_RUN:
+            if self._session.state not in lifecycle.AFTER_RUN:
                 await self._forget_attempt(task)
                 await self._run(task)
             await self._after_run(task)
@@ -137,17 +138,17 @@ class _Work:
         async with self._pools.init:
             attempt = self._session.attempt + 1
             execution = self._execution(task, task.timeout_s)
-            await self._move(states.INITIALIZING, attempt=attempt)
+            await self._move(lifecycle.INITIALIZING, attempt=attempt)
             folders = self._folders(task)
             await asyncio.to_thread(folders.make, task.runtime.source)
             said = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
             key = await self._control.create(self._session.recorded, said)
             episode = await self._begin_episode(task)
             told = _instruction(task.instruction, episode)
-            token = self._tokens.environment
-            guarded = None if episode is None or token is None else episode.url
+            admission = admission_of(episode, self._tokens.environment)
+            guarded = None if admission is None else admission.url
             launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
-            ours = ours_of(task.id, self._session.id, folders, launch, episode, token)
+            ours = ours_of(task.id, self._session.id, folders, launch, episode)
             place = Place(folders.top, folders.work, ours, folders.top / "prepare.log")
             run = None
             for name, command in (
@@ -155,31 +156,32 @@ class _Work:
                 *((f"agent: setup[{n}]", one) for n, one in enumerate(launch.setup)),
             ):
                 ended = _run_of(name, await execution.run(command, place))
-                if ended.status != states.COMPLETED:
+                if ended.status != lifecycle.COMPLETED:
                     run = ended
                     break
             await asyncio.to_thread(write_files, launch)
         if _needs_fresh(task):
             self._prewarmed = asyncio.create_task(self._prewarm(task))
-        await self._move(states.READY, episode=None if episode is None else vars(episode))
+        await self._move(lifecycle.READY, episode=None if episode is None else vars(episode))
         if run is None:
             async with self._pools.run:
-                await self._move(states.RUNNING)
-                place = replace(place, printed=folders.printed)
+                await self._move(lifecycle.RUNNING)
+                ours = ours if admission is None else admission.given(ours)
+                place = replace(place, ours=ours, printed=folders.printed)
                 run = _run_of("the agent", await execution.run(launch.argv, place, launch.stdin))
-        await self._move(states.POST_RUN, run=vars(run))
+        await self._move(lifecycle.POST_RUN, run=vars(run))
 
     async def _after_run(self, task: Task) -> None:
         """Builds and evaluates what was said, and ends the session."""
         run = Run(**self._session.run)
         async with self._pools.post_run:
             await self._control.shut(self._session.recorded)
-            await self._move(states.BUILDING)
+            await self._move(lifecycle.BUILDING)
             records = await self._control.records(self._session.recorded)
             build = getattr(builders, task.builder)
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
         async with self._pools.evaluation:
-            await self._move(states.EVALUATING)
+            await self._move(lifecycle.EVALUATING)
             try:
                 worth = await self._evaluate(task, records, trajectory)
                 grade = grade_of(records, trajectory, worth)
@@ -188,7 +190,8 @@ class _Work:
                 grade = Grade(None, [None] * len(trajectory.traces))
                 trajectory = replace(trajectory, status=run.status)
         trajectory, result = graded(self._session, trajectory, grade)
-        result |= {"exit_code": run.exit_code, "completions": len(records)}
+        completions = sum(record.outcome == "completed" for record in records)
+        result |= {"exit_code": run.exit_code, "completions": completions}
         line = await asyncio.to_thread(line_of, trajectory)
         await self._move(run.status, run.reason, line, result=result)
 
@@ -229,7 +232,7 @@ class _Work:
             for number_, command in enumerate(task.runtime.eval_prepare):
                 name = f"runtime: eval_prepare[{number_}]"
                 run = _run_of(name, await execution.run(command, place))
-                if run.status != states.COMPLETED:
+                if run.status != lifecycle.COMPLETED:
                     raise InputError(run.reason)
             return top
 
@@ -292,12 +295,12 @@ def _instruction(text: str, episode: Episode | None) -> str:
 
 def _run_of(who: str, ended: Ended) -> Run:
     if ended.reason:
-        return Run(states.ERROR, f"{who}: {ended.reason}", None)
+        return Run(lifecycle.ERROR, f"{who}: {ended.reason}", None)
     if ended.timed_out:
-        return Run(states.TIMEOUT, f"{who} ran until the time was up", ended.code)
+        return Run(lifecycle.TIMEOUT, f"{who} ran until the time was up", ended.code)
     if ended.code:
-        return Run(states.ERROR, f"{who} ended with exit code {ended.code}", ended.code)
-    return Run(states.COMPLETED, "", 0)
+        return Run(lifecycle.ERROR, f"{who} ended with exit code {ended.code}", ended.code)
+    return Run(lifecycle.COMPLETED, "", 0)
 
 
 def _without_grade(run: Run, error: Exception) -> Run:
@@ -307,4 +310,4 @@ def _without_grade(run: Run, error: Exception) -> Run:
         _LOG.error("an evaluator failed", exc_info=error)
         said = f"the evaluator failed: {type(error).__name__}: {error}"
     reason = f"{run.reason}; {said}" if run.reason else said
-    return replace(run, status=states.ERROR, reason=reason)
+    return replace(run, status=lifecycle.ERROR, reason=reason)

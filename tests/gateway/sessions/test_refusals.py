@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.gateway.sessions import session as sessions
+from jaxserve.gateway.sessions.files import RecordFile
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from tests.gateway.conftest import Start
 from tests.gateway.sessions.talking import CHAT, Agent, started, user
@@ -80,7 +81,7 @@ def test_what_is_refused_is_recorded(
         assert (trajectory.failures, trajectory.dropped) == ({reason: 1}, {})
         assert trajectory.trainable == spoken.sampled
     counts = agent.gateway.control.get(f"/sessions/{agent.id}").json()["counts"]
-    assert (counts["completions"], counts["failures"]) == (2, 1)
+    assert (counts["completions"], counts["failures"]) == (1, 1)
 
 
 def test_a_full_gateway_is_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
@@ -97,6 +98,59 @@ def test_a_full_gateway_is_recorded(vllm: TokenEngine, start: Start, tmp_path: P
     vllm.seen[0].allow()
     first.join(300)
     wait_until(lambda: len(agent.records()) == 2, "the other")
+
+
+def test_a_gateway_that_stops_is_recorded(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+    """As a full one; what asks for no output is none of the session."""
+    agent = Agent(started(start, vllm, tmp_path, drain_s=60.0))
+    assert agent.gateway.http.get("/v1/models", headers=agent.headers).is_success
+    agent.gateway.app.calls.stop(60.0)
+    assert post(agent, PLAIN).status_code == 503
+    assert post(agent, PLAIN, "/v1/messages/count_tokens").status_code == 503
+    assert agent.gateway.http.get("/v1/models", headers=agent.headers).status_code == 503
+    (record,) = agent.records()
+    assert (record.outcome, record.status) == ("failed", 503)
+    assert (record.reason, record.received) == ("gateway_stopping", b"")
+    (booked,) = agent.gateway.records(1)
+    assert (booked["id"], booked["reason"]) == (record.request_id, "gateway_stopping")
+
+
+def test_what_is_no_request_of_a_session(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
+    """Another route or method, a head that is too large and a key that is none: the page names them
+    all as not recorded."""
+    agent = Agent(started(start, vllm, tmp_path, max_head_bytes=4096))
+    for method, path, headers, status in (
+        ("POST", "/v1/embeddings", {}, 404),
+        ("GET", CHAT, {}, 405),
+        ("POST", CHAT, {"x": "y" * 4096}, 431),
+        ("POST", CHAT, {"Authorization": "Bearer sk-other"}, 401),
+    ):
+        asked = {**agent.headers, **headers}
+        assert agent.gateway.http.request(method, path, headers=asked).status_code == status
+    assert not agent.records() and not vllm.seen
+
+
+def test_refusals_that_cannot_be_recorded(
+    vllm: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Take the place of none that can, and the gateway's own books have them all the same."""
+    monkeypatch.setattr(sessions, "_MOST_UNSENT", 1)
+    agent = Agent(started(start, vllm, tmp_path))
+    agent.gateway.app.calls.stop(60.0)
+    add = RecordFile.add
+
+    def full(self: RecordFile, line: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RecordFile, "add", full)
+    assert [post(agent, PLAIN).status_code for _ in range(3)] == [503] * 3
+    monkeypatch.setattr(RecordFile, "add", add)
+    assert post(agent, PLAIN).status_code == 503
+    assert [record.reason for record in agent.records()] == ["gateway_stopping"]
+    agent = Agent(agent.gateway)
+    (tmp_path / agent.id / "records.jsonl").write_bytes(b"no record\n")
+    assert post(agent, PLAIN).status_code == 503
+    assert len(agent.gateway.records(5)) == 5
 
 
 def test_an_engine_that_is_away_got_nothing(start: Start, tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
     assert docker.names() == {other}
 
 
+async def look(state: State, done: Callable[[], bool]) -> None:
+    """Closes lost keys until something is so."""
+    looking = asyncio.create_task(LostKeys(state, None).look())
+    async with asyncio.timeout(PATIENCE_S):
+        while not done():
+            await asyncio.sleep(0.01)
+    looking.cancel()
+
+
 def test_a_gateway_that_does_not_answer(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +116,7 @@ def test_a_gateway_that_does_not_answer(
     state = State(tmp_path / "state.sqlite3")
     for node, url in (("here", gateway.control_url), ("gone", "http://127.0.0.1:9")):
         state.put_node(node, "1", {"control": url})
-        state.keys.note("silent.0.1", node)
+        state.keys.note("silent.0.1", node, made=True)
     assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
     asked_s: list[float] = []
     shut = Control.shut
@@ -122,16 +131,10 @@ def test_a_gateway_that_does_not_answer(
     monkeypatch.setattr(Control, "shut", counted)
     monkeypatch.setattr(leftovers, "_LOOK_S", 0.001)
     monkeypatch.setattr(leftovers, "_AT_ONCE", (0.0, 0.01))
-
-    async def look() -> None:
-        looking = asyncio.create_task(LostKeys(state, None).look())
-        while len(asked_s) < 5:
-            await asyncio.sleep(0.01)
-        looking.cancel()
-
-    asyncio.run(look())
+    asyncio.run(look(state, lambda: len(asked_s) >= 5))
     assert gateway.control.get("/sessions/silent.0.1").json()["closed"]
-    assert state.keys.all() == [("silent.0.1", "http://127.0.0.1:9")]
+    (left,) = state.keys.all()
+    assert left[:2] == ("silent.0.1", "http://127.0.0.1:9")
     waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
     assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
     state.close()
@@ -152,13 +155,6 @@ def test_another_gateway_at_the_address(
         unknown += not known
         return known
 
-    async def look(done: Callable[[], bool]) -> None:
-        looking = asyncio.create_task(LostKeys(state, None).look())
-        async with asyncio.timeout(PATIENCE_S):
-            while not done():
-                await asyncio.sleep(0.01)
-        looking.cancel()
-
     def gateway_of(folder: str) -> RunningGateway:
         return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
 
@@ -166,20 +162,56 @@ def test_another_gateway_at_the_address(
     monkeypatch.setattr(leftovers, "_LOOK_S", 0.001)
     monkeypatch.setattr(leftovers, "_AT_ONCE", (0.0, 0.001))
     state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
-    state.keys.note("t.0.1", "a")
+    state.keys.note("t.0.1", "a", made=True)
     with gateway_of("owner") as owner:
         assert owner.control.post("/sessions", json={"id": "t.0.1"}).is_success
     with gateway_of("other"):
-        asyncio.run(look(lambda: unknown >= 3))
+        asyncio.run(look(state, lambda: unknown >= 3))
     assert len(state.keys.all()) == 1
     with gateway_of("owner") as owner:
-        asyncio.run(look(lambda: not state.keys.all()))
+        asyncio.run(look(state, lambda: not state.keys.all()))
         assert owner.control.get("/sessions/t.0.1").json()["closed"]
         assert not caplog.records
-        state.keys.note("t.1.1", "a")
+        for session in ("t.1.1", "t.2.1"):
+            state.keys.note(session, "a", made=session == "t.1.1")
         monkeypatch.setattr(leftovers, "_LONGEST_WAIT_S", 0.01)
-        asyncio.run(look(lambda: not state.keys.all()))
-    assert "has no session t.1.1; its key is given up" in caplog.text
+        asyncio.run(look(state, lambda: not state.keys.all()))
+    (said,) = (one for one in caplog.messages if "its key is given up" in one)
+    assert "has no session t.1.1;" in said
+    state.close()
+
+
+def test_a_gateway_that_is_gone_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its keys are given up, and said, when they were noted long ago, which a restart does not
+    change; and not before this life of the service has asked for some minutes."""
+    path, asked, now = tmp_path / "state.sqlite3", 0, time.time
+    shut = Control.shut
+
+    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
+        nonlocal asked
+        asked += 1
+        return await shut(self, id, patience_s)
+
+    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(leftovers, "_LOOK_S", 0.001)
+    monkeypatch.setattr(leftovers, "_AT_ONCE", (0.0, 0.01))
+    monkeypatch.setattr(leftovers, "_LONGEST_WAIT_S", 0.08)
+    state = State(path)
+    state.put_node("gone", "1", {"control": "http://127.0.0.1:9"})
+    state.keys.note("t.0.1", "gone", made=True)
+    asyncio.run(look(state, lambda: asked >= 5))
+    assert len(state.keys.all()) == 1 and not caplog.records
+    state.close()
+    asked, state = 0, State(path)
+    monkeypatch.setattr(time, "time", lambda: now() + leftovers._LONGEST_SILENCE_S)
+    state.keys.note("t.1.1", "gone", made=True)
+    asyncio.run(look(state, lambda: len(state.keys.all()) == 1))
+    assert asked >= 3
+    assert [key.recorded for key in state.keys.all()] == ["t.1.1"]
+    (said,) = caplog.messages
+    assert "session t.0.1 is given up after 24 h" in said and "127.0.0.1:9 does not serve" in said
     state.close()
 
 

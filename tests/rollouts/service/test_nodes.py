@@ -42,6 +42,10 @@ class Scene:
         """The node of each session."""
         return {row.id: row.node for row in self.state.sessions("t")}
 
+    def keys(self) -> list[tuple[str, str]]:
+        """Gateways' sessions whose keys may be open, and the doors of these gateways."""
+        return [(key.recorded, key.control) for key in self.state.keys.all()]
+
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
@@ -105,7 +109,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
     now = {lease.session.id: lease.session for lease in scene.nodes.leases("a")}
     assert now[built.session.id].state == "BUILDING" and now[built.session.id].run == {"a": 1}
     assert now[running.session.id].state == "REGISTERED"
-    assert scene.state.keys.all() == [(f"{running.session.id}.1", "http://a")]
+    assert scene.keys() == [(f"{running.session.id}.1", "http://a")]
     for old in (running, built):
         assert now[old.session.id].lease > old.session.lease
         assert not scene.state.holds(*old.key)
@@ -114,7 +118,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
 def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     """It ends with the reason."""
     scene = Scene(tmp_path, attempts=2)
-    assert scene.state.keys.all() == []
+    assert scene.keys() == []
     for attempt in (1, 2):
         scene.join("a", start=str(attempt))
         if attempt == 1:
@@ -128,11 +132,11 @@ def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
     assert row.result == {"reward": None, "records": "t.0.2", "attempt": 2}
     # The key of each attempt is open at the gateway of its node, until somebody has closed it.
     keys = [("t.0.1", "http://a"), ("t.0.2", "http://a")]
-    assert scene.state.keys.all() == keys
-    scene.state.keys.closed(*keys[0])
+    assert scene.keys() == keys
+    scene.state.keys.forget(scene.state.keys.all()[0])
     scene.state.close()
     scene = Scene(tmp_path)
-    assert scene.state.keys.all() == keys[1:]
+    assert scene.keys() == keys[1:]
     scene.state.close()
 
 
@@ -150,8 +154,31 @@ def test_a_cancelled_session_leaves_its_key(scene: Scene) -> None:
     assert {(row.state, row.reason) for row in rows} == {("ERROR", "cancelled")}
     assert all(row.result["reward"] is None for row in rows)
     assert {row.result.get("attempt") for row in rows} == {1, None}
-    assert scene.state.keys.all() == [(f"{begun.session.id}.1", "http://a")]
+    assert scene.keys() == [(f"{begun.session.id}.1", "http://a")]
     assert scene.state.cancel("t") == []
+
+
+def test_whether_a_key_was_made(scene: Scene) -> None:
+    """Is certain where its session was ready; what waits to begin again, perhaps at another node,
+    has none but that of its earlier attempt."""
+    scene.join("a", workers=2)
+    scene.submit(4)
+    ready, begun, again, _ = scene.nodes.leases("a")
+    for one in (ready, begun, again):
+        values = {"lease": one.session.lease, "attempt": 1}
+        scene.state.move(one.session.id, "INITIALIZING", **values)
+    scene.state.move(ready.session.id, "READY", lease=ready.session.lease)
+    scene.now_s = 11.0
+    scene.join("b", workers=2)
+    scene.nodes.look()
+    assert scene.owners()[again.session.id] == "b"
+    scene.state.cancel("t")
+    made = {key.recorded: (key.control, key.made) for key in scene.state.keys.all()}
+    assert made == {
+        f"{ready.session.id}.1": ("http://a", True),
+        f"{begun.session.id}.1": ("http://a", False),
+        f"{again.session.id}.1": ("http://a", False),
+    }
 
 
 def test_drain_leave_and_models(scene: Scene) -> None:

@@ -33,6 +33,18 @@ def kept(service: RunningService, folder: Path, reason: str, **task: Any) -> Non
     assert told.traces[0].metadata["task"] == name and told.traces[0].reward is None
 
 
+def test_refusals_are_no_completions(service: RunningService) -> None:
+    """Of a session's result, nor of its task: they are counted by their reasons beside them."""
+    refused = SPEAK.replace('"model": "stub"', '"return_token_ids": True')
+    agent = python(f"try:\n    exec({refused!r})\nexcept Exception:\n    pass\n{SPEAK}")
+    name = service.submit(agent=agent)
+    (one,) = service.result(name)["sessions"]
+    assert (one["state"], one["completions"]) == ("COMPLETED", 1)
+    assert one["failures"] == {"not_supported": 1}
+    (task,) = service.http.get("/tasks").json()["tasks"]
+    assert task["completions"] == 1
+
+
 @pytest.mark.parametrize(
     ("evaluator", "reason"),
     [

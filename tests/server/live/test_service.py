@@ -13,8 +13,8 @@ from jaxserve.errors import InputError
 from server.live.service import LiveService
 from server.problems import EngineFailure, EpisodeConflict, SpendingLimit, UnknownSession
 from server.settings import Settings
+from tests.server.compiler import CompiledAtOnce
 from tests.server.live.paid_engine import PaidEngine
-from tests.server.programs import CompiledAtOnce
 
 KNOBS = (32.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 TASK = "static_workload"

@@ -48,6 +48,6 @@ def test_otherwise_what_is_asked_for(compiled: list[object]) -> None:
     compilation.finish()
     assert compiled == [("static_workload", False)] and not compilation.under_way
     asked = programs.simulator(compiling.parse_episode("bursty_workload", 0, "train", None))
-    compilation.program(asked, together=True).result()
+    compilation.compiled(asked, together=True).result()
     assert compiled[1:] == [(asked, True)]
     compilation.end()

@@ -19,7 +19,7 @@ from server.sessions.session import View, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store
 from server.sessions.worker import Worker
-from tests.server.programs import CompiledAtOnce
+from tests.server.compiler import CompiledAtOnce
 
 KNOBS = (64.0, 0.9, 2.0, 0.0, 0.0, 1.0)
 TASK = "static_workload"
@@ -105,7 +105,7 @@ def test_others_play_while_a_program_is_compiled(
             self.asked: list[bool] = []
             self.done: Future[None] = Future()
 
-        def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+        def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
             self.asked.append(together)
             return self.done
 
@@ -135,7 +135,7 @@ def test_a_program_that_cannot_be_compiled_is_said(
     monkeypatch.setattr(programs, "is_compiled", lambda simulator, together: not together)
 
     class Broken(CompiledAtOnce):
-        def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+        def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
             failed: Future[None] = Future()
             failed.set_exception(RuntimeError("XLA gave up"))
             return failed

@@ -15,7 +15,7 @@ class CompiledAtOnce:
         self.ready: Future[None] = Future()
         self.ready.set_result(None)
 
-    def program(self, simulator: Simulator, *, together: bool) -> Future[None]:
+    def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
         """Compiled when this returns."""
         if not programs.is_compiled(simulator, together=together):
             programs.try_out(simulator, together=together)
