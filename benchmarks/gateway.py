@@ -25,6 +25,7 @@ import uvloop
 
 from benchmarks.page import page_parser, publish
 from jaxserve.errors import InputError
+from jaxserve.runtime.child_server import child_server
 from server.local import LocalServer, free_port
 
 _PATH = "/v1/completions"
@@ -33,7 +34,7 @@ _STREAMS, _EVENTS, _EVERY_S = 32, 100, 0.02
 _CROWD, _CROWD_EVENTS, _CROWD_EVERY_S = 1000, 20, 0.5
 _AT_ONCE = 16
 _KEPT = 1000
-_START_S = 120.0
+_STOP_S = 120.0
 _TOKEN = re.compile(rb'"text":" token"')
 
 
@@ -109,15 +110,9 @@ def running_gateway(
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine}"]
     command += ["--port", str(port), "--control-port", str(control)]
     command += ["--records-kept", str(_KEPT), "--window-kept-s", "30", *more]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert running.stderr is not None
-        if "gateway at" not in running.stderr.readline():
-            raise RuntimeError("the gateway did not start")
-        yield f"http://127.0.0.1:{port}", psutil.Process(running.pid)
-    finally:
-        running.terminate()
-        running.wait(_START_S)
+    url, quiet = f"http://127.0.0.1:{port}", subprocess.DEVNULL
+    with child_server(command, f"{url}/health", stop_s=_STOP_S, stderr=quiet) as running:
+        yield url, psutil.Process(running.pid)
 
 
 def _overhead(direct: str, through: str, rounds: int, calls: int) -> list[str]:
