@@ -34,7 +34,7 @@ def vllm_server(
     command = [python.with_name("vllm"), "serve", model, "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *options]
     log = model.parent / "server.log"
-    url, settings = f"http://127.0.0.1:{port}", os.environ | _SETTINGS | settings
+    url, settings = f"http://127.0.0.1:{port}", {**os.environ, **_SETTINGS, **settings}
     with log.open("w") as out, ExitStack() as end:
         server = child_server(
             command, f"{url}/health", start_s=600.0, env=settings, stdout=out, stderr=out
