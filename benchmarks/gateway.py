@@ -24,7 +24,7 @@ import psutil
 import uvloop
 
 from benchmarks.page import page_parser, publish
-from jaxserve.errors import InputError
+from jaxserve.checks import whole
 from jaxserve.runtime.child_server import child_server
 from server.local import LocalServer, free_port
 
@@ -68,8 +68,7 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
         ("--calls", calls, 100, 1_000_000),
         ("--requests", requests, 300, 100_000_000),
     ):
-        if not low <= value <= high:
-            raise InputError(f"{option} is {value}; it must be from {low} to {high}")
+        whole(option, value, low, high)
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalServer(
             Path(folder), arguments=("--no-access-log",), app="benchmarks.stub_engine:app"
