@@ -24,7 +24,8 @@ import psutil
 import uvloop
 
 from benchmarks.page import page_parser, publish
-from jaxserve.errors import InputError
+from jaxserve.checks import whole
+from jaxserve.runtime.child_server import child_server
 from server.local import LocalServer, free_port
 
 _PATH = "/v1/completions"
@@ -33,7 +34,7 @@ _STREAMS, _EVENTS, _EVERY_S = 32, 100, 0.02
 _CROWD, _CROWD_EVENTS, _CROWD_EVERY_S = 1000, 20, 0.5
 _AT_ONCE = 16
 _KEPT = 1000
-_START_S = 120.0
+_STOP_S = 120.0
 _TOKEN = re.compile(rb'"text":" token"')
 
 
@@ -67,8 +68,7 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
         ("--calls", calls, 100, 1_000_000),
         ("--requests", requests, 300, 100_000_000),
     ):
-        if not low <= value <= high:
-            raise InputError(f"{option} is {value}; it must be from {low} to {high}")
+        whole(option, value, low, high)
     with tempfile.TemporaryDirectory() as folder:
         engine = LocalServer(
             Path(folder), arguments=("--no-access-log",), app="benchmarks.stub_engine:app"
@@ -109,15 +109,9 @@ def running_gateway(
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine}"]
     command += ["--port", str(port), "--control-port", str(control)]
     command += ["--records-kept", str(_KEPT), "--window-kept-s", "30", *more]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        assert running.stderr is not None
-        if "gateway at" not in running.stderr.readline():
-            raise RuntimeError("the gateway did not start")
-        yield f"http://127.0.0.1:{port}", psutil.Process(running.pid)
-    finally:
-        running.terminate()
-        running.wait(_START_S)
+    url, quiet = f"http://127.0.0.1:{port}", subprocess.DEVNULL
+    with child_server(command, f"{url}/health", stop_s=_STOP_S, stderr=quiet) as running:
+        yield url, psutil.Process(running.pid)
 
 
 def _overhead(direct: str, through: str, rounds: int, calls: int) -> list[str]:

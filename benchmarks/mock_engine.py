@@ -26,12 +26,12 @@ import psutil
 from benchmarks.page import page_parser, publish
 from jaxserve.mock_engine.machine import build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_server import child_server
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from server.local import free_port, wait_until_healthy
+from server.local import free_port
 
 _START_S = 0.5
 """Of the host, until the first request may be sent."""
@@ -153,8 +153,7 @@ def mock_engine(settings: MockEngineSettings) -> Iterator[tuple[str, int]]:
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     url = f"http://127.0.0.1:{port}"
-    with own_process(command) as process:
-        wait_until_healthy(url, process)
+    with child_server(command, f"{url}/health") as process:
         yield url, process.pid
 
 

@@ -4,42 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from jaxserve.runtime.child_server import free_ports, stop, wait_until_answers
 from jaxserve.runtime.process_group import own_process
 
-_START_S = 300.0
-"""Programs may have to be compiled first."""
 _STOP_S = 20.0
-
-
-def wait_until_healthy(url: str, process: subprocess.Popen[Any]) -> None:
-    """Returns when the server at an address answers.
-
-    Raises:
-      RuntimeError: its process ended, or it took too long.
-    """
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise RuntimeError("the server ended by itself")
-        try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5.0):
-                return
-        except urllib.error.HTTPError:
-            # It answers, and says what is wrong with its log.
-            return
-        except (OSError, urllib.error.URLError):
-            time.sleep(0.05)
-    raise RuntimeError(f"the server is not healthy after {_START_S:g} s")
 
 
 class LocalServer:
@@ -98,7 +71,8 @@ class LocalServer:
           RuntimeError: it ended, or took too long.
         """
         try:
-            wait_until_healthy(self.url, self.process)
+            # One that says what is wrong with its log answers, too.
+            wait_until_answers(f"{self.url}/health", self.process, any_status=True)
         except RuntimeError as error:
             raise RuntimeError(f"{error}:\n{self.said()}") from None
         return self
@@ -109,10 +83,7 @@ class LocalServer:
 
     def stop(self) -> None:
         """Ends it as an operator would."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STOP_S)
+        stop(self.process, _STOP_S)
         self.kill()
 
     def __enter__(self) -> LocalServer:
@@ -124,6 +95,4 @@ class LocalServer:
 
 def free_port() -> int:
     """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return free_ports(1)[0]

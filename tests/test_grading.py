@@ -1,9 +1,8 @@
-"""Grades: a replay decides, forged figures and early stops do not, and nothing can be gamed."""
+"""Grades: a replay decides, early stops do not, and nothing can be gamed."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import copy
 import dataclasses
 import functools
 import json
@@ -11,28 +10,33 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 
 import jaxserve
 from jaxserve.agents.open_loop import StaticPolicy, exploit_policies
 from jaxserve.datafiles import data_dir
-from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grading import BREAKDOWN, Grade, grade_actions, grade_log
 from jaxserve.seeds import episode_key
-from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
+from jaxserve.spaces import DEFAULT_ACTION, KNOBS
 from jaxserve.tasks import anchors as anchors_module
 from jaxserve.tasks.anchors import Anchors, load_anchors, write_anchors
-from jaxserve.tasks.reward import reweight
 from jaxserve.tasks.spec import load_task
 from jaxserve.types import ServeAction
+from tests.graded_episodes import (
+    GOOD,
+    GRADED,
+    HARD,
+    HORIZON,
+    SEED,
+    environment,
+    honest_log,
+    knobs,
+    random_actions,
+    step,
+)
 
-HORIZON = 200
-GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
-HARD = "adversarial_multitenant"
-SEED = 3
 RANDOM, BEST_STATIC, ORACLE = 0.1, 0.6, 0.9
 
 
@@ -47,63 +51,6 @@ def anchors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
             values = (RANDOM, BEST_STATIC, ORACLE, DEFAULT_ACTION, {"test": True})
             write_anchors(Anchors(task, spec.version, spec.digest, *values))
         yield
-
-
-def knobs(**changes: float) -> dict[str, float]:
-    """One action as a client sends it."""
-    return {**DEFAULT_ACTION, **changes}
-
-
-GOOD = [knobs(batch_cap=64)] * HORIZON
-
-
-def random_actions(seed: int, held: int = 10) -> list[dict[str, float]]:
-    """Actions over the whole ranges, each held for some windows."""
-    generator = np.random.default_rng(seed)
-    drawn = [
-        {
-            knob: generator.integers(int(bound.low), int(bound.high) + 1).item()
-            if bound.integer
-            else generator.uniform(bound.low, bound.high)
-            for knob, bound in ACTION_BOUNDS.items()
-        }
-        for _ in range(HORIZON // held)
-    ]
-    return [action for action in drawn for _ in range(held)]
-
-
-@functools.cache
-def environment(task: str) -> ServeEnv:
-    """Nameless, so that all tasks share one program."""
-    return jaxserve.make(task)
-
-
-step = jax.jit(ServeEnv.step)
-
-
-@functools.cache
-def honest_log(task: str, seed: int, config: tuple[tuple[str, float], ...] = ()) -> list[Any]:
-    """What a client writes down who plays window by window."""
-    env = environment(task)
-    env = dataclasses.replace(env, reward=reweight(env.reward, dict(config)))
-    state, first = env.reset(episode_key(seed, "test"))
-
-    def plain(values: Any) -> dict[str, Any]:
-        return {name: np.asarray(value).tolist() for name, value in vars(values).items()}
-
-    log = [{"observation": plain(first.observation), "reward": None}]
-    for action in random_actions(seed):
-        state, timestep = step(env, state, jaxserve.validate_action(action))
-        log.append(
-            {
-                "action": action,
-                "observation": plain(timestep.observation),
-                "metrics": plain(timestep.parts),
-                "reward": float(timestep.reward),
-                "done": bool(timestep.truncated),
-            }
-        )
-    return json.loads(json.dumps(log))
 
 
 @functools.cache
@@ -310,119 +257,3 @@ def test_only_built_in_tasks_are_graded(tmp_path: Path) -> None:
     path.write_bytes((data_dir() / "tasks" / path.name).read_bytes())
     with pytest.raises(InputError, match="only built-in tasks"):
         grade_actions(str(path), SEED, GOOD)
-
-
-@pytest.mark.parametrize("task", GRADED)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_an_honest_log_is_verified(task: str, seed: int) -> None:
-    """Played window by window, in another program: the figures are those of the replay."""
-    log = honest_log(task, seed)
-    grade = grade_log(task, seed, log)
-    assert grade.verified is True
-    by_actions = grade_actions(task, seed, [entry["action"] for entry in log[1:]])
-    assert dataclasses.replace(grade, verified=None) == by_actions
-
-
-def forged(path: tuple[str, ...], value: Any) -> list[Any]:
-    """An honest log with one figure of one window changed."""
-    log = copy.deepcopy(honest_log(HARD, 1))
-    target = log[51]
-    for key in path[:-1]:
-        target = target[key]
-    target[path[-1]] = value(target[path[-1]])
-    return log
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("reward",), lambda x: x + 0.05),
-        (("metrics", "throughput"), lambda x: 2.0 * x + 0.1),
-        (("metrics", "slo"), lambda x: x + 0.1),
-        (("observation", "queue_depth"), lambda x: x + 5.0),
-        (("observation", "slo_compliance_rate"), lambda x: 0.5 * x + 0.2),
-        (("observation", "step_index"), lambda x: x + 1.0),
-        (("observation", "cost_so_far"), lambda x: 0.99 * x),
-        (("observation", "gpu_memory_used_gb"), lambda x: 0.99 * x),
-        (("observation", "priority_distribution"), lambda x: [1.0, 0.0, 0.0]),
-    ],
-)
-def test_a_forged_figure_is_found_and_changes_nothing(path: tuple[str, ...], value: Any) -> None:
-    """The grade is the replay's; only ``verified`` tells that the log lied."""
-    honest = grade_log(HARD, 1, honest_log(HARD, 1))
-    grade = grade_log(HARD, 1, forged(path, value))
-    assert grade.verified is False
-    assert dataclasses.replace(grade, verified=True) == honest
-
-
-def test_a_log_of_another_seed_or_order_is_not_verified() -> None:
-    """Figures belong to their seed and their window."""
-    log = honest_log(HARD, 1)
-    assert grade_log(HARD, 2, log).verified is False
-    assert grade_log(HARD, 1, [*log[:50], *log[52:]]).verified is False
-    assert grade_log(HARD, 1, log, split="train").verified is False
-
-
-def test_forged_scores_and_unknown_names_are_ignored() -> None:
-    """A client may write what it likes beside the figures."""
-    log = [{**entry, "score": 1.0, "info": {"reward": 99}} for entry in honest_log(HARD, 1)]
-    for entry in log[1:]:
-        entry["metrics"] = {**entry["metrics"], "score": 1.0, "goodput": 1e9}
-    assert grade_log(HARD, 1, log) == grade_log(HARD, 1, honest_log(HARD, 1))
-
-
-def test_a_log_without_figures_is_neither_true_nor_false() -> None:
-    """Actions alone are enough for a grade."""
-    actions = random_actions(1)
-    grade = grade_log(HARD, 1, [{"action": action} for action in actions])
-    assert grade == grade_actions(HARD, 1, actions)
-    assert grade.verified is None
-
-
-def test_a_truncated_log_is_a_short_episode() -> None:
-    """What is there is true, and what is missing earns nothing."""
-    log = honest_log(HARD, 1)
-    short = grade_log(HARD, 1, log[:61])
-    assert (short.steps, short.verified) == (60, True)
-    assert short.goodput_rps < grade_log(HARD, 1, log).goodput_rps
-
-
-def test_weights_change_a_logs_rewards_and_not_its_grade() -> None:
-    """The grade follows the task's own objective; the log is compared under its own weights."""
-    config = {"alpha": 0.5, "beta": 0.2, "gamma": 0.5, "delta": 4.0}
-    log = honest_log(HARD, 1, tuple(config.items()))
-    plain = grade_log(HARD, 1, honest_log(HARD, 1))
-    assert grade_log(HARD, 1, log, config=config) == plain
-    assert grade_log(HARD, 1, log).verified is False
-    actions = [entry["action"] for entry in log[1:]]
-    assert grade_actions(HARD, 1, actions, config=config) == grade_actions(HARD, 1, actions)
-
-
-@pytest.mark.parametrize(
-    ("log", "named"),
-    [
-        (None, "episode_log is None; it must be a list"),
-        ("[]", "episode_log is '[]'; it must be a list"),
-        ({"action": {}}, "episode_log is {'action': {}}; it must be a list"),
-        ([[]], "episode_log[0]"),
-        ([{"action": GOOD[0]}, 5], "episode_log[1]"),
-        ([{"action": GOOD[0]}, {"reward": 1.0}], "episode_log[1]: action is missing"),
-        ([{"action": GOOD[0], "reward": "high"}], "reward is 'high'"),
-        ([{"action": GOOD[0], "reward": float("nan")}], "reward is nan"),
-        ([{"action": GOOD[0], "reward": [0.1, 0.2]}], "shape of reward is (2,); it must be ()"),
-        ([{"action": GOOD[0], "observation": [1]}], "episode_log[0]: observation"),
-        ([{"action": GOOD[0], "observation": {"queue_depth": None}}], "queue_depth is None"),
-        ([{"action": GOOD[0], "metrics": {"slo": {}}}], "slo is {}"),
-        ([{"action": GOOD[0], "metrics": 3}], "episode_log[0]: metrics"),
-        (
-            [{"action": GOOD[0], "observation": {"priority_distribution": 0.3}}],
-            "shape of priority_distribution is (); it must be (3,)",
-        ),
-    ],
-)
-def test_a_malformed_log_is_refused(log: Any, named: str) -> None:
-    """One sentence that says where and what."""
-    with pytest.raises(InputError) as error:
-        grade_log(HARD, SEED, log)
-    assert named in str(error.value)
-    assert "\n" not in str(error.value)

@@ -9,8 +9,7 @@ from typing import Annotated
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import Name, Number
-from jaxserve.errors import InputError
+from jaxserve.cli.arguments import Name, Number, needing
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.show.outputs import check_output, write_output
 
@@ -46,7 +45,7 @@ def calibrate_engine(
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.table.file import write_table_file
 
-    try:
+    with needing("gateway", "calibrate"):
         from jaxserve.live.calibration.calibrate import (
             Deployed,
             calibrate,
@@ -54,13 +53,6 @@ def calibrate_engine(
             report_table,
         )
         from jaxserve.live.engine_client import Target
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "jaxserve":
-            raise
-        raise InputError(
-            f"calibrate needs {error.name}, which an extra installs: "
-            "pip install 'jaxserve[gateway]'"
-        ) from None
     check_output(out, "--out")
     checks.ending("--out", out, ".parquet")
     if key is not None and not os.environ.get(key):

@@ -271,7 +271,6 @@ def run_live_study(
         json: File to write every episode's figures to.
     """
     import dataclasses
-    import shlex
     from json import dumps
 
     from jaxserve.show.outputs import write_output
@@ -307,10 +306,7 @@ def run_live_study(
         for sentence in pages.sentences(found[-1]):
             result_console().print(sentence, soft_wrap=True)
     if markdown is not None:
-        options = {"--study": study, "--server": None if server == "all" else server}
-        options |= {"--repeats": repeats}
-        given = [f"{k} {shlex.quote(str(v))}" for k, v in options.items() if v is not None]
-        command = " ".join(["jaxserve live-study --directory DIR --vllm ENVIRONMENT", *given])
+        command = pages.command_text(study, server, repeats)
         write_output(markdown, pages.markdown(found, command).encode(), "--markdown")
     if json is not None:
         text = dumps(results.to_json(found), indent=1)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from jaxserve.gateway.problems import Problem
+from jaxserve.gateway.translation.reading import count, objects
 
 
 class Usage(NamedTuple):
@@ -137,9 +138,8 @@ def _google_event(problem: Problem, events: int) -> bytes:
     return b"data: %b\r\n\r\n" % orjson.dumps(_google_error(problem))
 
 
-def _choices(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    choices = event.get("choices")
-    return [one for one in choices if isinstance(one, dict)] if isinstance(choices, list) else []
+def _choices(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return objects(event.get("choices"))
 
 
 _DELTA_OUTPUT = (
@@ -176,9 +176,8 @@ def _responses_token(event: Mapping[str, Any]) -> bool:
 
 
 def _google_token(event: Mapping[str, Any]) -> bool:
-    candidates = event.get("candidates")
-    for candidate in candidates if isinstance(candidates, list) else ():
-        content = candidate.get("content") if isinstance(candidate, dict) else None
+    for candidate in objects(event.get("candidates")):
+        content = candidate.get("content")
         if isinstance(content, dict) and content.get("parts"):
             return True
     return False
@@ -197,8 +196,8 @@ def _google_usage(event: Mapping[str, Any]) -> Usage:
 
 def _count(usage: Mapping[str, Any], *names: str) -> int | None:
     for name in names:
-        value = usage.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        value = count(usage.get(name))
+        if value is not None:
             return value
     return None
 

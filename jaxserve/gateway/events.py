@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from jaxserve.gateway.dialects import NO_USAGE, Dialect, Usage
 from jaxserve.gateway.problems import Problem
+from jaxserve.gateway.translation.reading import object_in
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 
@@ -134,8 +133,4 @@ def _payload(event: bytes) -> dict[str, Any] | None:
     if not event.startswith(b"data: {") or b"\n" in text[:-2]:
         lines = (line[5:] for line in event.splitlines() if line.startswith(b"data:"))
         text = b"\n".join(lines)
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
+    return object_in(text)

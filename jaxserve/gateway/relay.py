@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import aiohttp
-import orjson
 
 from jaxserve.gateway.answers import Answer
 from jaxserve.gateway.calls import Call, idle_wait, write_wait
@@ -19,6 +18,7 @@ from jaxserve.gateway.incoming import Incoming
 from jaxserve.gateway.ledger import Ledger, TokenClock
 from jaxserve.gateway.problems import Problem, outcome_of
 from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.translation.reading import object_in
 from jaxserve.gateway.upstream import chunks, join
 
 
@@ -133,8 +133,5 @@ def refuse_odd_status(response: aiohttp.ClientResponse, engine: str) -> None:
 
 
 def _usage(dialect: Dialect, body: bytes) -> Usage:
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return NO_USAGE
-    return dialect.usage(found) if isinstance(found, dict) else NO_USAGE
+    found = object_in(body)
+    return NO_USAGE if found is None else dialect.usage(found)

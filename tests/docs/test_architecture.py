@@ -125,6 +125,15 @@ print(*sorted(sys.modules))
     assert "jax" not in done.stdout.split()
 
 
+def test_tests_are_in_the_folders_of_the_code() -> None:
+    """A package of jaxserve, or a folder beside it, has its tests in the folder of its name."""
+    tests = ROOT / "tests"
+    folders = {file.parent.relative_to(tests) for file in tests.glob("**/test_*.py")}
+    assert len(folders) > 30
+    tops = (ROOT / "jaxserve", ROOT)
+    assert not [one for one in folders if not any((top / one).is_dir() for top in tops)]
+
+
 def test_map_of_the_server_is_whole() -> None:
     """Its page names every module."""
     text = (ROOT / "docs/server.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.players.test_language_agent import Model
+from tests.server.players.stub_model import Model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MAX_LINES = 80

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import httpx
 
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 from tests.docs.snippets import blocks
 from tests.gateway.stub_engine import StubEngine
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"
 
@@ -30,15 +31,7 @@ def running(command: str, url: str, exit_status: int = 0) -> Iterator[subprocess
     with own_process(
         f"exec {command}", shell=True, env=os.environ | {"PATH": programs}, stderr=subprocess.PIPE
     ) as process:
-
-        def answers() -> bool:
-            assert process.poll() is None
-            try:
-                return httpx.get(f"{url}/health", timeout=PATIENCE_S).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_until(answers, "the first answer")
+        wait_until_answers(f"{url}/health", process)
         yield process
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == exit_status

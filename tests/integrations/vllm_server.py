@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
-
+from jaxserve.runtime.child_server import child_server
 from server.local import free_port
 
 _SETTINGS = {
@@ -38,31 +34,13 @@ def vllm_server(
     command = [python.with_name("vllm"), "serve", model, "--served-model-name", "tiny"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--enforce-eager", *options]
     log = model.parent / "server.log"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            command,
-            env=os.environ | _SETTINGS | settings,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+    url, settings = f"http://127.0.0.1:{port}", {**os.environ, **_SETTINGS, **settings}
+    with log.open("w") as out, ExitStack() as end:
+        server = child_server(
+            command, f"{url}/health", start_s=600.0, env=settings, stdout=out, stderr=out
         )
-    try:
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            assert server.poll() is None, log.read_text()[-5000:]
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        # A server that is told to end may leave engines behind.
-        for end in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(server.pid, end)
-                server.wait(15)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                pass
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(url).status_code == 200
-    except httpx.TransportError:
-        return False
+        try:
+            end.enter_context(server)
+        except RuntimeError as error:
+            raise AssertionError(log.read_text()[-5000:]) from error
+        yield url

@@ -21,6 +21,7 @@ import pytest
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS, Report
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 from tests.gateway.running import RunningGateway
@@ -43,19 +44,12 @@ class Process:
         self._life = ExitStack()
         started = own_process(self._command, stderr=subprocess.DEVNULL)
         self._process = self._life.enter_context(started)
-        wait_until(self._answers, self._url)
+        wait_until_answers(f"{self._url}/v1/models", self._process)
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(PATIENCE_S)
         self._life.close()
-
-    def _answers(self) -> bool:
-        assert self._process.poll() is None
-        try:
-            return httpx.get(f"{self._url}/v1/models", timeout=PATIENCE_S).status_code == 200
-        except httpx.TransportError:
-            return False
 
 
 @contextmanager

@@ -18,8 +18,9 @@ import pytest
 from websockets.sync.client import connect
 
 from jaxserve.errors import InputError
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
-from server.local import free_port, wait_until_healthy
+from server.local import free_port
 from server.settings import Settings
 
 Own = AbstractContextManager[subprocess.Popen[str]]
@@ -49,7 +50,7 @@ def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> Non
     ports = [free_port(), free_port()]
     urls = [f"http://127.0.0.1:{port}" for port in ports]
     with serve(tmp_path, "--port", str(ports[0]), "--port", str(ports[1])) as process:
-        wait_until_healthy(urls[1], process)
+        wait_until_answers(f"{urls[1]}/health", process)
         session_id = httpx.post(f"{urls[0]}/reset", timeout=300.0).json()["session_id"]
         state = httpx.get(f"{urls[1]}/state", params={"session_id": session_id}, timeout=300.0)
         assert state.json()["step_count"] == 0
@@ -67,7 +68,7 @@ def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
     """Before the token is looked at; 300 MB of headers would be read otherwise."""
     port = free_port()
     with serve(tmp_path, "--port", str(port), JAXSERVE_TOKEN="secret") as process:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process)
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
         with socket.create_connection(("127.0.0.1", port), 60.0) as client:
             client.sendall(b"GET /tasks HTTP/1.1\r\nHost: x\r\n")
             sent = 0
@@ -93,7 +94,7 @@ def test_several_processes(tmp_path: Path) -> None:
     """As many as are asked for; they share the log, and each bounds its connections."""
     port = free_port()
     with serve(tmp_path, "--port", str(port), "--workers", "2") as process:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process)
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
         children = psutil.Process(process.pid).children(recursive=True)
         assert len([child for child in children if "spawn_main" in " ".join(child.cmdline())]) == 2
         process.terminate()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server import app as command_line
-from server.local import LocalServer, free_port, wait_until_healthy
+from server.local import LocalServer, free_port
 from tests.docs.snippets import Block, blocks, run_code
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +80,7 @@ def test_the_command_that_starts_a_server(tmp_path: Path) -> None:
     }
     quiet = {"stderr": subprocess.DEVNULL}
     with own_process(f"exec {command}", shell=True, cwd=_ROOT, env=environment, **quiet) as process:
-        wait_until_healthy(f"http://127.0.0.1:{port}", process)
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.spaces import DEFAULT_ACTION
 from server.local import LocalServer
 from tests.server.browser import opened, wait_until_idle, window
-from tests.server.players.test_language_agent import Model
+from tests.server.players.stub_model import Model
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
 from jaxserve.gateway.problems import Problem
 from jaxserve.gateway.translation.chat import Completion, Counts
 from jaxserve.gateway.translation.deltas import (
@@ -24,6 +22,7 @@ from jaxserve.gateway.translation.deltas import (
     Text,
     fold,
 )
+from jaxserve.gateway.translation.reading import object_in
 
 _NO_END = ("abort", "error")
 """Finish reasons of an answer that the engine gave up."""
@@ -113,12 +112,9 @@ def engine_problem(status: int, body: bytes, engine: str) -> Problem:
       body: of it.
       engine: its name, for an error without words.
     """
-    try:
-        found = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        found = None
+    found = object_in(body) or {}
     # SGLang has its words at the top, vLLM inside an object.
-    told = found.get("error", found) if isinstance(found, dict) else None
+    told = found.get("error", found)
     reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
     sentence = _sentence(told) or f"engine {engine} answered with status {status}"
     return Problem(status, reason, sentence, 1 if status == 429 else None)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
+from jaxserve.gateway.translation.reading import count, object_in, objects
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,12 @@ class ModelCard:
 
 def cards_of(body: bytes) -> tuple[ModelCard, ...]:
     """Models in an engine's answer to ``GET /v1/models``; what has not its shape is left out."""
-    try:
-        answer = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return ()
-    found = answer.get("data") if isinstance(answer, Mapping) else None
-    cards = [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    cards = objects((object_in(body) or {}).get("data"))
     return tuple(
-        ModelCard(card["id"], _count(card.get("created")) or 0, _count(card.get("max_model_len")))
+        ModelCard(card["id"], count(card.get("created")) or 0, count(card.get("max_model_len")))
         for card in cards
         if isinstance(card.get("id"), str)
     )
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def openai_model(card: ModelCard) -> dict[str, Any]:

@@ -50,6 +50,25 @@ def json_object(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def object_in(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object that a text is; None for anything else."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def objects(found: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none of anything else."""
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def count(value: Any) -> int | None:
+    """A whole number from 0 on; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def lacks(what: str) -> NoReturn:
     """Refuses what no engine behind the gateway offers.
 
@@ -208,11 +227,8 @@ def schema_format(name: str, schema: Any, more: Mapping[str, Any] | None = None)
 
 def arguments_object(arguments: str) -> dict[str, Any]:
     """A call's arguments as an object, for dialects that have one."""
-    try:
-        found = orjson.loads(arguments or "{}")
-    except orjson.JSONDecodeError:
-        found = None
-    return found if isinstance(found, dict) else {INVALID_ARGUMENTS: arguments}
+    found = object_in(arguments or "{}")
+    return {INVALID_ARGUMENTS: arguments} if found is None else found
 
 
 def dumped(value: Any) -> str:

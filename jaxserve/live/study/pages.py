@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxserve.evaluation.episode_statistics import Interval
 from jaxserve.live.study.plan import AGENTS
@@ -93,6 +95,14 @@ def markdown(results: Sequence[ServerResult], command: str) -> str:
         lines = "".join(f"- {sentence}\n" for sentence in sentences(result))
         parts.append(f"## {table.title}\n\n{table.markdown()}\n{table.caption}.\n\n{lines}")
     return "\n".join(parts)
+
+
+def command_text(study: Path | None, server: str, repeats: int | None) -> str:
+    """The command that makes the page, without the places that are the caller's."""
+    options = {"--study": study, "--server": None if server == "all" else server}
+    options |= {"--repeats": repeats}
+    given = [f"{k} {shlex.quote(str(v))}" for k, v in options.items() if v is not None]
+    return " ".join(["jaxserve live-study --directory DIR --vllm ENVIRONMENT", *given])
 
 
 def _measured(found: Interval, factor: float, sign: str = "") -> str:

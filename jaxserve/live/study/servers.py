@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
 from jaxserve.live.study.dilation import dilated_task
 from jaxserve.live.study.plan import Server
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_server import child_server, free_ports
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
@@ -93,7 +89,7 @@ def deployment(server: Server, folder: Path, vllm: Path | None) -> Iterator[Runn
     Raises:
       InputError: one of them does not start.
     """
-    ports = _free_ports(3)
+    ports = free_ports(3)
     engine_url, gateway_url, control_url = (f"http://127.0.0.1:{port}" for port in ports)
     if vllm is None:
         command, settings = _mock_engine(server, ports[0]), {}
@@ -179,53 +175,24 @@ def _process(
     """A server from its first answer to the end of the block."""
     inherited = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
     with ExitStack() as end, log.open("wb") as out:
-        own = own_process(
+        server = child_server(
             command,
+            url,
+            start_s=_START_S,
+            stop_s=_GRACE_S,
             env=inherited | dict(variables),
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
         )
         try:
-            running = end.enter_context(own)
+            end.enter_context(server)
         except OSError as error:
             raise InputError(f"{command[0]} cannot be started: {error.strerror}") from None
-        _wait_until(lambda: _answers(url), running, log)
-        end.callback(_end, running)
-        yield
-
-
-def _wait_until(ready: Callable[[], bool], running: subprocess.Popen[bytes], log: Path) -> None:
-    until_s = time.monotonic() + _START_S
-    while not ready():
-        if running.poll() is not None or time.monotonic() > until_s:
+        except RuntimeError:
             said = _last_line(log.read_text(errors="replace"))
-            raise InputError(f"a server of the study did not start ({said}); see {log}")
-        time.sleep(0.2)
-
-
-def _end(running: subprocess.Popen[bytes]) -> None:
-    """Gives a server time to end by itself."""
-    running.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        running.wait(_GRACE_S)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_ports(count: int) -> list[int]:
-    """All held until all are known, so that they differ."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
+            raise InputError(f"a server of the study did not start ({said}); see {log}") from None
+        yield
 
 
 def _last_line(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ PLAIN = json.dumps(ASKED).encode()
 UNSUPPORTED = json.dumps(ASKED | {"return_token_ids": True}).encode()
 MOST = 4096
 COMPLETIONS = "/v1/completions"
-
-
-@pytest.fixture
-def vllm() -> Iterator[TokenEngine]:
-    """An engine that none of these reaches."""
-    with TokenEngine("vllm") as running:
-        yield running
 
 
 def post(agent: Agent, content: bytes, path: str = CHAT, **headers: str) -> Any:

@@ -13,8 +13,9 @@ from typing import Any
 import httpx
 
 from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
-from tests.patience import PATIENCE_S, wait_until
+from tests.patience import PATIENCE_S
 
 
 @contextmanager
@@ -33,15 +34,8 @@ def begun(
         printed.open("ab") as file,
         own_process(command, env=os.environ | variables, stdout=file, stderr=file) as process,
     ):
-
-        def serves() -> bool:
-            assert process.poll() is None, printed.read_text()
-            try:
-                return url is None or httpx.get(f"{url}/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_until(serves, arguments[0])
+        if url is not None:
+            wait_until_answers(f"{url}/health", process)
         yield process
 
 

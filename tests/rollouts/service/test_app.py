@@ -20,6 +20,7 @@ from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
+from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
@@ -311,14 +312,7 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
 
     def start() -> subprocess.Popen[bytes]:
         process = life.enter_context(own_process(command))
-
-        def answers() -> bool:
-            try:
-                return http.get("/health").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_until(answers, "the service")
+        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
         return process
 
     names = [f"t{number}" for number in range(6)]

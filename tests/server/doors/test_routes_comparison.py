@@ -8,13 +8,9 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.server.doors.episode_calls import post
+
 WINDOWS = 12
-
-
-def post(http: httpx.Client, path: str, **body: Any) -> Any:
-    answer = http.post(path, json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
 
 
 def begin(http: httpx.Client, task: str, **more: Any) -> str:
