@@ -8,8 +8,8 @@ import os
 from jaxlib import version as jaxlib_version
 
 _SMALL_LOOP_BYTES = 2**16
-"""Loops over so little are compiled whole: the ticks of one environment keep about half of it, those
-of a few together more."""
+"""Loops over so little are compiled whole: the ticks of one environment keep about half of it,
+those of a few together more."""
 
 
 def avoid_hanging_reductions() -> None:
