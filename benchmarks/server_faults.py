@@ -1,9 +1,9 @@
 """``python -m benchmarks.server_faults``: what the server survives, and what it loses.
 
-Requests, messages and bytes that nobody should send, ``kill -9`` while fifty sessions are played, a
-restart with hundreds of sessions to rebuild while somebody else plays, and a long time with many
-players. An answer of status 5xx, a lost step or one that a replay computes differently is counted,
-not hidden.
+Requests, messages and bytes that nobody should send, two processes on one log, ``kill -9`` while
+fifty sessions are played, a restart with hundreds of sessions to rebuild while somebody else plays,
+and a long time with many players. An answer of status 5xx or with a path or a key of the server, a
+lost step or one that a replay computes differently is counted, not hidden.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ from websockets.exceptions import ConnectionClosed
 
 from benchmarks.loads import HttpPlayer, Play, websocket_load
 from benchmarks.page import page_parser, publish
-from benchmarks.server_fuzz import PATIENCE_S, Fuzz, fuzz_http, fuzz_sockets, fuzz_websocket
+from benchmarks.server_fuzz import (
+    PATIENCE_S,
+    Fuzz,
+    fuzz_http,
+    fuzz_schema,
+    fuzz_sockets,
+    fuzz_websocket,
+)
 from jaxserve import checks
 from server.local import LocalServer
 
@@ -42,7 +49,9 @@ _AIM_REBUILT_S, _AIM_BESIDE_MS = 3.0, 50.0
 _SOAKING = 64
 _ACTION = {"batch_cap": 64, "speculation_depth": 2}
 _PLAY = Play(reset={"task_id": "adversarial_multitenant", "seed": 7}, action=_ACTION)
-_VARIABLES = {"JAXSERVE_RATE_LIMIT": "1000000/second"}
+_KEY = "sk-faults-7c1e5b0d"
+_VARIABLES = {"JAXSERVE_RATE_LIMIT": "1000000/second", "OPENAI_API_KEY": _KEY}
+_SHARED_SESSIONS, _SHARED_WINDOWS = 16, 40
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,11 @@ class Trial:
     """acknowledged steps that were lost, or that a replay computed differently."""
     seen: str
 
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed."""
+        return self.survived == self.tried and not self.failed and not self.lost
+
     def row(self) -> str:
         """Of the table."""
         counts = (self.tried, self.survived, self.failed, self.lost)
@@ -65,9 +79,13 @@ class Trial:
 
 
 def main() -> int:
-    """Runs everything once and prints one page; exit code 2 after bad input."""
+    """Runs everything once and prints one page; exit code 1 where anything failed, and 2 after bad
+    input."""
     parser = page_parser("benchmarks.server_faults", __doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="HTTP requests (20,000)")
+    parser.add_argument(
+        "--cases", type=int, default=100, help="requests by the schema, for each route (100)"
+    )
     parser.add_argument("--messages", type=int, default=6_000, help="WebSocket messages (6,000)")
     parser.add_argument("--connections", type=int, default=2_000, help="raw connections (2,000)")
     parser.add_argument("--kills", type=int, default=3, help="cycles of kill -9 (3)")
@@ -79,22 +97,27 @@ def main() -> int:
         help=f"how long {_SOAKING} players play at once, s (600); 0 leaves them out",
     )
     chosen = parser.parse_args()
-    return publish(lambda: faults_page(chosen), chosen.markdown)
+    trials: list[Trial] = []
+    code = publish(lambda: faults_page(chosen, trials), chosen.markdown)
+    return code or int(not all(trial.passed for trial in trials))
 
 
-def faults_page(chosen: argparse.Namespace) -> str:
+def faults_page(chosen: argparse.Namespace, trials: list[Trial]) -> str:
     """Starts servers, does them harm, and returns Markdown.
+
+    Args:
+      trials: what is found is appended to it.
 
     Raises:
       InputError: an argument is out of range.
     """
     checks.whole("--requests", chosen.requests, 0, 10**7)
+    checks.whole("--cases", chosen.cases, 1, 10**5)
     checks.whole("--messages", chosen.messages, 0, 10**7)
     checks.whole("--connections", chosen.connections, 0, 10**7)
     checks.whole("--kills", chosen.kills, 0, 1000)
     checks.number("--soak-seconds", chosen.soak_seconds, 0, 86_400)
     dice = random.Random(chosen.seed)
-    trials: list[Trial] = []
 
     def ended(trial: Trial) -> None:
         trials.append(trial)
@@ -105,10 +128,14 @@ def faults_page(chosen: argparse.Namespace) -> str:
         with LocalServer(folder, variables=_VARIABLES) as server:
             url = server.url
             witness = _Witness(url)
-            ended(witness.of("HTTP requests", fuzz_http(url, chosen.requests, dice)))
-            found = uvloop.run(fuzz_websocket(url, chosen.messages, dice))
+            private = (_KEY, name, str(Path(__file__).parents[1]), sys.prefix)
+            ended(witness.of("HTTP requests", fuzz_http(url, chosen.requests, dice, private)))
+            found = fuzz_schema(url, chosen.cases, dice, private)
+            ended(witness.of("requests made from the schema", found))
+            found = uvloop.run(fuzz_websocket(url, chosen.messages, dice, private))
             ended(witness.of("WebSocket messages", found))
             ended(witness.of("raw connections", fuzz_sockets(url, chosen.connections, dice)))
+        ended(_share(folder, dice))
         ended(_kill(folder, chosen.kills))
         ended(_rebuild(folder))
         if chosen.soak_seconds > 0.0:
@@ -149,7 +176,8 @@ class _Witness:
         number = self._post("/step", session_id=self._session, action=_ACTION)["info"]["step"]
         self._windows += 1
         lost = self._windows - number
-        return Trial(name, fuzz.tried, fuzz.survived, fuzz.failed, lost, fuzz.seen)
+        seen = f"{fuzz.seen}; {fuzz.told} with a path or a key" if fuzz.told else fuzz.seen
+        return Trial(name, fuzz.tried, fuzz.survived, fuzz.failed, lost, seen)
 
     def _post(self, path: str, **body: Any) -> Any:
         # A connection that was kept would have been closed for its long silence.
@@ -192,6 +220,31 @@ class _Acknowledged:
                 lost += max(0, len(rewards) - len(replayed))
                 lost += sum(a != b for a, b in zip(rewards, replayed, strict=False))
         return lost
+
+
+def _share(folder: Path, dice: random.Random) -> Trial:
+    """Two processes on one log; every step goes to either of them."""
+    told = _Acknowledged()
+    with (
+        LocalServer(folder, variables=_VARIABLES) as one,
+        LocalServer(folder, variables=_VARIABLES) as other,
+    ):
+        players = HttpPlayer(one.url), HttpPlayer(other.url)
+        for seed in range(_SHARED_SESSIONS):
+            begun = players[0].post("/reset", {**_PLAY.reset, "seed": seed})
+            told.rewards[begun["session_id"]] = []
+        for number in range(_SHARED_WINDOWS):
+            for session_id, rewards in told.rewards.items():
+                meant = {**_ACTION, "metadata": {"step": number}}
+                body = {"session_id": session_id, "action": meant}
+                rewards.append(dice.choice(players).post("/step", body)["reward"])
+        for player in players:
+            player.close()
+        lost = told.lost(one.url) + told.lost(other.url)
+    tried = _SHARED_SESSIONS * _SHARED_WINDOWS
+    seen = f"{_SHARED_SESSIONS} sessions, replayed by both"
+    name = "steps that either of two processes on one log takes"
+    return Trial(name, tried, tried - lost, 0, lost, seen)
 
 
 def _kill(folder: Path, cycles: int) -> Trial:

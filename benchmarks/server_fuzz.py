@@ -10,15 +10,20 @@ import random
 import socket
 import struct
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 import orjson
+import schemathesis
+from hypothesis import HealthCheck, given, seed, settings
+from schemathesis.core.result import Ok
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 PATIENCE_S = 300.0
+_SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 _GETS = (
     "/state",
     "/observation",
@@ -167,18 +172,24 @@ class Fuzz:
     """connections that ended without an answer where one was due."""
     seen: str
     """how many answers there were of each kind."""
+    told: int = 0
+    """answers that hold what is the server's own: a path or a key."""
 
     @property
     def survived(self) -> int:
         """What was answered as it should be."""
-        return self.tried - self.failed - self.unanswered
+        return self.tried - self.failed - self.unanswered - self.told
 
 
-def fuzz_http(url: str, requests: int, dice: random.Random) -> Fuzz:
-    """Known and unknown routes with bodies that mostly do not belong there."""
+def fuzz_http(url: str, requests: int, dice: random.Random, private: Sequence[str] = ()) -> Fuzz:
+    """Known and unknown routes with bodies that mostly do not belong there.
+
+    Args:
+      private: what no answer may hold, as in the two below.
+    """
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE_S)
     statuses: Counter[int] = Counter()
-    cut = 0
+    cut = told = 0
     for _ in range(requests):
         method = dice.choices(("GET", "POST", "PUT", "DELETE"), (25, 70, 3, 2))[0]
         path, body = dice.choice(_GETS if method == "GET" else _POSTS), _body(dice)
@@ -192,20 +203,51 @@ def fuzz_http(url: str, requests: int, dice: random.Random) -> Fuzz:
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            answer.read()
+            told += _tells(answer.read().decode(errors="replace"), private)
             statuses[answer.status] += 1
         except (OSError, http.client.HTTPException):
             cut += 1
             connection.close()
     connection.close()
-    return Fuzz(requests, _of_5xx(statuses), cut, _counted(statuses))
+    return Fuzz(requests, _of_5xx(statuses), cut, _counted(statuses), told)
 
 
-async def fuzz_websocket(url: str, messages: int, dice: random.Random) -> Fuzz:
+def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str] = ()) -> Fuzz:
+    """What schemathesis makes of the server's OpenAPI schema, for each of its operations."""
+    statuses: Counter[int] = Counter()
+    told = 0
+    for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
+        assert isinstance(operation, Ok)
+
+        @seed(dice.randrange(2**32))
+        @settings(
+            max_examples=cases,
+            deadline=None,
+            database=None,
+            suppress_health_check=_SLOW,
+        )
+        @given(case=operation.ok().as_strategy())
+        def send(case: Any) -> None:
+            nonlocal told
+            # Right ones play for seconds.
+            if case.path == "/baseline":
+                return
+            answer = case.call(timeout=PATIENCE_S)
+            # Of a stream that this server does not offer, which the protocol has it say so.
+            statuses[answer.status_code] += answer.status_code != 501
+            told += _tells(answer.text, private)
+
+        send()
+    return Fuzz(statuses.total(), _of_5xx(statuses), 0, _counted(+statuses), told)
+
+
+async def fuzz_websocket(
+    url: str, messages: int, dice: random.Random, private: Sequence[str] = ()
+) -> Fuzz:
     """Messages of the protocol with data that mostly does not belong there, and others."""
     address = url.replace("http", "ws", 1) + "/ws"
     kinds: Counter[str] = Counter()
-    ended = 0
+    ended = told = 0
     socket_ = await connect(address, open_timeout=PATIENCE_S)
     for _ in range(messages):
         known = {"type": dice.choice(("reset", "step", "state", "mcp", "dance", 5, None))}
@@ -214,14 +256,16 @@ async def fuzz_websocket(url: str, messages: int, dice: random.Random) -> Fuzz:
             frame = _body(dice).decode(errors="replace")
         try:
             await socket_.send(frame)
-            answer = orjson.loads(await asyncio.wait_for(socket_.recv(), PATIENCE_S))
+            text = str(await asyncio.wait_for(socket_.recv(), PATIENCE_S))
+            told += _tells(text, private)
+            answer = orjson.loads(text)
             data = answer.get("data") or {}
             kinds[str(data.get("code") or answer.get("type"))] += 1
         except ConnectionClosed:
             ended += 1
             socket_ = await connect(address, open_timeout=PATIENCE_S)
     await socket_.close()
-    return Fuzz(messages, 0, ended, _counted(kinds))
+    return Fuzz(messages, 0, ended, _counted(kinds), told)
 
 
 def fuzz_sockets(url: str, connections: int, dice: random.Random) -> Fuzz:
@@ -264,6 +308,10 @@ def _body(dice: random.Random) -> bytes:
     chosen = {dice.choice(_FIELDS): dice.choice(_VALUES) for _ in range(dice.randrange(5))}
     # The standard library writes NaN and half surrogates as well.
     return json.dumps(chosen).encode()
+
+
+def _tells(text: str, private: Sequence[str]) -> bool:
+    return any(one in text for one in private)
 
 
 def _of_5xx(statuses: Counter[int]) -> int:

@@ -52,6 +52,8 @@ class Kind:
 
     name: str
     run: Callable[[str, Play, float], Load]
+    aim: int
+    """steps per second."""
     has_peer: bool = True
 
 
@@ -60,12 +62,13 @@ def _sockets(players: int) -> Callable[[str, Play, float], Load]:
 
 
 KINDS = (
-    Kind("WebSocket, 1 player", _sockets(1)),
-    Kind("WebSocket, 32 players", _sockets(32)),
-    Kind("HTTP, 1 player", http_load),
+    Kind("WebSocket, 1 player", _sockets(1), 2_000),
+    Kind("WebSocket, 32 players", _sockets(32), 4_000),
+    Kind("HTTP, 1 player", http_load, 1_500),
     Kind(
         f"`/step_many`, {_TOGETHER} sessions",
         lambda url, play, seconds: together_load(url, play, _TOGETHER, seconds),
+        60_000,
         has_peer=False,
     ),
 )
@@ -138,8 +141,8 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
 
 def _table(mine: str, peer: str, rounds: int, seconds: float) -> list[str]:
     lines = [
-        "| load | steps/s | p50 ms | p99 ms | OpenEnv alone, steps/s | ratio |",
-        "|---|--:|--:|--:|--:|--:|",
+        "| load | steps/s | aim | p50 ms | p99 ms | OpenEnv alone, steps/s | ratio |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
     for kind in KINDS:
         kind.run(mine, PLAY, seconds / 4)
@@ -149,12 +152,12 @@ def _table(mine: str, peer: str, rounds: int, seconds: float) -> list[str]:
             ours.append(kind.run(mine, PLAY, seconds))
             if kind.has_peer:
                 theirs.append(kind.run(peer, ECHO_PLAY, seconds))
-        lines.append(_row(kind.name, ours, theirs))
+        lines.append(_row(kind, ours, theirs))
         print(lines[-1], flush=True)
     return lines
 
 
-def _row(name: str, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
+def _row(kind: Kind, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
     def middle(values: Sequence[float]) -> float:
         return statistics.median(values)
 
@@ -163,8 +166,9 @@ def _row(name: str, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
         return f"{middle(found):,.0f} ({min(found):,.0f}-{max(found):,.0f})"
 
     cells = [
-        name,
+        kind.name,
         rates(ours),
+        f"{kind.aim:,}",
         f"{middle([load.latency_ms(50.0) for load in ours]):.2f}",
         f"{middle([load.latency_ms(99.0) for load in ours]):.2f}",
         rates(theirs) if theirs else "",

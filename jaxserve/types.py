@@ -179,6 +179,8 @@ class WindowMetrics:
     """mean inter-token latency over the window, s."""
     p50_itl_s: jax.Array
     """median inter-token latency over the window, s."""
+    p99_itl_s: jax.Array
+    """its 99th percentile, s; not observed, and 0 where a real engine was measured."""
     tokens: jax.Array
     """output tokens produced."""
     preemptions: jax.Array

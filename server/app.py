@@ -21,6 +21,7 @@ from server.settings import Settings
 if TYPE_CHECKING:
     import asyncio
     import socket
+    from types import FrameType
 
     from fastapi import FastAPI
 
@@ -96,12 +97,9 @@ def __getattr__(name: str) -> Any:
 def _end_in_time() -> None:
     """What still computes in threads is not waited for. All that was acknowledged is in the log."""
 
-    def end() -> None:
-        print("server: ended; what was still computed is dropped", file=sys.stderr, flush=True)
-        # As a shell reports it: a thread cannot make the process die by the signal itself.
-        os._exit(128 + signal.SIGTERM)
-
-    timer = threading.Timer(_APP_ENDS_S, end)
+    # A thread cannot make the process die by the signal itself.
+    dropped = "ended; what was still computed is dropped"
+    timer = threading.Timer(_APP_ENDS_S, _end, (signal.SIGTERM, dropped))
     timer.daemon = True
     timer.start()
 
@@ -120,12 +118,24 @@ def main(arguments: list[str] | None = None) -> None:
     host = "localhost" if chosen.host in ("0.0.0.0", "::") else chosen.host
     for port in ports:
         print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
-    _serve(settings, sockets)
+    try:
+        _serve(settings, sockets)
+    except KeyboardInterrupt:
+        # Before anything answers, or once everything is closed.
+        _end(signal.SIGINT, "ended")
 
 
 def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
+
+    class Server(uvicorn.Server):
+        """By itself it waits for its start-up, in which programs are compiled, whatever comes."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not self.started:
+                _end(sig, "ended before it could answer")
+            super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
         "server.app:app",
@@ -148,7 +158,13 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
         if any(worker.exitcode == _WORKER_CANNOT_START for worker in group.processes):
             sys.exit(2)
     else:
-        uvicorn.Server(config).run(sockets=sockets)
+        Server(config).run(sockets=sockets)
+
+
+def _end(sig: int, how: str) -> NoReturn:
+    """Ends the process with a sentence, and the exit code that a shell reports for that signal."""
+    print(f"server: {how}", file=sys.stderr, flush=True)
+    os._exit(128 + sig)
 
 
 def option_parser() -> argparse.ArgumentParser:

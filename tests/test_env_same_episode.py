@@ -56,6 +56,7 @@ TOKENS = (
     ".metrics.tokens",
     ".metrics.itl_s",
     ".metrics.p50_itl_s",
+    ".metrics.p99_itl_s",
     ".observation.throughput_tps",
     ".observation.mean_itl_ms",
     ".observation.p50_itl_ms",

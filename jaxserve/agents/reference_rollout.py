@@ -256,6 +256,7 @@ class ReferenceEpisode:
             tpot_s=tpot_sum / np.maximum(completed, 1.0),
             itl_s=np.nan_to_num(stats.itl_s),
             p50_itl_s=np.nan_to_num(stats.p50_itl_s),
+            p99_itl_s=np.nan_to_num(stats.p99_itl_s),
             tokens=stats.tokens,
             preemptions=stats.preemptions,
             memory_gib=max(stats.peak_memory_bytes, idle_bytes) / GIB,

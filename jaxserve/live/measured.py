@@ -188,6 +188,8 @@ def measure(
     scalars = dict(
         itl_s=window.itl_mean_s or 0.0,
         p50_itl_s=window.itl_p50_s or 0.0,
+        # The gateway's windows do not have it.
+        p99_itl_s=0.0,
         tokens=tokens,
         preemptions=counted(before, after, "preemptions") or 0.0,
         memory_gib=deployment.weights_gib[tier]

@@ -75,6 +75,7 @@ def _columns(played: PlayedEpisode) -> dict[str, Any]:
 def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
     """One entry for each class that the task names, with lists over the windows."""
     metrics = timesteps.metrics
+    itl_p99_ms = 1000.0 * np.asarray(metrics.p99_itl_s, np.float64)
     described = []
     for about, bins in zip(describe_task(task)["classes"], _bins(task), strict=True):
 
@@ -84,6 +85,7 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
         completed, first_tokens = total(metrics.completed), total(metrics.first_tokens)
         ended = completed + total(metrics.rejected) + total(metrics.lost)
         tpot_s = total(metrics.tpot_s * metrics.completed)
+        decoding = completed + total(metrics.running)
         described.append(
             about
             | {
@@ -94,6 +96,8 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
                 "first_tokens": first_tokens.tolist(),
                 "ttft_met": total(metrics.ttft_met).tolist(),
                 "tpot_ms": _ratio(1000.0 * tpot_s, completed),
+                # Of the engine's iterations, which all who decode share.
+                "itl_p99_ms": _ratio(itl_p99_ms * decoding, decoding),
             }
         )
     return described

@@ -15,6 +15,7 @@ export function lately(windows, index) {
     ttft: share("ttft_met", "first_tokens"),
     good: share("good", "ended"),
     waiting: seen.at(-1)?.waiting ?? null,
+    itl_p99_ms: seen.at(-1)?.itl_p99_ms ?? null,
     tpot_ms: ended > 0.01 ? timed.reduce((sum, one) => sum + one.tpot_ms * one.ended, 0) / ended : null,
   };
 }
@@ -27,7 +28,7 @@ export function showClasses(place, task, windows) {
     return;
   }
   const table = document.createElement("table");
-  const head = ["class", "TTFT SLO", "met", "TPOT SLO", "now", "good", "waiting"];
+  const head = ["class", "TTFT SLO", "met", "TPOT SLO", "now", "ITL p99", "good", "waiting"];
   table.append(row("th", head.map((text) => [text])));
   task.classes.forEach((one, index) => {
     const now = lately(windows, index);
@@ -36,12 +37,14 @@ export function showClasses(place, task, windows) {
       [one.value === 1 ? one.name : `${one.name} ×${short(one.value)}`],
       [short(one.ttft_slo_ms)], [percent(now.ttft), stateOf(now.ttft)],
       [short(one.tpot_slo_ms)], [now.tpot_ms === null ? "–" : short(now.tpot_ms), beyond ? "bad" : ""],
+      [now.itl_p99_ms === null ? "–" : short(now.itl_p99_ms)],
       [percent(now.good), stateOf(now.good)], [now.waiting === null ? "–" : short(Math.round(now.waiting))],
     ]));
   });
   const note = document.createElement("p");
   note.className = "hint";
   note.textContent = `×: worth of a request. Times in ms, means of the last ${LATELY} windows. Met: first tokens inside the TTFT SLO. `
+    + "ITL p99: of the last window's iterations, which all classes share. "
     + "Good: requests that met both SLOs, of all that ended.";
   place.replaceChildren(table, note);
 }

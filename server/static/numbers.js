@@ -12,6 +12,10 @@ export const least = (task, field) => {
   return values.length ? Math.min(...values) : null;
 };
 
+// The 99th percentile of the inter-token latency in a window; null until what classes got is known. They
+// share the engine's iterations: it is that of any class that decoded.
+export const itlP99 = (window) => window?.classes?.find((one) => one.itl_p99_ms !== null)?.itl_p99_ms ?? null;
+
 // A value that must stay below a limit.
 export function judge(value, limit) {
   if (!Number.isFinite(value) || !Number.isFinite(limit)) return "none";
@@ -25,8 +29,9 @@ function judgeShare(share) {
 
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
-// What the tiles say of an observation and the one before: { label, value, unit, state, objective, read }.
-export function tiles(task, o, before) {
+// What the tiles say of an observation and the one before, and of a percentile that comes later:
+// { label, value, unit, state, objective, read }.
+export function tiles(task, o, before, itl_p99_ms) {
   const ttft = least(task, "ttft_slo_ms");
   const waits_s = o.request_arrival_rate > 0 ? o.queue_depth / o.request_arrival_rate : NaN;
   const memory = task?.memory_limit_gb;
@@ -40,6 +45,9 @@ export function tiles(task, o, before) {
     { label: "Queue", value: fixed(o.queue_depth, 0), unit: "requests", state: judge(waits_s, ttft / 1000),
       objective: Number.isFinite(waits_s) ? `${fixed(waits_s, 1)} s of arrivals` : "that wait for a token",
       read: (of) => fixed(of.queue_depth, 0) },
+    { label: "ITL p99", value: itl_p99_ms === null ? "–" : short(itl_p99_ms), unit: "ms", state: "none",
+      objective: o.p50_itl_ms === undefined ? "" : `p50 ${short(o.p50_itl_ms)} ms, mean ${short(o.mean_itl_ms)} ms`,
+      read: (of) => `p50 ${short(of.p50_itl_ms)} ms` },
     { label: "Output", value: short(o.throughput_tps), unit: "tokens/s", state: "none",
       objective: `${short(o.request_arrival_rate)} requests/s arrive`, read: (of) => short(of.throughput_tps) },
     { label: "Memory of a GPU", value: fixed(o.gpu_memory_used_gb, 1), unit: "GiB",
@@ -56,7 +64,8 @@ export function showNumbers(place, task, windows, static_) {
   const index = windows.length - 1;
   // Before the first window nothing has been measured.
   const now = (index > 0 && windows[index].observation) || {};
-  place.replaceChildren(...tiles(task, now, windows[index - 1]?.observation).map((tile) => {
+  const itl = itlP99(windows.findLast((window) => window.classes));
+  place.replaceChildren(...tiles(task, now, windows[index - 1]?.observation, itl).map((tile) => {
     const [their, last] = [static_[index]?.observation, static_[index - 1]?.observation];
     return tileOf(tile, index > 0 && their ? `best static ${tile.read(their, last)}` : "");
   }));

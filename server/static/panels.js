@@ -1,6 +1,7 @@
 // What the charts of an episode show, and the lanes of its knobs.
 
 import { short } from "./charts.js";
+import { itlP99 } from "./numbers.js";
 
 const MOST_NAMED = 3; // different objectives
 const FEW = 0.5; // requests, below which a share of them says nothing
@@ -62,6 +63,7 @@ export function panels({ classes = [], memory_limit_gb: memory }) {
     { title: "Inter-token latency", unit: "ms", limits: tightest(classes, "tpot_slo_ms"), lines: [
       line("p50", measured("p50_itl_ms")),
       line("mean", measured("mean_itl_ms"), true),
+      line("p99", (windows, index) => itlP99(windows[index])),
     ] },
     { title: "Requests inside all their SLOs", ...PERCENT, lines: [
       line("inside", measured("slo_compliance_rate", 100), true),

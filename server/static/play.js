@@ -109,7 +109,7 @@ export class Play {
     this.windows.slice(1).forEach((window, index) => {
       if (index >= (classes[0]?.arrivals.length ?? 0)) return;
       window.classes = classes.map((one) => Object.fromEntries(
-        ["arrivals", "waiting", "ended", "good", "first_tokens", "ttft_met", "tpot_ms"]
+        ["arrivals", "waiting", "ended", "good", "first_tokens", "ttft_met", "tpot_ms", "itl_p99_ms"]
           .map((field) => [field, one[field][index]])));
     });
     this.onChange();

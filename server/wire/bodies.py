@@ -23,8 +23,12 @@ from server.wire.sentences import check_names, complaint, sentence
 MAX_SESSIONS = 1024
 """Sessions that one ``step_many`` advances at most."""
 
+MAX_GRADED = 10_000
+"""Windows of an episode that is sent to be graded. A task has hundreds, and more are ignored."""
+
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_ID)]
 Label = Annotated[str, StringConstraints(max_length=255)]
+Graded = Field(max_length=MAX_GRADED)
 Seed = Annotated[int, Field(ge=0, le=MAX_SEED, strict=True)]
 
 
@@ -134,9 +138,11 @@ class EpisodeObject(Body):
     """An episode's log as an earlier project keeps it: a list for each of its parts."""
 
     task_id: Label
-    actions: list[dict[str, Any]]
-    observations: list[dict[str, Any]] = Field(description="the reset's, then one for each action")
-    rewards: list[float]
+    actions: Annotated[list[dict[str, Any]], Graded]
+    observations: Annotated[list[dict[str, Any]], Graded] = Field(
+        description="the reset's, then one for each action"
+    )
+    rewards: Annotated[list[float], Graded]
     final_state: dict[str, Any] | None = None
 
     def entries(self) -> list[dict[str, Any]]:
@@ -156,8 +162,8 @@ class GradeBody(EpisodeBody):
     """
 
     session_id: SessionId | None = None
-    actions: list[ServeAction] | None = None
-    episode_log: list[dict[str, Any]] | None = Field(
+    actions: Annotated[list[ServeAction], Graded] | None = None
+    episode_log: Annotated[list[dict[str, Any]], Graded] | None = Field(
         None, description="a mapping for each window, or one mapping with a list for each part"
     )
     actions_taken: Annotated[int, Field(ge=0, strict=True)] | None = Field(

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.server_fuzz import Fuzz, fuzz_http, fuzz_sockets, fuzz_websocket
+from benchmarks.server_fuzz import Fuzz, fuzz_http, fuzz_schema, fuzz_sockets, fuzz_websocket
 from server.local import LocalServer
 
 
@@ -56,3 +56,19 @@ def test_failures_are_counted(failing: str) -> None:
     assert (fuzz.tried, fuzz.failed + fuzz.unanswered, fuzz.survived) == (5, 5, 0)
     assert fuzz.failed > 0
     assert Fuzz(10, 2, 3, "").survived == 5
+    assert Fuzz(10, 2, 3, "", told=1).survived == 4
+
+
+def test_what_is_the_servers_own_is_told_apart(server: LocalServer) -> None:
+    """An answer that holds it has not survived."""
+    assert fuzz_http(server.url, 20, random.Random(1), ["absent"]).told == 0
+    found = fuzz_http(server.url, 20, random.Random(1), ["absent", "error"])
+    assert 0 < found.told == found.tried - found.survived
+    messages = asyncio.run(fuzz_websocket(server.url, 20, random.Random(1), ["type"]))
+    assert messages.told == messages.tried == 20
+
+
+def test_requests_made_from_the_schema(server: LocalServer) -> None:
+    """Some for every route, and none breaks the server."""
+    found = fuzz_schema(server.url, 2, random.Random(1), ["absent"])
+    assert found.survived == found.tried > 30

@@ -64,6 +64,23 @@ def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> Non
     assert not (tmp_path / "log-wal").exists()
 
 
+def test_ctrl_c_while_the_server_compiles(tmp_path: Path) -> None:
+    """It ends at once, with a sentence and the code that a shell reports for it."""
+    nothing_compiled = str(tmp_path / "programs")
+    arguments = ("--port", str(free_port()))
+    with serve(tmp_path, *arguments, JAX_COMPILATION_CACHE_DIR=nothing_compiled) as process:
+        assert process.stdout is not None
+        said = []
+        while "Waiting for application startup" not in (line := process.stdout.readline()):
+            assert line, "".join(said)
+            said.append(line)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate()
+    assert process.returncode == 128 + signal.SIGINT
+    assert output.splitlines()[-1] == "server: ended before it could answer"
+    assert "Traceback" not in "".join(said) + output
+
+
 def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
     """Before the token is looked at; 300 MB of headers would be read otherwise."""
     port = free_port()

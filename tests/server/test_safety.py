@@ -12,6 +12,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
+from websockets.typing import Origin
 
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
@@ -122,6 +123,18 @@ def test_only_listed_origins_may_call(guarded: LocalServer) -> None:
     for origin, allowed in (("https://lab.example", True), ("https://evil.example", False)):
         answer = httpx.options(f"{guarded.url}/step", headers={"Origin": origin, **asked})
         assert ("access-control-allow-origin" in answer.headers) is allowed
+
+
+@pytest.mark.parametrize("path", ["/ws", "/mcp"])
+def test_sockets_of_other_pages_are_refused(server: LocalServer, path: str) -> None:
+    """A browser does not ask before it opens one, and says whose page it is; that of the server's
+    own page is opened."""
+    address = server.url.replace("http", "ws", 1) + path
+    with pytest.raises(InvalidStatus) as refused:
+        connect(address, origin=Origin("https://evil.example"), open_timeout=None)
+    assert refused.value.response.status_code == 403
+    with connect(address, origin=Origin(server.url), open_timeout=None):
+        pass
 
 
 def test_large_bodies_are_refused(guarded: LocalServer) -> None:

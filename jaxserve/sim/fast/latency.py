@@ -21,6 +21,7 @@ _LOGISTIC_SCALE = np.sqrt(3.0) / np.pi  # a logistic with this scale has unit va
 _TPOT_SPREAD_FLOOR = 0.06
 _FEW_REQUESTS = 0.1
 _NORMAL_OF_LOG_ODDS = 1.702  # Haley's constant: the logistic of 1.702 z is close to P(Z < z)
+_PAGE_LINEAR, _PAGE_CUBIC = 1.5976, 0.070565992  # Page, Applied Statistics 26 (1977)
 
 
 @flax.struct.dataclass
@@ -108,27 +109,33 @@ def _lognormal_exceeds(lognormal: tuple[jax.Array, jax.Array], log_values: jax.A
 def _normal_exceeds(place: jax.Array) -> jax.Array:
     """P(Z > place) of a standard normal within 1.4e-4, in one exponential.
 
-    Page, Applied Statistics 26 (1977): the logistic of an odd cubic. A quarter of the time of erfc.
+    Page's logistic of an odd cubic. A quarter of the time of erfc.
     """
     place = jnp.clip(place, -6.0, 6.0)
-    return 1.0 / (1.0 + jnp.exp(place * (1.5976 + 0.070565992 * place**2)))
+    return 1.0 / (1.0 + jnp.exp(place * (_PAGE_LINEAR + _PAGE_CUBIC * place**2)))
 
 
-def median_itl(
-    tally: Tally, itl_s: jax.Array, prefill_gpus: jax.Array, split: jax.Array
+def itl_quantile(
+    tally: Tally,
+    itl_s: jax.Array,
+    prefill_gpus: jax.Array,
+    split: jax.Array,
+    probability: jax.Array | float,
 ) -> jax.Array:
-    """Median time between a sequence's decode steps, s.
+    """Quantile p of the time between a sequence's decode steps, s.
 
     Iterations that only decode take about the same time. A share c of the iterations carries
-    prefill as well, which adds a lognormal time. If c is below a half, the median is an iteration
-    that only decodes; else it is the quantile (c - 1/2) / c of the others, whose odds are 2c - 1.
-    Which of the two it is depends on chance in a window of few iterations, so the result is their
-    mean: a median that jumped would differ from one compiled program to another.
+    prefill as well, which adds a lognormal time. If c is below 1 - p, the quantile is an iteration
+    that only decodes; else it is the quantile 1 - (1 - p) / c of the others, whose odds are
+    c / (1 - p) - 1. Which of the two it is depends on chance in a window of few iterations, so the
+    result is their mean: a quantile that jumped would differ from one compiled program to another.
 
     Args:
       itl_s: the mean, s.
       prefill_gpus, split: see ``WindowPlan``.
+      probability: p, at least a half.
     """
+    longer = 1.0 - probability
     steps = jnp.maximum(tally.steps, TINY)
     decode_only_s = tally.decode_only_s / steps
     mean_added_s = jnp.maximum(itl_s - decode_only_s, 0.0)
@@ -139,7 +146,7 @@ def median_itl(
     few = _FEW_REQUESTS
     full_s = (tally.prefills.full_s + few * mean_added_s) / (requests + few) + TINY
     carrying = jnp.where(split, 0.0, jnp.clip(carrying, mean_added_s / full_s, 1.0))
-    added_s = mean_added_s / jnp.maximum(carrying, 0.5)
+    added_s = mean_added_s / jnp.maximum(carrying, longer)
 
     # A Poisson number of prompts shares an iteration: the mean square of what they add is that of
     # one of them and the square of their mean. Times between 0 and ``full_s`` have at most the
@@ -149,13 +156,23 @@ def median_itl(
     variance = carrying * (1.0 + square_s2 / jnp.maximum(each_s**2, 1e-12)) - 1.0
     variance = jnp.minimum(variance, full_s / jnp.maximum(added_s, TINY) - 1.0)
     variance = jnp.maximum(variance, 1e-3)
-    # The normal quantile within 0.01 of probability: log odds / 1.702. The share of n iterations
-    # that carry prefill has the standard deviation 1 / (2 sqrt(n)) where it matters.
-    deviation = jax.lax.rsqrt(steps + 1.0)
-    odds = jnp.clip(2.0 * carrying - 1.0, deviation, 1.0)
-    place = odds ** (jnp.sqrt(jnp.log1p(variance)) / _NORMAL_OF_LOG_ODDS)
-    most_carry = jax.nn.sigmoid(_NORMAL_OF_LOG_ODDS * (2.0 * carrying - 1.0) / deviation)
-    return decode_only_s + most_carry * added_s * jax.lax.rsqrt(1.0 + variance) * place
+    # The share of n iterations that carry prefill has the standard deviation sqrt(p (1 - p) / n)
+    # where it matters.
+    deviation = jnp.sqrt(probability * longer / (steps + 1.0))
+    odds = jnp.clip((carrying - longer) / longer, deviation / longer, probability / longer)
+    place = jnp.exp(jnp.sqrt(jnp.log1p(variance)) * _normal_quantile(jnp.log(odds)))
+    carries = jax.nn.sigmoid(_NORMAL_OF_LOG_ODDS * (carrying - longer) / deviation)
+    prefill_s = jnp.minimum(added_s * jax.lax.rsqrt(1.0 + variance) * place, full_s)
+    return decode_only_s + carries * prefill_s
+
+
+def _normal_quantile(log_odds: jax.Array) -> jax.Array:
+    """Of a standard normal at a probability of those odds: within 0.01 of probability below the
+    median (Haley), within 1.4e-4 above it, where the cubic of ``_normal_exceeds`` is solved."""
+    linear, cubic = np.float32(_PAGE_LINEAR), np.float32(_PAGE_CUBIC)
+    scale = np.sqrt(linear / (3.0 * cubic))
+    above = 2.0 * scale * jnp.sinh(jnp.arcsinh(1.5 * log_odds / (linear * scale)) / 3.0)
+    return jnp.where(log_odds > 0.0, above, log_odds / _NORMAL_OF_LOG_ODDS)
 
 
 def tpot_met_share(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up, batch_last, stage
 from jaxserve.sim.fast.admission import distinct_kv
-from jaxserve.sim.fast.latency import TTFT_EDGES_S, median_itl, tpot_met_share
+from jaxserve.sim.fast.latency import TTFT_EDGES_S, itl_quantile, tpot_met_share
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import SimState, Slo
 from jaxserve.sim.fast.tick import run_ticks
@@ -91,6 +91,7 @@ def _run(
     accepted = add_up(queues.running * (plan.tokens_per_step - 1.0)) / (
         jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
     )
+    iterations = (tally, itl_s, plan.prefill_gpus, plan.split)
     metrics = WindowMetrics(
         arrivals=add_up(arrivals.counts),
         completed=tally.completed,
@@ -104,7 +105,8 @@ def _run(
         ttft_exceeded=first.exceeded,
         tpot_s=service.tpot_s,
         itl_s=itl_s,
-        p50_itl_s=stage(live, median_itl, tally, itl_s, plan.prefill_gpus, plan.split),
+        p50_itl_s=stage(live, itl_quantile, *iterations, 0.5),
+        p99_itl_s=stage(live, itl_quantile, *iterations, 0.99),
         tokens=add_up(decoded + tally.admitted),
         preemptions=tally.preemptions,
         memory_gib=memory_gib,

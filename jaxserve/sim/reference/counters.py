@@ -40,16 +40,20 @@ class Counters:
     peak_memory_bytes: float = 0.0
     work: tuple[Work, Work, Work] = field(default_factory=lambda: (Work(), Work(), Work()))
 
-    def itl_s(self) -> tuple[float, float]:
-        """Mean and median time between a sequence's decode steps, NaN when nothing decoded.
+    def itl_s(self) -> tuple[float, float, float]:
+        """Mean, median and 99th percentile of the time between a sequence's decode steps, NaN when
+        nothing decoded.
 
         Each step of each sequence counts once.
         """
         if not self.decodes:
-            return math.nan, math.nan
+            return math.nan, math.nan, math.nan
         mean_s = sum(n * s for s, n in self.decodes) / sum(n for _, n in self.decodes)
         seconds, sequences = np.array(self.decodes).T
-        return mean_s, float(np.quantile(seconds, 0.5, weights=sequences, method="inverted_cdf"))
+        median_s, p99_s = np.quantile(
+            seconds, (0.5, 0.99), weights=sequences, method="inverted_cdf"
+        )
+        return mean_s, float(median_s), float(p99_s)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class WindowStats:
     """mean time between a sequence's decode steps; NaN when nothing decoded."""
     p50_itl_s: float
     """median of the same; NaN when nothing decoded."""
+    p99_itl_s: float
+    """99th percentile of the same; NaN when nothing decoded."""
     drafted: int
     """tokens drafted."""
     draft_accepted: int

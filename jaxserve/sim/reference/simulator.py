@@ -408,7 +408,7 @@ class ReferenceSimulator:
             if not gpu.up
         )
         gpu_s = length_s * len(self._gpus)
-        itl_s, p50_itl_s = counters.itl_s()
+        itl_s, p50_itl_s, p99_itl_s = counters.itl_s()
         pools = [gpu.engine.pool for gpu in self._gpus if gpu.up]
         blocks = sum(pool.capacity for pool in pools)
         return WindowStats(
@@ -426,6 +426,7 @@ class ReferenceSimulator:
             tokens=counters.tokens,
             itl_s=itl_s,
             p50_itl_s=p50_itl_s,
+            p99_itl_s=p99_itl_s,
             drafted=counters.drafted,
             draft_accepted=counters.draft_accepted,
             kv_occupancy=sum(pool.used for pool in pools) / blocks if blocks else 0.0,

@@ -56,6 +56,9 @@ def test_classes_add_up_to_the_windows(http: httpx.Client, task: str) -> None:
     for one in found["classes"]:
         for tpot_ms in one["tpot_ms"]:
             assert tpot_ms is None or 0.1 < tpot_ms < 60_000
+        for itl_p99_ms, window in zip(one["itl_p99_ms"], played["results"], strict=True):
+            seen = window["observation"]
+            assert itl_p99_ms is None or seen["p50_itl_ms"] < 1.001 * itl_p99_ms < 60_000
     after = http.get("/observation", params={"session_id": session}).json()
     assert after["observation"] == played["results"][-1]["observation"]
 
