@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 # One session's window is too small a computation for an accelerator to be worth the way there.
@@ -16,6 +15,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
+from server.ending import end, end_in_time, told
 from server.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ _REQUESTS_END_S = 4
 _SWITCH_S = 0.0005
 """How long a thread may compute in Python while others wait: a step waits for that several times,
 and Python would let it be five milliseconds each time, while sessions are rebuilt beside it."""
-_APP_ENDS_S = 4.0
-"""After that, until the process ends in any case: ten seconds after its signal Docker kills it."""
 
 
 def _refuse(reason: object) -> NoReturn:
@@ -73,7 +71,7 @@ def _build() -> FastAPI:
         app = build_app(settings, compilation)
     except InputError as error:
         _refuse(error)
-    app.router.on_shutdown.insert(0, _end_in_time)
+    app.router.on_shutdown.insert(0, end_in_time)
     return app
 
 
@@ -94,16 +92,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _end_in_time() -> None:
-    """What still computes in threads is not waited for. All that was acknowledged is in the log."""
-
-    # A thread cannot make the process die by the signal itself.
-    dropped = "ended; what was still computed is dropped"
-    timer = threading.Timer(_APP_ENDS_S, _end, (signal.SIGTERM, dropped))
-    timer.daemon = True
-    timer.start()
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Serves until it is told to stop.
 
@@ -122,7 +110,7 @@ def main(arguments: list[str] | None = None) -> None:
         _serve(settings, sockets)
     except KeyboardInterrupt:
         # Before anything answers, or once everything is closed.
-        _end(signal.SIGINT, "ended")
+        end(signal.SIGINT, "ended")
 
 
 def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
@@ -134,7 +122,8 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if not self.started:
-                _end(sig, "ended before it could answer")
+                end(sig, "ended before it could answer")
+            told(sig)
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(
@@ -159,12 +148,6 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
             sys.exit(2)
     else:
         Server(config).run(sockets=sockets)
-
-
-def _end(sig: int, how: str) -> NoReturn:
-    """Ends the process with a sentence, and the exit code that a shell reports for that signal."""
-    print(f"server: {how}", file=sys.stderr, flush=True)
-    os._exit(128 + sig)
 
 
 def option_parser() -> argparse.ArgumentParser:

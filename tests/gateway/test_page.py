@@ -26,7 +26,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "gateway.md"
 @contextmanager
 def running(command: str, url: str, exit_status: int = 0) -> Iterator[subprocess.Popen[bytes]]:
     """A command of the page; waits until it answers, ends it as Ctrl-C does, and compares its exit
-    status, which is negative for one that ends by a signal."""
+    status."""
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     with own_process(
         f"exec {command}", shell=True, env=os.environ | {"PATH": programs}, stderr=subprocess.PIPE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from contextlib import ExitStack, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -22,7 +21,6 @@ from server.local import free_port
 from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
-from tests.patience import wait_until
 from tests.quick_compiler import quick_flags
 from tests.rollouts.service.commands import client as client_of
 from tests.rollouts.service.running import ended
@@ -100,12 +98,10 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             '"runtime": {', f'"runtime": {{"variables": {{"PYTHONPATH": "{root}"}}, '
         )
     )
+    interrupted = 130
     with ExitStack() as stack:
         stack.enter_context(Operator("vllm", int(ports["8000"])))
-        # Once it has ended in order, the server lets the signal end the process.
-        interrupted = -signal.SIGINT
-        environment = f"http://127.0.0.1:{ports['7860']}"
-        stack.enter_context(running(server, environment, interrupted))
+        stack.enter_context(running(server, f"http://127.0.0.1:{ports['7860']}", interrupted))
         for command, port in ((gateway, "9000"), (service, "9100")):
             stack.enter_context(running(command, f"http://127.0.0.1:{ports[port]}"))
         pages = f"http://127.0.0.1:{ports['9101']}"
@@ -127,5 +123,3 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         rewards = [one[2] for one in result["sessions"][0]["evaluation"]["completions"]]
         assert first.traces[0].reward == result["sessions"][0]["evaluation"]["score"]
         assert token_rewards(first.traces[0]).sum() == pytest.approx(sum(rewards))
-        # A server that is told to end while it compiles drops that, and has another exit status.
-        wait_until(lambda: not httpx.get(f"{environment}/runtime").json()["compiling"])
