@@ -232,7 +232,7 @@ def write_step_times(
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.cost_model import CostModel
     from jaxserve.sim.machine.hardware import load_gpu
-    from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes
+    from jaxserve.sim.machine.memory import kv_capacity_tokens
     from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.machine.step_times import CPU_BLOCK_TOKENS, step_times
 
@@ -241,8 +241,7 @@ def write_step_times(
     checks.positive("--time-dilation", time_dilation)
     gpu, llm = load_gpu(hardware), load_model(model)
     times = step_times(CostModel.of(gpu, llm, tensor_parallel), tier, time_dilation)
-    pool_bytes = kv_pool_bytes(gpu, llm, tier, False, tensor_parallel)
-    pool_tokens = pool_bytes / kv_bytes_per_token(llm, False, tensor_parallel)
+    pool_tokens = kv_capacity_tokens(gpu, llm, tier, 1.0, False, tensor_parallel)
     write_output(out, f"{json.dumps(times, indent=2)}\n".encode(), "--out")
     result_console().print(
         f"wrote {out}; this GPU has room for {int(pool_tokens)} KV tokens: vllm serve "

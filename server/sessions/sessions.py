@@ -205,13 +205,20 @@ class Sessions:
             if not programs.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
-        shown: list[Windows] = []
-        order: list[int] = []
-        for group in by_environment.values():
-            for first in range(0, len(group), programs.BATCH_SIZE):
-                together = group[first : first + programs.BATCH_SIZE]
-                shown.append(self._step_together(sessions, knobs, together))
-                order += together
+        together = [
+            group[first : first + programs.BATCH_SIZE]
+            for group in by_environment.values()
+            for first in range(0, len(group), programs.BATCH_SIZE)
+        ]
+        # All are begun before the first is waited for: they are computed side by side.
+        begun = [_advanced(sessions, knobs, indices) for indices in together]
+        shown = []
+        for indices, (lanes, outcome) in zip(together, begun, strict=True):
+            windows = programs.read_windows(outcome)
+            for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
+                self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
+            shown.append(windows)
+        order = [index for indices in together for index in indices]
         # Undoes the grouping by environment.
         windows = programs.concatenated(shown, np.argsort(order).tolist())
         ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
@@ -268,17 +275,6 @@ class Sessions:
         self._keep(session)
         self._evict()
 
-    def _step_together(
-        self, sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
-    ) -> Windows:
-        simulator = sessions[indices[0]].simulator
-        states = [sessions[index].state for index in indices]
-        lanes, outcome = programs.advance_many(simulator, states, [knobs[i] for i in indices])
-        windows = programs.read_windows(outcome)
-        for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
-            self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
-        return windows
-
     def _settle(self) -> None:
         self._records, self._default = [], None
         self._changed.clear()
@@ -315,3 +311,12 @@ class Sessions:
             if oldest in self._changed:
                 return
             del self._live[oldest]
+
+
+def _advanced(
+    sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
+) -> tuple[list[programs.Lane], programs.Outcome]:
+    """One window of each of those of one environment that are named."""
+    states = [sessions[index].state for index in indices]
+    simulator = sessions[indices[0]].simulator
+    return programs.advance_many(simulator, states, [knobs[index] for index in indices])

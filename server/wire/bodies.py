@@ -50,7 +50,7 @@ class Body(BaseModel):
     @classmethod
     def _known(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            check_names(data, cls.model_fields)
+            check_names(data, cls.model_fields.keys())
         return data
 
 

@@ -26,6 +26,10 @@ LIVE, SIMULATED = "live", "simulated"
 """Modes of a server and of what it answers."""
 SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
 """What the id of a session looks like."""
+_NAMES = dict.fromkeys((*KNOBS, *ALIASES, "metadata")).keys()
+_OWN_NAMES = frozenset((*KNOBS, "metadata"))
+_AS_THEY_ARE = frozenset((int, float, dict))
+"""Types of values that are not respelled."""
 _in_order = operator.attrgetter(*KNOBS)
 
 
@@ -92,7 +96,9 @@ def plain_names(action: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       PydanticCustomError: a name is unknown or comes twice, or a switch stands for a number.
     """
-    check_names(action, (*KNOBS, *ALIASES, "metadata"))
+    if action.keys() <= _OWN_NAMES and _AS_THEY_ARE.issuperset(map(type, action.values())):
+        return dict(action)
+    check_names(action, _NAMES)
     plain: dict[str, Any] = {}
     for name, value in action.items():
         knob = ALIASES.get(name, name)

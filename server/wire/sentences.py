@@ -6,7 +6,7 @@ HTTP, WebSocket and MCP all say it in these words.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -69,12 +69,12 @@ def complaint(text: str) -> PydanticCustomError:
     return PydanticCustomError(_COMPLETE, "{text}", {"text": text})
 
 
-def check_names(given: Iterable[Any], allowed: Iterable[str]) -> None:
+def check_names(given: Mapping[Any, Any], allowed: Set[str]) -> None:
     """Raises a ``complaint`` about the first name that is not allowed."""
-    names = tuple(allowed)
-    for name in given:
-        if name not in names:
-            raise complaint(f"field {name!r:.60} is unknown; allowed are {', '.join(names)}")
+    if given.keys() <= allowed:
+        return
+    name = next(name for name in given if name not in allowed)
+    raise complaint(f"field {name!r:.60} is unknown; allowed are {', '.join(allowed)}")
 
 
 def sentence(errors: Sequence[Any]) -> str:

@@ -33,6 +33,7 @@ from jaxserve.gateway.translation.chat import Chat
 from jaxserve.gateway.translation.deltas import EventWriter, deltas_of
 from jaxserve.gateway.translation.engine import engine_problem
 from jaxserve.gateway.translation.policy import TemplatePolicy
+from jaxserve.gateway.translation.reading import object_in
 from jaxserve.gateway.translation.table import translated, translates
 from jaxserve.gateway.upstream import join
 
@@ -165,11 +166,7 @@ class Captured(Way):
         body = await join(self.chunks(response, engine), engine, limit)
         if response.status != 200:
             await self._refused(response, body, engine)
-        try:
-            answer = orjson.loads(body)
-        except orjson.JSONDecodeError:
-            answer = None
-        await self._whole(answer if isinstance(answer, dict) else {}, self._answered)
+        await self._whole(object_in(body) or {}, self._answered)
 
     def failed(self, problem: Problem) -> None:
         """Records how it ended, unless its record is written already."""

@@ -5,12 +5,11 @@ They are neither queued nor recorded: no token is sampled.
 
 from __future__ import annotations
 
-from typing import Any
-
 import orjson
 
 from jaxserve.gateway.engines import EngineSpec
 from jaxserve.gateway.problems import Problem
+from jaxserve.gateway.translation import reading
 from jaxserve.gateway.translation.chat import Chat
 from jaxserve.gateway.translation.engine import engine_problem
 
@@ -47,11 +46,7 @@ def count(spec: EngineSpec, status: int, body: bytes) -> int:
         )
     if status != 200:
         raise engine_problem(status, body, spec.name)
-    try:
-        answer: Any = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        answer = None
-    counted = answer.get("count") if isinstance(answer, dict) else None
-    if type(counted) is not int or counted < 0:
+    counted = reading.count((reading.object_in(body) or {}).get("count"))
+    if counted is None:
         raise Problem(502, "engine_garbage", f"engine {spec.name} answered without a count")
     return counted

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxserve.gateway.translation.reading import objects
+
 Json = Mapping[str, Any]
 
 _SAMPLING = (
@@ -114,11 +116,6 @@ STRATEGIES: Mapping[str, Strategy] = {
 def choices(answer: Json) -> Sequence[Json]:
     """Those of an answer or an event."""
     return objects(answer.get("choices"))
-
-
-def objects(found: Any) -> Sequence[Json]:
-    """The JSON objects of a list; none of anything else."""
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
 def sampling_of(asked: Json) -> dict[str, Any]:

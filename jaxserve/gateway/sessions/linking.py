@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import orjson
 
-from jaxserve.gateway.sessions.engines import objects
 from jaxserve.gateway.sessions.records import (
     EXACT,
     RETOKENISED,
     CompletionRecord,
     Link,
 )
+from jaxserve.gateway.translation.reading import objects
 
 _DIGEST_BYTES = 16
 _FIRST_BATCH = 8
