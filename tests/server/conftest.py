@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from server.local import LocalServer
+from tests.server.small_disk import mounted
 
 
 @pytest.fixture
@@ -17,6 +19,13 @@ def http(server: LocalServer) -> Iterator[httpx.Client]:
     """An HTTP client of the shared server."""
     with httpx.Client(base_url=server.url, timeout=600.0) as client:
         yield client
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 500 KB."""
+    with mounted(tmp_path / "disk") as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

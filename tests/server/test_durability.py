@@ -17,6 +17,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from server.local import LocalServer
+from tests.patience import wait_until
+from tests.server.small_disk import fill
 
 pytestmark = pytest.mark.slow  # every test starts servers of its own
 
@@ -210,6 +212,31 @@ def test_a_full_disk_is_said_and_survived(
     assert answer.status_code == 507, answer.text
     assert "the session log cannot be written" in answer.json()["error"]
     assert state_of(server, session_id)["step_count"] == 5
+    rewards += rewards_of(server, session_id, 5)
+    assert rewards == undisturbed[:10]
+
+
+def test_a_restart_on_a_full_disk(
+    small_disk: Path, start_server: Start, undisturbed: list[float]
+) -> None:
+    """Sessions can be read and steps are refused; once there is room, both go on by themselves."""
+    log = {"JAXSERVE_DATABASE": str(small_disk / "sessions.sqlite3")}
+    server = start_server(**log)
+    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
+    rewards = rewards_of(server, session_id, 5)
+    server.kill()
+    filled = fill(small_disk)
+    server = start_server(**log)
+    health = httpx.get(f"{server.url}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "degraded")
+    assert state_of(server, session_id)["step_count"] == 5
+    body = {"session_id": session_id, "action": ACTION}
+    refused = httpx.post(f"{server.url}/step", json=body, timeout=300.0)
+    assert refused.status_code == 507, refused.text
+    assert "the session log cannot be written" in refused.json()["error"]
+    assert state_of(server, session_id)["step_count"] == 5
+    filled.unlink()
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
     rewards += rewards_of(server, session_id, 5)
     assert rewards == undisturbed[:10]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,13 @@ def test_numbers_are_those_of_the_last_window(page: Any, server: LocalServer) ->
     assert states[3] == "none"
     assert page.locator("#classes tr").count() == 4
     page.wait_for_function("document.getElementById('classes').innerText.includes('%')")
+    # The 99th percentile of the inter-token latency comes with the classes.
+    found = httpx.get(f"{server.url}/classes", params=there, timeout=300.0).json()["classes"]
+    (itl_ms,) = {round(of, 3) for one in found if (of := one["itl_p99_ms"][-1]) is not None}
+    tile = page.evaluate(every)[3].replace(",", "").split()
+    assert tile[:2] == ["ITL", "p99"] and float(tile[2]) == pytest.approx(itl_ms, rel=0.01)
+    chart = page.locator("#charts .chart", has_text="Inter-token latency").inner_text()
+    assert re.search(r"p99\s+" + re.escape(tile[2]), chart.replace(",", "")), chart
     assert any("a burst" in event for event in page.locator("#happened li").all_inner_texts())
 
 

@@ -134,6 +134,26 @@ def test_the_list_of_tasks_is_live(page: Any, service: RunningService, tmp_path:
     assert page.evaluate("window.same") is True
 
 
+def test_completions_appear_while_the_agent_talks(
+    page: Any, service: RunningService, tmp_path: Path
+) -> None:
+    """On the session's page, by itself; the last drawing is that of the end."""
+    talks = talk("one", "two")["command"][-2:]
+    gate = tmp_path / "go"
+    code = f"{talks[0]}\n{WAIT.replace('sys.argv[1]', 'sys.argv[2]')}"
+    agent = {"command": [sys.executable, "-c", code, talks[1], str(gate)]}
+    service.submit(task_id="talks", agent=agent)
+    page.goto("/#/session/talks.0")
+    page.evaluate("window.same = true")
+    page.get_by_text("Completions (2)", exact=True).wait_for()
+    assert page.locator(".state").first.inner_text() == "RUNNING"
+    assert service.http.get("/sessions/talks.0").json()["state"] == "RUNNING"
+    gate.touch()
+    page.get_by_text("Trace 1", exact=True).wait_for()
+    assert page.locator(".state").first.inner_text() == "COMPLETED"
+    assert page.evaluate("window.same") is True
+
+
 def test_a_failed_task_says_why(page: Any, service: RunningService) -> None:
     """In the task's table and on the session's page, where everybody sees it."""
     service.submit(task_id="bad", agent={"command": [sys.executable, "-c", "exit(3)"]})

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import sqlite3
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,6 +26,7 @@ from server.sessions.store import (
     open_store,
 )
 from server.settings import IN_MEMORY
+from tests.server.small_disk import fill
 
 STEP = LoggedStep(batched=False, reward=0.25, knobs=(1.0, 0.5, 0.0, 2.0, 0.0, 1.0))
 
@@ -360,27 +359,6 @@ def test_housekeeping_of_others_is_no_fault(tmp_path: Path) -> None:
     other.close()
     store.commit([step(300)])
     assert store.fault() is None
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 500 KB; where none can be mounted, the test is skipped."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(folder)]
-    if subprocess.run(mount, check=False, capture_output=True).returncode:
-        pytest.skip("no file system can be mounted here")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Leaves no room."""
-    file = folder / "filled"
-    with file.open("wb", buffering=0) as filling, contextlib.suppress(OSError):
-        while True:
-            filling.write(b"x" * 512)
-    return file
 
 
 @pytest.mark.parametrize("end", ["closed", "killed", "lost its index"])

@@ -6,7 +6,7 @@ import * as pages from "./pages.js";
 const page = document.getElementById("page");
 const status = document.getElementById("status");
 const AFTER_MS = 250; // of changes that come together, one drawing is enough
-const AGAIN_MS = 5000; // nodes' loads have no events
+const AGAIN_MS = 5000; // nodes' loads and an agent's completions have no events
 let drawing = 0;
 let due = null;
 
@@ -46,6 +46,6 @@ function listen() {
 }
 
 addEventListener("hashchange", draw);
-setInterval(() => { if (/^#?\/?(nodes)?$/.test(location.hash)) soon(); }, AGAIN_MS);
+setInterval(() => { if (/^#?\/?(nodes)?$/.test(location.hash) || page.querySelector("[data-going=true]")) soon(); }, AGAIN_MS);
 draw();
 listen();

@@ -5,6 +5,7 @@ import { shown } from "./diff.js";
 import { traceView } from "./tokens.js";
 
 const ENDED = ["COMPLETED", "ERROR", "TIMEOUT"];
+const MOST_RECORDS = 1000;
 const POOL_STATES = { init: ["INITIALIZING"], run: ["RUNNING"], post_run: ["POST_RUN", "BUILDING"], eval: ["EVALUATING"], prewarm: [] };
 const total = (counts) => Object.values(counts).reduce((sum, one) => sum + one, 0);
 
@@ -90,16 +91,18 @@ function completion(record, key) {
 export async function session(id) {
   const name = encodeURIComponent(id);
   const [found, lines, row] = await Promise.all([
-    ask(`/sessions/${name}`), ask(`/sessions/${name}/completions?limit=1000`, true), ask(`/sessions/${name}/trajectory`, true)]);
+    ask(`/sessions/${name}`), ask(`/sessions/${name}/completions?limit=${MOST_RECORDS}`, true), ask(`/sessions/${name}/trajectory`, true)]);
   const records = lines.split("\n").filter(Boolean).map((line) => JSON.parse(line));
   const traces = row ? JSON.parse(row).traces : [];
-  const about = make("p", {}, state(found.state), ` ${found.reason || ""} `, link(["task", found.task.task_id]), ` · node ${found.node ?? "none yet"} · attempt ${found.attempt}`);
+  const going = !ENDED.includes(found.state);
+  const about = make("p", { data: { going } }, state(found.state), ` ${found.reason || ""} `, link(["task", found.task.task_id]), ` · node ${found.node ?? "none yet"} · attempt ${found.attempt}`);
   const last = found.events.at(-1);
-  const events = ENDED.includes(last.state) ? found.events : [...found.events, { ...last, at_unix_s: Date.now() / 1000 }];
+  const events = going ? [...found.events, { ...last, at_unix_s: Date.now() / 1000 }] : found.events;
+  const some = records.length < MOST_RECORDS ? records.length : `the first ${MOST_RECORDS}`;
   return [
     panel(`Session ${id}`, about, timeline(events), fold(`${id}-task`, "Task as submitted", () => json(found.task))),
     panel("Evaluation", make("p", {}, `reward ${number(found.reward ?? null)}`), json({ evaluation: found.evaluation, dropped: found.dropped, cuts: found.cuts, failures: found.failures })),
-    panel(`Completions (${records.length})`, ...records.map((record) => completion(record, id))),
+    panel(`Completions (${some})`, ...records.map((record) => completion(record, id))),
     ...traces.map((trace, index) => traceView(trace, index, id)),
   ];
 }
