@@ -37,7 +37,7 @@ test: $(SYNCED) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(SYNCED) ## run only the slow tests
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 notebooks: $(SYNCED) ## run the notebooks on their short budget
 	$(BIN)/python -m pytest tests/notebooks -m slow -n logical

@@ -19,6 +19,23 @@ from tests.quick_compiler import compile_quickly, quick_flags
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
+_LONGEST = (
+    "docs/test_pages.py",
+    "notebooks/test_notebooks.py",
+    "test_readme.py",
+    "compare/test_command.py",
+    "integrations/test_vllm_sessions.py",
+    "server/test_durability.py",
+    "server/test_documents.py",
+    "integrations/test_vllm.py",
+    "live/test_kills.py",
+    "agents/test_regime_oracle.py",
+    "live/study/test_run.py",
+    "mock_engine/test_latencies.py",
+    "learning/test_distributed.py",
+)
+"""Files of slow tests that take more than a minute and a half. They are begun first: one that is
+begun last keeps all but one worker waiting."""
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
 os.environ.setdefault(
@@ -45,6 +62,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """The slow tests run programs as users do, but for commands in documents."""
     if "not slow" in config.option.markexpr:
         compile_quickly()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, as ``make test-slow`` hands them out in this order."""
+    if config.option.markexpr == "slow":
+        folder = Path(__file__).parent
+        rank = {folder / name: place for place, name in enumerate(_LONGEST)}
+        assert all(file.is_file() for file in rank), "a file in _LONGEST does not exist"
+        items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -173,8 +173,8 @@ def _row(item: dict[str, object]) -> ServedRow | str:
     tp, experts = _number(item["tp_size"]), _number(item["moe_ep_size"])
     ranks, share = _number(item["attention_dp_size"]), _number(item["moe_tp_size"])
     product = tp * ranks
-    # Where experts are divided the file has the product of two sizes that are one and the same.
-    doubled = experts > 1 and product == experts * share and experts in (share, ranks)
+    # Some rows have the product of two sizes that are one and the same, number of GPUs both.
+    doubled = (share == experts > 1 and product == experts * share) or tp == ranks > 1
     gpus = round(product**0.5) if doubled else round(product)
     told = re.search(r"silicon_concurrency=(\d+)", str(item["silicon_data_source"]))
     concurrency = float(told.group(1)) if told else _number(item["batch_size"])

@@ -71,18 +71,28 @@ def test_twins_are_left_out_with_their_runs(tmp_path: Path) -> None:
     assert left_out == {"ambiguous": 2, "repeated": 1}
 
 
-def test_a_doubled_layout_is_read_as_its_gpus(tmp_path: Path) -> None:
-    """Where experts are divided the file multiplies tensor and expert parallel sizes."""
+@pytest.mark.parametrize(
+    ("tp", "ranks", "share", "experts", "gpus"),
+    [(16, 1, 4, 4, 4), (1, 16, 4, 4, 4), (4, 4, 1, 16, 4), (1, 4, 1, 4, 4), (1, 4, 4, 1, 4)],
+)
+def test_a_doubled_layout_is_read_as_its_gpus(
+    tp: int, ranks: int, share: int, experts: int, gpus: int, tmp_path: Path
+) -> None:
+    """One file of the source multiplies two sizes that are both the number of GPUs; in another
+    the same servers have it once."""
     change = {
         "model_path": "openai/gpt-oss-120b",
         "precision": "fp4",
         "system": "h200_sxm",
-        "tp_size": 16,
-        "moe_tp_size": 4,
-        "moe_ep_size": 4,
+        "tp_size": tp,
+        "attention_dp_size": ranks,
+        "moe_tp_size": share,
+        "moe_ep_size": experts,
+        "batch_size": 32 // ranks,
+        "silicon_data_source": "silicon_concurrency=32",
     }
     kept, _ = served_rows(_written(tmp_path, change))
-    assert [(row.gpus, row.stack.formats[0]) for row in kept] == [(4, "mxfp4")]
+    assert [(row.gpus, row.stack.formats[0]) for row in kept] == [(gpus, "mxfp4")]
 
 
 def test_lengths_that_are_drawn_are_known_by_their_source(tmp_path: Path) -> None:
