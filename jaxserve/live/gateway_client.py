@@ -16,6 +16,10 @@ class GatewayError(Exception):
     """The gateway did not answer, or refused; the reason in one sentence."""
 
 
+class LateAnswer(GatewayError):
+    """It was not there in time."""
+
+
 class GatewayClient:
     """``async with GatewayClient(url) as gateway``. Every call ends within ``patience_s``."""
 
@@ -80,9 +84,7 @@ class GatewayClient:
             ):
                 text = await response.text()
         except TimeoutError:
-            raise GatewayError(
-                f"the gateway did not answer within {self._patience_s:g} s"
-            ) from None
+            raise LateAnswer(f"the gateway did not answer within {self._patience_s:g} s") from None
         except (aiohttp.ClientError, OSError, UnicodeDecodeError) as error:
             raise GatewayError(f"the gateway cannot be reached: {type(error).__name__}") from None
         try:

@@ -22,7 +22,7 @@ from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, plain
-from jaxserve.live.gateway_client import GatewayClient, GatewayError
+from jaxserve.live.gateway_client import GatewayClient, GatewayError, LateAnswer
 from jaxserve.live.guard import Guard, Limits, as_values, changed_costly, guarded
 from jaxserve.live.live_task import TURNED, check_objectives, echo, unacknowledged
 from jaxserve.live.measured import Streams, arrivals_by_tick, measure, observe
@@ -42,6 +42,8 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.types import ServeAction, ServeObservation
 
 LEASE_WINDOWS = 2.0
+_BEGIN_S = 30.0
+"""For which late answers are asked for again before the first window."""
 _DEADLINE_SHARE = 0.5
 """of a window, in which a decision must be made and acknowledged."""
 _LATE = "a decision missed its deadline"
@@ -169,11 +171,8 @@ class Controller:
                 await self._release()
 
     async def _begin(self) -> None:
-        try:
-            self._last = seen = await self._look()
-            state = await self._gateway.state()
-        except GatewayError as error:
-            raise InputError(str(error)) from None
+        seen, state = await self._first_look()
+        self._last = seen
         fits = "`jaxserve live-task` makes one that fits"
         for name in self._turned:
             offer = seen.knobs["knobs"][name]
@@ -188,6 +187,16 @@ class Controller:
                 f"the task has {gpus} GPUs and the gateway {seen.engines.count} engines; {fits}"
             )
         check_objectives(self._spec, state)
+
+    async def _first_look(self) -> tuple[Look, dict[str, Any]]:
+        """No window has begun that a late answer could spoil."""
+        until_s = time.monotonic() + _BEGIN_S
+        while True:
+            try:
+                return await self._look(), await self._gateway.state()
+            except GatewayError as error:
+                if not isinstance(error, LateAnswer) or time.monotonic() > until_s:
+                    raise InputError(str(error)) from None
 
     async def _look(self) -> Look:
         """Raises GatewayError, or InputError where an answer cannot be."""

@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.agents.panel import TaskSetup, load_setup
 from jaxserve.live import operate
-from jaxserve.live.gateway_client import GatewayError
+from jaxserve.live.gateway_client import GatewayError, LateAnswer
 
 WINDOW_S = 1.0
 TICKS = 4
@@ -146,6 +146,8 @@ class Deployment:
         self.good = 1.0
         """share of the requests that meet their objectives."""
         self.unreachable = self.held = False
+        self.late = 0
+        """answers that do not come in time, from now on."""
         self.lies: dict[str, float] = {}
         self.refuses: str | None = None
         self.slow_s = 0.0
@@ -175,6 +177,10 @@ class Deployment:
     def _answer(self) -> None:
         if self.unreachable:
             raise GatewayError("the gateway cannot be reached: ClientConnectorError")
+        if self.late:
+            self.late -= 1
+            self.now_s += 1.0
+            raise LateAnswer("the gateway did not answer within 1 s")
         self.in_force()
 
     def in_force(self) -> dict[str, float]:

@@ -354,6 +354,19 @@ def test_a_deployment_that_does_not_fit(
     assert deployment.commands == []
 
 
+@pytest.mark.parametrize(("late", "begins"), [(4, True), (1000, False)])
+def test_answers_may_be_late_before_the_first_window(late: int, begins: bool, play: Play) -> None:
+    """They are asked for again, but not for ever; nothing is turned before the first is there."""
+    deployment = Deployment()
+    deployment.late = late
+    if begins:
+        assert play(3, deployment=deployment).reasons == [None] * 3
+    else:
+        with pytest.raises(InputError, match="the gateway did not answer within 1 s"):
+            play(3, deployment=deployment)
+        assert deployment.commands == []
+
+
 def test_other_objectives_at_the_gateway(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """Goodput would be that of something else."""
 
