@@ -155,15 +155,26 @@ _DELTA_OUTPUT = (
 def _chat_token(event: Mapping[str, Any]) -> bool:
     for choice in _choices(event):
         delta = choice.get("delta")
-        if choice.get("token_ids") or (
-            isinstance(delta, dict) and any(delta.get(name) for name in _DELTA_OUTPUT)
+        if choice.get("token_ids"):
+            return True
+        if isinstance(delta, dict) and (
+            any(delta.get(name) for name in _DELTA_OUTPUT)
+            or (not delta.get("role") and _held_back(delta.get("content"), choice))
         ):
             return True
     return False
 
 
 def _completions_token(event: Mapping[str, Any]) -> bool:
-    return any(choice.get("text") or choice.get("token_ids") for choice in _choices(event))
+    return any(
+        choice.get("text") or choice.get("token_ids") or _held_back(choice.get("text"), choice)
+        for choice in _choices(event)
+    )
+
+
+def _held_back(text: Any, choice: Mapping[str, Any]) -> bool:
+    """A token that is not the whole of a character yet: engines send it with an empty text."""
+    return text == "" and choice.get("finish_reason") is None
 
 
 def _messages_token(event: Mapping[str, Any]) -> bool:

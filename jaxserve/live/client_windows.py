@@ -114,7 +114,7 @@ class ClientWindows:
             name: {word: counts[word] for word in ("waiting", "running")}
             for name, counts in self.in_flight.items()
         }
-        return parse_window({"gateway": "none", "in_flight": flight, **found})
+        return parse_window({"gateway": "none", "in_flight": flight, "pools": {}, **found})
 
     def _ended(self, sending: Sending, outcome: str) -> None:
         record = sending.record
@@ -140,6 +140,7 @@ def silent_state() -> EngineState:
     """An engine that says nothing of itself."""
     return EngineState(
         counters=dict.fromkeys(COUNTERS),
+        waiting=None,
         kv_use=None,
         kv_tokens=None,
         identity=(),

@@ -37,11 +37,14 @@ class Source:
 _EXACT = "none but the way between client and gateway"
 MEASURED: Mapping[str, Source] = {
     "queue_depth": Source(
-        "measured",
-        "requests in the gateway without a first token",
-        "those that are not streamed count as active once an engine has them",
+        "derived",
+        "requests that wait in the gateway and in the engines' own queues",
+        "an engine counts at the end of a step; where it does not say, requests without a first "
+        "token are counted, those in prefill included",
     ),
-    "active_requests": Source("measured", "requests in the gateway with a first token", "likewise"),
+    "active_requests": Source(
+        "derived", "requests in the gateway, less those that wait", "as queue_depth"
+    ),
     "kv_cache_occupancy": Source(
         "scraped",
         "mean over engines of the share of the KV blocks in use",
@@ -166,12 +169,15 @@ def measure(
     slo_s = np.asarray(env.slo.ttft_s, np.float64)
     values = {name: np.zeros(len(slo_s)) for name in _BY_CLASS}
     times: list[float] = []
+    queued = _queued_share(window, after)
     for places, stream in streams.gather(window):
         shares = np.full(len(places), 1.0 / len(places))
         place = list(places)
         values["arrivals"][place] = sum(stream.arrivals) * shares
-        for name in ("completed", "good", "rejected", "waiting", "running", "first_tokens"):
+        for name in ("completed", "good", "rejected", "first_tokens"):
             values[name][place] = getattr(stream, name) * shares
+        values["waiting"][place] = queued * stream.waiting * shares
+        values["running"][place] = (stream.running + (1.0 - queued) * stream.waiting) * shares
         values["lost"][place] = stream.failed * shares
         values["ttft_met"][place] = sum(s <= slo_s[place[0]] for s in stream.ttft_s) * shares
         values["tpot_s"][place] = stream.tpot_mean_s or 0.0
@@ -188,8 +194,7 @@ def measure(
     scalars = dict(
         itl_s=window.itl_mean_s or 0.0,
         p50_itl_s=window.itl_p50_s or 0.0,
-        # The gateway's windows do not have it.
-        p99_itl_s=0.0,
+        p99_itl_s=window.itl_p99_s or 0.0,
         tokens=tokens,
         preemptions=counted(before, after, "preemptions") or 0.0,
         memory_gib=deployment.weights_gib[tier]
@@ -241,6 +246,14 @@ def _observe(
     env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
 ) -> ServeObservation:
     return env.next_observation(last, metrics, step)
+
+
+def _queued_share(window: LiveWindow, after: EngineState) -> float:
+    """The share of the requests without a first token that no engine has admitted."""
+    without_token = sum(counts.waiting for counts in window.classes.values())
+    if after.waiting is None or not without_token:
+        return 1.0
+    return min((window.queued + after.waiting) / without_token, 1.0)
 
 
 def _energy_j(env: ServeEnv, window: LiveWindow, tokens: float, tier: int) -> float:

@@ -35,7 +35,7 @@ class ClassWindow:
     failed: int
     tpot_mean_s: float | None
     waiting: int
-    """requests without a first token at the end of the window."""
+    """requests without a first token at the end of the window, in prefill or queued."""
     running: int
     """requests with one."""
     prompt_tokens: int
@@ -50,6 +50,8 @@ class EngineState:
     counters: Mapping[str, float | None]
     """preemptions, drafted, accepted, prompt_tokens and output_tokens since their start, the sum;
     None where one of them does not say."""
+    waiting: float | None
+    """requests that wait for admission, the sum; None where one of them does not say."""
     kv_use: float | None
     """share of the KV blocks in use, mean over engines."""
     kv_tokens: float | None
@@ -71,8 +73,11 @@ class LiveWindow:
     complete: bool
     """whether the gateway still has all of it."""
     classes: Mapping[str, ClassWindow]
+    queued: int
+    """requests that wait in the gateway for a place at an engine, at the end of the window."""
     itl_mean_s: float | None
     itl_p50_s: float | None
+    itl_p99_s: float | None
     ttft_p50_s: float | None
     ttft_p99_s: float | None
     arrivals_by_priority: Mapping[int, int]
@@ -90,7 +95,7 @@ def parse_window(data: Any) -> LiveWindow:
       InputError: a field is missing, or no number that it may be.
     """
     top = JsonObject(data, "the window")
-    in_flight = top.inside("in_flight")
+    in_flight, pools = top.inside("in_flight"), top.inside("pools")
     classes = top.inside("classes")
     priorities = top.inside("arrivals_by_priority")
     return LiveWindow(
@@ -99,8 +104,10 @@ def parse_window(data: Any) -> LiveWindow:
         until_s=top.number("until_s", 0.0),
         complete=top.flag("complete"),
         classes={name: _class(classes.inside(name), in_flight.get(name)) for name in classes},
+        queued=sum(pools.inside(name).whole("waiting", 0) for name in pools),
         itl_mean_s=_optional(top, "itl_mean_s"),
         itl_p50_s=_optional(top, "itl_p50_s"),
+        itl_p99_s=_optional(top, "itl_p99_s"),
         ttft_p50_s=_optional(top, "ttft_p50_s"),
         ttft_p99_s=_optional(top, "ttft_p99_s"),
         arrivals_by_priority={
@@ -165,6 +172,7 @@ def parse_engine_state(data: Any, knobs: Mapping[str, Any]) -> EngineState:
     kv_use, kv_tokens = of_all("kv_use"), of_all("kv_tokens")
     return EngineState(
         counters={name: total(name) for name in COUNTERS},
+        waiting=total("waiting"),
         kv_use=sum(kv_use) / len(kv_use) if kv_use else None,
         kv_tokens=min(kv_tokens) if kv_tokens else None,
         identity=tuple(

@@ -139,6 +139,8 @@ def test_a_failure_is_noticed() -> None:
     [
         ({"role": "assistant", "content": ""}, 0),
         ({"content": "a"}, 1),
+        ({"content": ""}, 1),
+        ({"role": "assistant", "content": "a"}, 1),
         ({"reasoning": "a"}, 1),
         ({"reasoning_content": "a"}, 1),
         ({"tool_calls": [{"index": 0}]}, 1),
@@ -146,9 +148,26 @@ def test_a_failure_is_noticed() -> None:
     ],
 )
 def test_what_is_output_in_chat(delta: dict, tokens: int) -> None:
-    """The role comes without a token; reasoning and tool calls are output as text is."""
+    """The role comes without a token; reasoning and tool calls are output as text is, and so is a
+    token whose text is held back until its character is whole."""
     stream = EventStream(CHAT, False, 10_000)
     assert stream.feed(event({"choices": [{"delta": delta}]}))[1] == tokens
+
+
+@pytest.mark.parametrize(
+    ("choice", "tokens"),
+    [
+        ({"text": "a"}, 1),
+        ({"text": "", "finish_reason": None}, 1),
+        ({"text": "", "finish_reason": "stop"}, 0),
+        ({"text": "", "finish_reason": "length", "token_ids": [7]}, 1),
+        ({}, 0),
+    ],
+)
+def test_what_is_output_in_completions(choice: dict, tokens: int) -> None:
+    """A token of a character that is not whole has no text, and the end of a stream no token."""
+    stream = EventStream(INFERENCE["/v1/completions"], False, 10_000)
+    assert stream.feed(event({"choices": [choice]}))[1] == tokens
 
 
 def test_continuous_usage_stays() -> None:

@@ -58,17 +58,33 @@ def test_every_entry_has_a_source() -> None:
 def test_a_window(setup: TaskSetup) -> None:
     """As the gateway measured it, in the units of the observation."""
     metrics, found = seen(setup, parse_window(window_answer(good=0.5)))
-    assert (float(found.queue_depth), float(found.active_requests)) == (1.0, 3.0)
+    assert (float(found.queue_depth), float(found.active_requests)) == (0.0, 4.0)
     assert float(found.request_arrival_rate) == pytest.approx(RATE)
     assert float(found.slo_compliance_rate) == pytest.approx(0.5)
     assert float(found.p50_ttft_ms) == float(found.p99_ttft_ms) == pytest.approx(50.0)
     assert float(found.mean_itl_ms) == pytest.approx(10.0)
+    assert float(metrics.p99_itl_s) == pytest.approx(0.03)
     assert float(found.throughput_tps) == pytest.approx(320.0)
     assert float(found.kv_cache_occupancy) == pytest.approx(0.25)
     assert float(found.reconfiguring) == 0.0 and float(found.step_index) == 1.0
     assert float(found.priority_distribution.sum()) == pytest.approx(1.0)
     assert float(metrics.cost_usd) > 0.0 and float(metrics.memory_gib) > 0.0
     assert float(metrics.ttft_met.sum()) == RATE
+
+
+@pytest.mark.parametrize(
+    ("in_gateway", "in_engine", "queue"), [(0, 0.0, 0), (2, 3.0, 5), (4, 9.0, 8), (2, None, 8)]
+)
+def test_who_waits(setup: TaskSetup, in_gateway: int, in_engine: float | None, queue: int) -> None:
+    """Requests that no engine has admitted, as in the simulator, and not those in prefill; what
+    an engine holds of others is not ours."""
+    answer = window_answer(
+        in_flight={"chat": {"waiting": 8, "running": 3}},
+        pools={"a": {"waiting": in_gateway}, "b": {"waiting": 0}},
+    )
+    _, found = seen(setup, parse_window(answer), None, engines(waiting=in_engine))
+    assert float(found.queue_depth) == queue
+    assert float(found.active_requests) == 11 - queue
 
 
 def test_tokens_without_the_engines_counter(setup: TaskSetup) -> None:

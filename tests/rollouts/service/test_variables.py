@@ -53,7 +53,7 @@ def test_the_commands_of_a_session(
     }
     with RunningService(gateway, tmp_path / "s", RolloutTokens(environment="secret")) as service:
         (one,) = service.result(service.submit(task_id="t", **task))["sessions"]
-    assert one["state"] == "COMPLETED"
+    assert (one["state"], one["reason"]) == ("COMPLETED", "")
     tasks = tmp_path / "s" / "tasks" / "t"
     agents, evaluation = tasks / "0.1" / "work", tasks / "0.1.evaluation" / "work"
     seen = {name: (evaluation / name).read_text() for name in ("eval_prepare", "evaluator")}
