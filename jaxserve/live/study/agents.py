@@ -92,9 +92,7 @@ async def live_task(
     return path
 
 
-def table(
-    study: Study, server: Server, running: Running, folder: Path, known: bool, progress: Progress
-) -> Path:
+def table(server: Server, running: Running, folder: Path, known: bool, progress: Progress) -> Path:
     """The latency table of the deployment: calibrated, or the one that is known.
 
     Args:
@@ -113,7 +111,7 @@ def table(
     else:
         deployed = Deployed(spec.hardware, spec.model, group)
         target = Target(running.engine_url)
-        report = calibrate(target, study.calibration, deployed, progress)
+        report = calibrate(target, server.calibration, deployed, progress)
         sentences = json.dumps(report_sentences(report))
         write_atomic(folder / "calibration.json", f"{sentences}\n".encode())
         made = report.table

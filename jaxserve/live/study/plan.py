@@ -19,7 +19,17 @@ AGENTS: tuple[str, ...] = ("default", "best_static", "heuristic", "ppo")
 """Those whose order is compared."""
 SPEC_VERSION = 1
 _STUDY_FIELDS = ("spec_version", "repeats", "train_windows", "calibration", "servers")
-_SERVER_FIELDS = ("task", "time_dilation", "batch_cap", "token_budget", "settings")
+_SERVER_FIELDS = (
+    "task",
+    "computes",
+    "time_dilation",
+    "batch_cap",
+    "token_budget",
+    "calibration",
+    "settings",
+)
+_FILES_OF_TASK = ("hardware", "model")
+"""What a task may name by a file beside the study."""
 _MOST_REPEATS = 1000
 
 
@@ -32,12 +42,17 @@ class Server:
     """content of its task file, in the time of the GPU that is emulated."""
     spec: TaskSpec
     """the same, checked."""
+    computes: bool
+    """whether the host really computes the task's model, whose sizes are in a ``config.json``;
+    otherwise it emulates the task's GPU."""
     time_dilation: float
     """how many times as slow the emulated GPU is."""
     batch_cap: int
     """sequences that it is started with, and that run without a controller."""
     token_budget: int
     """tokens of one of its steps."""
+    calibration: Plan
+    """how it is measured before anything else."""
     settings: tuple[Mapping[str, float], ...]
     """further static settings, for the simulator to predict."""
 
@@ -63,8 +78,6 @@ class Study:
     """episodes of every agent; each repeat is a test episode that all agents play."""
     train_windows: int
     """control windows that PPO is trained for."""
-    calibration: Plan
-    """how an engine is measured before anything else."""
     servers: tuple[Server, ...]
 
 
@@ -88,25 +101,32 @@ def load_study(path: Path) -> Study:
     top = JsonObject(read_json(path, where), where, _STUDY_FIELDS)
     top.whole("spec_version", SPEC_VERSION, SPEC_VERSION)
     servers = top.inside("servers")
-    plan = top.inside("calibration", ("concurrency", "prompt_tokens", "output_tokens", "minutes"))
-    calibration = Plan(
-        **{name: tuple(plan.entries(name)) for name in plan if name != "minutes"},
-        minutes=plan.number("minutes", 0.01, 600, Plan.minutes),
-    )
-    calibration.check()
     return Study(
         repeats=top.whole("repeats", 1, _MOST_REPEATS),
         train_windows=top.whole("train_windows", 1, 10**9),
-        calibration=calibration,
-        servers=tuple(_server(servers.inside(name), name, path.parent) for name in servers),
+        servers=tuple(_server(servers.inside(name), name, path.parent, top) for name in servers),
     )
 
 
-def _server(data: JsonObject, name: str, folder: Path) -> Server:
+def _plan(data: JsonObject) -> Plan:
+    item = data.inside("calibration", ("concurrency", "prompt_tokens", "output_tokens", "minutes"))
+    plan = Plan(
+        **{name: tuple(item.entries(name)) for name in item if name != "minutes"},
+        minutes=item.number("minutes", 0.01, 600, Plan.minutes),
+    )
+    plan.check()
+    return plan
+
+
+def _server(data: JsonObject, name: str, folder: Path, study: JsonObject) -> Server:
     item = JsonObject(data, data.where, _SERVER_FIELDS)
     task = item.text("task")
     path = folder / task
     content = read_json(path, f"task {path}")
+    for field in _FILES_OF_TASK:
+        named = folder / str(content.get(field))
+        if named.is_file():
+            content[field] = str(named)
     spec = parse_task(content, path.stem)
     settings = []
     for each in item.entries("settings") if "settings" in item else ():
@@ -119,8 +139,10 @@ def _server(data: JsonObject, name: str, folder: Path) -> Server:
         name=name,
         task=content,
         spec=spec,
+        computes="computes" in item and item.flag("computes"),
         time_dilation=item.number("time_dilation", 0.01, 1000),
         batch_cap=item.whole("batch_cap", 1, int(ACTION_BOUNDS["batch_cap"].high)),
         token_budget=item.whole("token_budget", *TOKEN_BUDGETS),
+        calibration=_plan(item if "calibration" in item else study),
         settings=tuple(settings),
     )

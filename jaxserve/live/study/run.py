@@ -23,6 +23,8 @@ from jaxserve.live.study.plan import Server, Study
 from jaxserve.live.study.predict import Predicted, predict
 from jaxserve.live.study.results import AgentResult, ServerResult
 from jaxserve.live.study.servers import Running, deployment, engine_name
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
 
 
@@ -40,9 +42,9 @@ def run_server(
     """
     _claim(study, server, folder, vllm)
     known = vllm is None
-    engine = engine_name(folder, vllm)
+    engine = engine_name(server, folder, vllm)
     with deployment(server, folder, vllm) as running:
-        times = table(study, server, running, folder, known, progress)
+        times = table(server, running, folder, known, progress)
         calibration = read_table_file(times).metadata.calibration
         task = asyncio.run(live_task(server, running, folder, calibration))
         prepared = prepare(study, server, task, times, folder, progress)
@@ -130,16 +132,19 @@ def _result(
     loads = [episode.load for episode in episodes.values()]
     static = ", ".join(f"{name} {value:g}" for name, value in prepared.static.items())
     spec = server.spec
+    model, hardware = load_model(spec.model).name, load_gpu(spec.hardware).name
+    started = f"started with batch_cap {server.batch_cap}"
+    if not server.computes:
+        started = f"time dilated {slow:g} times, {started}"
     return ServerResult(
         server=server.name,
-        title=f"{spec.model} on {spec.hardware}: {spec.title}",
+        title=f"{model} on {hardware}: {spec.title}",
         time_dilation=slow,
         repeats=study.repeats,
         agents=tuple(agents),
         calibration=prepared.calibration,
         notes=(
-            f"Engine: {engine}, time dilated {slow:g} times, started with batch_cap "
-            f"{server.batch_cap}; best static in the simulator: {static}.",
+            f"Engine: {engine}, {started}; best static in the simulator: {static}.",
             f"Host: {platform.machine()}, {os.cpu_count()} cores; load average "
             f"{min(loads):.1f} to {max(loads):.1f} (1 minute, at the end of each episode).",
         ),
@@ -151,10 +156,10 @@ def _claim(study: Study, server: Server, folder: Path, vllm: Path | None) -> Non
     about = {
         "engine": "mock" if vllm is None else "vllm",
         "train_windows": study.train_windows,
-        "calibration": dataclasses.asdict(study.calibration),
+        "calibration": dataclasses.asdict(server.calibration),
         "task": server.task,
         "server": [server.time_dilation, server.batch_cap, server.token_budget],
-    }
+    } | ({"computes": True} if server.computes else {})
     path, text = folder / "study.json", _json(about)
     if path.is_file() and path.read_bytes() != text:
         raise InputError(f"{folder} holds another study; name another --directory")

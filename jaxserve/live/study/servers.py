@@ -48,23 +48,29 @@ class Running:
     control_url: str
 
 
-def engine_name(folder: Path, vllm: Path | None) -> str:
+def engine_name(server: Server, folder: Path, vllm: Path | None) -> str:
     """What serves, with its version; asked once and kept in ``folder``.
 
     Args:
       vllm: environment of vLLM; None for the mock engine.
 
     Raises:
-      InputError: there is no vLLM in that environment, or the file is not readable.
+      InputError: there is no vLLM in that environment, or none for a server that computes, or the
+        file is not readable.
     """
     if vllm is None:
+        if server.computes:
+            raise InputError(
+                f"server {server.name} computes its model; name an environment of vLLM with --vllm"
+            )
         return "the mock engine"
     path = folder / "engine.json"
     if not path.is_file():
         version = _vllm_version(vllm)
         write_atomic(path, f"{json.dumps({'vllm': version})}\n".encode())
     version = JsonObject(read_json(path, str(path)), str(path)).text("vllm")
-    return f"a real vLLM {version} with an emulated device"
+    device = "that computes on the host" if server.computes else "with an emulated device"
+    return f"a real vLLM {version} {device}"
 
 
 def _vllm_version(vllm: Path) -> str:
@@ -116,20 +122,19 @@ def _vllm(
     server: Server, folder: Path, vllm: Path, port: int
 ) -> tuple[list[str], Mapping[str, str]]:
     """The command, and its environment; writes the model and the step times."""
-    model, times = folder / "model", folder / "step_times.json"
-    gpu, llm = load_gpu(server.spec.hardware), load_model(server.spec.model)
-    group = server.spec.deployment.tensor_parallel
-    seconds = step_times(CostModel.of(gpu, llm, group), 0, server.time_dilation)
-    times.write_text(json.dumps(seconds, indent=2) + "\n")
-    pool_tokens = kv_pool_bytes(gpu, llm, 0, False, group) / kv_bytes_per_token(llm, False, group)
+    model = folder / "model"
     if not (model / "config.json").is_file():
+        sizes = ("--config", server.spec.model) if server.computes else ()
         made = subprocess.run(
-            [vllm / "bin" / "python", "-m", _MODEL_MODULE, model], capture_output=True, text=True
+            [vllm / "bin" / "python", "-m", _MODEL_MODULE, model, *sizes],
+            capture_output=True,
+            text=True,
         )
         if made.returncode:
             raise InputError(
                 f"--vllm is {vllm}, in which no model can be made: {_last_line(made.stderr)}"
             )
+    device, settings = _host(server) if server.computes else _emulated(server, folder)
     blocks = -(-server.longest // CPU_BLOCK_TOKENS)
     command = [
         *(str(vllm / "bin" / "vllm"), "serve", str(model), "--served-model-name", "tiny"),
@@ -138,20 +143,38 @@ def _vllm(
         *("--max-num-seqs", str(server.batch_cap)),
         *("--max-num-batched-tokens", str(server.token_budget)),
         *("--block-size", str(CPU_BLOCK_TOKENS)),
-        *("--num-gpu-blocks-override", str(int(pool_tokens // CPU_BLOCK_TOKENS))),
         *("--no-enable-prefix-caching", "--disable-uvicorn-access-log"),
         *("--scheduler-cls", "jaxserve_vllm.scheduler.ControlledScheduler"),
-        *("--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"),
+        *device,
     ]
-    settings = {
+    of_all = {
         "VLLM_PLUGINS": "jaxserve",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
-        "JAXSERVE_EMULATE": str(times),
     }
-    return command, settings
+    return command, of_all | settings
+
+
+def _host(server: Server) -> tuple[list[str], Mapping[str, str]]:
+    """One core computes; the others are for all that is beside the engine."""
+    return ["--dtype", "float32"], {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def _emulated(server: Server, folder: Path) -> tuple[list[str], Mapping[str, str]]:
+    """Steps of the task's GPU, and its KV pool."""
+    times = folder / "step_times.json"
+    gpu, llm = load_gpu(server.spec.hardware), load_model(server.spec.model)
+    group = server.spec.deployment.tensor_parallel
+    seconds = step_times(CostModel.of(gpu, llm, group), 0, server.time_dilation)
+    times.write_text(json.dumps(seconds, indent=2) + "\n")
+    pool_tokens = kv_pool_bytes(gpu, llm, 0, False, group) / kv_bytes_per_token(llm, False, group)
+    arguments = [
+        *("--num-gpu-blocks-override", str(int(pool_tokens // CPU_BLOCK_TOKENS))),
+        *("--worker-cls", "jaxserve_vllm.worker.EmulatedWorker"),
+    ]
+    return arguments, {"JAXSERVE_EMULATE": str(times)}
 
 
 def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> list[str]:

@@ -18,15 +18,15 @@ def test_the_packaged_study() -> None:
     study = load_study(study_path())
     assert study.repeats >= 5
     for server in study.servers:
-        assert server.spec.hardware.startswith(server.name)
+        assert server.computes or server.spec.hardware.startswith(server.name)
         assert len(server.spec.regimes) > 1  # phases
         assert server.settings
         assert server.agents[: len(AGENTS)] == AGENTS
-        caps = set(study.calibration.concurrency)
+        caps = set(server.calibration.concurrency)
         assert not caps & {setting["batch_cap"] for setting in server.settings}
         longest = server.spec.streams[0].prompt.quantiles[-1]
         # Attention of long prompts is not found from short ones.
-        assert 1.1 * max(study.calibration.prompt_tokens) >= longest
+        assert 1.1 * max(server.calibration.prompt_tokens) >= longest
         assert server.longest >= longest
 
 
@@ -53,6 +53,8 @@ def test_names_of_settings() -> None:
         ({"settings": [{"speculation_depth": 2}]}, "a knob is 'speculation_depth'; it must be one"),
         ({"settings": [{"batch_cap": 0}]}, "batch_cap is 0; it must be"),
         ({"batch_cap": 1.5}, "batch_cap is 1.5; it must be"),
+        ({"computes": 1}, "computes is 1; it must be true or false"),
+        ({"calibration": {"concurrency": [1]}}, "field 'prompt_tokens' is missing"),
         ({"speed": 1}, "field 'speed' is unknown"),
     ],
 )
