@@ -134,7 +134,7 @@ def _vllm(
             raise InputError(
                 f"--vllm is {vllm}, in which no model can be made: {_last_line(made.stderr)}"
             )
-    device, settings = _host(server) if server.computes else _emulated(server, folder)
+    device, settings = _host() if server.computes else _emulated(server, folder)
     blocks = -(-server.longest // CPU_BLOCK_TOKENS)
     command = [
         *(str(vllm / "bin" / "vllm"), "serve", str(model), "--served-model-name", "tiny"),
@@ -154,10 +154,10 @@ def _vllm(
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    return command, of_all | settings
+    return command, {**of_all, **settings}
 
 
-def _host(server: Server) -> tuple[list[str], Mapping[str, str]]:
+def _host() -> tuple[list[str], Mapping[str, str]]:
     """One core computes; the others are for all that is beside the engine."""
     return ["--dtype", "float32"], {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 

@@ -25,7 +25,7 @@ from jaxserve.sim.fast.tick_state import (
     Timing,
     WindowPlan,
 )
-from jaxserve.sim.fast.timing import alive_share, chunks
+from jaxserve.sim.fast.timing import alive_share, chunks, held_s
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import TrafficClasses
@@ -131,7 +131,7 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
     """What is free at the start of the tick, and what finishing sequences free in it.
 
     A request holds its slot and its KV while it is prefilled, which ``queues.running`` does not
-    show. As many are in prefill as finish in the time that a prefill takes.
+    show. Without ages, as many are in prefill as finish in the time that a prefill takes.
     """
     plan, classes = conditions.plan, conditions.classes
     progress = plan.up_s / timing.step_s / plan.decode_steps
@@ -158,8 +158,12 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         of_lives = add_up(variance * held**2, axis=1)
         kv_variance = add_up(of_lives + queues.running * prompt_variance)
     slot_flow = add_up(completed)
-    prefill_s = newcomers.prefill_s + timing.beside_batch * timing.step_s * newcomers.chunks
-    in_prefill = jnp.where(plan.split, 0.0, slot_flow * prefill_s / plan.tick_s)
+    if queues.ages is None:
+        prefill_s = held_s(newcomers.prefill_s, newcomers.chunks, timing)
+        in_prefill = slot_flow * prefill_s / plan.tick_s
+    else:
+        in_prefill = add_up(queues.ages.in_prefill)
+    in_prefill = jnp.where(plan.split, 0.0, in_prefill)
     # Below zero where the cap has been lowered: then those that finish make no room.
     slots = plan.decode_gpus * plan.batch_cap - add_up(queues.running)
     return _Freed(

@@ -32,7 +32,7 @@ def idle_ages(classes: OutputAges | None) -> Ages | None:
         return None
     count, knots = classes.hazard.shape
     nobody = jnp.zeros((count, knots - 1))
-    return Ages(running=nobody, preempted=nobody, phase=jnp.zeros(count))
+    return Ages(nobody, nobody, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
 
 
 @flax.struct.dataclass
@@ -143,7 +143,20 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
         completed=add_up(ended, axis=1),
         completed_age=add_up(ended * age, axis=1),
     )
-    return Ages(running=kept, preempted=ages.preempted, phase=phase), step
+    return dataclasses.replace(ages, running=kept, phase=phase), step
+
+
+def prefill(ages: Ages, admitted: jax.Array, prefill_s: jax.Array, tick_s: jax.Array) -> Ages:
+    """Sequences are admitted, and prefills end: at a steady rate as many are in prefill at the end
+    of a tick as are admitted in the time that a prefill takes.
+
+    Args:
+      admitted: float32[F, ...], in the tick.
+      prefill_s: float32[F, ...], time that a prefill holds its slot.
+      tick_s: float32.
+    """
+    staying = prefill_s / (prefill_s + tick_s)
+    return dataclasses.replace(ages, in_prefill=staying * (ages.in_prefill + admitted))
 
 
 def come_back(ages: Ages, share: jax.Array) -> Ages:

@@ -32,6 +32,7 @@ from jaxserve.sim.fast.ages import (
     begin,
     come_back,
     join,
+    prefill,
 )
 from jaxserve.sim.fast.chance_waits import (
     ROUTING_MIXED,
@@ -60,7 +61,7 @@ from jaxserve.sim.fast.tick_state import (
     counted,
     empty_tally,
 )
-from jaxserve.sim.fast.timing import alive_share, chunks, find_timing, prefill_seconds
+from jaxserve.sim.fast.timing import alive_share, chunks, find_timing, held_s, prefill_seconds
 from jaxserve.sim.traffic.output_ages import OutputAges
 from jaxserve.sim.traffic.workload import TrafficClasses
 
@@ -91,6 +92,8 @@ def _decode(
         # Rounding must not make less than nothing of an idle server.
         both = jax.tree.map(lambda x, y: jnp.maximum(x + y, 0.0), before, new)
         held_back = begin((1.0 - joining) * admitted, ages.phase, ages.running.shape[1])
+        prefill_s_each = held_s(admission.own_s, chunks(plan.work, timing), timing)
+        ages = prefill(ages, joining * admitted, prefill_s_each, plan.tick_s)
         return Decoding(
             prefill_s=prefill_s,
             steps=steps,

@@ -141,6 +141,8 @@ class Ages:
     """float32[F, K], preempted ones, whose age stands still."""
     phase: jax.Array
     """float32[F], how far the bins are on their way to the next one's place, 0..1."""
+    in_prefill: jax.Array
+    """float32[F], sequences that hold a slot for their prefill, beside those that run."""
 
 
 @flax.struct.dataclass

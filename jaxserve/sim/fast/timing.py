@@ -90,6 +90,16 @@ def prefill_seconds(plan: WindowPlan, timing: Timing) -> jax.Array:
     )
 
 
+def held_s(own_s: jax.Array, iterations: jax.Array, timing: Timing) -> jax.Array:
+    """Seconds that a prefill holds its slot: its own time and the decode steps between its chunks.
+
+    Args:
+      own_s: GPU seconds of the prefill.
+      iterations: that it takes, see ``chunks``.
+    """
+    return own_s + timing.beside_batch * timing.step_s * iterations
+
+
 def chunks(work: PromptWork, timing: Timing) -> jax.Array:
     """float32[F, ...]: iterations that a prefill of each class takes.
 

@@ -146,6 +146,7 @@ def _ages_left(queues: Queues, oom: jax.Array, split: jax.Array) -> Ages | None:
     return dataclasses.replace(
         queues.ages,
         running=jnp.where(oom, 0.0, queues.ages.running),
+        in_prefill=jnp.where(oom, 0.0, queues.ages.in_prefill),
         preempted=jnp.where(oom & split, 0.0, queues.ages.preempted),
     )
 

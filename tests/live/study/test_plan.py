@@ -61,7 +61,7 @@ def test_names_of_settings() -> None:
 def test_what_is_refused(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
     """A field that is not as it must be is named."""
     study = json.loads(study_path().read_text())
-    study["servers"]["h100"] |= change
+    study["servers"] = {"h100": study["servers"]["h100"] | change}
     task = study_path().with_name("live_h100.json")
     (tmp_path / "live_h100.json").write_bytes(task.read_bytes())
     (tmp_path / "study.json").write_text(json.dumps(study))

@@ -17,6 +17,7 @@ from jaxserve.sim.fast.ages import (
     come_back,
     idle_ages,
     join,
+    prefill,
     still_random,
     take_newest,
 )
@@ -118,6 +119,21 @@ def test_nobody_is_lost(ticks: list[tuple[float, float]]) -> None:
         assert (ages.phase >= 0.0).all()
         assert (ages.phase < 1.0).all()
     np.testing.assert_allclose(completed + ages.running.sum(1), joined, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("prefill_s", [0.004, 0.1, 1.5])
+def test_as_many_are_in_prefill_as_littles_law_says(prefill_s: float) -> None:
+    """At a steady rate; they end when nobody comes, and none takes no slot."""
+    tick_s, rate = 0.1, 7.0
+    ages = idle_ages(LIVES)
+    assert ages is not None
+    admitted = jnp.full(len(OUTPUTS), rate * tick_s)
+    for _ in range(200):
+        ages = prefill(ages, admitted, jnp.float32(prefill_s), jnp.float32(tick_s))
+    np.testing.assert_allclose(ages.in_prefill, rate * prefill_s, rtol=1e-4)
+    for _ in range(400):
+        ages = prefill(ages, 0.0 * admitted, jnp.float32(prefill_s), jnp.float32(tick_s))
+    assert np.all(np.asarray(ages.in_prefill) < 1e-3)
 
 
 def test_the_newest_go_first_and_come_back_at_their_age() -> None:
