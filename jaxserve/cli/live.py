@@ -267,7 +267,7 @@ def run_live_study(
         vllm: Environment of vLLM with the plug-in jaxserve-vllm; without it the mock engine stands
             in for vLLM, and no --markdown is written.
         repeats: Test episodes that every agent plays, instead of the study's.
-        markdown: File to write the findings to.
+        markdown: File to write the findings to; of other servers it keeps what it says.
         json: File to write every episode's figures to.
     """
     import dataclasses
@@ -284,6 +284,7 @@ def run_live_study(
     check_outputs({"--markdown": markdown, "--json": json})
     if vllm is None and markdown is not None:
         raise InputError("--markdown is for results of a real engine; name its --vllm environment")
+    earlier = "" if markdown is None else _earlier(markdown)
     if vllm is not None and not (vllm / "bin" / "vllm").is_file():
         raise InputError(f"--vllm is {vllm}, where there is no bin/vllm")
     planned = load_study(study or study_path())
@@ -307,10 +308,20 @@ def run_live_study(
             result_console().print(sentence, soft_wrap=True)
     if markdown is not None:
         command = pages.command_text(study, server, repeats)
-        write_output(markdown, pages.markdown(found, command).encode(), "--markdown")
+        write_output(markdown, pages.markdown(found, command, earlier).encode(), "--markdown")
     if json is not None:
         text = dumps(results.to_json(found), indent=1)
         write_output(json, f"{text}\n".encode(), "--json")
+
+
+def _earlier(page: Path) -> str:
+    """What the page says already; nothing where there is none."""
+    try:
+        return page.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--markdown is {page}, which cannot be read: {error}") from None
 
 
 def throw_switch(

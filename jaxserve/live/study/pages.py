@@ -26,6 +26,13 @@ _COLUMNS = (
     ("mean ITL ms", "itl_mean_s", 1000.0),
 )
 """Title, figure and factor."""
+_TITLE = "# Live results\n"
+_HEAD = f"""{_TITLE}
+Written by `jaxserve live-study`; nothing here is typed in. What is compared and how:
+[live](live.md#study). Rows of the simulators are predictions for the very same requests, with the
+error of their mean.
+"""
+_SECTION = "\n## "
 
 
 def server_table(result: ServerResult) -> TextTable:
@@ -82,19 +89,27 @@ def sentences(result: ServerResult) -> list[str]:
     return [*found, *result.notes, *result.calibration]
 
 
-def markdown(results: Sequence[ServerResult], command: str) -> str:
-    """The page."""
-    parts = [
-        "# Live results\n",
-        f"Written by `{command}`; nothing here is typed in. What is compared and how: "
-        "[live](live.md#study). Rows of the simulators are predictions for the very same requests, "
-        "with the error of their mean.\n",
-    ]
+def markdown(results: Sequence[ServerResult], command: str, earlier: str = "") -> str:
+    """The page. Servers take hours, so that each may be played by a command of its own.
+
+    Args:
+      command: what played ``results``.
+      earlier: the page as it stands, whose sections on other servers are kept.
+    """
+    kept = earlier.split(_SECTION)[1:] if earlier.startswith(_TITLE) else []
+    sections = dict(_titled(section) for section in kept)
     for result in results:
         table = server_table(result)
-        lines = "".join(f"- {sentence}\n" for sentence in sentences(result))
-        parts.append(f"## {table.title}\n\n{table.markdown()}\n{table.caption}.\n\n{lines}")
-    return "\n".join(parts)
+        said = (*sentences(result), f"Played by `{command}`.")
+        lines = "".join(f"- {sentence}\n" for sentence in said)
+        sections[result.title] = f"\n{table.markdown()}\n{table.caption}.\n\n{lines}"
+    return _HEAD + "".join(f"{_SECTION}{title}\n{text}" for title, text in sections.items())
+
+
+def _titled(section: str) -> tuple[str, str]:
+    """Title and text of a section."""
+    title, _, text = section.partition("\n")
+    return title, f"{text.rstrip()}\n"
 
 
 def command_text(study: Path | None, server: str, repeats: int | None) -> str:

@@ -54,7 +54,10 @@ def test_names_of_settings() -> None:
         ({"settings": [{"batch_cap": 0}]}, "batch_cap is 0; it must be"),
         ({"batch_cap": 1.5}, "batch_cap is 1.5; it must be"),
         ({"computes": 1}, "computes is 1; it must be true or false"),
-        ({"calibration": {"concurrency": [1]}}, "field 'prompt_tokens' is missing"),
+        (
+            {"calibration": {"concurrency": []}},
+            "concurrency is []; it must be a list with at least one entry",
+        ),
         ({"speed": 1}, "field 'speed' is unknown"),
     ],
 )

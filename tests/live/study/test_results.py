@@ -54,6 +54,22 @@ def test_a_study_that_holds() -> None:
     assert len(server_table(found).rows) == 3 * len(AGENTS)
 
 
+def test_sections_of_other_servers_are_kept() -> None:
+    """Each server is played by a command of its own; what is played again replaces its section."""
+    first = result(GOODPUT, GOODPUT)
+    second = dataclasses.replace(first, server="a100", title="llama on a100")
+    page = markdown([second], "jaxserve two", markdown([first], "jaxserve one"))
+    assert page.index("## llama on h100") < page.index("## llama on a100")
+    assert markdown([first, second], "jaxserve two").count("| ppo |") == page.count("| ppo |") == 2
+    for command in ("one", "two"):
+        assert page.count(f"Played by `jaxserve {command}`") == 1
+    assert markdown([second], "jaxserve two", page) == page
+    again = markdown([result(GOODPUT | {"ppo": 14.0}, GOODPUT)], "jaxserve three", page)
+    assert again.count("| ppo | 14.0") == 1 and again.count("| ppo | 13.0") == 1
+    assert "jaxserve one" not in again and again.count("# Live results") == 1
+    assert "Something" not in markdown([first], "jaxserve one", "# Something\n\n## Else\n\ntext\n")
+
+
 def test_a_study_that_does_not() -> None:
     """A wrong order and a wrong figure are said, with how far off they are."""
     found = result(GOODPUT | {"ppo": 10.8}, GOODPUT | {"default": 12.0})
