@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 from jaxserve.errors import InputError
 from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
+from server.app import option_parser
 from server.local import free_port
 from server.settings import Settings
 
@@ -134,6 +135,16 @@ def test_wrong_options_are_named(
     """By the variable that they stand for."""
     with pytest.raises(InputError, match=named):
         Settings.from_environment(variables, arguments)
+
+
+@pytest.mark.parametrize("shortened", [["--worker", "4"], ["--forwarded-allow", "10.0.0.7"]])
+def test_a_shortened_option_is_refused(
+    shortened: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reads the command line for the settings would not see it."""
+    with pytest.raises(SystemExit):
+        option_parser().parse_args(shortened)
+    assert f"unrecognized arguments: {' '.join(shortened)}" in capsys.readouterr().err
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
