@@ -14,7 +14,8 @@ from jaxserve.errors import InputError
 from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import load_task
-from server.players.language_agent import LanguageAgent, ModelSettings, has_key
+from server.players.language_agent import LanguageAgent
+from server.players.model_settings import ModelSettings, has_key
 from server.players.playing import InProcess, Turn, play_agent, play_model
 
 TASKS = tuple(load_task(number).name for number in (1, 2, 3))

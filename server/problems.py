@@ -28,7 +28,8 @@ class StorageFailure(Problem):
 
 
 class SpendingLimit(Problem):
-    """A live window would spend more tokens than are left; nothing was sent."""
+    """A live window, or a use of the language model, would spend more tokens than are left; nothing
+    was sent."""
 
     status = 402
 

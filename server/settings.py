@@ -73,7 +73,8 @@ class Settings:
     compile_ahead: bool = True
     """whether what any task may need is compiled before it is asked for."""
     model_tokens: int = 0
-    """tokens that ``POST /baseline`` may spend in all on the operator's language model; 0: none."""
+    """tokens that ``POST /baseline`` and ``POST /operator`` may spend in all on the operator's
+    language model; 0: none."""
     live: LiveSettings | None = None
     """the real engine that it plays on; None: episodes are simulated."""
 

@@ -23,7 +23,8 @@ from jaxserve.show.outputs import check_output, write_output
 from jaxserve.tasks.spec import task_names
 from server.players.agents import check_agent
 from server.players.baseline_scores import SPLIT, score_tasks, summary
-from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.language_agent import LanguageAgent
+from server.players.model_settings import ModelSettings
 from server.players.playing import Game, InProcess, OverHttp, play_agent, play_model
 
 
