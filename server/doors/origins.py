@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from server.doors.answers import problem
-from server.doors.limits import client_address
+from server.doors.limits import OPEN, client_address
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
@@ -90,7 +90,8 @@ class CheckHost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 403 to what comes under such a name."""
-        if scope["type"] in ("http", "websocket") and not self._any:
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in OPEN
+        if guarded and not self._any:
             headers = Headers(scope=scope)
             host = headers.get("host", "")
             # No such page has a certificate. Reading has no Origin; who reads elsewhere than on

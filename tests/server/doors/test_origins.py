@@ -87,6 +87,14 @@ def test_a_name_that_was_made_to_lead_here_is_refused(
         assert text.startswith(f"Host is {headers['host']!r}") and "JAXSERVE_CORS_ORIGINS" in text
 
 
+def test_health_is_told_under_any_name() -> None:
+    """To whatever watches the server."""
+    player = Player()
+    asked = scope(method="GET", path="/health", client=("127.0.0.1", 5), headers=_EVIL)
+    asyncio.run(call(CheckHost(player, []), asked))
+    assert player.scopes
+
+
 def test_the_scheme_says_which_port_is_meant() -> None:
     """A page at https://lab.example calls its host without a port; reading is free for all."""
     player = Player()
