@@ -162,7 +162,8 @@ def test_what_is_left_of_the_budget_bounds_a_decision(
     """A request that has begun is finished; what was wrong with its answer is not asked again."""
     for name, text in (("OPENAI_API_KEY", KEY), ("API_BASE_URL", model.url)):
         monkeypatch.setenv(name, text)
-    model.answers, notes = ["no JSON"], Notes()
+    notes = Notes()
+    model.answers = ["no JSON"]
 
     async def play() -> None:
         one = Operator(ModelBudget(notes, 250))
