@@ -6,6 +6,7 @@ Ends within 15 minutes: when its time is used up the last knobs are held.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,9 @@ from jaxserve.errors import InputError
 from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import load_task
-from server.players.language_agent import LanguageAgent, ModelSettings, has_key
+from server.live_settings import check_simulated
+from server.players.language_agent import LanguageAgent
+from server.players.model_settings import ModelSettings, has_key
 from server.players.playing import InProcess, Turn, play_agent, play_model
 
 TASKS = tuple(load_task(number).name for number in (1, 2, 3))
@@ -26,6 +29,7 @@ _LOWEST, _HIGHEST = 0.001, 0.999  # scores are reported strictly inside (0, 1)
 def main() -> int:
     """Plays one test episode of each task; returns the exit code, 1 if a model never answered."""
     try:
+        check_simulated(os.environ)
         agent = LanguageAgent(ModelSettings.from_environment()) if has_key() else None
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -13,7 +13,8 @@ import sys
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
-from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.language_agent import LanguageAgent
+from server.players.model_settings import ModelSettings
 from server.players.playing import InProcess, Turn, play_model
 
 

@@ -92,13 +92,9 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Serves until it is told to stop.
-
-    Args:
-      arguments: of the command line; default is that of the process.
-    """
-    chosen = option_parser().parse_args(arguments)
+def main() -> None:
+    """Serves until it is told to stop."""
+    chosen = option_parser().parse_args()
     settings = _settings()
     ports = chosen.port or [settings.port]
     raise_file_limit(_MAX_CONNECTIONS + settings.max_connections + _FILES_BESIDE)
@@ -153,7 +149,10 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
 def option_parser() -> argparse.ArgumentParser:
     """What the command takes."""
     parser = argparse.ArgumentParser(
-        prog="server", description="Plays jaxserve's episodes over HTTP, WebSocket and MCP."
+        prog="server",
+        description="Plays jaxserve's episodes over HTTP, WebSocket and MCP.",
+        # The settings read whole names only.
+        allow_abbrev=False,
     )
     parser.add_argument("--host", default=os.environ.get("HOST", "0.0.0.0"))
     parser.add_argument(

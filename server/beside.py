@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from server.problems import Overloaded
+from server.problems import OutOfTime, Overloaded
 
 _AT_ONCE = 2
 _WAITING = 64
@@ -42,12 +42,12 @@ class Watch:
 
         Raises:
           Abandoned: nobody waits for it.
-          Overloaded: its time is up.
+          OutOfTime: its time is up.
         """
         if self._left.is_set():
             raise Abandoned
         if time.monotonic() > self._until:
-            raise Overloaded(
+            raise OutOfTime(
                 f"the computation was stopped after {self._seconds:g} s; the server is busy, try "
                 "again later"
             )

@@ -64,10 +64,9 @@ class LiveSettings:
         Raises:
           InputError: a value is not allowed, is missing, or is given twice and differs.
         """
-        _check_earlier(variables)
-        names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
-        if not _word("JAXSERVE_MODE", names, _MODES, "simulated"):
+        if not plays_live(variables):
             return None
+        names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
         chat = _word("JAXSERVE_LIVE_PROVIDER", names, _PROVIDERS, "engine")
         model = names["JAXSERVE_LIVE_MODEL"]
         if chat and model is None:
@@ -95,6 +94,30 @@ class LiveSettings:
             ),
             priority=_priority(variables.get("JAXSERVE_LIVE_PRIORITY"), chat),
             token_limit=whole("JAXSERVE_LIVE_TOKEN_LIMIT", cls.token_limit, 10**15),
+        )
+
+
+def plays_live(variables: Mapping[str, str]) -> bool:
+    """Whether ``JAXSERVE_MODE`` asks for a real engine.
+
+    Raises:
+      InputError: it says something else, or a variable of an earlier project has no effect.
+    """
+    _check_earlier(variables)
+    names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
+    return _word("JAXSERVE_MODE", names, _MODES, "simulated")
+
+
+def check_simulated(variables: Mapping[str, str]) -> None:
+    """For what plays simulated episodes only.
+
+    Raises:
+      InputError: a real engine is asked for, or see ``plays_live``.
+    """
+    if plays_live(variables):
+        raise InputError(
+            "JAXSERVE_MODE (or LLMSERVE_MODE) asks for a real engine, on which only a server "
+            "plays; it must be simulated here"
         )
 
 

@@ -7,6 +7,8 @@ class Problem(Exception):
     """A request that cannot be answered; ``str()`` is one sentence for the client."""
 
     status = 400
+    retry_after_s: int | None = None
+    """where coming back so much later may help."""
 
 
 class UnknownSession(Problem):
@@ -28,7 +30,8 @@ class StorageFailure(Problem):
 
 
 class SpendingLimit(Problem):
-    """A live window would spend more tokens than are left; nothing was sent."""
+    """A live window, or a use of the language model, would spend more tokens than are left; nothing
+    was sent."""
 
     status = 402
 
@@ -49,6 +52,13 @@ class Overloaded(Problem):
     """More is asked for than can be computed now; nothing was changed."""
 
     status = 503
+    retry_after_s = 1
+
+
+class OutOfTime(Overloaded):
+    """A computation took too long, and may again."""
+
+    retry_after_s = None
 
 
 class ClientLeft(Problem):

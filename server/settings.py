@@ -49,7 +49,7 @@ class Settings:
     token: str | None = None
     """bearer token that every route but ``/health`` asks for; None asks for none."""
     cors_origins: tuple[str, ...] = ()
-    """origins whose pages may call the server, ``*`` for all."""
+    """origins whose pages may call the server, and by whose names it is called; ``*`` for all."""
     rate_limit: Rate = Rate(5000, 1.0)
     """requests and WebSocket messages per client address."""
     max_body_bytes: int = 4 * 2**20
@@ -73,7 +73,8 @@ class Settings:
     compile_ahead: bool = True
     """whether what any task may need is compiled before it is asked for."""
     model_tokens: int = 0
-    """tokens that ``POST /baseline`` may spend in all on the operator's language model; 0: none."""
+    """tokens that ``POST /baseline`` and ``POST /operator`` may spend in all on the operator's
+    language model; 0: none."""
     live: LiveSettings | None = None
     """the real engine that it plays on; None: episodes are simulated."""
 

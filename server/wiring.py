@@ -16,7 +16,7 @@ from server.doors.limits import LimitBody, LimitRate
 from server.doors.messages import CheckMessages, mcp_route
 from server.doors.model_context import ModelContext
 from server.doors.openenv_environment import ServeEnvironment
-from server.doors.origins import CheckOrigin, KnowClient, LeadBack
+from server.doors.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
 from server.doors.queries import CheckSocketQuery
 from server.doors.routes_comparison import comparison_routes
 from server.doors.routes_episodes import episode_routes
@@ -125,6 +125,8 @@ def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None
     app.add_middleware(CheckSocketQuery)
     if settings.token is not None:
         app.add_middleware(RequireToken, token=settings.token)
+    else:
+        app.add_middleware(CheckHost, origins=settings.cors_origins)
     app.add_middleware(CheckOrigin, origins=settings.cors_origins)
     app.add_middleware(LimitRate, rate=settings.rate_limit)
     if settings.cors_origins:

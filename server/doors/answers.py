@@ -55,7 +55,10 @@ def answer_problems(app: FastAPI) -> None:
     @app.exception_handler(Problem)
     async def cannot(request: Request, error: Problem) -> Answer:
         del request
-        return problem(error.status, str(error))
+        answer = problem(error.status, str(error))
+        if error.retry_after_s is not None:
+            answer.headers["Retry-After"] = str(error.retry_after_s)
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def wrong_body(request: Request, error: RequestValidationError) -> Answer:

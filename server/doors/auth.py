@@ -10,8 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.doors.answers import problem
-
-_OPEN = frozenset({"/health"})
+from server.doors.limits import OPEN
 
 
 class RequireToken:
@@ -28,7 +27,7 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 401 where the token is missing or wrong."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _OPEN:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         given = _given_token(Headers(scope=scope).get("authorization", ""))

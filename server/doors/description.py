@@ -13,12 +13,12 @@ from server.wire.answers import Problem
 _REFERENCE = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _ALWAYS = {
     401: "the token is missing or wrong, where the server asks for one",
+    403: "the page of another site",
     422: "the input",
     429: "too many requests; Retry-After says how long to wait",
     500: "the server failed",
 }
 _OF_CHANGES = {
-    403: "the page of another site",
     408: "the body takes too long",
     413: "the body is too large",
 }

@@ -13,7 +13,8 @@ from throttled import RateLimiterType, Throttled, rate_limiter, store
 from server.doors.answers import problem
 from server.settings import Rate
 
-_OPEN = frozenset({"/health"})
+OPEN = frozenset({"/health"})
+"""Paths that anybody may ask for, at any rate."""
 _CLIENTS = 100_000
 """Addresses that are remembered."""
 _BODY_S = 60.0
@@ -46,7 +47,7 @@ class LimitRate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers 429 beyond the rate; messages of an open WebSocket are read later instead."""
-        if scope["type"] not in ("http", "websocket") or scope["path"] in _OPEN:
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         client = client_address(scope)

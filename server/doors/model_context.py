@@ -25,7 +25,7 @@ class ModelContext:
     def __init__(self, tools: FastMCP) -> None:
         """Nothing is answered before ``start``."""
         self._tools = tools
-        # Whose pages may call is decided for all routes together.
+        # Whose pages may call, and by which names, is decided for all routes together.
         self._app = tools.http_app(
             "/mcp", json_response=True, stateless_http=True, host_origin_protection=False
         )

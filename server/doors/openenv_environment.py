@@ -51,8 +51,8 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
         if resume is not None:
             if given:
                 raise InputError(
-                    f"{next(iter(given))} is given beside resume, which changes nothing; "
-                    "leave one out"
+                    "resume goes on with a session and takes nothing else; "
+                    f"{next(iter(given))} is given"
                 )
             self._view = await self._service.view(schemas.checked_session_id(resume))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -10,10 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from server.doors.answers import problem
+from server.doors.limits import OPEN, client_address
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _LOOPBACK = ("127.0.0.1", 0)
+_LOCAL_NAMES = (".localhost", ".local", ".internal")
+"""Ends of names that only this machine and its network give, as they do those without a dot: RFC
+6761, RFC 6762, and ICANN's reservation of 2024."""
 
 
 class KnowClient:
@@ -68,6 +73,57 @@ class CheckOrigin:
         if headers.get("sec-fetch-site") == "same-origin":
             return None
         return None if _place(origin) == _place(f"//{headers.get('host', '')}", origin) else origin
+
+
+class CheckHost:
+    """ASGI middleware: no page plays under a name that its owner has made to lead here.
+
+    To a browser such a page is the server's own (DNS rebinding): its ``Host`` and ``Origin`` agree.
+    Where there is a token, it does not know that.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        """Args: what is protected, and origins whose names are known."""
+        self._app = app
+        self._any = "*" in origins
+        self._names = frozenset(urlsplit(origin).hostname for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers 403 to what comes under such a name."""
+        guarded = scope["type"] in ("http", "websocket") and scope["path"] not in OPEN
+        if guarded and not self._any:
+            headers = Headers(scope=scope)
+            host = headers.get("host", "")
+            # No such page has a certificate. Reading has no Origin; who reads elsewhere than on
+            # this machine may be a client that calls the server by its name.
+            plain = headers.get("origin", "").startswith("http:")
+            if (plain or _is_loopback(client_address(scope))) and not self._known(host):
+                allowed = (
+                    "an IP address, a name without a dot like localhost, or the host of an origin "
+                    "that JAXSERVE_CORS_ORIGINS lists, as the server has no token"
+                )
+                answer = problem(403, f"Host is {host!r:.80}; it must be {allowed}")
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _known(self, host: str) -> bool:
+        name, _ = _place(f"//{host}")
+        if name is None or "." not in name or name.endswith(_LOCAL_NAMES):
+            return True
+        return name in self._names or _address(name) is not None
+
+
+def _is_loopback(text: str) -> bool:
+    address = _address(text)
+    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
 
 
 def _place(url: str, like: str | None = None) -> tuple[str | None, int | None]:

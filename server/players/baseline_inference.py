@@ -21,9 +21,11 @@ from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.seeds import SPLITS
 from jaxserve.show.outputs import check_output, write_output
 from jaxserve.tasks.spec import task_names
+from server.live_settings import check_simulated, plays_live
 from server.players.agents import check_agent
 from server.players.baseline_scores import SPLIT, score_tasks, summary
-from server.players.language_agent import LanguageAgent, ModelSettings
+from server.players.language_agent import LanguageAgent
+from server.players.model_settings import ModelSettings
 from server.players.playing import Game, InProcess, OverHttp, play_agent, play_model
 
 
@@ -31,6 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Plays one episode of each task; returns the exit code."""
     chosen = _parser().parse_args(arguments)
     try:
+        if chosen.runtime == "in-process":
+            check_simulated(os.environ)
+        else:
+            # The server says how it plays; what has no effect anywhere is refused.
+            plays_live(os.environ)
         if chosen.output is not None:
             _make_folder(chosen.output.parent)
         check_output(chosen.output, "--output")

@@ -11,7 +11,9 @@ from jaxserve.tasks.spec import task_names
 from server.beside import Beside, Shared, Watch
 from server.players.agents import Agents, check_agent
 from server.players.model_budget import Bill, ModelBudget, Notes
+from server.players.model_settings import ModelSettings, model_name
 from server.players.playing import InProcess, Turn, play_agent, play_model
+from server.sessions.episodes import built_in_task
 
 if TYPE_CHECKING:
     from server.players.language_agent import LanguageAgent
@@ -76,9 +78,11 @@ class Baselines:
         """A language model, configured by the server's environment variables.
 
         Raises:
-          InputError: there is no key. SpendingLimit: no tokens are left for it.
+          InputError: there is no key. SpendingLimit: no tokens are left for it. Overloaded: too
+            many wait.
         """
-        kept = await self._notes.note(_name(seed))
+        name = _name(seed)
+        kept = await self._notes.note(name)
         if kept is not None:
             return json.loads(kept)
 
@@ -86,7 +90,7 @@ class Baselines:
             async with self._budget.spending() as bill:
                 return await self._play_model(seed, watch, bill)
 
-        return await self._shared.get(seed, compute, _MODEL_S)
+        return await self._shared.get(name, compute, _MODEL_S)
 
     async def _play_model(self, seed: int, watch: Watch, bill: Bill) -> dict[str, Any]:
         agent = await self._beside.run(_language_agent, bill.left)
@@ -111,12 +115,14 @@ class Baselines:
 
 
 def _name(seed: int) -> str:
-    return f"baseline of a language model, seed {seed}"
+    """Of a result that is kept: another model, or tasks that have changed since, have others."""
+    tasks = ", ".join(f"{task} {built_in_task(task).version}" for task in task_names())
+    return f"baseline of {model_name()}, seed {seed}, {tasks}"
 
 
 def _language_agent(tokens: int) -> LanguageAgent:
     # Importing openai takes seconds, in which nobody else would be answered.
-    from server.players.language_agent import LanguageAgent, ModelSettings
+    from server.players.language_agent import LanguageAgent
 
     most = min(tokens, ModelSettings.max_tokens)
     return LanguageAgent(ModelSettings.from_environment(max_tokens=most))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -15,12 +13,11 @@ import openai
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUNDS
 from server.players.answers import first_object
+from server.players.model_settings import ModelSettings
 from server.sessions.programs import Knobs
 from server.wire.schemas import ServeAction
 from server.wire.sentences import checked
 
-HUGGING_FACE_URL = "https://router.huggingface.co/v1"
-DEFAULT_MODEL = "gpt-4o-mini"
 _HIDDEN = {
     "estimated_cost_per_1k",
     "step_index",
@@ -35,53 +32,6 @@ _MOST_TOKENS = 8192
 """Of an answer by a model that thinks before it, which counts as well."""
 _HOPELESS = 3
 """Decisions without an answer, from the first on, after which none is expected any more."""
-
-
-@dataclass(frozen=True)
-class ModelSettings:
-    """Which model, and how much of it."""
-
-    model: str
-    api_key: str = field(repr=False)
-    base_url: str | None = None
-    decide_every: int = 10
-    """windows that a decision holds."""
-    max_tokens: int = 200_000
-    """tokens of all exchanges of a run; afterwards the last knobs are held."""
-    max_seconds: float = 600.0
-    """the same for time; a request under way then may take minutes more with its retries."""
-    request_timeout_s: float = 45.0
-    retries: int = 4
-    """of failed requests, with exponential back-off; by the official client."""
-
-    @classmethod
-    def from_environment(
-        cls, variables: Mapping[str, str] = os.environ, **chosen: Any
-    ) -> ModelSettings:
-        """Reads ``OPENAI_API_KEY`` or ``HF_TOKEN``, ``API_BASE_URL`` and ``MODEL_NAME``.
-
-        Raises:
-          InputError: there is no key.
-        """
-        key = chosen.pop("api_key", None) or _key(variables)
-        if not key:
-            raise InputError(
-                "no key for a language model; set OPENAI_API_KEY, or HF_TOKEN for Hugging Face"
-            )
-        base_url = variables.get("API_BASE_URL") or variables.get("OPENAI_BASE_URL")
-        if base_url is None and not variables.get("OPENAI_API_KEY"):
-            base_url = HUGGING_FACE_URL
-        model = chosen.pop("model", None) or variables.get("MODEL_NAME") or DEFAULT_MODEL
-        return cls(model=model, api_key=key, base_url=base_url, **chosen)
-
-
-def has_key(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is a model to ask."""
-    return _key(variables) is not None
-
-
-def _key(variables: Mapping[str, str]) -> str | None:
-    return variables.get("OPENAI_API_KEY") or variables.get("HF_TOKEN") or None
 
 
 class LanguageAgent:
@@ -148,6 +98,8 @@ class LanguageAgent:
             {"role": "user", "content": _situation(task, windows, last)},
         ]
         for attempt in ("first", "repair"):
+            if self.exhausted:
+                return last
             text = self._ask(messages, attempt, len(windows))
             if text is None:
                 return last

@@ -8,9 +8,11 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.problems import SpendingLimit
+from server.problems import Overloaded, SpendingLimit
 
 _SPENT = "model_tokens"
+_WAITING = 16
+"""Uses that wait for their turn at most; whoever comes then is told to come back."""
 
 
 class Notes(Protocol):
@@ -38,14 +40,28 @@ class ModelBudget:
         """Args: where what was spent is kept, and the tokens that may be spent in all."""
         self._notes, self._most = notes, most
         self._spending = asyncio.Lock()
+        self._asked = 0
 
     @contextlib.asynccontextmanager
     async def spending(self) -> AsyncIterator[Bill]:
         """One use at a time, so that two cannot spend the same tokens.
 
         Raises:
-          SpendingLimit: none are left.
+          SpendingLimit: none are left. Overloaded: too many wait already.
         """
+        if self._asked > _WAITING:
+            raise Overloaded(
+                f"{self._asked} requests for the language model are under way; try again later"
+            )
+        self._asked += 1
+        try:
+            async with self._in_turn() as bill:
+                yield bill
+        finally:
+            self._asked -= 1
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self) -> AsyncIterator[Bill]:
         async with self._spending:
             spent = int(await self._notes.note(_SPENT) or 0)
             if spent >= self._most:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import os
 import time
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from server.players.answers import first_object
 from server.players.model_budget import Bill, ModelBudget
+from server.players.model_settings import ModelSettings, has_key
 from server.problems import ModelFailure
 from server.sessions.programs import Knobs, Window
 from server.wire.catalogue import describe_task
@@ -54,28 +56,38 @@ class Operator:
           last: the knobs that were held in it.
 
         Raises:
-          InputError: there is no key. SpendingLimit: no tokens are left.
+          InputError: there is no key. SpendingLimit: no tokens are left. Overloaded: too many wait.
           ModelFailure: it gave no answer that can be used.
         """
-        # To its end even when the client has left: what is spent is written down then.
-        asked = asyncio.ensure_future(self._spend(task, windows, last))
+        begun = asyncio.Event()
+        asked = asyncio.ensure_future(self._spend(task, windows, last, begun))
         self._asked.add(asked)
         asked.add_done_callback(self._settled)
-        return await asyncio.shield(asked)
+        try:
+            # To its end even when the client has left: what is spent is written down then.
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            if not begun.is_set():
+                asked.cancel()
+            raise
 
     def _settled(self, asked: asyncio.Task[Decision]) -> None:
         self._asked.discard(asked)
         # An exception that nobody waits for is no fault of the server.
         _ = asked.cancelled() or asked.exception()
 
-    async def _spend(self, task: str, windows: Sequence[Window], last: Knobs) -> Decision:
+    async def _spend(
+        self, task: str, windows: Sequence[Window], last: Knobs, begun: asyncio.Event
+    ) -> Decision:
         async with self._budget.spending() as bill:
+            begun.set()
             return await asyncio.to_thread(self._ask, task, windows, last, bill)
 
     def _ask(self, task: str, windows: Sequence[Window], last: Knobs, bill: Bill) -> Decision:
         agent = self._agent = self._agent or _language_agent()
         agent.trace.clear()
         before, started = agent.tokens, time.monotonic()
+        agent.settings = dataclasses.replace(agent.settings, max_tokens=before + bill.left)
         shown = [window.observation | {"reward": window.reward} for window in windows]
         try:
             knobs = agent.decide(describe_task(task), shown, last)
@@ -91,8 +103,7 @@ class Operator:
 
 def is_offered(model_tokens: int, variables: Mapping[str, str] = os.environ) -> bool:
     """Whether clients may ask for the model: there is a key, and tokens for them."""
-    has_key = bool(variables.get("OPENAI_API_KEY") or variables.get("HF_TOKEN"))
-    return model_tokens > 0 and has_key
+    return model_tokens > 0 and has_key(variables)
 
 
 def reason_of(answer: str) -> str | None:
@@ -104,11 +115,10 @@ def reason_of(answer: str) -> str | None:
 
 def _language_agent() -> LanguageAgent:
     # Importing openai takes seconds, in which nobody else would be answered.
-    from server.players.language_agent import LanguageAgent, ModelSettings
+    from server.players.language_agent import LanguageAgent
 
-    # The budget of all clients is counted outside of it.
+    # How many tokens it may take is said anew for each decision.
     settings = ModelSettings.from_environment(
-        max_tokens=2**62,
         max_seconds=math.inf,
         request_timeout_s=_REQUEST_S,
         retries=_RETRIES,

@@ -12,9 +12,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
 from jaxserve.client import ConnectionLost, ServeClient, ServerError, async_client
 from jaxserve.client.transports import HttpTransport, WebSocketTransport
+from server.doors.answers import answer_problems
+from server.problems import OutOfTime, Overloaded, Problem
 
 _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 
@@ -141,6 +145,36 @@ def test_a_refusal_for_now_is_waited_out(
         stub.spoilt = [(status, headers, body)]
         assert env.step({}).info["step"] == 1
     assert stub.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("problem", "waits"),
+    [
+        (Overloaded("9 long computations are under way; try again later"), True),
+        (OutOfTime("the computation was stopped after 300 s"), False),
+    ],
+)
+def test_the_servers_own_503_is_waited_out_where_that_helps(
+    stub: Stub, problem: Problem, waits: bool
+) -> None:
+    """As the server really answers: when too many wait, and not when something takes too long."""
+    app = FastAPI()
+    answer_problems(app)
+
+    @app.get("/")
+    async def refuse() -> None:
+        raise problem
+
+    refused = TestClient(app).get("/")
+    assert refused.headers.get("retry-after") == ("1" if waits else None)
+    with ServeClient(stub.url) as env:
+        stub.spoilt = [(refused.status_code, dict(refused.headers), refused.content)]
+        if waits:
+            env.reset()
+        else:
+            with pytest.raises(ServerError, match="stopped after 300 s"):
+                env.reset()
+    assert stub.asked.count("/reset") == 1 + waits
 
 
 def test_patience_ends(stub: Stub) -> None:

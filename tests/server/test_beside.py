@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from server.beside import Abandoned, Beside, Shared, Watch
-from server.problems import Overloaded
+from server.problems import OutOfTime, Overloaded
 
 
 def test_more_than_may_wait_are_told_to_come_back() -> None:
@@ -95,7 +95,7 @@ def test_time_is_limited() -> None:
     async def play() -> None:
         shared: Shared[int] = Shared(keep=9)
         calls: list[Watch] = []
-        with pytest.raises(Overloaded, match=r"stopped after 0\.01 s"):
+        with pytest.raises(OutOfTime, match=r"stopped after 0\.01 s"):
             await shared.get("key", counted(calls), 0.01)
         assert await shared.get("key", counted(calls), 60.0) == 2
 

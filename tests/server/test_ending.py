@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from server import app, ending
 from tests.patience import PATIENCE_S
 
 
@@ -23,3 +24,8 @@ def test_computing_is_dropped_with_the_code_of_the_first_signal(told: list[int])
     )
     assert ended.returncode == 128 + (told or [signal.SIGTERM])[0]
     assert ended.stderr == "server: ended; what was still computed is dropped\n"
+
+
+def test_the_end_takes_less_than_docker_waits() -> None:
+    """Requests are answered for a while and computations for another, within ten seconds."""
+    assert app._REQUESTS_END_S + ending._COMPUTING_S < 10.0

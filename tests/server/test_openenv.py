@@ -147,7 +147,7 @@ def test_sockets_have_sessions_of_their_own(server: LocalServer) -> None:
             ({"task_id": "warp"}, "task_id is 'warp'"),
             ({"boost": 1}, "field 'boost' is unknown"),
             ({"self": 1}, "field 'self' is unknown"),
-            ({"resume": ids[0], "task_id": 2}, "task_id is given beside resume"),
+            ({"resume": ids[0], "task_id": 2}, "takes nothing else; task_id is given"),
         ):
             answer = say(two, "reset", **wrong)
             assert answer["type"] == "error"

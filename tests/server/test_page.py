@@ -78,8 +78,6 @@ def test_an_agent_drives_to_the_end_and_is_graded(
     begin(page, "static_workload", 3)
     page.select_option("#agent", agent)
     press(page, "drive")
-    if "no best static setting" in page.inner_text("#status"):
-        pytest.skip("the task has no anchors")
     assert window(page) == 200
     assert "The episode is over" in page.inner_text("#status")
     press(page, "grade")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -135,6 +137,35 @@ def test_sockets_of_other_pages_are_refused(server: LocalServer, path: str) -> N
     assert refused.value.response.status_code == 403
     with connect(address, origin=Origin(server.url), open_timeout=None):
         pass
+
+
+def test_no_page_plays_under_another_name(server: LocalServer) -> None:
+    """A site whose name leads to this machine is refused at every door, and the server's own page
+    is not, by whichever of its names."""
+    for host, allowed in (
+        (f"evil.example:{server.port}", False),
+        (f"localhost:{server.port}", True),
+        (f"127.0.0.1:{server.port}", True),
+        (f"[::1]:{server.port}", True),
+    ):
+        origin = f"http://{host}"
+        own = {"Host": host, "Origin": origin}
+        call = {"jsonrpc": "2.0", "method": "ping", "id": 1}
+        for path, body in (("/reset", {"task_id": 1}), ("/mcp", call)):
+            answer = httpx.post(server.url + path, json=body, headers=own, timeout=300.0)
+            assert answer.status_code == (200 if allowed else 403), (path, host)
+        for path in ("/ws", "/mcp"):
+            where = socket.create_connection(("127.0.0.1", server.port))
+            opens = functools.partial(
+                connect, f"ws://{host}{path}", origin=Origin(origin), sock=where, open_timeout=None
+            )
+            if allowed:
+                with opens():
+                    pass
+            else:
+                with pytest.raises(InvalidStatus) as refused:
+                    opens()
+                assert refused.value.response.status_code == 403
 
 
 def test_large_bodies_are_refused(guarded: LocalServer) -> None:

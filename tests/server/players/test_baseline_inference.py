@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import inference
 from server.local import LocalServer, free_port
 from server.players import baseline_inference
 from tests.server.players.stub_model import KEY, Model
@@ -110,6 +111,31 @@ def test_the_command_says_what_is_wrong(
     ):
         assert baseline_inference.main(arguments) == 2
         assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"LLMSERVE_MODE": "real"}, "JAXSERVE_MODE (or LLMSERVE_MODE) asks for a real engine"),
+        ({"JAXSERVE_MODE": "live"}, "JAXSERVE_MODE (or LLMSERVE_MODE) asks for a real engine"),
+        ({"LLMSERVE_SEED": "7"}, "LLMSERVE_SEED is set, which has no effect here"),
+    ],
+)
+def test_variables_without_effect_are_refused(
+    variables: dict[str, str],
+    named: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is played; a server may be live, which it says itself."""
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    for main in (lambda: baseline_inference.main([]), inference.main):
+        assert main() == 2
+        assert named in capsys.readouterr().err
+    url = f"http://127.0.0.1:{free_port()}"
+    options = ["--runtime", "http", "--base-url", url, "--task", "static_workload"]
+    assert baseline_inference.main(options) == (2 if "LLMSERVE_SEED" in variables else 1)
 
 
 @pytest.mark.slow

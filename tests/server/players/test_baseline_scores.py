@@ -72,6 +72,27 @@ def test_a_model_is_asked_once_for_each_seed_within_its_budget(
     asyncio.run(play())
 
 
+def test_a_result_is_kept_of_one_model_and_its_tasks(
+    notes: Notes, asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model, and a task that has changed since, are played anew."""
+
+    async def play() -> None:
+        baselines = Baselines(Agents(), Beside(), notes, ModelBudget(notes, 1000))
+        for model in ("one", "another", "one"):
+            monkeypatch.setenv("MODEL_NAME", model)
+            await baselines.language_model(1)
+        assert len(asked) == 2
+        newer = SimpleNamespace(version=1000)
+        monkeypatch.setattr(baseline_scores, "built_in_task", lambda task: newer)
+        with pytest.raises(InputError, match="no result is kept for seed 1"):
+            await baselines.known_language_model(1)
+        await baselines.language_model(1)
+        assert len(asked) == 3
+
+    asyncio.run(play())
+
+
 def test_a_model_stops_when_its_client_leaves(
     notes: Notes, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

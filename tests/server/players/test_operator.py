@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jaxserve.spaces import DEFAULT_ACTION
+from jaxserve.spaces import DEFAULT_ACTION, OBSERVATION_BOUNDS
 from server.players import operator
 from server.players.model_budget import ModelBudget
+from server.players.model_settings import ModelSettings
 from server.players.operator import Decision, Operator, is_offered, reason_of
-from server.problems import ModelFailure, SpendingLimit
-from server.sessions.programs import knobs_of
+from server.problems import ModelFailure, Overloaded, SpendingLimit
+from server.sessions.programs import Window, knobs_of
+from tests.patience import PATIENCE_S
 from tests.server.players.notes import Notes
+from tests.server.players.stub_model import KEY, Model
 
 LAST = knobs_of(DEFAULT_ACTION)
+WINDOW = Window(dict.fromkeys(OBSERVATION_BOUNDS, 1.0), 0.5, False, {}, 0.0, 0.0, 0.0)
 WIDER = knobs_of(DEFAULT_ACTION | {"batch_cap": 96})
 
 
@@ -26,14 +29,16 @@ class Agent:
     """Takes 60 tokens for a decision; ``error`` is what goes wrong."""
 
     def __init__(self) -> None:
-        self.settings = SimpleNamespace(model="m")
+        self.settings = ModelSettings("m", "key")
         self.tokens = 0
         self.trace: list[dict[str, Any]] = []
         self.error: str | None = None
+        self.begun = threading.Event()
         self.go = threading.Event()
         self.go.set()
 
     def decide(self, task: Any, windows: Any, last: Any) -> Any:
+        self.begun.set()
         assert self.go.wait(300.0)
         self.tokens += 60
         answer = json.dumps({"reason": "the queue grows", "batch_cap": 96})
@@ -50,6 +55,14 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Agent:
 
 async def decide(one: Operator) -> Decision:
     return await one.decide("static_workload", [], LAST)
+
+
+async def under_way(one: Operator, agent: Agent) -> asyncio.Task[Decision]:
+    """A decision that the model is being asked for, until ``agent.go``."""
+    agent.go.clear()
+    asked = asyncio.ensure_future(decide(one))
+    assert await asyncio.to_thread(agent.begun.wait, PATIENCE_S)
+    return asked
 
 
 def test_a_decision_has_its_reason_and_its_price(agent: Agent) -> None:
@@ -84,12 +97,10 @@ def test_a_failure_is_said_and_paid(agent: Agent) -> None:
 def test_a_client_that_leaves_pays(agent: Agent) -> None:
     """What is under way is spent, and written down."""
     notes = Notes()
-    agent.go.clear()
 
     async def play() -> None:
         one = Operator(ModelBudget(notes, 100))
-        asked = asyncio.ensure_future(decide(one))
-        await asyncio.sleep(0.01)
+        asked = await under_way(one, agent)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
@@ -100,6 +111,70 @@ def test_a_client_that_leaves_pays(agent: Agent) -> None:
 
     asyncio.run(play())
     assert notes.texts == {"model_tokens": "120"}
+
+
+def test_a_client_that_leaves_while_it_waits_pays_nothing(agent: Agent) -> None:
+    """And keeps nobody from the model, who would pay for it."""
+    notes = Notes()
+
+    async def play() -> None:
+        one = Operator(ModelBudget(notes, 1000))
+        first = await under_way(one, agent)
+        waiting = asyncio.ensure_future(decide(one))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        agent.go.set()
+        await first
+        await decide(one)
+
+    asyncio.run(play())
+    assert notes.texts == {"model_tokens": "120"}
+
+
+def test_more_than_may_wait_are_told_to_come_back(agent: Agent) -> None:
+    """Whatever they wait for; and places of those that have left are free."""
+
+    async def play() -> None:
+        budget = ModelBudget(Notes(), 1000)
+        one = Operator(budget)
+        first = await under_way(one, agent)
+        waiting = [asyncio.ensure_future(decide(one)) for _ in range(16)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="17 requests for the language model are under way"):
+            await asyncio.wait_for(decide(Operator(budget)), PATIENCE_S)
+        for each in waiting:
+            each.cancel()
+        await asyncio.wait(waiting)
+        last = asyncio.ensure_future(decide(one))
+        agent.go.set()
+        await asyncio.gather(first, last)
+
+    asyncio.run(play())
+    assert agent.tokens == 120
+
+
+def test_what_is_left_of_the_budget_bounds_a_decision(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that has begun is finished; what was wrong with its answer is not asked again."""
+    for name, text in (("OPENAI_API_KEY", KEY), ("API_BASE_URL", model.url)):
+        monkeypatch.setenv(name, text)
+    notes = Notes()
+    model.answers = ["no JSON"]
+
+    async def play() -> None:
+        one = Operator(ModelBudget(notes, 250))
+        for _ in range(2):
+            with pytest.raises(ModelFailure):
+                await one.decide("static_workload", [WINDOW], LAST)
+        with pytest.raises(SpendingLimit):
+            await one.decide("static_workload", [WINDOW], LAST)
+
+    asyncio.run(play())
+    assert (len(model.asked), notes.texts) == (3, {"model_tokens": "300"})
 
 
 @pytest.mark.parametrize(
