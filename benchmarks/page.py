@@ -50,6 +50,11 @@ def publish(measure: Callable[[], str], markdown: Path | None) -> int:
     return 0
 
 
+def missed(misses: bool) -> str:
+    """What is said behind an aim that a figure misses."""
+    return ", miss" if misses else ""
+
+
 def placed(page: str, text: str) -> str:
     """``page`` with ``text`` between ``<!-- benchmark -->`` and ``<!-- end -->``; where it has no
     such block, ``text`` alone."""

@@ -30,7 +30,7 @@ from benchmarks.loads import (
     together_load,
     websocket_load,
 )
-from benchmarks.page import page_parser, publish
+from benchmarks.page import missed, page_parser, publish
 from jaxserve import checks
 from server.local import LocalServer
 
@@ -111,7 +111,7 @@ def load_page(rounds: int, seconds: float, soak_s: float) -> str:
         f"{platform.python_version()}. Each figure is the median of {rounds} rounds of "
         f"{seconds:g} s, with the slowest and the fastest round in brackets; the two columns are "
         "measured in turn. OpenEnv alone is the same framework with an environment that computes "
-        "and keeps nothing.",
+        "and keeps nothing. The aims are steps/s as well; a figure below its aim is a miss.",
         "",
     ]
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def _row(kind: Kind, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
     cells = [
         kind.name,
         rates(ours),
-        f"{kind.aim:,}",
+        aimed(kind.aim, middle([load.steps_per_s for load in ours])),
         f"{middle([load.latency_ms(50.0) for load in ours]):.2f}",
         f"{middle([load.latency_ms(99.0) for load in ours]):.2f}",
         rates(theirs) if theirs else "",
@@ -177,6 +177,11 @@ def _row(kind: Kind, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
         else "",
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def aimed(aim: float, steps_per_s: float) -> str:
+    """The aim, and whether a figure misses it."""
+    return f"{aim:,.0f}{missed(steps_per_s < aim)}"
 
 
 def _soak(url: str, process: psutil.Process, seconds: float) -> str:

@@ -55,6 +55,11 @@ def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST
     return given
 
 
+def is_finite(value: Any) -> bool:
+    """Whether a value is a finite number, which True and False are not."""
+    return math.isfinite(_float(value))
+
+
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     given = _float(value)

@@ -20,6 +20,7 @@ from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
+from jaxserve.sim.table.grid import PROMPT_LENGTHS
 from jaxserve.sim.table.lookup import latency_table, lengths_for
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
@@ -178,8 +179,8 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
         states, _ = jax.vmap(lambda env, key: env.reset(key))(envs, keys)
 
     Raises:
-      InputError: there is none, something else is among them, or they differ in window_s, ticks or
-        the kind of traffic.
+      InputError: there is none, something else is among them, or arrays of two are not alike; the
+        error says what differs, such as ticks, the kind of traffic or prefix caching.
     """
     if not envs:
         raise InputError("there are 0 environments to stack; at least 1 is needed")
@@ -191,12 +192,32 @@ def stack(envs: Sequence[ServeEnv]) -> ServeEnv:
     ]
     for place, layout in enumerate(layouts):
         if layout != layouts[0]:
-            raise InputError(
-                f"environments 0 and {place} cannot be stacked; they must agree in window_s, ticks "
-                "and output_ages, all or none must have prompts beyond 8,192 tokens, and either "
-                "all or none must replay traces of one length"
-            )
+            differing = _differing(envs[0], envs[place])
+            raise InputError(f"environments 0 and {place} cannot be stacked: {differing}")
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *envs)
+
+
+def _differing(first: ServeEnv, other: ServeEnv) -> str:
+    """Why the arrays of two environments are not alike."""
+    pairs = zip(_layout(first).items(), _layout(other).values(), strict=True)
+    found = [f"{what} is {one} and {two}" for (what, one), two in pairs if one != two]
+    return "; ".join(found) or "their arrays have different shapes"
+
+
+def _layout(env: ServeEnv) -> dict[str, str]:
+    """What decides which arrays an environment has, and their shapes."""
+    classes, counts = env.workload.classes, env.workload.replay_counts
+    ages, reuse = classes.output_ages, classes.reuse
+    return {
+        "window_s": f"{env.window_s:g}",
+        "ticks": f"{env.ticks}",
+        "output_ages": f"{MEMORYLESS if ages is None else ages.hazard.shape[-1] - 1}",
+        "the table's longest prompt": f"{PROMPT_LENGTHS[env.table.lengths - 1]:,} tokens",
+        "traffic": "drawn" if counts is None else f"a recording of {len(counts):,} windows",
+        "prefix caching": "without effect"
+        if reuse is None
+        else f"on {reuse.product.shape[-3]} GPUs",
+    }
 
 
 def _is_own(trace: str | Path | Trace, spec: TaskSpec) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -15,7 +16,8 @@ import jaxserve
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.sim.table.build import build
-from jaxserve.sim.table.file import write_table_file
+from jaxserve.sim.table.file import read_table_file, write_table_file
+from jaxserve.sim.table.lookup import latency_table
 from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks.spec import load_task, task_names
 
@@ -216,10 +218,62 @@ def test_environments_of_different_tasks_and_hardware_stack() -> None:
             np.testing.assert_array_equal(mine[i], theirs)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "difference"),
+    [
+        ({"output_ages": 16}, "output_ages is 1 and 16"),
+        (
+            {"deployment": {"prefix_caching": True}},
+            "prefix caching is without effect and on 2 GPUs",
+        ),
+    ],
+)
+def test_what_keeps_environments_apart_is_named(
+    tmp_path: Path, overrides: dict[str, Any], difference: str
+) -> None:
+    """That alone, of all that may."""
+    rows = (
+        {
+            "timestamp": 500 * i,
+            "input_length": 600 + i,
+            "output_length": 50,
+            "hash_ids": [i // 2, i],
+        }
+        for i in range(400)
+    )
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    alike = {"horizon": 50, "output_ages": 1, "deployment": {"num_gpus": 2}}
+    changed = alike | overrides
+    changed["deployment"] = alike["deployment"] | overrides.get("deployment", {})
+    envs = [jaxserve.make("trace_replay", trace=trace, overrides=each) for each in (alike, changed)]
+    with pytest.raises(InputError) as refused:
+        jaxserve.stack(envs)
+    assert str(refused.value) == f"environments 0 and 1 cannot be stacked: {difference}"
+
+
+def test_what_keeps_other_environments_apart_is_named() -> None:
+    """Traffic and windows, both where both differ."""
+    recorded, drawn = jaxserve.make("trace_replay"), jaxserve.make("static_workload")
+    table = latency_table(read_table_file("llama-3.1-8b__a100-sxm-40gb"))
+    long = dataclasses.replace(drawn, table=table)
+    longer = dataclasses.replace(drawn, window_s=2.5, ticks=drawn.ticks + 1)
+    for other, difference in (
+        (recorded, "traffic is drawn and a recording of"),
+        (longer, rf"window_s is 1 and 2.5; ticks is {drawn.ticks} and {longer.ticks}$"),
+        (long, "the table's longest prompt is 8,192 tokens and 131,072 tokens$"),
+    ):
+        with pytest.raises(InputError, match=difference):
+            jaxserve.stack([drawn, other])
+
+
 def test_environments_that_cannot_stack_are_refused() -> None:
     """Recorded and random traffic have different shapes; no environment is no stack."""
     with pytest.raises(InputError, match="environments 0 and 1 cannot be stacked"):
         jaxserve.stack([jaxserve.make("static_workload"), jaxserve.make("trace_replay")])
+    env = jaxserve.make("static_workload")
+    with pytest.raises(InputError, match="their arrays have different shapes"):
+        jaxserve.stack([env, jaxserve.stack([env, env])])
     with pytest.raises(InputError, match="0 environments"):
         jaxserve.stack([])
     with pytest.raises(InputError, match="stack got 'static_workload'; it takes environments"):

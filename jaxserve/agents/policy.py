@@ -26,6 +26,19 @@ class Policy(Protocol):
         ...
 
 
+@jax.jit
+def act(
+    policy: Policy, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
+) -> tuple[ServeAction, Any]:
+    """The knobs that a policy sets as they act, and its next memory; outside of compiled episodes.
+
+    Args:
+      policy: a frozen dataclass that is a pytree.
+    """
+    action, memory = policy.act(env, memory, observation, key)
+    return env.effective_action(action), memory
+
+
 class PrivilegedPolicy(abc.ABC):
     """A yardstick that is shown what no operator can see: the fast simulator's state.
 

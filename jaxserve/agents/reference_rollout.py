@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.agents.policy import Policy
+from jaxserve.agents.policy import Policy, act
 from jaxserve.env import ServeEnv
 from jaxserve.seeds import policy_key
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
@@ -325,11 +325,6 @@ def reference_rollout(
     episode = ReferenceEpisode(env, key, timer, windows)
 
     @jax.jit
-    def act(memory: Any, observation: ServeObservation, key: jax.Array) -> tuple[ServeAction, Any]:
-        action, memory = policy.act(env, memory, observation, key)
-        return env.effective_action(action), memory
-
-    @jax.jit
     def observe(
         observation: ServeObservation, metrics: WindowMetrics, step: jax.Array
     ) -> tuple[ServeObservation, RewardParts]:
@@ -340,7 +335,7 @@ def reference_rollout(
     observation, memory = timestep.observation, policy.init(env)
     rows = []
     for window in range(episode.windows):
-        action, memory = act(memory, observation, policy_key(key, window))
+        action, memory = act(policy, env, memory, observation, policy_key(key, window))
         metrics = episode.step(action)
         observation, parts = observe(observation, metrics, jnp.int32(window + 1))
         rows.append(jax.tree.map(np.asarray, (metrics, parts, action)))

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.policy import Policy, PrivilegedPolicy
-from jaxserve.env import ServeEnv
+from jaxserve.env import EnvState, ServeEnv
 from jaxserve.seeds import policy_key
-from jaxserve.types import ServeAction, TimeStep
+from jaxserve.types import ServeAction, TimeStep, WindowMetrics
 
 
 @flax.struct.dataclass
@@ -35,6 +35,21 @@ def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
         policies on the same key face the same requests.
     """
     return _rollout(env, policy, keys, int(np.max(env.horizon)))
+
+
+def windows_of(env: ServeEnv, action: ServeAction, key: jax.Array, windows: int) -> WindowMetrics:
+    """Windows of one episode whose knobs never change, beyond the horizon as well; to be compiled
+    by who calls it.
+
+    Returns:
+      leaves [windows, ...].
+    """
+
+    def window(state: EnvState, _: None) -> tuple[EnvState, WindowMetrics]:
+        state, timestep = env.step(state, action)
+        return state, timestep.metrics
+
+    return jax.lax.scan(window, env.reset(key)[0], None, length=windows)[1]
 
 
 @functools.partial(jax.jit, static_argnames="horizon")

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs, table_timer
+from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.scenarios import Scenario, environment, scenario_grid, workload_at
@@ -243,13 +244,7 @@ def _rollouts(
     env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
 ) -> WindowMetrics:
     """Constant actions in the fast simulator: metrics [N, windows, ...]."""
-    env = dataclasses.replace(env, workload=workload)
-
-    def window(state: Any, _: None) -> tuple[Any, WindowMetrics]:
-        state, timestep = env.step(state, action)
-        return state, timestep.metrics
-
-    return jax.lax.scan(window, env.reset(key)[0], None, length=windows)[1]
+    return windows_of(dataclasses.replace(env, workload=workload), action, key, windows)
 
 
 def _play_fast(

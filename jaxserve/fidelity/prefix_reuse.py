@@ -12,13 +12,13 @@ import functools
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs, table_timer
+from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.sources import shared_data
@@ -188,15 +188,7 @@ def compare(
 @functools.partial(jax.jit, static_argnums=1)
 def _rollouts(envs: ServeEnv, windows: int, action: ServeAction, key: jax.Array) -> WindowMetrics:
     """A constant action in stacked environments: metrics [N, windows, ...]."""
-
-    def rollout(env: ServeEnv) -> WindowMetrics:
-        def window(state: Any, _: None) -> tuple[Any, WindowMetrics]:
-            state, timestep = env.step(state, action)
-            return state, timestep.metrics
-
-        return jax.lax.scan(window, env.reset(key)[0], None, length=windows)[1]
-
-    return jax.vmap(rollout)(envs)
+    return jax.vmap(lambda env: windows_of(env, action, key, windows))(envs)
 
 
 def _fast_served(metrics: WindowMetrics) -> Served:

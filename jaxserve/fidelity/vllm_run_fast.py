@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.vllm_run import DIRECTORY, profile_timer, served
@@ -29,7 +30,6 @@ from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import load_task
-from jaxserve.types import WindowMetrics
 
 TASK = "trace_replay"
 """Task whose objectives the run is played under; its traffic and hardware are replaced."""
@@ -106,16 +106,10 @@ def play(directory: Path) -> FastRun:
     env, batch_cap = run_environment(directory)
     log = served(directory)
     windows = _windows(log)
-
-    @jax.jit
-    def rollout(env: ServeEnv) -> WindowMetrics:
-        def window(state, _):
-            state, timestep = env.step(state, make_action(batch_cap=batch_cap))
-            return state, timestep.metrics
-
-        return jax.lax.scan(window, env.reset(episode_key(0, "test"))[0], None, length=windows)[1]
-
-    metrics = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), rollout(env))
+    played = jax.jit(windows_of, static_argnums=3)(
+        env, make_action(batch_cap=batch_cap), episode_key(0, "test"), windows
+    )
+    metrics = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), played)
     # First come first served: the n-th first token is that of the n-th request.
     done = np.concatenate([[0.0], metrics.first_tokens.sum(axis=1).cumsum()])
     number = np.arange(len(log)) + 0.5

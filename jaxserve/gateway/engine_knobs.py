@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import orjson
 
+from jaxserve import checks
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.engines import EngineSpec
 from jaxserve.gateway.knob_values import obeyed
@@ -278,7 +278,7 @@ def _plugin_offer(answer: Any) -> EngineOffer:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not checks.is_finite(value):
         raise ValueError
     return value
 

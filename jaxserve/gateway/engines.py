@@ -172,7 +172,8 @@ def _pool(given: str | None, tier: int | None, depth: int | None) -> str:
     if given is not None:
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", given):
             raise InputError(
-                f"--engine has pool={given!r}; a pool's name has letters, digits, dots and dashes"
+                f"--engine has pool={given!r}; a pool's name has at most 64 letters, digits, "
+                "dots, dashes and underscores"
             )
         return given
     described = {"tier": tier, "depth": depth}

@@ -13,6 +13,7 @@ import jax
 
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup
+from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.tasks.anchors import anchors_score
@@ -53,6 +54,22 @@ def check_run(
         recurrent=recurrent,
     )
     return dataclasses.replace(config, updates=-(-steps // config.windows))
+
+
+def check_place(directory: Path) -> None:
+    """Packaged weights say which revision made them, so that tree must be that revision's.
+
+    Raises:
+      InputError: the directory is among the packaged data, and a tracked file of the checkout has
+        changes that are not committed.
+    """
+    packaged = directory.resolve().is_relative_to(data_dir())
+    if packaged and (_revision() or "").endswith("-dirty"):
+        raise InputError(
+            f"--out {directory} is among the packaged data, and the checkout has changes that are "
+            "not committed, so that weights could not say what made them; commit them first, or "
+            "name another --out"
+        )
 
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from jaxserve.learning.run_directory import (
     read_metrics,
     write_metrics,
 )
-from jaxserve.learning.run_options import Seeds, describe, provenance
+from jaxserve.learning.run_options import Seeds, check_place, describe, provenance
 from jaxserve.tasks.anchors import anchors_score
 
 VALIDATION_EPISODES = 64
@@ -102,15 +102,17 @@ def train(
       watch: told about the progress every few seconds.
 
     Raises:
-      InputError: sizes that do not fit, a directory in use, nothing to resume, or a run that
-        was begun with something else; or a loss that is no number, after which the last checkpoint
-        stands.
+      InputError: sizes that do not fit, a directory in use or that ``check_place`` refuses, nothing
+        to resume, or a run that was begun with something else; or a loss that is no number, after
+        which the last checkpoint stands.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
     learner = Learner.create(setup.env, config)
     description = describe(setup, config, seeds)
     with together():
         event_files = EventFiles(directory) if tensorboard and is_first() else nullcontext()
+        if is_first():
+            check_place(directory)
         if is_first() and not resume:
             claim(directory, description)
     with together():

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
+from jaxserve.gateway.commands import plain_json
 from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.access import control_token
 from jaxserve.mock_engine.answers import Answer, event
@@ -103,7 +104,7 @@ class MockEngine:
             else:
                 await call.news()
                 if call.finished:
-                    await _json(answer.whole())(request.scope, receive, send)
+                    await plain_json(answer.whole())(request.scope, receive, send)
         finally:
             watch.cancel()
             if not call.finished:
@@ -126,13 +127,13 @@ class MockEngine:
             "max_model_len": self._max_model_len,
             "permission": [],
         }
-        return _json({"object": "list", "data": [card]})
+        return plain_json({"object": "list", "data": [card]})
 
     async def _health(self, request: Request) -> Response:
         return Response(status_code=503 if self.loop.failed else 200)
 
     async def _version(self, request: Request) -> Response:
-        return _json({"version": VERSION})
+        return plain_json({"version": VERSION})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self.loop.metrics.text(), media_type=_METRICS_TYPE)
@@ -147,11 +148,13 @@ class MockEngine:
         if fields.get("return_token_strs"):
             texts = [self._vocabulary.text(token) for token in tokens]
         counted = {"count": len(tokens), "max_model_len": self._max_model_len}
-        return _json({**counted, "tokens": tokens, "token_strs": texts})
+        return plain_json({**counted, "tokens": tokens, "token_strs": texts})
 
     async def _detokenize(self, request: Request) -> Response:
         fields = await self._read_fields(request)
-        return _json({"prompt": self._vocabulary.texts(self._reader.ids(fields.get("tokens")))})
+        return plain_json(
+            {"prompt": self._vocabulary.texts(self._reader.ids(fields.get("tokens")))}
+        )
 
     async def _read_fields(self, request: Request) -> JsonObject:
         fields = JsonObject(await _json_body(request), "request")
@@ -207,13 +210,9 @@ async def _json_body(request: Request) -> Any:
         raise bad_request("the request body is not JSON") from None
 
 
-def _json(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
-
-
 def _problem(request: Request, error: Exception) -> Response:
     assert isinstance(error, Problem)
-    return _json(error.body(), error.status)
+    return plain_json(error.body(), error.status)
 
 
 def _input_error(request: Request, error: Exception) -> Response:

@@ -6,11 +6,11 @@ The plug-in for vLLM answers alike; ``tests/mock_engine/test_contract.py`` holds
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 
@@ -39,7 +39,7 @@ def read_command(text: bytes) -> Command:
     if "lease_s" not in fields:
         raise InputError("lease_s is missing; it says for how many seconds the knobs hold")
     lease_s = fields["lease_s"]
-    if not _is_finite(lease_s) or not 0 < lease_s <= MAX_LEASE_S:
+    if not checks.is_finite(lease_s) or not 0 < lease_s <= MAX_LEASE_S:
         raise InputError(
             f"lease_s is {lease_s!r:.60}; it must be a number of seconds above 0, "
             f"{MAX_LEASE_S:g} at most"
@@ -91,14 +91,10 @@ def _read_value(name: str, value: Any) -> float:
         raise InputError(f"knob {name!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
     if name == "priority_routing" and isinstance(value, bool):
         return int(value)
-    if not _is_finite(value):
+    if not checks.is_finite(value):
         raise InputError(f"{name} is {value!r:.60}; it must be a number")
     if name == "kv_budget_fraction":
         return float(value)
     if value != int(value):
         raise InputError(f"{name} is {value!r:.60}; it must be a whole number")
     return int(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

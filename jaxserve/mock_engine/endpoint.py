@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.errors import InputError
+from jaxserve.gateway.commands import plain_json
 from jaxserve.mock_engine.access import refusal
 from jaxserve.mock_engine.command import read_command
 from jaxserve.mock_engine.control import Control
@@ -58,7 +58,7 @@ class ControlEndpoint:
             return _error(400, str(error))
         except _Refused as error:
             return _error(error.status, str(error))
-        return _json(200, {"engines": [engine]})
+        return plain_json({"engines": [engine]})
 
     def _admit(self, request: Request) -> None:
         client = request.client.host if request.client else None
@@ -84,8 +84,4 @@ async def _body(request: Request) -> bytes:
 
 def _error(status: int, sentence: str) -> Response:
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return _json(status, {"error": sentence}, headers)
-
-
-def _json(status: int, content: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(content), status, headers, "application/json")
+    return plain_json({"error": sentence}, status, headers)

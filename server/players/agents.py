@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxserve import checks
 from jaxserve.agents.panel import PRIVILEGED_AGENTS, agent_names, build_agent, load_setup
-from jaxserve.agents.policy import Policy
-from jaxserve.env import ServeEnv
+from jaxserve.agents.policy import act
 from jaxserve.errors import InputError
 from jaxserve.seeds import policy_key
 from jaxserve.spaces import KNOBS
-from jaxserve.types import ServeAction, ServeObservation
+from jaxserve.types import ServeObservation
 from server.sessions.episodes import parse_episode
 from server.sessions.programs import Knobs, Window
 from server.sessions.session import Session, begin_session
@@ -85,7 +82,6 @@ def _driver(agent: str, task: str) -> Driver:
     if agent == "best_static" and setup.anchors is None:
         raise InputError(f"there is no best static setting for {task}; {setup.note}")
     policy = build_agent(agent, setup)
-    act = functools.partial(_act, policy)
 
     def drive(session: Session) -> Knobs:
         env, memory = session.simulator.env, session.agent
@@ -96,7 +92,7 @@ def _driver(agent: str, task: str) -> Driver:
         )
         content = policy.init(env) if fresh else memory.content
         key = policy_key(session.episode.key(), session.steps)
-        action, content = act(env, content, seen(session.window), key)
+        action, content = act(policy, env, content, seen(session.window), key)
         session.agent = AgentMemory(agent, session.steps + 1, session.number, content)
         return tuple(float(np.asarray(getattr(action, knob))) for knob in KNOBS)
 
@@ -108,11 +104,3 @@ def seen(window: Window) -> ServeObservation:
     return ServeObservation(
         **{name: jnp.asarray(value, jnp.float32) for name, value in window.observation.items()}
     )
-
-
-@jax.jit
-def _act(
-    policy: Policy, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
-) -> tuple[ServeAction, Any]:
-    action, memory = policy.act(env, memory, observation, key)
-    return env.effective_action(action), memory

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS steps (
   previous INTEGER NOT NULL, -- the session's row before this one; 0: none
   episode INTEGER NOT NULL,
   number INTEGER NOT NULL,
-  batched INTEGER NOT NULL,  -- 1: computed by advance_many
+  batched INTEGER NOT NULL,  -- 1: together with others, by advance_together; logs keep the name
   reward REAL NOT NULL,
   {", ".join(f"{knob} REAL NOT NULL" for knob in KNOBS)}
 );

@@ -1,13 +1,13 @@
-"""The compiled programs: start an episode, advance one session, advance many at once.
+"""The compiled programs: start an episode, advance one session, advance many together.
 
 A program is what JAX compiles of a structure of tasks; it is compiled by its first call, for which
 ``server.sessions.compiling`` has a thread, so that whoever plays need not wait for it. A
 ``Simulator`` is an environment as programs take it.
 
 Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
-that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_many`` may differ from it in the
-last bit, but not with the sessions that happen to be advanced together: there is one program for
-them, since XLA rounds differently for different sizes.
+that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_together`` may differ from it in
+the last bit, but not with the sessions that happen to be advanced together: there is one program
+for them, since XLA rounds differently for different sizes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from server.sessions.packing import Packed, Packing
 
 PART_NAMES = tuple(RewardParts.__dataclass_fields__)
 BATCH_SIZE = 64
-"""Sessions that the program of ``advance_many`` advances; smaller groups are padded."""
+"""Sessions that the program of ``advance_together`` advances; smaller groups are padded."""
 
 Knobs = tuple[float, ...]
 """One action: a number for each of ``jaxserve.KNOBS``, in their order."""
@@ -129,8 +129,8 @@ class Lane(NamedTuple):
 
 
 _COMPILED: set[tuple[_Layout, bool]] = set()
-"""Which of ``advance`` and, True, ``advance_many`` have been called; they are compiled for as long
-as the process lives."""
+"""Which of ``advance`` and, True, ``advance_together`` have been called; they are compiled for as
+long as the process lives."""
 
 _LAYOUTS = threading.Lock()
 
@@ -170,7 +170,7 @@ def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Ou
     return state, Outcome(simulator.layout, shown, None)
 
 
-def advance_many(
+def advance_together(
     simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
 ) -> tuple[list[Lane], Outcome]:
     """One window of each of up to ``BATCH_SIZE`` sessions of one environment.
@@ -180,7 +180,7 @@ def advance_many(
     """
     count = len(states)
     actions = np.asarray([*knobs, *[knobs[-1]] * (BATCH_SIZE - count)], np.float32)
-    batch, shown = _step_many(simulator.layout, simulator.vector, _batched(states), actions)
+    batch, shown = _step_together(simulator.layout, simulator.vector, _batched(states), actions)
     _COMPILED.add((simulator.layout, True))
     lanes = [Lane(batch, index) for index in range(count)]
     return lanes, Outcome(simulator.layout, shown, count)
@@ -190,7 +190,7 @@ def is_compiled(simulator: Simulator, *, together: bool) -> bool:
     """Whether sessions of that structure are begun and advanced without a pause.
 
     Args:
-      together: by ``advance_many``, instead of by ``advance``.
+      together: by ``advance_together``, instead of by ``advance``.
     """
     return (simulator.layout, together) in _COMPILED
 
@@ -204,7 +204,7 @@ def try_out(simulator: Simulator, *, together: bool) -> None:
     state, _ = _begin(simulator, jax.random.key(0))
     knobs = knobs_of(DEFAULT_ACTION)
     if together:
-        advance_many(simulator, [state], [knobs])
+        advance_together(simulator, [state], [knobs])
     else:
         advance(simulator, state, knobs)
 
@@ -324,7 +324,7 @@ _step = jax.jit(_advanced, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _step_many(
+def _step_together(
     layout: _Layout, env: Packed, states: Packed, actions: jax.Array
 ) -> tuple[Packed, Packed]:
     return jax.vmap(functools.partial(_advanced, layout, env))(states, actions)

@@ -1,7 +1,7 @@
 """Brings sessions back from the log in a thread of its own, while the worker steps all others.
 
 The log is read by the worker, a little at a time, and sessions of one environment are replayed
-together, as many at once as the program of ``advance_many`` takes.
+together, as many at once as the program of ``advance_together`` takes.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Rebuilding:
         simulator = programs.simulator(next(iter(chosen.values())).episode)
         self._wait(compiler.compiled(simulator, together=False))
         logs, outcomes = self._read(chosen)
-        if any(step.batched for log in logs.values() for step in log):
+        if any(step.together for log in logs.values() for step in log):
             self._wait(compiler.compiled(simulator, together=True))
         sessions = [
             begin_session(key, chosen[key].head.episode, chosen[key].name, chosen[key].episode)

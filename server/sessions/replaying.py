@@ -66,7 +66,7 @@ def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
             if len(shown[i]) < len(steps[i]):
                 together.append(i)
         if together:
-            lanes, outcome = programs.advance_many(
+            lanes, outcome = programs.advance_together(
                 simulator,
                 [sessions[i].state for i in together],
                 [steps[i][len(shown[i])].knobs for i in together],
@@ -82,7 +82,7 @@ def _through_single_windows(
     session: Session, steps: Sequence[LoggedStep], shown: list[tuple[Outcome, int]]
 ) -> None:
     """Up to the next window that was advanced together with others', or to the end."""
-    while len(shown) < len(steps) and not steps[len(shown)].batched:
+    while len(shown) < len(steps) and not steps[len(shown)].together:
         knobs = steps[len(shown)].knobs
         session.state, outcome = programs.advance(session.simulator, session.state, knobs)
         shown.append((outcome, 0))

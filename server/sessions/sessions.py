@@ -152,7 +152,7 @@ class Sessions:
             if len(missed) < behind:
                 # Another process has just forgotten it.
                 raise self.expired(session_id)
-            if any(step.batched for step in missed) and not programs.is_compiled(
+            if any(step.together for step in missed) and not programs.is_compiled(
                 session.simulator, together=True
             ):
                 return None
@@ -180,7 +180,7 @@ class Sessions:
         """
         rules.check_running(session.id, session.steps, session.over)
         state, outcome = programs.advance(session.simulator, session.state, knobs)
-        self._append(session, state, programs.read_windows(outcome), 0, knobs, batched=False)
+        self._append(session, state, programs.read_windows(outcome), 0, knobs, together=False)
 
     def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
         """One window of each of at least one session, those of one environment together.
@@ -205,20 +205,20 @@ class Sessions:
             if not programs.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
-        together = [
+        groups = [
             group[first : first + programs.BATCH_SIZE]
             for group in by_environment.values()
             for first in range(0, len(group), programs.BATCH_SIZE)
         ]
         # All are begun before the first is waited for: they are computed side by side.
-        begun = [_advanced(sessions, knobs, indices) for indices in together]
+        begun = [_advanced(sessions, knobs, indices) for indices in groups]
         shown = []
-        for indices, (lanes, outcome) in zip(together, begun, strict=True):
+        for indices, (lanes, outcome) in zip(groups, begun, strict=True):
             windows = programs.read_windows(outcome)
             for place, (index, lane) in enumerate(zip(indices, lanes, strict=True)):
-                self._append(sessions[index], lane, windows, place, knobs[index], batched=True)
+                self._append(sessions[index], lane, windows, place, knobs[index], together=True)
             shown.append(windows)
-        order = [index for indices in together for index in indices]
+        order = [index for indices in groups for index in indices]
         # Undoes the grouping by environment.
         windows = programs.concatenated(shown, np.argsort(order).tolist())
         ids, steps = [session.id for session in sessions], [session.steps for session in sessions]
@@ -264,9 +264,9 @@ class Sessions:
         place: int,
         knobs: Knobs,
         *,
-        batched: bool,
+        together: bool,
     ) -> None:
-        step = LoggedStep(batched, windows.reward[place], knobs)
+        step = LoggedStep(together, windows.reward[place], knobs)
         self._records.append(NewStep(session.id, session.number, session.steps, step))
         if session.id not in self._changed:
             self._changed[session.id] = session.copy()
@@ -319,4 +319,4 @@ def _advanced(
     """One window of each of those of one environment that are named."""
     states = [sessions[index].state for index in indices]
     simulator = sessions[indices[0]].simulator
-    return programs.advance_many(simulator, states, [knobs[index] for index in indices])
+    return programs.advance_together(simulator, states, [knobs[index] for index in indices])

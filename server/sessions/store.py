@@ -85,7 +85,8 @@ class Head(NamedTuple):
 class LoggedStep(NamedTuple):
     """One window as it was acknowledged."""
 
-    batched: bool
+    together: bool
+    """computed by ``advance_together``; the log's column is called batched."""
     reward: float
     knobs: Knobs
 
@@ -309,9 +310,9 @@ class Store:
                 if head is None or head[:2] != (record.episode, record.number):
                     raise MovedSession(f"window {record.number} of session {session!r}")
                 newest += 1
-                batched, reward, knobs = record.step
+                together, reward, knobs = record.step
                 steps.append(
-                    (newest, head.last, record.episode, record.number, batched, reward, *knobs)
+                    (newest, head.last, record.episode, record.number, together, reward, *knobs)
                 )
                 heads[session] = Head(record.episode, record.number + 1, now, newest)
             elif isinstance(record, NewEpisode):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.server
+import json
 import random
 import socket
 import threading
@@ -72,3 +74,34 @@ def test_requests_made_from_the_schema(server: LocalServer) -> None:
     """Some for every route, and none breaks the server."""
     found = fuzz_schema(server.url, 2, random.Random(1), ["absent"])
     assert found.survived == found.tried > 30
+
+
+@pytest.mark.parametrize("status", [501, 503])
+def test_failures_of_the_schema_are_named(status: int) -> None:
+    """An answer of status 5xx, 501 as any other, is tried and failed; its route and reason are
+    said."""
+    operation = {"responses": {"200": {"description": "Fine"}}}
+    schema = {
+        "openapi": "3.1.0",
+        "info": {"title": "", "version": "1"},
+        "paths": {"/good": {"get": operation}, "/bad": {"get": operation}},
+    }
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body, code = (json.dumps(schema), 200) if self.path != "/bad" else ("not|yet", status)
+            self.send_response(code)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as stub:
+        threading.Thread(target=stub.serve_forever, daemon=True).start()
+        found = fuzz_schema(f"http://127.0.0.1:{stub.server_port}", 1, random.Random(1))
+        stub.shutdown()
+    assert (found.tried, found.failed, found.survived) == (2, 1, 1)
+    assert found.seen == f"1 200, 1 {status}; 1 GET /bad: not/yet"

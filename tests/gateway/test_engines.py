@@ -50,7 +50,8 @@ def test_all_of_it() -> None:
         (("vllm=http://a,cap=0",), "cap is 0; it must be a whole number from 1 to 100000"),
         (("vllm=http://a,tier=3",), "tier is 3; it must be a whole number from 0 to 2"),
         (("vllm=http://a,depth=-1",), "depth is '-1'"),
-        (("vllm=http://a,pool=a b",), "pool='a b'"),
+        (("vllm=http://a,pool=a b",), "pool='a b'; a pool's name has at most 64 letters"),
+        (("vllm=http://a,pool=" + 65 * "a",), "digits, dots, dashes and underscores"),
         (("sglang=http://a,priority=1",), "priority is for vllm"),
         (("vllm=http://a,key=NOT_SET",), "the variable NOT_SET is empty or not set"),
         (("vllm=http://a", "sglang=http://a/"), "http://a is given twice"),
@@ -61,6 +62,12 @@ def test_refusals(texts: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=r"^--engine") as refused:
         parse_engines(texts, {})
     assert message in str(refused.value)
+
+
+def test_names_of_pools() -> None:
+    """All that the refusal says is allowed."""
+    name = "A_z-0.9" + 57 * "a"
+    assert parse_engines((f"vllm=http://a,pool={name}",), {})[0].pool == name
 
 
 @pytest.mark.parametrize(

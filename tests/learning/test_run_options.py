@@ -13,8 +13,14 @@ import pytest
 from jaxserve import cli
 from jaxserve.agents.panel import load_setup
 from jaxserve.errors import InputError
-from jaxserve.learning import training
-from jaxserve.learning.run_options import check_run, command, describe, described
+from jaxserve.learning import run_options, training
+from jaxserve.learning.run_options import (
+    check_place,
+    check_run,
+    command,
+    describe,
+    described,
+)
 from jaxserve.sim.table.file import read_table_file, write_table_file
 from jaxserve.tasks.spec import task_path
 
@@ -44,6 +50,23 @@ def test_steps_are_rounded_up_to_rollouts() -> None:
     """One window more than a rollout of all environments is two updates."""
     assert check_run(16 * 25, 0, 1, 16, 1e-3, 0.97).updates == 1
     assert check_run(16 * 25 + 1, 0, 1, 16, 1e-3, 0.97).updates == 2
+
+
+def test_packaged_weights_are_of_a_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever trains into the packaged data has committed what trains; elsewhere, and in a wheel,
+    which has no revision, nobody is asked."""
+    place = tmp_path / "data" / "weights" / "static_workload"
+    monkeypatch.setattr(run_options, "data_dir", lambda: tmp_path / "data")
+    monkeypatch.setattr(run_options, "_revision", lambda: "0123456789ab-dirty")
+    check_place(tmp_path / "run")
+    with pytest.raises(InputError, match="changes that are not committed"):
+        training.train(SETUP, CONFIG, (0,), place)
+    assert not place.exists()
+    for revision in ("0123456789ab", None):
+        monkeypatch.setattr(run_options, "_revision", lambda revision=revision: revision)
+        check_place(place)
 
 
 def test_a_description_comes_back() -> None:

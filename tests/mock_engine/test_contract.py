@@ -163,6 +163,13 @@ def test_a_lease_ends_by_itself(ask: Ask) -> None:
         ("PUT", "control", {"headers": {"authorization": "Bearer no"}}, 401),
         ("DELETE", "control", {"headers": {}}, 401),
         ("GET", "steps", {"headers": {}}, 401),
+        ("PUT", "control", {"content": f'{{"lease_s": {10**400}}}'}, 400),
+        (
+            "PUT",
+            "control",
+            {"content": f'{{"lease_s": 1, "knobs": {{"batch_cap": {10**400}}}}}'},
+            400,
+        ),
     ],
 )
 def test_refusals(ask: Ask, method: str, path: str, options: dict[str, Any], status: int) -> None:

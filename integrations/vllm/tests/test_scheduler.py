@@ -15,7 +15,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-from jaxserve_vllm.bare import BareEngine
+from jaxserve_vllm.bare import BareEngine, BareSettings
 from jaxserve_vllm.command import CommandError
 from jaxserve_vllm.episodes import play
 from jaxserve_vllm.scheduler import ControlledScheduler
@@ -28,7 +28,14 @@ TABLE = {"num_speculative_tokens_per_batch_size": [(1, 16, 4)]}
 class Engine(BareEngine):
     """A scheduler under test."""
 
-    def __init__(self, *, drafts: int = 0, dynamic: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        drafts: int = 0,
+        dynamic: bool = True,
+        scheduler: type = ControlledScheduler,
+        **settings: Any,
+    ) -> None:
         if drafts:
             settings["speculation"] = {
                 "method": "ngram",
@@ -37,7 +44,7 @@ class Engine(BareEngine):
                 "prompt_lookup_min": 2,
                 **(TABLE if dynamic else {}),
             }
-        super().__init__(**settings)
+        super().__init__(BareSettings(**settings), scheduler)
 
     def ask(self, name: str, prompt: int = 20, output: int = 40, priority: int = 0) -> None:
         now = len(self.scheduler.requests) + len(self.finished)

@@ -11,6 +11,7 @@ from jaxserve.gateway.translation.chat import Chat, Choice, Completion, Counts
 from jaxserve.gateway.translation.deltas import (
     CallStart,
     Delta,
+    EventWriter,
     Finish,
     Logprobs,
     Reasoning,
@@ -109,7 +110,7 @@ def _usage(counts: Counts) -> dict[str, Any]:
     return usage
 
 
-class Events:
+class Events(EventWriter):
     """A streamed answer. Its stop reason and usage come at the end, when both are known."""
 
     def __init__(self, chat: Chat) -> None:
@@ -119,12 +120,6 @@ class Events:
         self._counts = Counts()
         self._choice = Choice()
         self._started = False
-        self.events = 0
-        """written so far."""
-
-    def feed(self, deltas: Iterable[Delta]) -> bytes:
-        """Events of some deltas."""
-        return b"".join(self._delta(delta) for delta in deltas)
 
     def end(self) -> bytes:
         """The last block's end, stop reason and usage."""

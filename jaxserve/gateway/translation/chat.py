@@ -25,6 +25,8 @@ class Asked:
     """that the path names; None where the body does."""
     streamed: bool | None = None
     """what the path says of streaming; None where the body says it."""
+    counts: bool = False
+    """whether the path asks for the number of its tokens, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

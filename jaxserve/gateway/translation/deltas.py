@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from jaxserve.gateway.translation.chat import Choice, Completion, Counts, ToolCall
 
@@ -74,19 +75,23 @@ class Finish:
 Delta = Reasoning | Text | Refusal | CallStart | Arguments | Logprobs | Finish | Counts
 
 
-class EventWriter(Protocol):
+class EventWriter(abc.ABC):
     """Deltas on their way to a client, in the events of its dialect."""
 
-    events: int
+    events = 0
     """written so far, for the number of an error among them."""
 
     def feed(self, deltas: Iterable[Delta]) -> bytes:
         """Events of some deltas."""
-        ...
+        return b"".join(map(self._delta, deltas))
 
+    @abc.abstractmethod
     def end(self) -> bytes:
         """Events that close the stream, once the engine has ended its own as it should."""
-        ...
+
+    @abc.abstractmethod
+    def _delta(self, delta: Delta) -> bytes:
+        """Events of one, if any."""
 
 
 @dataclass(slots=True)

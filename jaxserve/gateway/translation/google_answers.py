@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import orjson
 
 from jaxserve.gateway.translation.blocks import Block, Blocks, Closed, Grown, Step
 from jaxserve.gateway.translation.chat import Chat, Completion, Counts
-from jaxserve.gateway.translation.deltas import Delta, Finish, Logprobs, Reasoning, deltas_of
+from jaxserve.gateway.translation.deltas import (
+    Delta,
+    EventWriter,
+    Finish,
+    Logprobs,
+    Reasoning,
+    deltas_of,
+)
 from jaxserve.gateway.translation.reading import arguments_object
 from jaxserve.gateway.translation.sealed import sealed
 
@@ -118,7 +124,7 @@ def _call(block: Block) -> Part:
     return {"functionCall": call}
 
 
-class Events:
+class Events(EventWriter):
     """A streamed answer, with ``alt=sse``. Finish reasons and usage come at the end."""
 
     def __init__(self, chat: Chat) -> None:
@@ -126,12 +132,6 @@ class Events:
         self._parts: dict[int, _Parts] = {}
         self._finishes: dict[int, str] = {}
         self._counts = Counts()
-        self.events = 0
-        """written so far."""
-
-    def feed(self, deltas: Iterable[Delta]) -> bytes:
-        """Events of some deltas."""
-        return b"".join(self._delta(delta) for delta in deltas)
 
     def end(self) -> bytes:
         """The last parts of every candidate, why it ended, and the usage."""

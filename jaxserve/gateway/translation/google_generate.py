@@ -78,21 +78,9 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
     Raises:
       Problem: it is malformed, or asks for what engines lack.
     """
-    return _chat(asked, JsonObject(_camel(dict(asked.fields)), "the request"), policy)
-
-
-@refusing
-def counted_chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
-    """The same of a request to count its tokens.
-
-    Raises:
-      Problem: likewise.
-    """
     fields = JsonObject(_camel(dict(asked.fields)), "the request")
-    return _chat(asked, within(fields, "generateContentRequest") or fields, policy)
-
-
-def _chat(asked: Asked, fields: JsonObject, policy: TemplatePolicy) -> Chat:
+    if asked.counts:
+        fields = within(fields, "generateContentRequest") or fields
     refuse_fields(fields, _LACKING)
     messages = [*_system(fields), *_contents(fields)]
     config = within(fields, "generationConfig")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -13,6 +13,7 @@ from jaxserve.gateway.translation.deltas import (
     Arguments,
     CallStart,
     Delta,
+    EventWriter,
     Finish,
     Logprobs,
     Reasoning,
@@ -149,20 +150,14 @@ def _head(chat: Chat, kind: str) -> dict[str, Any]:
     }
 
 
-class Events:
-    """A streamed answer."""
+class Events(EventWriter):
+    """A streamed answer. Counts wait for the end."""
 
     def __init__(self, chat: Chat) -> None:
         self._head = _head(chat, "chat.completion.chunk")
         self._noted = chat.noted
         self._begun: set[int] = set()
         self._counts: Counts | None = None
-        self.events = 0
-        """written so far."""
-
-    def feed(self, deltas: Iterable[Delta]) -> bytes:
-        """Events of some deltas; counts wait for the end."""
-        return b"".join(self._event(delta) for delta in deltas)
 
     def end(self) -> bytes:
         """The usage, if asked for, and the end."""
@@ -171,7 +166,7 @@ class Events:
             last = self._chunk([], usage=_usage(self._counts or Counts()))
         return last + b"data: [DONE]\n\n"
 
-    def _event(self, delta: Delta) -> bytes:
+    def _delta(self, delta: Delta) -> bytes:
         if isinstance(delta, Counts):
             self._counts = delta
             return b""

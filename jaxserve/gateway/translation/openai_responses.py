@@ -79,20 +79,7 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
       Problem: it is malformed, or asks for what engines lack.
     """
     fields = JsonObject(asked.fields, "the request")
-    return _chat(asked, fields, policy, asked_stream(fields))
-
-
-@refusing
-def counted_chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
-    """The same of a request to count its tokens.
-
-    Raises:
-      Problem: likewise.
-    """
-    return _chat(asked, JsonObject(asked.fields, "the request"), policy, False)
-
-
-def _chat(asked: Asked, fields: JsonObject, policy: TemplatePolicy, streamed: bool) -> Chat:
+    streamed = not asked.counts and asked_stream(fields)
     refuse_fields(fields, _LACKING)
     wanted = words(fields, "include")
     if _LOGPROBS in wanted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.gateway.dialects import named_event
@@ -10,6 +10,7 @@ from jaxserve.gateway.translation.blocks import Block, Blocks, Closed, Grown, Op
 from jaxserve.gateway.translation.chat import Chat, Completion, Counts
 from jaxserve.gateway.translation.deltas import (
     Delta,
+    EventWriter,
     Finish,
     Logprobs,
     Reasoning,
@@ -148,7 +149,7 @@ class _Items:
         return {"type": "function_call", **call, "arguments": arguments or ""}
 
 
-class Events:
+class Events(EventWriter):
     """A streamed answer."""
 
     def __init__(self, chat: Chat) -> None:
@@ -158,12 +159,6 @@ class Events:
         self._output: list[dict[str, Any]] = []
         self._counts = Counts()
         self._finish: str | None = None
-        self.events = 0
-        """written so far, which is the next one's sequence number."""
-
-    def feed(self, deltas: Iterable[Delta]) -> bytes:
-        """Events of some deltas."""
-        return b"".join(self._delta(delta) for delta in deltas)
 
     def end(self) -> bytes:
         """The end of what is open, and the whole response."""

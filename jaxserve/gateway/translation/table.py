@@ -39,8 +39,6 @@ from jaxserve.gateway.translation.reading import json_object
 
 DEFAULT_POLICY = TemplatePolicy()
 
-ReadRequest = Callable[[Asked, TemplatePolicy], Chat]
-
 
 @dataclass(frozen=True, slots=True)
 class Way:
@@ -48,12 +46,11 @@ class Way:
 
     dialect: Dialect
     """for errors, and for looking at its events."""
-    chat_of: ReadRequest
+    chat_of: Callable[[Asked, TemplatePolicy], Chat]
     body_of: Callable[[Chat, Completion], dict[str, Any]]
     events: Callable[[Chat], EventWriter]
-    counted_chat_of: ReadRequest | None = None
-    """None where the dialect has no route that counts tokens."""
     count_body: Callable[[int], dict[str, Any]] | None = None
+    """None where the dialect has no route that counts tokens."""
 
 
 OPENAI_CHAT = Way(CHAT, openai_chat.chat_of, openai_chat.body_of, openai_chat.Events)
@@ -62,7 +59,6 @@ ANTHROPIC = Way(
     anthropic_messages.chat_of,
     anthropic_answers.body_of,
     anthropic_answers.Events,
-    anthropic_messages.counted_chat_of,
     anthropic_answers.count_body,
 )
 OPENAI_RESPONSES = Way(
@@ -70,7 +66,6 @@ OPENAI_RESPONSES = Way(
     openai_responses.chat_of,
     responses_answers.body_of,
     responses_answers.Events,
-    openai_responses.counted_chat_of,
     responses_answers.count_body,
 )
 GOOGLE_GENERATE = Way(
@@ -78,7 +73,6 @@ GOOGLE_GENERATE = Way(
     google_generate.chat_of,
     google_answers.body_of,
     google_answers.Events,
-    google_generate.counted_chat_of,
     google_answers.count_body,
 )
 
@@ -164,7 +158,7 @@ def translated(
     only_counts = counts(path)
     if google is None:
         way = _COUNTS[path] if only_counts else _GENERATES[path]
-        asked = Asked(fields, answer_id, unix_s)
+        asked = Asked(fields, answer_id, unix_s, counts=only_counts)
     else:
         way, method = GOOGLE_GENERATE, google[2]
         streamed = method == "streamGenerateContent"
@@ -172,10 +166,8 @@ def translated(
             raise Problem(
                 400, "not_supported", "streamGenerateContent answers in events only: add alt=sse"
             )
-        asked = Asked(fields, answer_id, unix_s, unquote(google[1]), streamed)
-    read = way.counted_chat_of if only_counts else way.chat_of
-    assert read is not None
-    chat = read(asked, policy)
+        asked = Asked(fields, answer_id, unix_s, unquote(google[1]), streamed, only_counts)
+    chat = way.chat_of(asked, policy)
     return chat, Answerer(way, chat, only_counts)
 
 

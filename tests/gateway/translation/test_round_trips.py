@@ -66,7 +66,7 @@ def test_a_chat_through_messages(messages: list[Any], offered: list[Any]) -> Non
     ]
     for chat in (
         anthropic_messages.chat_of(asked(fields), POLICY),
-        anthropic_messages.counted_chat_of(asked(fields), POLICY),
+        anthropic_messages.chat_of(asked(fields, counts=True), POLICY),
     ):
         assert heard(chat) == (messages, offered)
 
@@ -79,7 +79,7 @@ def test_a_chat_through_responses(messages: list[Any], offered: list[Any]) -> No
     fields = {"model": "m", "input": items, "tools": flat}
     for chat in (
         openai_responses.chat_of(asked(fields), POLICY),
-        openai_responses.counted_chat_of(asked(fields), POLICY),
+        openai_responses.chat_of(asked(fields, counts=True), POLICY),
     ):
         assert heard(chat) == (messages, offered)
 
@@ -102,7 +102,7 @@ def test_a_chat_through_google(
     counted = {"generateContentRequest": fields} if nested else fields
     for chat in (
         google_generate.chat_of(asked(fields, model="m"), POLICY),
-        google_generate.counted_chat_of(asked(counted, model="m"), POLICY),
+        google_generate.chat_of(asked(counted, model="m", counts=True), POLICY),
     ):
         found, functions = heard(chat)
         assert functions == offered

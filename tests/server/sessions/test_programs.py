@@ -17,7 +17,7 @@ def knobs(seed: int) -> programs.Knobs:
 
 
 def test_a_session_does_not_notice_its_neighbours() -> None:
-    """advance_many: the same bits alone, among few and among many, in any order."""
+    """advance_together: the same bits alone, among few and among many, in any order."""
     episodes = [parse_episode(HARD, seed, "train", None) for seed in range(programs.BATCH_SIZE)]
     simulator = programs.simulator(episodes[0])
     begun = [programs.start(episode)[0] for episode in episodes]
@@ -27,7 +27,7 @@ def test_a_session_does_not_notice_its_neighbours() -> None:
         seen = []
         for window in range(12):
             order = list(range(count)) if window % 2 else list(range(count))[::-1]
-            lanes, outcome = programs.advance_many(
+            lanes, outcome = programs.advance_together(
                 simulator, [states[i] for i in order], [knobs(1000 * window + i) for i in order]
             )
             windows = programs.read_windows(outcome)

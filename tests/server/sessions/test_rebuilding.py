@@ -44,13 +44,13 @@ def test_sessions_of_one_environment_are_replayed_together(
         present(played, lambda s, c=chosen, a=actions: s.step_many(s.find_many(c), a))
     played.commit()
     calls: list[int] = []
-    advance_many = programs.advance_many
+    advance_together = programs.advance_together
 
     def counted(*arguments: Any) -> Any:
         calls.append(len(arguments[1]))
-        return advance_many(*arguments)
+        return advance_together(*arguments)
 
-    monkeypatch.setattr(programs, "advance_many", counted)
+    monkeypatch.setattr(programs, "advance_together", counted)
     again = opened(tmp_path)
     found = rebuilt(again, again.store.heads(names))
     assert len(calls) == 2 * 6

@@ -28,7 +28,7 @@ from server.sessions.store import (
 from server.settings import IN_MEMORY
 from tests.server.small_disk import fill
 
-STEP = LoggedStep(batched=False, reward=0.25, knobs=(1.0, 0.5, 0.0, 2.0, 0.0, 1.0))
+STEP = LoggedStep(together=False, reward=0.25, knobs=(1.0, 0.5, 0.0, 2.0, 0.0, 1.0))
 
 
 def begin(session: str = "s", episode: int = 1) -> NewEpisode:
@@ -103,7 +103,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
 def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
     """The old one stays in the log, and neither is taken for the other."""
     store = open_store(str(tmp_path / "log"))
-    other = LoggedStep(batched=True, reward=0.5, knobs=STEP.knobs)
+    other = LoggedStep(together=True, reward=0.5, knobs=STEP.knobs)
     store.commit([begin(), step(0), begin(episode=2)])
     head = store.heads(["s"])["s"]
     assert (head.episode, head.steps) == (2, 0)

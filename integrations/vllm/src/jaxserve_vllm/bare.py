@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,80 +47,85 @@ _MODEL = {
 }
 
 
+@dataclass(frozen=True)
+class BareSettings:
+    """What a scheduler is built with."""
+
+    blocks: int = 128
+    """KV blocks that requests can have."""
+    block_tokens: int = 16
+    """tokens of one."""
+    max_length: int = 512
+    """longest request, prompt and output."""
+    max_seqs: int = 16
+    """sequences that may run."""
+    token_budget: int = 512
+    """tokens of a step."""
+    policy: str = "priority"
+    """``fcfs`` or ``priority``."""
+    chunked: bool = True
+    """whether prompts may be prefilled in chunks."""
+    caching: bool = False
+    """whether prefixes are cached."""
+    watermark: float = 0.0
+    """share of the blocks that admission leaves free."""
+    speculation: Mapping[str, Any] | None = None
+    """fields of a ``SpeculativeConfig``; empty or None for none."""
+
+
 class BareEngine:
-    """A scheduler whose steps are computed at once.
+    """A scheduler whose steps are computed at once."""
 
-    Args:
-      blocks: KV blocks that requests can have.
-      block_tokens: tokens of one.
-      max_length: longest request, prompt and output.
-      max_seqs: sequences that may run.
-      token_budget: tokens of a step.
-      policy: ``fcfs`` or ``priority``.
-      chunked: whether prompts may be prefilled in chunks.
-      caching: whether prefixes are cached.
-      watermark: share of the blocks that admission leaves free.
-      speculation: fields of a ``SpeculativeConfig``; empty for none.
-      scheduler: its class.
-    """
-
-    def __init__(
-        self,
-        *,
-        blocks: int = 128,
-        block_tokens: int = 16,
-        max_length: int = 512,
-        max_seqs: int = 16,
-        token_budget: int = 512,
-        policy: str = "priority",
-        chunked: bool = True,
-        caching: bool = False,
-        watermark: float = 0.0,
-        speculation: Mapping[str, Any] | None = None,
-        scheduler: type = ControlledScheduler,
-    ) -> None:
+    def __init__(self, settings: BareSettings, scheduler: type = ControlledScheduler) -> None:
+        """Args: what the scheduler is built with, and its class."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
-            model = ModelConfig(model=folder, max_model_len=max_length, skip_tokenizer_init=True)
-        cache = CacheConfig(block_size=block_tokens, enable_prefix_caching=caching)
-        cache.num_gpu_blocks = blocks + 1  # vLLM hands block 0 to nobody
+            model = ModelConfig(
+                model=folder, max_model_len=settings.max_length, skip_tokenizer_init=True
+            )
+        cache = CacheConfig(
+            block_size=settings.block_tokens, enable_prefix_caching=settings.caching
+        )
+        cache.num_gpu_blocks = settings.blocks + 1  # vLLM hands block 0 to nobody
         drafts: dict[str, Any] = {}
-        if speculation:
+        if settings.speculation:
             drafts["speculative_config"] = SpeculativeConfig(
-                **speculation, target_model_config=model, target_parallel_config=ParallelConfig()
+                **settings.speculation,
+                target_model_config=model,
+                target_parallel_config=ParallelConfig(),
             )
         config = VllmConfig(
             model_config=model,
             device_config=DeviceConfig("cpu"),
             scheduler_config=SchedulerConfig(
-                max_num_seqs=max_seqs,
-                max_num_batched_tokens=token_budget,
-                max_model_len=max_length,
+                max_num_seqs=settings.max_seqs,
+                max_num_batched_tokens=settings.token_budget,
+                max_model_len=settings.max_length,
                 is_encoder_decoder=False,
-                enable_chunked_prefill=chunked,
-                policy=policy,
-                watermark=watermark,
+                enable_chunked_prefill=settings.chunked,
+                policy=settings.policy,
+                watermark=settings.watermark,
                 async_scheduling=False,
             ),
             cache_config=cache,
             **drafts,
         )
         spec = FullAttentionSpec(
-            block_size=block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
+            block_size=settings.block_tokens, num_kv_heads=2, head_size=32, dtype=torch.float32
         )
         self._hasher = None
-        if caching:
+        if settings.caching:
             init_none_hash(sha256)
-            self._hasher = get_request_block_hasher(block_tokens, sha256)
+            self._hasher = get_request_block_hasher(settings.block_tokens, sha256)
         self.scheduler = scheduler(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
-                num_blocks=blocks + 1,
+                num_blocks=settings.blocks + 1,
                 kv_cache_tensors=[],
                 kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
             ),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=block_tokens,
+            block_size=settings.block_tokens,
             log_stats=True,
         )
         self.finished: dict[str, int] = {}

@@ -25,7 +25,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 from vllm.version import __version__
 
-from jaxserve_vllm.bare import BareEngine
+from jaxserve_vllm.bare import BareEngine, BareSettings
 
 TOKENS = 500
 """Tokens that prompts are made of, below the size of the vocabulary."""
@@ -33,7 +33,7 @@ TOKENS = 500
 
 def play(episode: dict[str, Any]) -> list[list[Any]]:
     """The steps of one episode."""
-    engine = BareEngine(
+    settings = BareSettings(
         blocks=episode["blocks"],
         block_tokens=episode["block_tokens"],
         max_length=episode["max_length"],
@@ -43,6 +43,7 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
         watermark=_watermark(episode),
         speculation=_speculation(episode),
     )
+    engine = BareEngine(settings)
     scheduler = engine.scheduler
     if not episode["priority_routing"]:
         engine.put(priority_routing=0)
