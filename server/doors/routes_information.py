@@ -18,6 +18,7 @@ from server.players.agents import playing_agents
 from server.players.operator import is_offered
 from server.service import Service
 from server.sessions.compiling import Compilation
+from server.sessions.episodes import MAX_SERVED_HORIZON
 from server.wire.answers import HealthAnswer, InfoAnswer, RuntimeAnswer, TasksAnswer
 from server.wire.catalogue import describe_tasks, reward_weights
 from server.wire.schemas import LIVE, SIMULATED, ServeAction, ServeObservation, ServeState
@@ -85,6 +86,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "default_session": service.settings.token is None,
                 "language_model": is_offered(service.settings.model_tokens),
                 "max_connections": service.settings.max_connections,
+                "max_windows": MAX_SERVED_HORIZON,
             }
             | ({} if live is None else {"live": live})
         )

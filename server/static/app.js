@@ -9,7 +9,6 @@ import { LANGUAGE_MODEL, Play } from "./play.js";
 
 const find = (id) => document.getElementById(id);
 const BUSY = ["reset", "step", "run", "drive", "grade"];
-const MOST_WINDOWS = 2000;
 const AGENTS = {
   heuristic: "Rules of thumb of an operator who has load tests of the server.",
   best_static: "The best setting that never changes, found by search.",
@@ -20,6 +19,7 @@ const AGENTS = {
 };
 
 let known = [];
+let mostWindows = 1; // of an episode here
 let fields = {}; // what the server says of each knob
 let shown = null; // the task whose charts are built
 let watched = { task: null, name: "", windows: [], ghosts: {} }; // what the live tab shows
@@ -98,8 +98,8 @@ async function chosen() {
 async function run() {
   const text = find("windows").value.trim();
   const count = Number(text);
-  if (!text || !Number.isInteger(count) || count < 1 || count > MOST_WINDOWS) {
-    throw new Error(`windows to run is ${text || "empty"}; it must be a whole number from 1 to ${MOST_WINDOWS}`);
+  if (!text || !Number.isInteger(count) || count < 1 || count > mostWindows) {
+    throw new Error(`windows to run is ${text || "empty"}; it must be a whole number from 1 to ${mostWindows}`);
   }
   return step(count);
 }
@@ -166,6 +166,8 @@ async function start() {
   const { tasks, action_schema: schema } = await server.tasks();
   const runtime = await server.runtime();
   play.isLive = runtime.mode === "live";
+  mostWindows = runtime.max_windows;
+  find("windows").max = mostWindows;
   known = tasks;
   fields = schema.properties;
   find("task").replaceChildren(...known.map((one) => new Option(one.title, one.task_id)));

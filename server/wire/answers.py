@@ -250,6 +250,8 @@ class RuntimeAnswer(Said):
     durable_sessions: bool
     default_session: bool
     max_connections: int
+    max_windows: int
+    """of an episode."""
     live: dict[str, Any] | None = None
 
 

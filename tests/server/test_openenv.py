@@ -18,6 +18,7 @@ from websockets.sync.client import connect
 
 from jaxserve.tasks.spec import task_names
 from server.local import LocalServer
+from server.sessions.episodes import MAX_SERVED_HORIZON
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -231,7 +232,8 @@ def test_the_earlier_projects_routes_answer(http: httpx.Client) -> None:
     assert set(info["reward_weights"]["static_workload"]) == {"alpha", "beta", "gamma", "delta"}
     schema = http.get("/schema").json()
     assert schema["observation"] == info["observation_schema"]
-    assert http.get("/runtime").json()["backend"] == "cpu"
+    runtime = http.get("/runtime").json()
+    assert (runtime["backend"], runtime["max_windows"]) == ("cpu", MAX_SERVED_HORIZON)
     assert http.get("/metadata").json()["name"] == "jaxserve"
     for path in ("/", "/demo"):
         answer = http.get(path)

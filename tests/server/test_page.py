@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from server.local import LocalServer
+from server.sessions.episodes import MAX_SERVED_HORIZON
 from tests.server.browser import all_drawn, opened, wait_until_idle, window
 
 pytestmark = pytest.mark.slow
@@ -172,10 +173,12 @@ def test_odd_numbers_are_answered(page: Any) -> None:
     press(page, "reset")
     drawn = page.input_value("#seed")
     assert drawn and f"No seed was given; {drawn} was drawn." in page.inner_text("#status")
+    assert page.get_attribute("#windows", "max") == str(MAX_SERVED_HORIZON)
     for odd in ("", "0", "2.5", "5000"):
         page.fill("#windows", odd)
         press(page, "run")
-        said = f"windows to run is {odd or 'empty'}; it must be a whole number from 1 to 2000"
+        said = f"windows to run is {odd or 'empty'}; it must be a whole number from 1 to "
+        said += str(MAX_SERVED_HORIZON)
         assert page.inner_text("#status") == said
     assert window(page) == 0
     page.fill("#windows", "250")
