@@ -13,6 +13,7 @@ from jaxserve.checks import JsonObject
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators import Context, Episode, parse_evaluator
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
@@ -56,6 +57,26 @@ def test_names_that_lead_nowhere(name: str, message: str) -> None:
     """Are refused when the task comes, in one sentence."""
     with pytest.raises(InputError, match=message):
         parsed(name)
+
+
+@pytest.mark.parametrize("expected", [[], ["a"]])
+def test_a_suite_that_dies_is_worth_nothing(expected: list[str], tmp_path: Path) -> None:
+    """Whatever had passed by then, and was expected to."""
+    folders = [tmp_path / name for name in ("work", "fresh", "scratch")]
+    for folder in folders:
+        folder.mkdir()
+    work, fresh, scratch = folders
+    evaluator = parsed("test_on_output", command=["tests"], expected=expected)
+
+    def worth(code: int) -> float:
+        def execute(_: Sequence[str], printed: Path) -> Ended:
+            printed.write_text("PASSED a\n")
+            return Ended(code)
+
+        given = Context("t.0", "do it", work, work, scratch, fresh, execute)
+        return evaluator.evaluate(prefix_merging([]), given).outcome_reward
+
+    assert [worth(code) for code in (0, 1, -11)] == [1.0, 0.0, 0.0]
 
 
 @pytest.fixture
