@@ -169,11 +169,19 @@ class Service:
         is_new = session_id is None
         return await self._worker.run(lambda s: s.begin(session, is_new=is_new).view())
 
-    async def step(self, session_id: str | None, knobs: Knobs, number: int | None = None) -> View:
+    async def step(
+        self,
+        session_id: str | None,
+        knobs: Knobs,
+        number: int | None = None,
+        *,
+        driven: bool = False,
+    ) -> View:
         """One window.
 
         Args:
           number: the window it is meant to be, counted from 0; None: whichever comes next.
+          driven: whether an agent of the server's own chose the knobs.
 
         Raises:
           UnknownSession, StorageFailure; EpisodeConflict: the episode is over, or elsewhere.
@@ -182,7 +190,7 @@ class Service:
         def task(sessions: Sessions) -> View:
             session = sessions.find(session_id)
             check_window(session, number)
-            sessions.step(session, knobs)
+            sessions.step(session, knobs, driven=driven)
             return session.view()
 
         return await self._worker.run(task)
@@ -363,7 +371,7 @@ def _stacked(knobs: Sequence[Knobs]) -> Actions:
 
 def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:
     session = sessions.find(session_id)
-    sessions.step(session, driver(session))
+    sessions.step(session, driver(session), driven=True)
     return session.view()
 
 

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.gateway import headers as names
 from jaxserve.gateway.answers import send_problem
-from jaxserve.gateway.auth import shows
+from jaxserve.gateway.auth import of_a_page, shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.dialects import INFERENCE, dialect_of
 from jaxserve.gateway.problems import Problem, stopping
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.sessions.capture import Place, record_refusal
 from jaxserve.gateway.sessions.session import NotRecorded
-from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.gateway.settings import TOKEN_VARIABLE, GatewaySettings
 from jaxserve.gateway.translation.engine import engine_problem
 from jaxserve.gateway.translation.models import cards_of
 from jaxserve.gateway.translation.table import counts, lists_models, models_body, translates
+from jaxserve.runtime.hosts import is_loopback
 
 PlaceOf = Callable[[names.RawHeaders, bytes], Place | None]
 """The session whose key a request shows, in its headers or its query."""
@@ -47,6 +49,7 @@ class ClientDoor:
         self._token = token
         self._calls = calls
         self._proxy = proxy
+        self._is_here = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
@@ -101,6 +104,10 @@ class ClientDoor:
             raise Problem(
                 401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
             )
+        if path != _HEALTH and place is None and self._token is None:
+            page = of_a_page(TOKEN_VARIABLE, Headers(scope=scope), is_here=self._is_here)
+            if page is not None:
+                raise Problem(403, "forbidden", page)
         if place is None and path not in _LOOKS and path not in INFERENCE:
             raise _unknown_route()
         is_look = path == _HEALTH or lists_models(path)

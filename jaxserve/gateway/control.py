@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,13 +16,14 @@ from starlette.types import Receive, Scope, Send
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
-from jaxserve.gateway.auth import shows
+from jaxserve.gateway.auth import not_from_here, of_a_page, shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.engine_knobs import EngineRefused
 from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
 from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.switch import NotKept
 
@@ -67,9 +69,7 @@ class ControlDoor:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         try:
-            if not shows(scope["headers"], self._token):
-                said = "control asks for a token: Authorization: Bearer TOKEN"
-                raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+            self._admit(scope)
             # The router then raises what it would answer itself.
             await self._router({**scope, "app": self}, receive, send)
         except (HTTPException, InputError, EngineRefused, NotKept) as error:
@@ -78,6 +78,19 @@ class ControlDoor:
             text = error.detail if isinstance(error, HTTPException) else str(error)
             headers = error.headers if isinstance(error, HTTPException) else None
             await plain_json({"error": text}, status, headers)(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises HTTPException where a request may not."""
+        if not shows(scope["headers"], self._token):
+            said = "control asks for a token: Authorization: Bearer TOKEN"
+            raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+        if self._token is None:
+            headers, client = Headers(scope=scope), (scope.get("client") or (None,))[0]
+            why = not_from_here(CONTROL_TOKEN_VARIABLE, client, headers)
+            # A page reads nothing of another site, but could have it computed.
+            why = why or of_a_page(CONTROL_TOKEN_VARIABLE, headers, is_here=True)
+            if why is not None:
+                raise HTTPException(403, why)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(self._ledger.metrics.text(), media_type=_METRICS_TYPE)

@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 from jaxserve import checks
 from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
-from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, is_loopback
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
+from jaxserve.runtime.hosts import is_loopback
 from jaxserve.runtime.state import state_folder
 
 _BYTES = 24

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ import tyro
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.runtime.hosts import is_loopback
 from jaxserve.runtime.state import state_folder
 
 TOKEN_VARIABLE = "JAXSERVE_GATEWAY_TOKEN"
@@ -138,25 +138,25 @@ class Tokens:
     control: str | None = field(default=None, repr=False)
     """of metrics and control."""
 
+    def __post_init__(self) -> None:
+        """Raises InputError where whoever may ask for output could turn knobs."""
+        if self.client is not None and self.client == self.control:
+            raise InputError(
+                f"{CONTROL_TOKEN_VARIABLE} is the same as {TOKEN_VARIABLE}, with which clients "
+                "could turn knobs; it must be another"
+            )
+
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Tokens:
         """Reads ``JAXSERVE_GATEWAY_TOKEN`` and ``JAXSERVE_GATEWAY_CONTROL_TOKEN``.
 
         Raises:
-          InputError: one has other than printable ASCII characters.
+          InputError: one has other than printable ASCII characters, or both are the same.
         """
         return cls(
             client=checks.secret(variables, TOKEN_VARIABLE),
             control=checks.secret(variables, CONTROL_TOKEN_VARIABLE),
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def check_exposure(settings: GatewaySettings, tokens: Tokens) -> str | None:

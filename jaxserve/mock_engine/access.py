@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from collections.abc import Mapping
 
 from jaxserve.errors import InputError
+from jaxserve.gateway.auth import not_from_here
 
 TOKEN_VARIABLE = "JAXSERVE_CONTROL_TOKEN"
 MIN_TOKEN = 16
-_INDIRECT = ("origin", "forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers of browser pages and proxies, which do not say who asks."""
 
 
 def control_token(variables: Mapping[str, str]) -> str | None:
@@ -44,26 +42,5 @@ def refusal(
         if same and scheme.lower() == "bearer":
             return None
         return 401, f"a bearer token is required: the one of {TOKEN_VARIABLE}"
-    for name in _INDIRECT:
-        if name in headers:
-            return 403, (
-                f"without {TOKEN_VARIABLE} only direct requests are allowed, but this one has the "
-                f"header {name}"
-            )
-    if _is_here(client) and _is_here(_host(headers.get("host", ""))):
-        return None
-    return 403, f"without {TOKEN_VARIABLE} only requests from this machine are allowed"
-
-
-def _host(header: str) -> str:
-    """The name or address in a header ``Host``, without its port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    return header.partition(":")[0]
-
-
-def _is_here(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
-    except ValueError:
-        return False
+    why = not_from_here(TOKEN_VARIABLE, client, headers)
+    return None if why is None else (403, why)

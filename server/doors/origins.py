@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -10,15 +9,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
+from jaxserve.runtime.hosts import is_local, is_loopback
 from server.doors.answers import problem
 from server.doors.limits import OPEN, client_address
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _LOOPBACK = ("127.0.0.1", 0)
-_LOCAL_NAMES = (".localhost", ".local", ".internal")
-"""Ends of names that only this machine and its network give, as they do those without a dot: RFC
-6761, RFC 6762, and ICANN's reservation of 2024."""
 
 
 class KnowClient:
@@ -97,7 +94,7 @@ class CheckHost:
             # No such page has a certificate. Reading has no Origin; who reads elsewhere than on
             # this machine may be a client that calls the server by its name.
             plain = headers.get("origin", "").startswith("http:")
-            if (plain or _is_loopback(client_address(scope))) and not self._known(host):
+            if (plain or is_loopback(client_address(scope))) and not self._known(host):
                 allowed = (
                     "an IP address, a name without a dot like localhost, or the host of an origin "
                     "that JAXSERVE_CORS_ORIGINS lists, as the server has no token"
@@ -109,21 +106,7 @@ class CheckHost:
 
     def _known(self, host: str) -> bool:
         name, _ = _place(f"//{host}")
-        if name is None or "." not in name or name.endswith(_LOCAL_NAMES):
-            return True
-        return name in self._names or _address(name) is not None
-
-
-def _is_loopback(text: str) -> bool:
-    address = _address(text)
-    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
+        return name is None or is_local(name) or name in self._names
 
 
 def _place(url: str, like: str | None = None) -> tuple[str | None, int | None]:

@@ -21,7 +21,7 @@ from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
 from server.wire.answers import BaselineAnswer, GradeAnswer
 from server.wire.bodies import BaselineBody, GradeBody
-from server.wire.schemas import LIVE, SIMULATED, ServeAction
+from server.wire.schemas import LIVE, SIMULATED, ServeAction, played
 from server.wire.sentences import checked
 
 
@@ -47,9 +47,10 @@ def grading_routes(service: Service) -> APIRouter:
                 "mode is 'live'; the log of a live episode has no simulated score, and what was "
                 "measured is in it"
             )
+        about: dict[str, Any] = {}
         if body.actions is None and body.episode_log is None:
             view, grade = await service.grade_session(body.session_id or named)
-            episode = view.episode
+            episode, about = view.episode, played(view)
             _check_same(body, episode)
         else:
             episode = parse_episode(*_stated(body))
@@ -76,6 +77,7 @@ def grading_routes(service: Service) -> APIRouter:
             simulated
             | dataclasses.asdict(grade)
             | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
+            | about
         )
 
     @router.get(

@@ -42,7 +42,8 @@ def operator_routes(service: Service) -> APIRouter:
         views = []
         for number in range(view.steps, view.steps + windows):
             # Not where somebody else has stepped meanwhile.
-            views.append(await service.step(view.session_id, decision.knobs, number))
+            window = service.step(view.session_id, decision.knobs, number, driven=True)
+            views.append(await window)
             if views[-1].window.done:
                 break
         return decision, views

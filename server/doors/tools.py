@@ -80,8 +80,8 @@ def build_tools(service: Service) -> FastMCP:
     @_with_checked_names
     async def grade(session_id: str) -> dict[str, Any]:
         """The score of the session's episode so far: 0 random, 0.5 best static, 1 oracle."""
-        _, grade = await service.grade_session(schemas.checked_session_id(session_id))
-        return dataclasses.asdict(grade)
+        view, grade = await service.grade_session(schemas.checked_session_id(session_id))
+        return dataclasses.asdict(grade) | schemas.played(view)
 
     return tools
 

@@ -161,8 +161,15 @@ class LiveService(Service):
         episode = await asyncio.to_thread(parse_episode, *chosen, config)
         return await self._here(self._reset(session_id, episode_id, episode))
 
-    async def step(self, session_id: str | None, knobs: Knobs, number: int | None = None) -> View:
-        """One window of real time.
+    async def step(
+        self,
+        session_id: str | None,
+        knobs: Knobs,
+        number: int | None = None,
+        *,
+        driven: bool = False,
+    ) -> View:
+        """One window of real time. Who chose the knobs is not kept: it has no score.
 
         Raises:
           UnknownSession, StorageFailure, SpendingLimit, EngineFailure; EpisodeConflict: the episode

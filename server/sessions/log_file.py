@@ -38,6 +38,7 @@ CREATE TABLE IF NOT EXISTS steps (
   episode INTEGER NOT NULL,
   number INTEGER NOT NULL,
   batched INTEGER NOT NULL,  -- 1: together with others, by advance_together; logs keep the name
+                             -- 2: by an agent of the server's own; 3: both
   reward REAL NOT NULL,
   {", ".join(f"{knob} REAL NOT NULL" for knob in KNOBS)}
 );

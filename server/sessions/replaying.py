@@ -95,6 +95,6 @@ def _append(session: Session, shown: Windows, steps: Sequence[LoggedStep]) -> No
                 f"session {session.id!r} was played on another version of the simulator; "
                 "reset it to go on"
             )
-        session.append(session.state, shown, place, step.knobs)
+        session.append(session.state, shown, place, step.knobs, step.driven)
     # The last one is all that is looked at.
     session.windows, session.place = shown.only(len(steps) - 1), 0

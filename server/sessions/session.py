@@ -37,6 +37,8 @@ class Session:
     """sum over the episode."""
     completed: float = 0.0
     failed: float = 0.0
+    driven: int = 0
+    """windows that an agent of the server's own played."""
     agent: Any = None
     """what an agent that drives this session remembers, see ``server.players.agents``."""
 
@@ -63,8 +65,10 @@ class Session:
         return View(
             session_id=self.id,
             episode_id=self.name,
+            episode_number=str(self.number),
             episode=self.episode,
             steps=self.steps,
+            driven=self.driven,
             window=window,
             knobs=self.knobs,
             cumulative_reward=self.reward,
@@ -74,10 +78,18 @@ class Session:
             load=window.observation["request_arrival_rate"] / self.mean_rate_rps,
         )
 
-    def append(self, state: programs.State, windows: Windows, place: int, knobs: Knobs) -> None:
+    def append(
+        self,
+        state: programs.State,
+        windows: Windows,
+        place: int,
+        knobs: Knobs,
+        driven: bool = False,
+    ) -> None:
         """Moves on by one window, which is entry ``place`` of ``windows``."""
         self.state, self.windows, self.place, self.knobs = state, windows, place, knobs
         self.steps += 1
+        self.driven += driven
         self.reward += windows.reward[place]
         self.completed += windows.completed[place]
         self.failed += windows.failed[place]
@@ -88,8 +100,12 @@ class View(NamedTuple):
 
     session_id: str
     episode_id: str
+    episode_number: str
+    """the log's own, which no client chooses; a text, because no float holds it."""
     episode: Episode
     steps: int
+    driven: int
+    """windows of these that an agent of the server's own played."""
     window: Window
     knobs: Knobs | None
     cumulative_reward: float

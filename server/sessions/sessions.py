@@ -172,15 +172,19 @@ class Sessions:
         # Another process may have gone on since.
         return logged[:written] + waiting
 
-    def step(self, session: Session, knobs: Knobs) -> None:
+    def step(self, session: Session, knobs: Knobs, *, driven: bool = False) -> None:
         """One window.
+
+        Args:
+          driven: whether an agent of the server's own chose the knobs.
 
         Raises:
           EpisodeConflict: the episode is over.
         """
         rules.check_running(session.id, session.steps, session.over)
         state, outcome = programs.advance(session.simulator, session.state, knobs)
-        self._append(session, state, programs.read_windows(outcome), 0, knobs, together=False)
+        windows = programs.read_windows(outcome)
+        self._append(session, state, windows, 0, knobs, together=False, driven=driven)
 
     def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
         """One window of each of at least one session, those of one environment together.
@@ -265,12 +269,13 @@ class Sessions:
         knobs: Knobs,
         *,
         together: bool,
+        driven: bool = False,
     ) -> None:
-        step = LoggedStep(together, windows.reward[place], knobs)
+        step = LoggedStep(together, windows.reward[place], knobs, driven)
         self._records.append(NewStep(session.id, session.number, session.steps, step))
         if session.id not in self._changed:
             self._changed[session.id] = session.copy()
-        session.append(state, windows, place, knobs)
+        session.append(state, windows, place, knobs, driven)
         # Others of the same request may have taken its place in memory.
         self._keep(session)
         self._evict()

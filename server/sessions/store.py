@@ -86,9 +86,11 @@ class LoggedStep(NamedTuple):
     """One window as it was acknowledged."""
 
     together: bool
-    """computed by ``advance_together``; the log's column is called batched."""
+    """computed by ``advance_together``; the first bit of the log's column batched."""
     reward: float
     knobs: Knobs
+    driven: bool = False
+    """chosen by an agent of the server's own; the second bit of that column."""
 
 
 class NewEpisode(NamedTuple):
@@ -209,7 +211,10 @@ class Store:
         """The windows of a session's episode from number ``first`` on."""
         with _readable():
             rows = self._connection.execute(_EPISODE_STEPS, (session, episode, first)).fetchall()
-        return [LoggedStep(bool(row[0]), row[1], tuple(row[2:])) for row in rows]
+        return [
+            LoggedStep(bool(how & 1), reward, tuple(knobs), bool(how & 2))
+            for how, reward, *knobs in rows
+        ]
 
     def commit(self, records: Sequence[Record]) -> None:
         """Writes all records or none.
@@ -310,9 +315,10 @@ class Store:
                 if head is None or head[:2] != (record.episode, record.number):
                     raise MovedSession(f"window {record.number} of session {session!r}")
                 newest += 1
-                together, reward, knobs = record.step
+                together, reward, knobs, driven = record.step
+                how = together | driven << 1
                 steps.append(
-                    (newest, head.last, record.episode, record.number, together, reward, *knobs)
+                    (newest, head.last, record.episode, record.number, how, reward, *knobs)
                 )
                 heads[session] = Head(record.episode, record.number + 1, now, newest)
             elif isinstance(record, NewEpisode):

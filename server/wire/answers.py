@@ -38,6 +38,7 @@ class Information(Said):
 
     session_id: str
     episode_id: str
+    episode_number: str = Field(description="the server's own, another for every reset")
     task_id: str
     seed: int
     split: str
@@ -124,6 +125,7 @@ class EpisodeLog(Said):
     split: str
     config: dict[str, Any]
     episode_id: str
+    episode_number: str
     episode_log: list[LogEntry]
 
 
@@ -140,6 +142,10 @@ class GradeAnswer(Said):
     goodput_rps: float
     steps: int | None = None
     verified: bool | None = None
+    episode_number: str | None = Field(None, description="of a session: which episode it is of")
+    windows_driven: int | None = Field(
+        None, description="of a session: windows that an agent of the server's own played"
+    )
 
 
 class BaselineAnswer(Said):

@@ -171,6 +171,7 @@ class GradeBody(EpisodeBody):
     )
     task_version: int | None = Field(None, description="must be the task's, if it is given")
     episode_id: Label | None = Field(None, description="of a log; nothing depends on it")
+    episode_number: Label | None = Field(None, description="of a log; nothing depends on it")
     mode: Label | None = Field(None, description="of a log; a live one has no simulated score")
 
     @model_validator(mode="before")

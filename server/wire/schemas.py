@@ -159,6 +159,7 @@ def information(view: View) -> dict[str, Any]:
     return {
         "session_id": view.session_id,
         "episode_id": view.episode_id,
+        "episode_number": view.episode_number,
         "task_id": view.episode.task,
         "seed": view.episode.seed,
         "split": view.episode.split,
@@ -169,6 +170,11 @@ def information(view: View) -> dict[str, Any]:
         "requests_good": view.window.good,
         "truncated": view.window.done,
     } | mode
+
+
+def played(view: View) -> dict[str, Any]:
+    """What goes beside the grade of a session: which episode it is of, and who played it."""
+    return {"episode_number": view.episode_number, "windows_driven": view.driven}
 
 
 def action_fields(knobs: Knobs) -> dict[str, float]:
@@ -281,5 +287,6 @@ def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -
         "split": view.episode.split,
         "config": view.episode.weights | view.episode.overrides,
         "episode_id": view.episode_id,
+        "episode_number": view.episode_number,
         "episode_log": entries,
     } | ({} if view.live is None else {"mode": LIVE})

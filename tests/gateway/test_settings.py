@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,16 @@ def test_tokens_are_not_shown() -> None:
     with pytest.raises(InputError) as refused:
         Tokens.from_environment({"JAXSERVE_GATEWAY_TOKEN": "my secret"})
     assert "my secret" not in str(refused.value)
+
+
+def test_clients_are_no_controllers() -> None:
+    """One token for both would let them turn knobs; it is not repeated either."""
+    same = dict.fromkeys(("JAXSERVE_GATEWAY_TOKEN", "JAXSERVE_GATEWAY_CONTROL_TOKEN"), "my-secret")
+    with pytest.raises(InputError, match="with which clients could turn knobs; it must be another"):
+        Tokens.from_environment(same)
+    with pytest.raises(InputError) as refused:
+        replace(Tokens(client="my-secret"), control="my-secret")
+    assert "my-secret" not in str(refused.value)
 
 
 def test_control_is_not_open_to_others() -> None:

@@ -12,15 +12,19 @@ import pytest
 from fastapi import FastAPI
 
 from jaxserve_vllm import endpoint
+from jaxserve_vllm.command import Command, CommandError
+from jaxserve_vllm.control import Control, Knob
 from jaxserve_vllm.endpoint import ControlEndpoint
 
 TOKEN = "0123456789abcdef"
+MOST = ((b"0", 64), (b"1", 16))
+"""The largest batch cap of two engines."""
 
 
 class Engines:
     """vLLM's client of two engines; ``answer`` is theirs."""
 
-    core_engines = (b"0", b"1")
+    core_engines: tuple[bytes, ...] = (b"0", b"1")
 
     def __init__(self, answer: dict[str, Any] | Exception | None = None) -> None:
         self.asked: list[tuple[bytes, dict[str, Any]]] = []
@@ -41,6 +45,12 @@ class NewEngines(Engines):
         return [
             await self._call_utility_async(method, argument, engine=e) for e in self.core_engines
         ]
+
+
+def knob(most: float) -> Knob:
+    """One that stands at its most at first."""
+    values: list[float | None] = [most]
+    return Knob(1, most, values.append, lambda: values[-1])
 
 
 def ask(core: Any, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -65,9 +75,48 @@ def test_every_engine_is_asked(kind: type[Engines]) -> None:
     answer = ask(core, "PUT", "control", json=body)
     assert (answer.status_code, answer.json()) == (200, {"engines": [{"mode": "static"}] * 2})
     assert core.asked == [
-        (engine, {"ask": "put", "lease_s": 5.0, "knobs": {"batch_cap": 8}})
+        (engine, {"ask": asked, "lease_s": 5.0, "knobs": {"batch_cap": 8}})
+        for asked in ("check", "put")
         for engine in core.core_engines
     ]
+
+
+@pytest.mark.parametrize("kind", [Engines, NewEngines])
+def test_what_one_engine_refuses_no_other_obeys(kind: type[Engines]) -> None:
+    """All or none: the others keep the values and the lease that they had."""
+
+    class Two(kind):
+        """One allows a larger cap than the other."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.controls = {engine: Control({"batch_cap": knob(most)}) for engine, most in MOST}
+
+        async def _call_utility_async(self, method: str, argument: str, *, engine: bytes) -> str:
+            asked, control = json.loads(argument), self.controls[engine]
+            try:
+                if asked["ask"] in ("check", "put"):
+                    command = Command(asked["lease_s"], asked["knobs"])
+                    getattr(control, asked["ask"])(command)
+            except CommandError as error:
+                return json.dumps({"refused": str(error)})
+            return json.dumps(control.state())
+
+    core = Two()
+    for cap, status in ((8, 200), (32, 400)):
+        body = {"lease_s": 5, "knobs": {"batch_cap": cap}}
+        assert ask(core, "PUT", "control", json=body).status_code == status
+        for control in core.controls.values():
+            state = control.state()
+            assert (state["version"], state["knobs"]["batch_cap"]["now"]) == (1, 8)
+
+
+def test_one_engine_is_asked_once() -> None:
+    """It refuses whole commands by itself."""
+    core = Engines()
+    core.core_engines = (b"0",)
+    assert ask(core, "PUT", "control", json={"lease_s": 5}).status_code == 200
+    assert [asked["ask"] for _, asked in core.asked] == ["put"]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Send
 
 from jaxserve.gateway.commands import plain_json
-from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.dashboard.door import Entry
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.runtime.hosts import is_loopback
 
 _FILES = Path(__file__).with_name("static")
 _SHARED = Path(__file__).resolve().parents[3] / "server" / "static"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.settings import is_loopback
+from jaxserve.runtime.hosts import is_loopback
 
 TOKEN_VARIABLE = "JAXSERVE_DASHBOARD_TOKEN"
 

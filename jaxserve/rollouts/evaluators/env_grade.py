@@ -39,7 +39,9 @@ class EnvGrade:
                 log, grade = client.episode_log(), client.grade()
         except (ServerError, ConnectionLost) as error:
             raise InputError(f"the environment at {episode.url} gives no grade: {error}") from None
-        if (other := _other_episode(episode, log)) is not None:
+        # What is graded may have been begun after the log was read.
+        told = log | {"episode_number": grade["episode_number"]}
+        if (other := _other_episode(episode, log) or _other_episode(episode, told)) is not None:
             return EvalResult(0.0, metadata={"reason": other}, completion_rewards={})
         windows = [entry for entry in log["episode_log"] if "action" in entry]
         owners = credits(calls_of(context.records, self._tool), [w["action"] for w in windows])
@@ -54,17 +56,23 @@ class EnvGrade:
             "verified": grade["verified"],
             "windows": len(windows),
             "windows_without_completion": owners.count(None),
+            "windows_driven": grade["windows_driven"],
             "completions": [[*key, reward] for key, reward in sorted(rewards.items())],
         }
-        if not grade["verified"]:
+        if grade["windows_driven"]:
+            said["reason"] = (
+                f"an agent of the server's own played {grade['windows_driven']} of its windows"
+            )
+        elif not grade["verified"]:
             said["reason"] = "the episode is not verified"
+        if "reason" in said:
             return EvalResult(0.0, metadata=said, completion_rewards={})
         return EvalResult(float(grade["score"]), metadata=said, completion_rewards=rewards)
 
 
 def _other_episode(begun: Episode, log: dict[str, Any]) -> str | None:
     """What differs from the episode that was begun: an agent may not choose an easier one."""
-    for name in ("episode_id", "task_id", "seed", "split"):
+    for name in ("episode_id", "episode_number", "task_id", "seed", "split"):
         if log[name] != getattr(begun, name):
             return (
                 f"{name} is {log[name]!r}; the episode that was begun has {getattr(begun, name)!r}"

@@ -21,7 +21,9 @@ class Episode:
     session_id: str
     """there; not the gateway's."""
     episode_id: str
-    """of this episode; a session may begin another."""
+    """the client's name of it."""
+    episode_number: str
+    """the server's own; a session may begin another."""
     task_id: str
     """what is played."""
     seed: int

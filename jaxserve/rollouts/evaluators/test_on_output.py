@@ -20,7 +20,8 @@ _MOST_NAMES = 200
 
 class TestOnOutput:
     """Puts the files that the agent changed over a fresh copy of the source, and runs a command
-    there. 1 where all tests that it names as ``PASSED`` or ``FAILED`` passed, else 0."""
+    there. 1 where it ends with code 0 and all tests that it names as ``PASSED`` or ``FAILED``
+    passed, else 0."""
 
     __test__ = False  # pytest takes it for tests of its own
     needs_fresh = True
@@ -43,7 +44,9 @@ class TestOnOutput:
             raise InputError(f"evaluator: command: {ended.reason}")
         passed, failed = outcomes(printed.read_text(errors="replace") if printed.exists() else "")
         missing = sorted(set(self._expected) - passed)
-        good = bool(passed) and not failed and not missing and not ended.timed_out
+        # One that dies half way has not said what it would have named as failed.
+        good = ended.code == 0 and not ended.timed_out
+        good = good and bool(passed) and not failed and not missing
         said = {
             "passed": len(passed),
             "failed": sorted(failed)[:_MOST_NAMES],

@@ -12,11 +12,11 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, plain_json
-from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.leases import lease_of
 from jaxserve.rollouts.service.nodes import Nodes, UnknownNode
 from jaxserve.rollouts.service.settings import OWN_NODE
+from jaxserve.runtime.hosts import is_loopback
 
 _LONGEST_HEARTBEAT = 2**24
 _LONGEST_MOVE = 2**31

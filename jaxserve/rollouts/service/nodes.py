@@ -13,12 +13,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, address, refuse
-from jaxserve.gateway.settings import is_loopback
 from jaxserve.rollouts.service import lifecycle
 from jaxserve.rollouts.service.balance import SILENT, NodeView, assigned, health
 from jaxserve.rollouts.service.leases import Lease
 from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings
 from jaxserve.rollouts.service.state import State
+from jaxserve.runtime.hosts import is_loopback
 
 _MOST_GIVEN = 10_000
 """Sessions that wait which one look considers."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, is_loopback
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
+from jaxserve.runtime.hosts import is_loopback
 
 TOKEN_VARIABLE = "JAXSERVE_ROLLOUT_TOKEN"
 ENVIRONMENT_TOKEN_VARIABLE = "JAXSERVE_ENVIRONMENT_TOKEN"

@@ -211,7 +211,7 @@ class _Work:
                 told = (await client.observe()).info
         except (ServerError, ConnectionLost) as error:
             raise InputError(f"the environment at {url} begins no episode: {error}") from None
-        names = ("session_id", "episode_id", "task_id", "seed", "split")
+        names = ("session_id", "episode_id", "episode_number", "task_id", "seed", "split")
         return Episode(url=url, **{name: told[name] for name in names})
 
     async def _prewarm(self, task: Task) -> Path:

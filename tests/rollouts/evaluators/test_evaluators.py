@@ -13,6 +13,7 @@ from jaxserve.checks import JsonObject
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators import Context, Episode, parse_evaluator
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
@@ -58,13 +59,33 @@ def test_names_that_lead_nowhere(name: str, message: str) -> None:
         parsed(name)
 
 
+@pytest.mark.parametrize("expected", [[], ["a"]])
+def test_a_suite_that_dies_is_worth_nothing(expected: list[str], tmp_path: Path) -> None:
+    """Whatever had passed by then, and was expected to."""
+    folders = [tmp_path / name for name in ("work", "fresh", "scratch")]
+    for folder in folders:
+        folder.mkdir()
+    work, fresh, scratch = folders
+    evaluator = parsed("test_on_output", command=["tests"], expected=expected)
+
+    def worth(code: int) -> float:
+        def execute(_: Sequence[str], printed: Path) -> Ended:
+            printed.write_text("PASSED a\n")
+            return Ended(code)
+
+        given = Context("t.0", "do it", work, work, scratch, fresh, execute)
+        return evaluator.evaluate(prefix_merging([]), given).outcome_reward
+
+    assert [worth(code) for code in (0, 1, -11)] == [1.0, 0.0, 0.0]
+
+
 @pytest.fixture
 def played(server: LocalServer) -> Iterator[tuple[ServeClient, Episode]]:
     """An episode of some windows that was begun for a session."""
     with ServeClient(server.url) as client:
         client.reset(task_id="static_workload", seed=5)
         told = client.observe().info
-        names = ("session_id", "episode_id", "task_id", "seed", "split")
+        names = ("session_id", "episode_id", "episode_number", "task_id", "seed", "split")
         episode = Episode(url=server.url, **{name: told[name] for name in names})
         for _ in range(WINDOWS):
             client.step({"batch_cap": 64})
@@ -121,6 +142,42 @@ def test_an_episode_of_the_agents_choice_is_worth_nothing(
     assert "the episode that was begun has" in found.metadata["reason"]
     client.reset(task_id=episode.task_id, seed=episode.seed)
     assert graded(tmp_path, episode).metadata["reason"].startswith("episode_id is")
+
+
+def test_a_second_try_is_worth_nothing(
+    played: tuple[ServeClient, Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the first one's name neither, also where it is begun while the first is graded."""
+    client, episode = played
+
+    def again() -> None:
+        client.reset(task_id=episode.task_id, seed=episode.seed, episode_id=episode.episode_id)
+        client.step({"batch_cap": 64})
+
+    read = ServeClient.episode_log
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ServeClient, "episode_log", lambda self: (read(self), again())[0])
+        tries = [graded(tmp_path, episode)]
+    tries.append(graded(tmp_path, episode))
+    for found in tries:
+        assert found.outcome_reward == 0.0
+        assert found.metadata["reason"].startswith("episode_number is")
+
+
+def test_an_episode_that_the_server_plays_is_worth_nothing(
+    played: tuple[ServeClient, Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few of its windows: an agent may not have one of the server's own do its work."""
+    client, episode = played
+    real = ServeClient.grade
+    monkeypatch.setattr(ServeClient, "grade", lambda self: real(self) | {"score": 0.9})
+    assert graded(tmp_path, episode).outcome_reward == 0.9
+    client.drive("default", 2)
+    client.step({"batch_cap": 64})
+    found = graded(tmp_path, episode)
+    assert (found.outcome_reward, found.completion_rewards) == (0.0, {})
+    assert (found.metadata["score"], found.metadata["windows_driven"]) == (0.9, 2)
+    assert found.metadata["reason"] == "an agent of the server's own played 2 of its windows"
 
 
 def test_a_grade_that_is_not_verified_is_worth_nothing(

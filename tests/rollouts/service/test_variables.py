@@ -16,7 +16,7 @@ from tests.gateway.running import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import RunningService
 
-EPISODE = Episode("http://e", "s", "e", "t", 0, "train")
+EPISODE = Episode("http://e", "s", "e", "1", "t", 0, "train")
 LOOK = """
 import os, sys
 open(sys.argv[1], "w").write(str(os.environ.get("ENVIRONMENT_TOKEN")))

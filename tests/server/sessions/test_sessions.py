@@ -106,8 +106,9 @@ def test_a_replay_is_exact(tmp_path: Path, task: str) -> None:
         chosen = dice.permutation(names)[:count].tolist()
         actions = [random_knobs(dice) for _ in chosen]
         together(played, chosen, actions)
-        played.step(played.find(chosen[0]), actions[-1])
+        played.step(played.find(chosen[0]), actions[-1], driven=count < 9)
         played.commit()
     again = Sessions(open_store(path), live=200, idle_s=100.0, default_session=False)
     for before, after in zip(played.find_many(names), found(again, names), strict=True):
         assert before.view() == after.view()
+    assert sum(session.driven for session in played.find_many(names)) == 2

@@ -56,6 +56,19 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     assert store.heads(["other", "s"]).keys() == {"s"}
 
 
+def test_how_a_window_was_computed_and_who_chose_it() -> None:
+    """Both are kept, and neither is taken for the other."""
+    store = open_store(IN_MEMORY)
+    ways = [
+        STEP._replace(together=together, driven=driven)
+        for together in (False, True)
+        for driven in (False, True)
+    ]
+    steps = [NewStep("s", 1, number, way) for number, way in enumerate(ways)]
+    store.commit([begin(), *steps])
+    assert store.steps("s", 1) == ways
+
+
 def test_what_another_process_writes_is_seen(tmp_path: Path) -> None:
     """Whatever this one remembers of its own last writing."""
     path = str(tmp_path / "log")

@@ -59,6 +59,14 @@ class Control:
         }
         self._turn(chosen)
 
+    def check(self, command: Command) -> None:
+        """Changes nothing.
+
+        Raises:
+          CommandError: ``put`` would refuse it, now or later.
+        """
+        self._checked(command.knobs)
+
     def put(self, command: Command) -> None:
         """Turns the knobs that ``command`` names, all or none, and starts the lease anew.
 

@@ -67,7 +67,13 @@ class ControlEndpoint:
             command = parse_command(body)
         except CommandError as error:
             return _error(400, str(error))
-        return await self._ask({"ask": "put", **asdict(command)})
+        asked = asdict(command)
+        if len(getattr(self._core, "core_engines", ())) != 1:
+            # What one of several refuses, the others must not have obeyed meanwhile.
+            checked = await self._ask({"ask": "check", **asked})
+            if checked.status_code != 200:
+                return checked
+        return await self._ask({"ask": "put", **asked})
 
     async def _release(self, request: Request) -> Response:
         """Ends the lease."""

@@ -93,6 +93,8 @@ class ControlledScheduler(AsyncScheduler):
             match question["ask"]:
                 case "steps":
                     return self._trace.after(question["after"])
+                case "check":
+                    self._control.check(Command(question["lease_s"], question["knobs"]))
                 case "put":
                     self._control.put(Command(question["lease_s"], question["knobs"]))
                 case "release":

@@ -1,0 +1,37 @@
+"""Names and addresses by which machines are asked."""
+
+from __future__ import annotations
+
+import ipaddress
+
+_LOCAL_NAMES = (".localhost", ".local", ".internal")
+"""Ends of names that only this machine and its network give, as they do those without a dot: RFC
+6761, RFC 6762, and ICANN's reservation of 2024."""
+
+
+def named_host(header: str) -> str:
+    """The name or address in a header ``Host``, without its port."""
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0].lower()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    address = _address(host)
+    if address is None:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def is_local(name: str) -> bool:
+    """Whether it is an address, or a name that only this machine and its network give. Any other
+    may be a site's that its owner made to lead here (DNS rebinding)."""
+    return "." not in name or name.endswith(_LOCAL_NAMES) or _address(name) is not None
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None
