@@ -100,9 +100,9 @@ class Beyond:
         return cls(
             collectives=_all_reduces(all_reduce, model, tensor_parallel),
             expert_constant_s=0.0,
-            expert_read_s=(0.0,) * 3,
-            expert_s_per_token=(0.0,) * 3,
-            expert_p=(1.0,) * 3,
+            expert_read_s=(0.0, 0.0, 0.0),
+            expert_s_per_token=(0.0, 0.0, 0.0),
+            expert_p=(1.0, 1.0, 1.0),
             missed_share=1.0,
             routing_spread=1.0,
             batch_share=1.0,
