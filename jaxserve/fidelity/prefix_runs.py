@@ -1,7 +1,8 @@
 """The reference engine against real vLLM servers whose prompts share prefixes.
 
-The runs (inference-sim/training, commit ed5c1d2): vLLM serving Llama-2-70B on four H100, prompts in
-ten groups of ten with a common beginning, sent again and again at a constant rate. Only summaries
+The runs (inference-sim/training, commit ed5c1d2): vLLM on H100, prompts in ten groups of ten with a
+common beginning, sent again and again at a constant rate. Each run names its model and how many
+GPUs share it; that they are H100 is in the repository's README. Only summaries
 are published: means and quantiles of latencies for each stage. They count two events for a token,
 so their time per output token is not used, but the whole latency of a request is.
 """
@@ -11,29 +12,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 DIRECTORY = "inference_sim_training/default_args"
-PATTERN = "*70b*"
 LATENCY_BAR, TTFT_BAR = 10.0, 20.0
 PLAYED_S = 150.0
 """Seconds of each stage that are played: the prompts come again every few seconds."""
 
-_TENSOR_PARALLEL = 4
-_LLAMA_2_VOCABULARY = 32_000  # the only thing in which its 70B differs from that of Llama 3.1
+_GPU = "h100-sxm-80gb"
+_MODELS = {
+    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+    "meta-llama/Llama-2-70b-hf": "llama-2-70b",
+    "codellama/CodeLlama-34b-Instruct-hf": "codellama-34b",
+    "mistralai/Mixtral-8x7B-v0.1": "mixtral-8x7b",
+}
 _PAUSE_S = 30.0  # between two stages
 _MOST_TOKENS = 4096
 
@@ -57,7 +63,7 @@ def load_stages(directory: Path) -> list[Stage]:
     """Plays a run; none of its stages if requests failed in it, because the server was overloaded.
 
     Raises:
-      InputError: a file does not say what was sent.
+      InputError: a file does not say what was sent or served, or no file describes the model.
     """
     config = (directory / "results" / "config.yaml").read_text(encoding="utf-8")
     paths = sorted((directory / "results").glob("stage_*_lifecycle_metrics.json"))
@@ -66,12 +72,13 @@ def load_stages(directory: Path) -> list[Stage]:
         return []
     served = (directory / "exp-config.yaml").read_text(encoding="utf-8")
     requests, stage = _requests(config, reports)
-    gpu = load_gpu("h100-sxm-80gb")
-    model = dataclasses.replace(load_model("llama-3.1-70b"), vocab=_LLAMA_2_VOCABULARY)
-    room = int(kv_capacity_tokens(gpu, model, 0, 1.0, False, _TENSOR_PARALLEL))
+    named = _served_model(directory)
+    gpu, model = serve(_GPU, _MODELS[checks.one_of("model of a run", named, _MODELS)], None)
+    tensor_parallel = _number(served, "tensor_parallelism")
+    room = int(kv_capacity_tokens(gpu, model, 0, 1.0, False, tensor_parallel))
     knobs = GpuKnobs(_number(served, "max_num_seqs"), room)
     budget = _number(served, "max_num_batched_tokens")
-    cost = CostModel.of(gpu, model, _TENSOR_PARALLEL)
+    cost = CostModel.of(gpu, model, tensor_parallel)
     logs = [
         run_requests(
             [dataclasses.replace(request) for request in requests],
@@ -139,11 +146,22 @@ def prefix_run_fidelity(shared: Path) -> list[FidelityRow]:
     Args:
       shared: what ``sources.shared_data`` returns.
     """
-    stages = [
-        stage
-        for directory in sorted((shared / DIRECTORY).glob(PATTERN))
-        for stage in load_stages(directory)
+    runs: defaultdict[str, list[Path]] = defaultdict(list)
+    for file in sorted((shared / DIRECTORY).glob("*/exp-config.yaml")):
+        runs[_served_model(file.parent)].append(file.parent)
+    missing = sorted(set(runs) - set(_MODELS))
+    skipped = f"; no file describes {', '.join(missing)}, not played" if missing else ""
+    return [
+        row
+        for named, directories in runs.items()
+        if named in _MODELS
+        for row in _model_rows(_MODELS[named], directories, skipped)
     ]
+
+
+def _model_rows(model: str, directories: list[Path], skipped: str) -> list[FidelityRow]:
+    """Rows of the runs of one model; none if fewer than two stages can be played."""
+    stages = [stage for directory in directories for stage in load_stages(directory)]
     if len(stages) < 2:
         return []
     latency = np.array([_latency_s(s.log) / s.latency_s - 1 for s in stages])
@@ -160,10 +178,17 @@ def prefix_run_fidelity(shared: Path) -> list[FidelityRow]:
     bare = np.array([s.log["ttft_s"].mean() / s.ttft_s - 1 for s in stages])
     found = [s.log["cached_tokens"].sum() / s.log["prompt_tokens"].sum() for s in stages]
     about = f"{len(stages)} stages, {min(found):.0%} to {max(found):.0%} of the prompts found"
+    about += skipped
     return [
-        _row("latency", latency, LATENCY_BAR, stages, f"{about}; without caching {_listed(plain)}"),
         _row(
-            "TTFT",
+            f"{model} latency",
+            latency,
+            LATENCY_BAR,
+            stages,
+            f"{about}; without caching {_listed(plain)}",
+        ),
+        _row(
+            f"{model} TTFT",
             ttft,
             TTFT_BAR,
             stages,
@@ -192,6 +217,15 @@ def _latency_s(log: np.ndarray) -> float:
 
 def _listed(errors: np.ndarray) -> str:
     return " / ".join(f"{100 * error:+.0f}" for error in errors) + " %"
+
+
+def _served_model(directory: Path) -> str:
+    """The model of a run, as Hugging Face names it."""
+    text = (directory / "exp-config.yaml").read_text(encoding="utf-8")
+    found = re.search(r"^model: (\S+)$", text, re.M)
+    if found is None:
+        raise InputError(f"a run of {DIRECTORY} does not say model")
+    return found[1]
 
 
 def _number(text: str, name: str) -> int:

@@ -4,16 +4,20 @@ The file (ai-dynamo/aiconfigurator, commit 095f58a51) has one row per closed loo
 Rows are left out by rules that look at the row and the hardware, never at what the cost model
 predicts:
 
-- ``other``: no file here describes the model or the GPU, or prefill and decode ran on GPUs of their
-  own.
+- ``disaggregated``: prefill and decode ran on GPUs of their own.
+- ``model`` and ``GPU``: no file here describes it, or the format of its weights.
 - ``layout``: more than 8 GPUs without the layout between them, or concurrency and batch disagree.
 - ``memory``: the weights do not fit on the GPUs that are named.
-- ``queue``: a request waits longer than it decodes, so that the engine served fewer than are named.
 - ``impossible``: the prompts at the rate, and the weights at the bandwidth, of the fastest kernels
   measured on such a GPU take longer than the request did. Prefix-cache hits or speculation that the
-  file does not name were on, so that the whole run (model, GPU, format, engine, version) is out.
-- ``ambiguous``: another row of the same configuration is 25 % away: what differs is not named
-  (DeepSeek's draft head is the known case), so that both of their runs are out.
+  file does not name were on.
+- ``queue``: a request waits longer than it decodes, so that the engine served fewer than are named.
+- ``ambiguous``: another row of the same configuration and version is 25 % away: what differs is not
+  named (DeepSeek's draft head is the known case).
+
+The first six say what cannot be compared at all. The last two are doubts about rows that hardware
+could have done, and such rows are judged by themselves as well. Every rule leaves out rows, never a
+run for what one of its rows shows.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ FILE = "silicon/silicon_given.csv"
 FOLDS = 3
 LARGEST_NODE = 8
 TWINS_APART = 1.25
+DOUBTS = ("queue", "ambiguous")
+"""Rules that leave out rows that hardware could have done."""
 
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -109,10 +115,10 @@ class ServedRow:
 
     @property
     def configuration(self) -> tuple[object, ...]:
-        """All that the file names but the version."""
+        """All that the file names."""
         stack = self.stack
         return (
-            *self.run[:4],
+            *self.run,
             self.gpus,
             stack.attention_data_parallel,
             self.concurrency,
@@ -121,55 +127,42 @@ class ServedRow:
         )
 
 
-def served_rows(directory: Path) -> tuple[list[ServedRow], Counter[str]]:
-    """Rows that can be compared, and how many each rule leaves out.
+def served_rows(directory: Path) -> tuple[list[ServedRow], dict[ServedRow, str], Counter[str]]:
+    """Rows that are compared, rows that a rule of doubt leaves out, and how many every rule does.
 
     Args:
       directory: what ``sources.shared_data`` returns.
     """
     columns = read_columns(directory / FILE)
     left_out: Counter[str] = Counter()
-    rows: list[ServedRow] = []
-    seen: set[ServedRow] = set()
+    rows: dict[ServedRow, str] = {}
     for values in zip(*columns.values(), strict=True):
         row = _row(dict(zip(columns, values, strict=True)))
         if isinstance(row, str):
             left_out[row] += 1
-        elif row in seen:
+        elif row in rows:
             left_out["repeated"] += 1
         else:
-            seen.add(row)
-            rows.append(row)
-    single = {row: _unfit(row) for row in rows}
-    impossible = {row.run for row in rows if single[row] == "impossible"}
+            rows[row] = _unfit(row)
     twins: defaultdict[tuple[object, ...], list[ServedRow]] = defaultdict(list)
-    for row in rows:
-        twins[row.configuration].append(row)
-    ambiguous = {
-        row.run
-        for same in twins.values()
-        if max(r.tpot_s for r in same) > TWINS_APART * min(r.tpot_s for r in same)
-        for row in same
-    }
-    kept = []
-    for row in rows:
-        why = single[row]
-        if row.run in impossible:
-            why = "impossible"
-        elif not why and row.run in ambiguous:
-            why = "ambiguous"
-        if why:
-            left_out[why] += 1
-        else:
-            kept.append(row)
-    return kept, left_out
+    for row, why in rows.items():
+        if not why:
+            twins[row.configuration].append(row)
+    for same in twins.values():
+        if max(r.tpot_s for r in same) > TWINS_APART * min(r.tpot_s for r in same):
+            rows |= dict.fromkeys(same, "ambiguous")
+    left_out.update(why for why in rows.values() if why)
+    kept = [row for row, why in rows.items() if not why]
+    return kept, {row: why for row, why in rows.items() if why in DOUBTS}, left_out
 
 
 def _row(item: dict[str, object]) -> ServedRow | str:
     """One row of the file, or the rule that leaves it out before its times are looked at."""
     model, gpu = MODELS.get(str(item["model_path"])), GPUS.get(str(item["system"]))
-    if model is None or gpu is None or item["mode"] != "agg":
-        return "other"
+    if item["mode"] != "agg":
+        return "disaggregated"
+    if model is None or gpu is None:
+        return "model" if model is None else "GPU"
     tp, experts = _number(item["tp_size"]), _number(item["moe_ep_size"])
     ranks, share = _number(item["attention_dp_size"]), _number(item["moe_tp_size"])
     product = tp * ranks
@@ -184,7 +177,7 @@ def _row(item: dict[str, object]) -> ServedRow | str:
     if model == "gpt-oss-120b":
         weights = "mxfp4"
     if weights not in STORED_BYTES:
-        return "other"
+        return "model"
     engine = str(item["backend"])
     # Engines' recipes for quantised dense models quantise the KV cache as well; SGLang's do not.
     dense = model.startswith(("llama", "qwen3-32b"))
@@ -215,8 +208,6 @@ def _unfit(row: ServedRow) -> str:
     stored = weights_bytes(model, 0, row.gpus)
     if stored > gpu.memory_bytes:
         return "memory"
-    if row.ttft_s > row.output * row.tpot_s:
-        return "queue"
     peak = (gpu.expert_linear if model.experts else gpu.linear)[0].flops_per_s
     rate = row.gpus * peak * FASTEST_KERNELS[row.stack.formats[0]]
     prompts_s = row.concurrency * 2 * model.active_parameters * row.prompt / rate
@@ -224,7 +215,7 @@ def _unfit(row: ServedRow) -> str:
     reads_s = row.output * read_bytes / gpu.bandwidth_bytes_per_s
     if prompts_s + reads_s > row.ttft_s + row.output * row.tpot_s:
         return "impossible"
-    return ""
+    return "queue" if row.ttft_s > row.output * row.tpot_s else ""
 
 
 @functools.cache

@@ -15,15 +15,19 @@ CONFIG = """data:
     question_len: 100
     output_len: 5
 """
-SERVED = "max_num_batched_tokens: 2048\nmax_num_seqs: 128\n"
+SERVED = """model: meta-llama/Llama-2-70b-hf
+tensor_parallelism: 4
+max_num_batched_tokens: 2048
+max_num_seqs: 128
+"""
 
 
-def write_run(root, name, failures=0, config=CONFIG):
+def write_run(root, name, failures=0, config=CONFIG, served=SERVED):
     """A run of one stage whose latencies are 0.2 s and 0.1 s."""
     run = root / prefix_runs.DIRECTORY / name
     (run / "results").mkdir(parents=True)
     (run / "results" / "config.yaml").write_text(config)
-    (run / "exp-config.yaml").write_text(SERVED)
+    (run / "exp-config.yaml").write_text(served)
     report = {
         "failures": {"count": failures},
         "load_summary": {"count": 12, "requested_rate": 2.0},
@@ -66,3 +70,35 @@ def test_a_run_that_does_not_say_what_was_sent_is_refused(tmp_path):
     """By the name of what is missing."""
     with pytest.raises(InputError, match="does not say num_groups"):
         prefix_runs.load_stages(write_run(tmp_path, "1-70b-x", config="data:\n"))
+
+
+@pytest.mark.parametrize(
+    ("named", "model", "gpus"),
+    [
+        ("codellama/CodeLlama-34b-Instruct-hf", "codellama-34b", 2),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral-8x7b", 2),
+    ],
+)
+def test_a_run_is_played_on_what_it_names(tmp_path, monkeypatch, named, model, gpus):
+    """Model and GPUs are those of its own file, and each model has rows of its own."""
+    played = []
+    of = prefix_runs.CostModel.of
+    monkeypatch.setattr(
+        prefix_runs.CostModel, "of", lambda *given: played.append(of(*given)) or of(*given)
+    )
+    other = SERVED.replace("meta-llama/Llama-2-70b-hf", named).replace(": 4", f": {gpus}")
+    unknown = SERVED.replace("meta-llama/Llama-2-70b-hf", "of/another")
+    for number, served in enumerate((other, other, SERVED, unknown)):
+        write_run(tmp_path, f"{number}-run", served=served)
+    latency, ttft = prefix_runs.prefix_run_fidelity(tmp_path)
+    assert f"{model} latency" in latency.check and f"{model} TTFT" in ttft.check
+    assert "no file describes of/another, not played" in latency.detail
+    found = {(cost.model, cost.tensor_parallel) for cost in played}
+    assert found == {(model, gpus), ("llama-2-70b", 4)}
+
+
+def test_a_model_without_a_file_is_refused(tmp_path):
+    """By its name, with those that have one."""
+    served = SERVED.replace("meta-llama/Llama-2-70b-hf", "of/another")
+    with pytest.raises(InputError, match="model of a run is 'of/another'; it must be"):
+        prefix_runs.load_stages(write_run(tmp_path, "1-x", served=served))

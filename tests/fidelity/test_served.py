@@ -46,8 +46,9 @@ def _written(directory: Path, *changes: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("change", "rule"),
     [
-        ({"model_path": "of/another"}, "other"),
-        ({"mode": "disagg"}, "other"),
+        ({"model_path": "of/another"}, "model"),
+        ({"system": "of_another"}, "GPU"),
+        ({"mode": "disagg"}, "disaggregated"),
         ({"tp_size": 16}, "layout"),
         ({"silicon_data_source": "silicon_concurrency=9"}, "layout"),
         ({"model_path": "meta-llama/Llama-3.1-70B", "tp_size": 1}, "memory"),
@@ -57,17 +58,20 @@ def _written(directory: Path, *changes: dict[str, Any]) -> Path:
 )
 def test_rules_leave_out_what_they_say(change: dict[str, Any], rule: str, tmp_path: Path) -> None:
     """A row that a rule is about is counted under it; one that none is about is kept."""
-    kept, left_out = served_rows(_written(tmp_path, {"backend_version": "0.18.0"}, change))
-    assert len(kept) == 1
+    kept, doubtful, left_out = served_rows(_written(tmp_path, {}, change))
+    assert len(kept) == 1  # of the same run
     assert left_out == {rule: 1}
+    assert list(doubtful.values()) == ([rule] if rule == "queue" else [])
 
 
-def test_twins_are_left_out_with_their_runs(tmp_path: Path) -> None:
-    """What differs between equal configurations is not named, for no row of either run."""
-    other = {"backend_version": "0.18.0", "batch_size": 16}
-    twin = {"silicon_tpot_ms": 30, "backend_version": "0.15.1"}
-    kept, left_out = served_rows(_written(tmp_path, {}, twin, other, {}))
-    assert [row.stack.version for row in kept] == ["0.18.0"]
+def test_twins_are_left_out_without_their_runs(tmp_path: Path) -> None:
+    """What differs between equal configurations of one version is not named; between two versions
+    it is, and what else a run has is compared."""
+    twin, other = {"silicon_tpot_ms": 30}, {"batch_size": 16}
+    newer = twin | {"backend_version": "0.15.1"}
+    kept, doubtful, left_out = served_rows(_written(tmp_path, {}, twin, other, newer, {}))
+    assert [(row.stack.version, row.concurrency) for row in kept] == [("0.12.0", 16), ("0.15.1", 8)]
+    assert [round(row.tpot_s, 6) for row in doubtful] == [0.018, 0.03]
     assert left_out == {"ambiguous": 2, "repeated": 1}
 
 
@@ -91,7 +95,7 @@ def test_a_doubled_layout_is_read_as_its_gpus(
         "batch_size": 32 // ranks,
         "silicon_data_source": "silicon_concurrency=32",
     }
-    kept, _ = served_rows(_written(tmp_path, change))
+    kept, _, _ = served_rows(_written(tmp_path, change))
     assert [(row.gpus, row.stack.formats[0]) for row in kept] == [(gpus, "mxfp4")]
 
 
@@ -99,7 +103,7 @@ def test_lengths_that_are_drawn_are_known_by_their_source(tmp_path: Path) -> Non
     """The harness of InferenceX draws them; the other loops repeat one request."""
     dated = "source_file=2026-01-02.csv; model=Llama; silicon_concurrency=8"
     drawn = {"silicon_data_source": dated, "batch_size": 8, "isl": 2048}
-    rows, _ = served_rows(_written(tmp_path, {}, drawn))
+    rows, _, _ = served_rows(_written(tmp_path, {}, drawn))
     assert [row.equal for row in rows] == [True, False]
 
 
@@ -126,7 +130,7 @@ def test_requests_out_of_step_wait_for_every_prompt() -> None:
 def test_fit_finds_the_constants_that_rows_were_made_with(tmp_path: Path) -> None:
     """Rows of the model itself, with another host time, are predicted without error."""
     changes = [{"batch_size": batch, "tp_size": tp} for batch in (8, 16, 64) for tp in (2, 4, 8)]
-    rows, _ = served_rows(_written(tmp_path, *changes))
+    rows, _, _ = served_rows(_written(tmp_path, *changes))
     constants = fitted_constants(rows)
     prediction = Prediction(rows, constants)
     values = prediction.start()
@@ -137,6 +141,20 @@ def test_fit_finds_the_constants_that_rows_were_made_with(tmp_path: Path) -> Non
     ]
     found = Prediction(made, constants).tpot_s(fit(made, constants))
     np.testing.assert_allclose(found, [row.tpot_s for row in made], rtol=1e-3)
+
+
+def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
+    """Each check says which rows of its own it leaves out and what they would change, and one check
+    has all rows that hardware could have done."""
+    changes = [{"batch_size": batch} for batch in (4, 8, 16, 32)]
+    doubts = [{"batch_size": 16, "silicon_tpot_ms": 40}, {"silicon_ttft_ms": 1e4}]
+    rest = [{"mode": "disagg"}, {"silicon_tpot_ms": 1, "batch_size": 64}]
+    group, everything = served_fidelity(_written(tmp_path, *changes, *doubts, *rest))
+    assert group.detail.startswith("3 rows of 1 runs")
+    assert "2 ambiguous, 1 queue left out, with them" in group.detail
+    assert everything.check.endswith("all rows but the impossible ones")
+    assert everything.detail.startswith("6 rows")
+    assert everything.detail.endswith("left out: 1 disaggregated, 1 impossible")
 
 
 def test_nothing_is_said_without_data(tmp_path: Path) -> None:

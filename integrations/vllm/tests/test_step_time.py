@@ -85,6 +85,14 @@ def test_rooflines(tmp_path: Path) -> None:
     assert smooth.seconds(StepLoad(0, 0, 0, 1, 8, 32.0, 0)) == 0
 
 
+def test_ranges_of_tokens(tmp_path: Path) -> None:
+    """The first range that has room for the step's tokens counts."""
+    ranges = [{"up_to": 8, "seconds": {"step": 1}}, {"seconds": {"step": 2, "token": 0.5}}]
+    times = read(tmp_path, {"by_tokens": ranges})
+    assert times.seconds(StepLoad(8, 8, 8, 0, 0, 0.0, 0)) == 1
+    assert times.seconds(StepLoad(8, 8, 8, 1, 2, 3.0, 0)) == 7
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -99,6 +107,8 @@ def test_rooflines(tmp_path: Path) -> None:
         ({"seconds": {"token": 1}, "time_dilation": 0}, "must be above 0"),
         ({"seconds": {"token": 1}, "hidden_s": -1}, "hidden_s is -1"),
         ({"rooflines": {}}, "must be a list"),
+        ({"by_tokens": {}}, "must be a list"),
+        ({"by_tokens": [{"seconds": {}}, {"up_to": 8}]}, "the last range must have none"),
         ({"rooflines": [{"p": 0.5, "sides": [{}]}]}, "must be 1 or more"),
         ({"rooflines": [{"sides": []}]}, "must be a list of sums"),
         ({"rooflines": [{"sides": [{"tokens": 1}]}]}, "field 'tokens'"),

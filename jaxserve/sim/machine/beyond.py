@@ -21,6 +21,8 @@ from numpy.typing import ArrayLike
 
 from jaxserve import checks
 from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.collectives import AllReduce
+from jaxserve.sim.machine.hardware import LlmModel
 from jaxserve.sim.machine.stack import ServedGpu
 
 # A layer of a group that attends for sequences of its own sends tokens to their experts and back.
@@ -87,6 +89,28 @@ class Beyond:
             + gpu.engine.eager_expert_layer_s * model.expert_layers,
         )
 
+    @property
+    def links_only(self) -> bool:
+        """Whether collectives are the only terms that add anything."""
+        return self.missed_share == 1 and not self.window_layers and not self.eager_s
+
+    @classmethod
+    def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
+        """The collectives alone, for a dense model without a stack."""
+        return cls(
+            collectives=_all_reduces(all_reduce, model, tensor_parallel),
+            expert_constant_s=0.0,
+            expert_read_s=(0.0, 0.0, 0.0),
+            expert_s_per_token=(0.0, 0.0, 0.0),
+            expert_p=(1.0, 1.0, 1.0),
+            missed_share=1.0,
+            routing_spread=1.0,
+            batch_share=1.0,
+            window_layers=0.0,
+            window_tokens=0.0,
+            eager_s=0.0,
+        )
+
     def linear_s(self, tokens: ArrayLike, tier: int) -> np.ndarray:
         """Seconds of collectives and experts of ``tokens`` (any shape)."""
         tokens = np.asarray(tokens, np.float64)
@@ -134,15 +158,22 @@ def _collectives(
 ) -> tuple[tuple[float, float, float], ...]:
     if tensor_parallel == 1:
         return ((0.0, 0.0, 0.0),)
-    share = 1 / model.pipeline_parallel
     if model.attention_data_parallel:
         sent = _SENT_BYTES * model.hidden * (model.experts.per_token if model.experts else 1)
         away = (tensor_parallel - 1) / tensor_parallel**2
         rate = gpu.all_reduce.ring_bytes_per_s
         fixed_s = _EXCHANGES * model.expert_layers * gpu.all_reduce.two_shot_s
         per_token_s = _EXCHANGES * model.expert_layers * sent * away / rate
-        return ((0.0, fixed_s, share * per_token_s),)
-    lines = gpu.all_reduce.lines(tensor_parallel, _SENT_BYTES * model.hidden)
+        return ((0.0, fixed_s, per_token_s / model.pipeline_parallel),)
+    return _all_reduces(gpu.all_reduce, model, tensor_parallel)
+
+
+def _all_reduces(
+    all_reduce: AllReduce, model: LlmModel, tensor_parallel: int
+) -> tuple[tuple[float, float, float], ...]:
+    """Two of each layer."""
+    share = 1 / model.pipeline_parallel
+    lines = all_reduce.lines(tensor_parallel, _SENT_BYTES * model.hidden)
     count = 2 * model.layers
     return tuple(
         (0.0 if largest == float("inf") else largest / share, count * fixed_s, count * each * share)

@@ -114,14 +114,15 @@ class CostModel:
     draft_s_per_kv_token: float
     """seconds for each KV token that the draft reads."""
     beyond: Beyond | None = None
-    """terms of many GPUs, experts, windows and the engine; None for a table without a stack."""
+    """terms of many GPUs, experts, windows and the engine; None for a table without a
+    stack, unless its GPUs' collectives were measured."""
 
     @classmethod
     def of(cls, gpu: Gpu, model: LlmModel, tensor_parallel: int = 1) -> "CostModel":
         """Cost model of ``model`` on ``tensor_parallel`` GPUs of one kind.
 
         Weights, arithmetic, heads and vocabulary are divided by the group; every layer then pays
-        two ring all-reduces of one hidden vector per token, or the measured ones of a stack. In a
+        two all-reduces of one hidden vector per token: those measured of such GPUs, or rings. In a
         pipeline as many batches are under way as it has stages: a token passes all of them, each
         time with that share of the sequences.
 

@@ -14,10 +14,12 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
+from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.tiers import Tier
 
 GIB = 2**30
 
+_OWN_LINK = "own_link"
 _WORDS = ("base", "description", "source")
 """What a GPU file may say beside constants."""
 _MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s", "expert_layer_s")
@@ -122,6 +124,8 @@ class Gpu:
     """GPU-to-GPU link, one direction, bytes per second."""
     link_latency_s: float
     """seconds of a collective that moves nothing."""
+    all_reduce: AllReduce | None
+    """measured collectives between such GPUs; None where only the link is known."""
     idle_w: float
     """power of an idle GPU, W."""
     joules_per_flop: float
@@ -281,7 +285,10 @@ def load_gpu(name: str) -> Gpu:
         "attention": block(AttentionFit, data, "attention"),
         "cache": block(CacheFit, data, "cache") if "cache" in data else None,
         "draft": block(DraftFit, data, "draft"),
+        "all_reduce": None,
     }
+    if "served" in data and not data.get(_OWN_LINK):
+        values["all_reduce"] = block(AllReduce, data.inside("served"), "all_reduce")
     groups = ("memory", "head", "iteration", "link", "power", "price")
     flat = {key: group for group in map(data.inside, groups) for key in group}
     for field in fields(Gpu):
@@ -297,7 +304,10 @@ def _own_gpu(path: Path) -> JsonObject:
     if path.stem in gpu_names():
         raise InputError(f"{where} has the name of a packaged GPU; give it a name of its own")
     base = own.one_of("base", gpu_names())
-    return JsonObject(_merged(load_json(f"hardware/{base}.json"), own), where)
+    merged = _merged(load_json(f"hardware/{base}.json"), own)
+    # Of another link than the base's nothing was measured.
+    merged[_OWN_LINK] = "link" in own and "all_reduce" not in own.get("served", {})
+    return JsonObject(merged, where)
 
 
 def _merged(base: dict[str, Any], own: JsonObject) -> dict[str, Any]:

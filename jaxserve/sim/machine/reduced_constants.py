@@ -23,7 +23,9 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
     kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
     attention_width = model.attention_width / tp
     attention, draft = gpu.attention, gpu.draft
-    ring_bytes_share = 2 * (tp - 1) / tp
+    # What was measured of the GPU's collectives replaces a latency and the peak of its link.
+    measured = gpu.all_reduce if tp > 1 else None
+    ring_bytes_share = 2 * (tp - 1) / tp if measured is None else 0.0
     size = model.draft_parameters / _REFERENCE.draft_parameters
     return {
         "gpu": gpu.name,
@@ -44,7 +46,9 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
         "elementwise_s_per_token": gpu.elementwise_s_per_token
         * model.elementwise_bytes_per_token(tp)
         / _REFERENCE.elementwise_bytes_per_token(),
-        "allreduce_s": 2 * model.layers * gpu.link_latency_s if tp > 1 else 0.0,
+        "allreduce_s": 2 * model.layers * gpu.link_latency_s
+        if tp > 1 and measured is None
+        else 0.0,
         "allreduce_s_per_token": 2
         * model.layers
         * ring_bytes_share
@@ -70,6 +74,7 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
         "draft_s_per_kv_token": draft.per_kv_token_s
         * kv_bytes
         / _REFERENCE.kv_bytes_per_token_layer,
+        "beyond": None if measured is None else Beyond.of_links(measured, model, tp),
     }
 
 

@@ -95,8 +95,7 @@ class ServedGpu(Gpu):
     picks at random, less where tokens of one iteration pick alike."""
     latent_flops_efficiency: float
     """reached share of the bf16 rate where latent attention decodes."""
-    all_reduce: AllReduce
-    """collectives between the GPUs of a group."""
+    all_reduce: AllReduce  # always measured
     engine: EngineTimes
     """times of the engine."""
 

@@ -24,18 +24,23 @@ def step_times(cost: CostModel, tier: int = 0, time_dilation: float = 1.0) -> di
 
     Returns:
       ``seconds`` for each unit of a step's load; ``rooflines``, p-norms of such sums, without
-      ``p`` their maximum; ``time_dilation``; ``hidden_s``, as beside a GPU vLLM composes a step
-      while the one before it is computed.
+      ``p`` their maximum; ``by_tokens``, such sums of which the step's tokens choose one, where
+      collectives were measured; ``time_dilation``; ``hidden_s``, as beside a GPU vLLM composes a
+      step while the one before it is computed.
 
     Raises:
       InputError: the cost model has terms of a stack, which this form has no place for.
     """
-    if cost.beyond is not None:
+    if cost.beyond is not None and not cost.beyond.links_only:
         raise InputError(
             f"step times of {cost.model} as a stack serves it cannot be written; they are for a "
             "dense model with the constants of its GPU's file"
         )
     per_layer = cost.layers
+    by_tokens = [
+        ({"up_to": most} if most else {}) | {"seconds": {"step": fixed_s, "token": each_s}}
+        for most, fixed_s, each_s in (cost.beyond.collectives if cost.beyond else ())
+    ]
     return {
         "seconds": {
             "step": cost.host_s + cost.linear_constant_s[tier] + cost.allreduce_s,
@@ -76,4 +81,4 @@ def step_times(cost: CostModel, tier: int = 0, time_dilation: float = 1.0) -> di
         ],
         "time_dilation": time_dilation,
         "hidden_s": HIDDEN_S,
-    }
+    } | ({"by_tokens": by_tokens} if by_tokens else {})

@@ -71,6 +71,7 @@ def predicted_s(
             elementwise_s_per_token=0.0,
             allreduce_s=0.0,
             allreduce_s_per_token=0.0,
+            beyond=None,
         )
         return alone.linear_s(rows.size) / cost.layers
     if kind == "elementwise":

@@ -166,7 +166,7 @@ def fit_kernels(
     if measured.profile is not None:
         pool = kv_capacity_tokens(gpu, model, 0, 1.0, False, tensor_parallel)
         timer = ProfileTimer(measured.profile, model.layers)
-        alone = dataclasses.replace(cost, **dict.fromkeys(_NOT_KERNELS, 0.0))
+        alone = dataclasses.replace(cost, **dict.fromkeys(_NOT_KERNELS, 0.0), beyond=None)
         iterations = _iteration_errors(alone, timer, measured.profile, float(pool))
     errors = [each.held_out_error for each in fits]
     errors += [edge.error for each in fits for edge in each.extrapolations]

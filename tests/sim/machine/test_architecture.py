@@ -23,6 +23,7 @@ def _served(name: str, **layout: Any) -> LargeModel:
         ("qwen3-30b-a3b", 30.5, 3.3),
         ("qwen3-235b-a22b", 235.1, 22.2),
         ("deepseek-v3", 671.0, 37.6),
+        ("mixtral-8x7b", 46.7, 12.9),
     ],
 )
 def test_parameters_are_those_of_the_model_card(name: str, billions: float, active: float) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,16 +224,41 @@ def test_tensor_parallelism_divides_work_and_pays_for_links(
     assert many.weight_read_s[0] == pytest.approx(one.weight_read_s[0] / group)
     assert many.linear_s_per_token[0] == pytest.approx(one.linear_s_per_token[0] / group)
     assert one.allreduce_s == one.allreduce_s_per_token == one.head_gather_s_per_row == 0.0
-    assert many.allreduce_s > 0 and many.allreduce_s_per_token > 0
+    if gpu.all_reduce is None:
+        assert many.allreduce_s > 0 and many.allreduce_s_per_token > 0
+    else:
+        assert many.beyond is not None and float(many.beyond.linear_s(batch, 0)) > 0
+    assert one.beyond is None
     assert float(many.decode_s(batch, 1000)) > float(one.decode_s(batch, 1000)) / group
 
 
 def test_all_reduce_bytes() -> None:
     """Two ring all-reduces per layer move 2 (n - 1) / n of a bf16 hidden vector per token each."""
-    gpu, model = load_gpu("h100-sxm-80gb"), load_model("llama-3.1-70b")
+    gpu, model = load_gpu("a100-sxm-80gb"), load_model("llama-3.1-70b")
     cost = CostModel.of(gpu, model, 4)
-    expected = 80 * 2 * (2 * 3 / 4) * (8192 * 2) / 450e9
+    expected = 80 * 2 * (2 * 3 / 4) * (8192 * 2) / gpu.link_bytes_per_s
     assert cost.allreduce_s_per_token == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 300, 2048])
+def test_measured_collectives_are_used_without_a_stack(tokens: int) -> None:
+    """A group of GPUs whose all-reduce was measured pays that, not a latency and a link's peak."""
+    gpu, model = load_gpu("h100-sxm-80gb"), load_model("llama-3.1-70b")
+    assert gpu.all_reduce is not None
+    cost = CostModel.of(gpu, model, 4)
+    without = dataclasses.replace(cost, beyond=None)
+    paid_s = cost.linear_s(tokens) - without.linear_s(tokens)
+    expected_s = 2 * 80 * gpu.all_reduce.seconds(4, tokens * 8192 * 2)
+    assert float(paid_s) == pytest.approx(expected_s)
+
+
+def test_nothing_was_measured_of_another_link(tmp_path: Path) -> None:
+    """A GPU of the user's own that names its link has that, not the collectives of its base."""
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"base": "h100-sxm-80gb", "link": {"link_bytes_per_s": 2.5e10}}))
+    gpu = load_gpu(str(path))
+    assert gpu.all_reduce is None
+    assert CostModel.of(gpu, load_model("llama-3.1-70b"), 4).allreduce_s_per_token > 0
 
 
 def test_more_gpus_than_kv_heads_keep_copies() -> None:

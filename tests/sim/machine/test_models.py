@@ -10,7 +10,8 @@ from jaxserve.sim.machine.models import load_model, model_names
 def test_every_named_model_loads() -> None:
     """Those that the documentation names, each from a file that says where its sizes come from."""
     dense = {"llama-3.1-8b", "llama-3.1-70b", "qwen2.5-32b", "qwen3-32b"}
-    experts = {"gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3"}
+    dense |= {"llama-2-7b", "llama-2-70b", "codellama-34b"}
+    experts = {"gpt-oss-120b", "qwen3-30b-a3b", "qwen3-235b-a22b", "deepseek-v3", "mixtral-8x7b"}
     assert set(model_names()) == dense | experts
     for name in model_names():
         assert load_model(name).name == name
@@ -26,7 +27,15 @@ def test_llama_8b_has_its_parameter_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "billions"), [("llama-3.1-8b", 8.03), ("llama-3.1-70b", 70.6), ("qwen2.5-32b", 32.8)]
+    ("name", "billions"),
+    [
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.6),
+        ("qwen2.5-32b", 32.8),
+        ("llama-2-7b", 6.74),
+        ("llama-2-70b", 69.0),
+        ("codellama-34b", 33.7),
+    ],
 )
 def test_total_parameters_match_the_model_card(name: str, billions: float) -> None:
     """Body, head and embedding add up to the model card's size (norms and biases are tiny)."""
@@ -37,5 +46,5 @@ def test_total_parameters_match_the_model_card(name: str, billions: float) -> No
 
 def test_an_unknown_name_is_answered_with_the_allowed_ones() -> None:
     """It raises with the list of models."""
-    with pytest.raises(InputError, match=r"model is 'gpt'; it must be one of deepseek-v3"):
+    with pytest.raises(InputError, match=r"model is 'gpt'; it must be one of codellama-34b"):
         load_model("gpt")

@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(
     gpu=st.sampled_from(gpu_names()),
     model=st.sampled_from(["llama-3.1-8b", "llama-3.1-70b", "qwen2.5-32b"]),
-    tensor_parallel=st.sampled_from([1, 2]),
+    tensor_parallel=st.sampled_from([1, 2, 4]),
     tier=st.integers(0, 2),
     sequences=st.integers(0, 256),
     context=st.integers(1, 8192),

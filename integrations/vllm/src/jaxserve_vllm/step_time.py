@@ -5,8 +5,10 @@ more such sums, of which the greatest counts most (alone, where ``p`` is left ou
 
     {"seconds": {"step": 0.02, "token": 2e-4, "context_token": 1e-6, "pair": 1e-9},
      "rooflines": [{"p": 2.0, "sides": [{"step": 0.01}, {"token": 1e-5}]}],
+     "by_tokens": [{"up_to": 512, "seconds": {"step": 1e-4}}, {"seconds": {"step": 2e-4}}],
      "time_dilation": 3.0, "hidden_s": 0.005}
 
+``by_tokens`` has sums of which the one for the step's tokens counts, the last without a limit.
 ``hidden_s`` is the time that vLLM may take for itself between two steps without the device becoming
 idle, as it composes a step beside a GPU while the one before it is computed.
 """
@@ -135,11 +137,15 @@ class StepTime:
     rooflines: tuple[Roofline, ...]
     time_dilation: float
     hidden_s: float
+    by_tokens: tuple[tuple[float, dict[str, float]], ...] = ()
 
     def seconds(self, load: StepLoad) -> float:
         """Seconds of a step, times the dilation."""
         units = load.units()
         total = _sum(self.linear, units) + sum(line.seconds(units) for line in self.rooflines)
+        if self.by_tokens:
+            tokens = units["token"]
+            total += _sum(next(each for most, each in self.by_tokens if tokens <= most), units)
         return self.time_dilation * total
 
 
@@ -171,7 +177,9 @@ def read_step_time(path: Path) -> StepTime:
     except (OSError, ValueError) as error:
         raise ValueError(f"the step times in {path} cannot be read: {error}") from None
     data = _fields(
-        data, {"seconds", "rooflines", "time_dilation", "hidden_s"}, "the file of step times"
+        data,
+        {"seconds", "rooflines", "by_tokens", "time_dilation", "hidden_s"},
+        "the file of step times",
     )
     rooflines = data.get("rooflines", [])
     if not isinstance(rooflines, list):
@@ -181,10 +189,11 @@ def read_step_time(path: Path) -> StepTime:
         raise ValueError("time_dilation is 0; it must be above 0")
     linear = _rates(data.get("seconds", {}), "seconds")
     lines = tuple(_roofline(line) for line in rooflines)
-    if not linear and not lines:
+    ranges = _ranges(data.get("by_tokens", []))
+    if not linear and not lines and not ranges:
         raise ValueError("the file of step times has neither seconds nor rooflines")
     hidden_s = _number(data.get("hidden_s", 0.0), "hidden_s")
-    return StepTime(linear, lines, dilation, hidden_s)
+    return StepTime(linear, lines, dilation, hidden_s, ranges)
 
 
 def _roofline(data: Any) -> Roofline:
@@ -196,6 +205,20 @@ def _roofline(data: Any) -> Roofline:
     if not isinstance(sides, list) or not sides:
         raise ValueError(f"sides of a roofline is {sides!r:.60}; it must be a list of sums")
     return Roofline(p, tuple(_rates(side, "a side of a roofline") for side in sides))
+
+
+def _ranges(data: Any) -> tuple[tuple[float, dict[str, float]], ...]:
+    if not isinstance(data, list):
+        raise ValueError(f"by_tokens is {data!r:.60}; it must be a list")
+    parts = [_fields(each, {"up_to", "seconds"}, "a range of by_tokens") for each in data]
+    most = [
+        _number(each["up_to"], "up_to of by_tokens") if "up_to" in each else math.inf
+        for each in parts
+    ]
+    if most and (most != sorted(most) or most[-1] != math.inf):
+        raise ValueError("up_to of by_tokens must not fall, and the last range must have none")
+    sums = [_rates(each.get("seconds", {}), "a range of by_tokens") for each in parts]
+    return tuple(zip(most, sums, strict=True))
 
 
 def _rates(data: Any, name: str) -> dict[str, float]:
