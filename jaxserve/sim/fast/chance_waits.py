@@ -156,6 +156,7 @@ def add_prefills(
     chunks: jax.Array,
     added_s: jax.Array,
     full_chunk_s: jax.Array,
+    skewed: bool = False,
 ) -> PrefillTally:
     """Adds the prefills of a tick.
 
@@ -164,21 +165,25 @@ def add_prefills(
 
     Args:
       admitted: float32[F, ...], prefills.
-      prompt_spread: float32[F, ...], see ``TrafficClasses``.
+      prompt_spread: float32[F, ...], standard deviation of a prefill's seconds as a share of the
+        mean.
       prefill_s: float32[F, ...], duration of one.
       chunks: float32[F, ...], n.
       added_s: float32[F, ...], what it adds to those iterations.
       full_chunk_s: float32[...], what an iteration full of prompts adds.
+      skewed: whether durations are lognormal, else the mean cube is as if they were narrow.
     """
     iteration_s = prefill_s / chunks
     # A request is more likely to arrive during a long prefill than during a short one.
     square = 1.0 + prompt_spread**2
     wait_s2 = 0.5 * square * iteration_s**2 * (chunks * (chunks - 1.0) + 1.0)
+    # The mean cube of a lognormal is (1 + spread^2)^2 times its mean square times its mean.
+    cubed_s = prefill_s * square**2 if skewed else prefill_s
     return PrefillTally(
         shared_s=tally.shared_s + add_up(admitted * iteration_s),
         exclusive_s=tally.exclusive_s + add_up(admitted * (prefill_s - iteration_s)),
         wait_s2=tally.wait_s2 + add_up(admitted * wait_s2),
-        wait_s3=tally.wait_s3 + add_up(admitted * wait_s2 * prefill_s) * (2.0 / 3.0),
+        wait_s3=tally.wait_s3 + add_up(admitted * wait_s2 * cubed_s) * (2.0 / 3.0),
         iterations=tally.iterations + add_up(admitted * chunks),
         added_s=tally.added_s + add_up(admitted * added_s),
         full_s=tally.full_s + add_up(admitted) * full_chunk_s,

@@ -10,6 +10,7 @@ import numpy as np
 from jaxserve.arrays.batching import add_up, largest, stage
 from jaxserve.sim.fast.chance_waits import Wait, carrying_share
 from jaxserve.sim.fast.lines import count_older_than
+from jaxserve.sim.fast.prompt_work import mean_of_points
 from jaxserve.sim.fast.tick_state import TINY, Tally
 
 TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
@@ -38,6 +39,9 @@ class FirstTokenDelay:
     """what may come on top of that."""
     queued_s: jax.Array
     """mean delay of a request that had queued before."""
+    queued_points_s: jax.Array | None = None
+    """[3, F, ...], the same of three prompts, whose weights are ``POINT_WEIGHTS``; None where the
+    mean stands for all."""
 
 
 def ttft_exceeded(
@@ -63,9 +67,16 @@ def ttft_exceeded(
     Returns:
       float32[F, S, ...].
     """
+
     # Served half-way through the tick on average, so half a tick more than at its start.
-    waited_ticks = (thresholds_s - delay.queued_s[:, None]) / tick_s + 0.5
-    older = stage(live, count_older_than, admitted_by_age, jnp.maximum(waited_ticks, 1.0))
+    def queued_longer(queued_s: jax.Array) -> jax.Array:
+        waited_ticks = (thresholds_s - queued_s[:, None]) / tick_s + 0.5
+        return stage(live, count_older_than, admitted_by_age, jnp.maximum(waited_ticks, 1.0))
+
+    if delay.queued_points_s is None:
+        older = queued_longer(delay.queued_s)
+    else:
+        older = mean_of_points(jnp.stack([queued_longer(s) for s in delay.queued_points_s]))
     wait = delay.wait
     at_once = stage(live, _lognormal, delay.mean_s, delay.variance_s2)
     after_wait = stage(

@@ -12,6 +12,7 @@ from jaxserve.sim.fast.prompt_work import (
     alone_seconds,
     found_prefixes,
     prompt_work,
+    second_shares,
 )
 from jaxserve.sim.fast.state import SimState
 from jaxserve.sim.fast.tick_state import WindowPlan
@@ -71,6 +72,8 @@ def plan_window(
             # KV that is handed over is not shared where it arrives.
             shared_kv=jnp.where(split, 0.0, shared),
         )
+    if classes.output_ages is not None:
+        work = dataclasses.replace(work, seconds=second_shares(window_table, work))
     group = jnp.where(action.priority_routing > 0, classes.priority, 0)
     return WindowPlan(
         table=window_table,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxserve.arrays.batching import add_up
 from jaxserve.sim.fast.tick_state import PromptWork, Queues
@@ -17,6 +18,10 @@ from jaxserve.sim.table.lookup import (
 from jaxserve.sim.traffic.reuse_table import Found, ReuseTable, look_up
 from jaxserve.sim.traffic.workload import TrafficClasses
 
+POINT_WEIGHTS = (1.0 / 6.0, 2.0 / 3.0, 1.0 / 6.0)
+"""Weights of the three prompts that stand for those of a class: Gauss-Hermite quadrature, exact for
+polynomials of degree 5 of a normal variable."""
+_POINTS = np.sqrt(3.0) * np.array([-1.0, 0.0, 1.0])
 _LONG, _LONGER = 4096.0, 8192.0  # lengths that tell how prefill grows with what is before it
 
 
@@ -89,9 +94,45 @@ def alone_seconds(table: WindowTable, work: PromptWork) -> jax.Array:
     own = work.tokens * prefill_s_per_token(table, work.tokens)
     if work.behind_tokens is None:
         return own
+    uneven = work.spread**2 * work.tokens
+    return own + _slope(table) * work.tokens * (2.0 * work.behind_tokens + uneven)
+
+
+def second_shares(table: WindowTable, work: PromptWork) -> jax.Array:
+    """float32[3, F], prefill seconds of three prompts of each class as shares of their mean.
+
+    The tokens of a class are taken as lognormal. Attention makes the seconds of long prompts spread
+    more than their tokens.
+    """
+    deviation = jnp.sqrt(jnp.log1p(work.spread**2))
+    tokens = _over_mean(jnp.exp(jnp.asarray(_POINTS, jnp.float32)[:, None] * deviation))
+    tokens = work.tokens * tokens
+    seconds = tokens * prefill_s_per_token(table, tokens)
+    if work.behind_tokens is not None:
+        seconds = seconds + _slope(table) * 2.0 * tokens * work.behind_tokens
+    return _over_mean(seconds)
+
+
+def mean_of_points(values: jax.Array) -> jax.Array:
+    """Mean over a class of what three of its prompts have, [3, ...]."""
+    return add_up(jnp.stack([w * value for w, value in zip(POINT_WEIGHTS, values, strict=True)]))
+
+
+def seconds_spread(work: PromptWork) -> jax.Array:
+    """float32[F, ...], standard deviation of prefill seconds as a share of the mean; that of the
+    tokens where ``work`` does not tell."""
+    if work.seconds is None:
+        return work.spread
+    return jnp.sqrt(mean_of_points((work.seconds - 1.0) ** 2))
+
+
+def _over_mean(points: jax.Array) -> jax.Array:
+    return points / mean_of_points(points)
+
+
+def _slope(table: WindowTable) -> jax.Array:
+    """Seconds per token that an idle GPU takes more for each token of the prompt."""
     long, longer = (
         prefill_added_s_per_token(table, jnp.float32(1.0), jnp.float32(n)) for n in (_LONG, _LONGER)
     )
-    uneven = work.spread**2 * work.tokens
-    slope = (longer - long) / (_LONGER - _LONG)
-    return own + slope * work.tokens * (2.0 * work.behind_tokens + uneven)
+    return (longer - long) / (_LONGER - _LONG)

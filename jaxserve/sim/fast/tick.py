@@ -47,6 +47,7 @@ from jaxserve.sim.fast.chance_waits import (
 from jaxserve.sim.fast.eviction import evict, evictions
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
+from jaxserve.sim.fast.prompt_work import seconds_spread
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
@@ -178,11 +179,12 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     prefills = add_prefills(
         tally.prefills,
         admitted,
-        plan.work.spread,
+        seconds_spread(plan.work),
         unqueued_s,
         iterations,
         own_s,
         timing.full_chunk_s,
+        skewed=plan.work.seconds is not None,
     )
     prompt_tokens = add_up(admitted * plan.work.tokens)
     rows = timing.batch * plan.verify_tokens
@@ -334,10 +336,15 @@ def _first_token_delay(conditions: Conditions, tally: Tally, gpu_s: jax.Array) -
     # Prompts that come during the same decode step share the next iteration.
     company_s = prefill_share(tally.prefills, gpu_s) * residual_s
     tail_s = deployment.frontend_tail_s
+    queued_points_s = None
+    if work.seconds is not None:
+        unstreamed_s = prefill_s - tally.streamed_s / admitted
+        queued_points_s = deployment.frontend_s + tail_s + work.seconds * unstreamed_s
     return FirstTokenDelay(
         least_s=deployment.frontend_s + work.floor * prefill_s,
         mean_s=tail_s + 0.5 * residual_s + company_s + (1.0 - work.floor) * prefill_s,
-        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (work.spread * prefill_s) ** 2,
+        variance_s2=tail_s**2 + residual_s**2 / 12.0 + (seconds_spread(work) * prefill_s) ** 2,
         wait=either_wait(in_progress, mean_wait(tally.blocked, count)),
         queued_s=deployment.frontend_s + tail_s + prefill_s - tally.streamed_s / admitted,
+        queued_points_s=queued_points_s,
     )

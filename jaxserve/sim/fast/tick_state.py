@@ -38,6 +38,9 @@ class PromptWork:
     shared_kv: jax.Array | None = None
     """float32[F], KV tokens of a running request that another one holds as well, without which it
     would take that much more room; None without a prefix cache."""
+    seconds: jax.Array | None = None
+    """float32[3, F], prefill seconds of a short, a middle and a long prompt as shares of the mean,
+    see ``jaxserve.sim.fast.prompt_work.second_shares``; None without output ages."""
 
 
 @flax.struct.dataclass

@@ -79,6 +79,19 @@ def test_prefill_wait_of_random_arrivals(chunks: float) -> None:
     assert float(found.mean_s) == pytest.approx(expected, rel=0.12)
 
 
+def test_the_wait_for_lognormal_prefills_has_their_cube() -> None:
+    """The squared wait for a prefill of S is E[S^3] / 3 E[S]."""
+    prefill_s, spread = 3.0, 0.5
+    tally = add_prefills(
+        empty_prefills(jnp.float32(0.0)),
+        *(jnp.float32([value]) for value in (1.0, spread, prefill_s, 1.0, 0.0)),
+        jnp.float32(0.0),
+        skewed=True,
+    )
+    cube_s3 = prefill_s**3 * (1.0 + spread**2) ** 3
+    assert float(tally.wait_s3) == pytest.approx(cube_s3 / 3.0, rel=1e-5)
+
+
 def test_prefill_wait_on_a_saturated_gpu() -> None:
     """Behind a backlog of long prompts, a request of high priority waits for the next iteration
     with room, which the next long prompt fills: both as in a schedule of such iterations."""

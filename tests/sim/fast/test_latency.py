@@ -58,6 +58,31 @@ def test_exceedance_is_a_distribution(steps: list[float], share: float, wait_s: 
     assert counts[-1] == pytest.approx(0.0, abs=1e-2 * max(by_age[0], 1.0))
 
 
+@given(
+    st.lists(st.floats(0.0, 3.0), min_size=len(AGE_KNOTS), max_size=len(AGE_KNOTS)),
+    st.floats(0.0, 3.0),
+)
+def test_prompts_that_had_queued_differ(steps: list[float], prefill_s: float) -> None:
+    """With three prompts of a class exceedance is a distribution too, between those in which all
+    are the shortest and all the longest; three that are equal are as one."""
+    by_age = np.cumsum(steps)[::-1]
+    thresholds_s = np.geomspace(1e-3, 300.0, 300)
+
+    def queued(*points_s: float) -> np.ndarray:
+        points = jnp.asarray(points_s, jnp.float32)[:, None]
+        return exceeded(by_age, thresholds_s, dataclasses.replace(delay(), queued_points_s=points))
+
+    least, most = 0.05 + 0.3 * prefill_s, 0.05 + 2.0 * prefill_s
+    counts = queued(least, 0.05 + prefill_s, most)
+    few = 1e-3 * max(by_age[0], 1.0)
+    assert (np.diff(counts) <= few).all()
+    assert (counts >= queued(least, least, least) - few).all()
+    assert (counts <= queued(most, most, most) + few).all()
+    np.testing.assert_allclose(
+        queued(0.05, 0.05, 0.05), exceeded(by_age, thresholds_s, delay()), rtol=1e-5, atol=1e-5
+    )
+
+
 def test_direct_requests_have_the_mean_they_were_given() -> None:
     """The mean TTFT of requests that never queued is least + mean + share * wait."""
     by_age = np.zeros(len(AGE_KNOTS))

@@ -1,10 +1,14 @@
-"""Knobs resolved: what drafts yield per step."""
+"""Knobs resolved: what drafts yield per step, and which programs tell prompts of a class apart."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sim.fast.plan import accepted_moments
+import jaxserve
+from jaxserve.sim.fast.plan import accepted_moments, plan_window
+from jaxserve.sim.fast.state import init_sim
+from jaxserve.sim.traffic.workload import Arrivals
 
 
 @pytest.mark.parametrize("depth", [0, 1, 3, 8])
@@ -18,3 +22,23 @@ def test_moments_of_accepted_tokens(depth: int) -> None:
     mean, square = accepted_moments(table[None], jnp.int32(depth))
     assert float(mean[0]) == pytest.approx(tokens.mean(), rel=0.01)
     assert float(square[0]) == pytest.approx((tokens**2.0).mean(), rel=0.01)
+
+
+@pytest.mark.parametrize("output_ages", [1, 8])
+def test_prompts_of_a_class_differ_where_outputs_have_memory(output_ages: int) -> None:
+    """The program of the built-in tasks, which have no memory, knows nothing of it."""
+    env = jaxserve.make("static_workload", overrides={"output_ages": output_ages})
+    classes = env.workload.classes
+    count = len(classes.prompt_tokens)
+    zero, one = jnp.float32(0.0), jnp.float32(1.0)
+    traffic = Arrivals(jnp.zeros((env.ticks, count)), zero, jnp.int32(0), one)
+    plan = jax.jit(plan_window, static_argnums=6)(
+        init_sim(count, one),
+        jaxserve.make_action(),
+        traffic,
+        env.deployment,
+        classes,
+        env.table,
+        env.window_s,
+    )
+    assert (plan.work.seconds is not None) == (output_ages > 1)

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.sim.fast.prompt_work import added_rows, alone_seconds, found_prefixes, prompt_work
+from jaxserve.sim.fast.prompt_work import (
+    added_rows,
+    alone_seconds,
+    found_prefixes,
+    mean_of_points,
+    prompt_work,
+    second_shares,
+    seconds_spread,
+)
 from jaxserve.sim.fast.tick_state import Queues
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.lookup import (
@@ -88,3 +96,22 @@ def test_running_requests_share_what_was_used_last():
     assert (some > 0.0).all() and (some < found.cached_tokens).all()
     larger, _ = found_prefixes(table, queues(5), gpus, jnp.float32(1.0), 2.0 * pool)
     assert (larger.cached_tokens > found.cached_tokens).all()
+
+
+@pytest.mark.parametrize("tokens", [2048.0, 68_000.0])
+@pytest.mark.parametrize("spread", [0.0, 0.35, 1.0])
+def test_three_prompts_have_the_mean_of_their_class(tokens, spread):
+    """None takes less than nothing, and seconds spread no less than tokens: more where attention
+    makes half of a long prefill."""
+    full = jnp.full(6, tokens)
+    classes = dataclasses.replace(
+        CLASSES, prompt_tokens=full, prompt_spread=jnp.full(6, spread), prompt_floor=0.0 * full
+    )
+    work = prompt_work(classes, None)
+    assert seconds_spread(work) is work.spread
+    shares = second_shares(TABLE, work)
+    np.testing.assert_allclose(mean_of_points(shares), 1.0, rtol=1e-5)
+    assert (np.asarray(shares) > 0.0).all() and (np.diff(shares, axis=0) >= -1e-6).all()
+    found = float(seconds_spread(dataclasses.replace(work, seconds=shares))[0])
+    if spread == 0.35:
+        assert found == pytest.approx(0.54 if tokens > 8192 else 0.35, abs=0.03)
