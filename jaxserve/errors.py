@@ -1,4 +1,4 @@
-"""The one exception that bad input raises."""
+"""The one exception that bad input raises, and the warning of input that is not used as it is."""
 
 
 class InputError(ValueError):
@@ -6,3 +6,7 @@ class InputError(ValueError):
 
     Outer layers turn it into exit code 2 (command line) or a 4xx answer (HTTP).
     """
+
+
+class InputWarning(UserWarning):
+    """Input is not used as it is; the message is one sentence. The command line prints it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.env import ServeEnv
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import Deployment, build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
@@ -61,7 +62,8 @@ def make(
         how many tokens an iteration may process or the KV pool holds, the table does.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
         replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``. Running
-        sequences then end as the recorded lengths say (``TaskSpec.output_ages``).
+        sequences then end as the recorded lengths say (``TaskSpec.output_ages``). Where requests
+        are not replayed as they were recorded (``Trace.note``), an InputWarning says so.
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
         ``deployment``, ``objective``, ``output_ages``, ``rate_scale``, ``burst_scale``; see
         ``jaxserve.tasks.overrides``.
@@ -90,6 +92,8 @@ def make(
     counts = None
     if trace is not None:
         spec, counts = replay_spec(spec, trace)
+        if trace.note is not None:
+            warnings.warn(trace.note, InputWarning, stacklevel=2)
     classes, owner = traffic_classes(spec)
     if trace is not None and spec.deployment.prefix_caching:
         reuse = recorded_reuse(trace, spec.deployment.num_gpus)

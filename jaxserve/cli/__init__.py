@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_agents,
@@ -67,7 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         try:
-            return _run(arguments)
+            with warnings.catch_warnings():
+                _print_warnings()
+                return _run(arguments)
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
@@ -93,6 +96,20 @@ def _run(arguments: Sequence[str] | None) -> int:
         print("jaxserve: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _print_warnings() -> None:
+    """What a user is told of his input has the form of an error; once is enough."""
+    show = warnings.showwarning
+
+    def print_warning(message: Warning | str, category: type[Warning], *others: Any) -> None:
+        if issubclass(category, InputWarning):
+            print(f"jaxserve: {message}", file=sys.stderr)
+        else:
+            show(message, category, *others)
+
+    warnings.showwarning = print_warning
+    warnings.simplefilter("once", InputWarning)
 
 
 def _set_up(arguments: Sequence[str]) -> None:

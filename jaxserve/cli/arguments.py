@@ -99,9 +99,9 @@ def note_trace(path: Path | None, env: ServeEnv) -> None:
     if path is None:
         return
     trace = load_trace(trace_path(path))
-    for note in (reuse_note(trace, env.deployment), trace.note):
-        if note is not None:
-            print(f"jaxserve: {note}", file=sys.stderr)
+    note = reuse_note(trace, env.deployment)
+    if note is not None:
+        print(f"jaxserve: {note}", file=sys.stderr)
 
 
 def text(path: Path | None) -> str | None:

@@ -87,6 +87,8 @@ def simulate_log(
         ),
     )
     console = result_console()
+    if log.trace.tick_note is not None:
+        console.print(log.trace.tick_note, soft_wrap=True)
     console.print(quantities_table(log, served, quantities(log, served), kv_tokens))
     if log.trace.repeated_share is not None:
         found = served["cached_tokens"].sum() / served["prompt_tokens"].sum()

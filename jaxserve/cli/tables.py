@@ -143,7 +143,8 @@ def fit_steps(
     Args:
         steps: CSV or parquet with seconds, decode_seqs, kv_tokens and prompt_tokens of every
             iteration, and prefix_tokens where prompts are computed in chunks.
-        hardware: GPU whose memory, power and price count; its times do not.
+        hardware: GPU whose memory, power and price count; its times only tell whether the file's
+            are in seconds.
         model: Model that was measured.
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that shared every layer.

@@ -157,6 +157,10 @@ def fit_report_table(report: FitReport) -> Table:
             f"held out {percent(report.held_out_ttft_error)}; worst is row {row}, TPOT "
             f"{100.0 * error:+.1f} %; mean TPOT error beyond the rows of a fit: "
             f"{', '.join(map(_beyond, report.extrapolations)) or 'not known'}"
+            + "".join(
+                f"; all {name} have {tokens:g} tokens, beyond which nothing is known"
+                for name, tokens in report.single_lengths.items()
+            )
         ),
     )
     table.add_column("time spent on", no_wrap=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.deployment import Deployment
-from jaxserve.sim.traffic.reuse import cached_tokens
+from jaxserve.sim.traffic.reuse import MAX_MEASURED, cached_tokens
 from jaxserve.sim.traffic.reuse_table import ReuseTable, reuse_table
 from jaxserve.sim.traffic.trace_classes import prompt_edges, split_classes, to_class_counts
 from jaxserve.sim.traffic.traces import Trace
@@ -94,12 +94,13 @@ def reuse_note(trace: Trace, deployment: Deployment) -> str | None:
     found = cached_tokens(trace, np.array([pool], np.float32), gpus)
     share = found.sum() / trace.prompt_tokens[: len(found)].sum(dtype=np.int64)
     where = f"{gpus} x {pool:,.0f}" if gpus > 1 else f"{pool:,.0f}"
+    of = f" of those of its first {MAX_MEASURED:,} requests" if len(trace) > len(found) else ""
     if not deployment.prefix_caching:
         return (
             f"{known}; they are prefilled again, because the deployment's prefix_caching is off "
-            f"(a cache of {where} tokens would find {share:.1%})"
+            f"(a cache of {where} tokens would find {share:.1%}{of})"
         )
-    return f"{known}; the prefix cache of {where} tokens finds {share:.1%}"
+    return f"{known}; the prefix cache of {where} tokens finds {share:.1%}{of}"
 
 
 def recorded_counts(

@@ -163,6 +163,7 @@ def test_fit() -> None:
         held_out_tpot_error=0.021,
         held_out_ttft_error=None,
         extrapolations=(Extrapolation("requests in flight", 16.0, 64.0, 0.08, -0.18),),
+        single_lengths={"prompts": 512.0},
         prior_tpot_error=0.2,
         worst_row=(7, -0.055),
         table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
@@ -172,6 +173,7 @@ def test_fit() -> None:
         assert part in text
     assert "worst is row 7, TPOT -5.5 %" in text
     assert "from 16 to 64 requests in flight 8.0 % (worst -18.0 %)" in text
+    assert "all prompts have 512 tokens, beyond which nothing is known" in text
 
 
 def test_fit_to_kernels() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from pathlib import Path
 
 import jax
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 from jaxserve.seeds import episode_key
+from jaxserve.sim.traffic import reuse
 from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
+from jaxserve.tasks import replay
 from jaxserve.tasks.replay import replay_spec, reuse_note, trace_path
 from jaxserve.tasks.spec import TaskSpec, load_task
 
@@ -30,6 +33,13 @@ def recording(seconds: int, seed: int = 0) -> Trace:
         prompt_tokens=generator.integers(16, 4096, count).astype(np.int32),
         output_tokens=generator.integers(4, 512, count).astype(np.int32),
     )
+
+
+def with_blocks(trace: Trace) -> Trace:
+    """All of its prompts are alike as far as they go."""
+    ids = [[0] * -(-int(n) // 512) for n in trace.prompt_tokens]
+    blocks = from_ids(ids, trace.prompt_tokens.astype(np.int64), 512)
+    return dataclasses.replace(trace, blocks=blocks)
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +99,7 @@ def test_an_environment_faces_the_recorded_requests(spec: TaskSpec) -> None:
 def test_what_a_prefix_cache_spares_is_said(spec: TaskSpec) -> None:
     """Of a trace with blocks, whether the deployment has a cache or not."""
     trace = recording(40)
-    ids = [[0] * -(-int(n) // 512) for n in trace.prompt_tokens]
-    blocks = from_ids(ids, trace.prompt_tokens.astype(np.int64), 512)
-    named = dataclasses.replace(trace, blocks=blocks)
+    named = with_blocks(trace)
     off = jaxserve.make(spec, trace=named)
     on = jaxserve.make(spec, trace=named, overrides={"deployment": {"prefix_caching": True}})
     assert off.workload.classes.reuse is None and on.workload.classes.reuse is not None
@@ -120,3 +128,29 @@ def test_a_trace_that_is_no_file_is_refused(spec: TaskSpec) -> None:
     """A missing file ends in a sentence."""
     with pytest.raises(InputError, match=r"warp\.csv"):
         jaxserve.make(spec, trace="warp.csv")
+
+
+def test_what_is_not_replayed_as_recorded_is_warned_of(spec: TaskSpec) -> None:
+    """A coarse clock and requests that are too long; others give no warning."""
+    trace = recording(40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxserve.make(spec, trace=trace)
+    prompts = trace.prompt_tokens.copy()
+    prompts[3] = 200_000
+    changed = dataclasses.replace(trace, prompt_tokens=prompts, tick_s=3.0)
+    with pytest.warns(InputWarning, match="recorded every 3 s.*; 1 of 202 requests are longer"):
+        jaxserve.make(spec, trace=changed)
+
+
+def test_a_long_trace_is_measured_by_its_beginning(
+    spec: TaskSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The note says so."""
+    trace = recording(40)
+    named = with_blocks(trace)
+    deployment = jaxserve.make(spec, trace=trace).deployment
+    assert "first" not in (reuse_note(named, deployment) or "")
+    for module in (replay, reuse):
+        monkeypatch.setattr(module, "MAX_MEASURED", 100)
+    assert "of those of its first 100 requests" in (reuse_note(named, deployment) or "")

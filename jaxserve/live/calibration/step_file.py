@@ -10,10 +10,13 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of_loads
 from jaxserve.live.calibration.steps import Steps
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.columns import numbers, read_columns
 from jaxserve.sim.table.file import TableFile
+from jaxserve.sim.table.plausible import check_unit
 
 REQUIRED = ("seconds", "decode_seqs", "kv_tokens", "prompt_tokens")
 OPTIONAL = ("prefix_tokens", "pairs", "decode_tokens", "depth")
@@ -68,11 +71,16 @@ def table_of_steps(
       source: where the steps are from, for the table's metadata.
 
     Raises:
-      InputError: there are too few, or the fit is further off than ``MAX_ERROR``.
+      InputError: there are too few, their times are none that the model can take on a GPU like
+        this, or the fit is further off than ``MAX_ERROR``.
     """
     typical = steps.typical()
     # A profile has every load once; a running engine's trace has the usual ones often.
-    found = fit(of_loads(typical if len(typical) >= FEWEST_POINTS else steps))
+    used = typical if len(typical) >= FEWEST_POINTS else steps
+    # Models beyond the dense one have no times without what serves them.
+    if not isinstance(model, LargeModel):
+        _check_seconds(used, CostModel.of(gpu, model, tensor_parallel))
+    found = fit(of_loads(used))
     if not found.held_out_error <= MAX_ERROR:
         raise InputError(
             f"the fit is {found.held_out_error:.0%} off on {found.held_out} of {found.points} "
@@ -87,3 +95,34 @@ def table_of_steps(
         token_budget=token_budget,
     )
     return found, table
+
+
+def _check_seconds(steps: Steps, prior: CostModel) -> None:
+    """Refuses times in another unit than seconds."""
+    expected_s = np.array(
+        [
+            prior.iteration_s(
+                decode_seqs=int(seqs),
+                kv_tokens=kv,
+                # Chunks count by their tokens and pairs, so that one stands for all.
+                chunks=((int(prompt), int(pairs / prompt - prompt / 2)),) if prompt else (),
+                speculation_depth=int(depth),
+            )
+            for seqs, kv, prompt, pairs, depth in zip(
+                steps.decode_seqs,
+                steps.kv_tokens,
+                steps.prompt_tokens,
+                steps.pairs,
+                steps.depth,
+                strict=True,
+            )
+        ]
+    )
+    works = expected_s > 0
+    if works.any():
+        check_unit(
+            "column seconds",
+            steps.seconds[works] / expected_s[works],
+            "times must be in seconds, for the model and the GPU that are named (a GPU file of "
+            "yours may be slower)",
+        )

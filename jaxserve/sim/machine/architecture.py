@@ -35,19 +35,19 @@ class Experts:
 class LatentAttention:
     """Multi-head latent attention: one compressed vector per token instead of keys and values."""
 
-    q_rank: int
-    """width that queries are compressed to."""
     kv_rank: int
     """width that keys and values are compressed to."""
     rope_dim: int
     """further width of a key, which carries the position and is shared by the heads."""
     value_dim: int
     """width of one head's value."""
+    q_rank: int = 0
+    """width that queries are compressed to; 0 where they are not."""
 
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Layers that attend to the last tokens only."""
+    """Layers that attend to the last tokens only. Their KV is not counted."""
 
     layers: int
     """how many of the model's layers."""
@@ -80,7 +80,8 @@ class LargeModel(LlmModel):
         if self.latent is None:
             return super().attention_parameters
         latent = self.latent
-        queries = latent.q_rank * (self.hidden + self.heads * (self.head_dim + latent.rope_dim))
+        width = self.heads * (self.head_dim + latent.rope_dim)
+        queries = latent.q_rank * (self.hidden + width) if latent.q_rank else self.hidden * width
         keys = self.hidden * (latent.kv_rank + latent.rope_dim)
         values = latent.kv_rank * self.heads * (self.head_dim + latent.value_dim)
         return queries + keys + values + self.heads * latent.value_dim * self.hidden
@@ -236,7 +237,9 @@ def large_model(dense: LlmModel, sizes: JsonObject | None = None, **served: Any)
             given = {key: group.whole(key, 0) for key in group}
             required = [field.name for field in fields(kind) if field.name not in _OPTIONAL]
             values[name] = kind(**given | {key: group.whole(key, 1) for key in required})
+            if kind is SlidingWindow:  # else no KV would be counted at all
+                group.whole("layers", 1, dense.layers - 1)
     return LargeModel(**values | served)
 
 
-_OPTIONAL = ("shared_intermediate", "dense_layers")
+_OPTIONAL = ("shared_intermediate", "dense_layers", "q_rank")

@@ -1,11 +1,13 @@
 """A model of the user's own: a file like those of ``data/models``, or Hugging Face's config.json.
 
 Of such a config only the architecture is read. What it says of number formats is not: tiers and
-deployments name those.
+deployments name those. Architectures that are not known to be of the modelled kind are refused: a
+config says little of what its model's code computes.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 
 _SIZES = {
     "layers": "num_hidden_layers",
@@ -25,6 +27,31 @@ _SIZES = {
 _EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
 _MOST = 10_000_000
+_KNOWN = (
+    "cohere cohere2 deepseek_v2 deepseek_v3 dots1 exaone4 gemma gemma2 gemma3 gemma3_text glm glm4 "
+    "glm4_moe gpt_oss granite granitemoe internlm2 kimi_k2 llama ministral mistral mixtral olmo "
+    "olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl "
+    "qwen2_5_vl_text qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text seed_oss smollm3"
+)
+"""Values of ``model_type`` whose layers are those that are modelled: a gated MLP or experts, after
+grouped-query or latent attention."""
+_OTHERWISE = (
+    "attn_layer_period",
+    "expert_layer_period",
+    "interleave_moe_layer_step",
+    "linear_num_key_heads",
+    "mamba_d_state",
+    "moe_layer_interval",
+    "moe_num_experts",
+    "num_shared_experts",
+)
+"""Fields of architectures whose layers differ in ways that are not read."""
+_EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_MOST_UNCOUNTED = 256
+"""KV of layers with a window, which is not counted, in tokens of the other layers' KV: what every
+sequence may hold more than is simulated. That of gpt-oss is 128."""
+_OWN_FILE = "a file like those in data/models"
 
 
 def own_architecture(path: Path) -> JsonObject:
@@ -48,8 +75,9 @@ def _converted(config: JsonObject) -> dict[str, Any]:
     if "num_hidden_layers" not in config:
         raise InputError(
             f"{config.where}: field 'num_hidden_layers' is missing; it must be the config.json of "
-            "a decoder with a gated MLP, or a file like those in data/models"
+            f"a decoder with a gated MLP, or {_OWN_FILE}"
         )
+    _check_kind(config)
     sizes: dict[str, Any] = {name: _size(config, key) for name, key in _SIZES.items()}
     heads = sizes["heads"]
     sizes["kv_heads"] = _size(config, "num_key_value_heads", heads)
@@ -63,13 +91,36 @@ def _converted(config: JsonObject) -> dict[str, Any]:
     return sizes | ({"window": window} if window else {})
 
 
+def _check_kind(config: JsonObject) -> None:
+    """Refuses what would be read as another model than it is."""
+    kind = config.get("model_type")
+    if kind is not None and kind not in _KNOWN.split():
+        allowed = f"that of a model whose config is understood, or give {_OWN_FILE} (known are "
+        checks.refuse(config.name("model_type"), kind, f"{allowed}{', '.join(_KNOWN.split())})")
+    for key in _OTHERWISE:
+        if config.get(key) is not None:
+            raise InputError(
+                f"{config.name(key)} is a field that is not understood: layers may differ in what "
+                f"is not modelled; where they do not, give {_OWN_FILE}"
+            )
+    if config.get("quantization_config"):
+        warnings.warn(
+            f"{config.where}: quantization_config is not read; tiers 0, 1 and 2 are FP16, INT8 and "
+            "INT4 unless a stack names other formats",
+            InputWarning,
+            stacklevel=2,
+        )
+
+
 def _latent(config: JsonObject) -> dict[str, Any]:
-    """Every token has one compressed vector; ``head_dim`` is that of a key without its position."""
+    """Every token has one compressed vector; ``head_dim`` is that of a key without its position.
+    A ``q_lora_rank`` of null is a direct projection of queries."""
+    direct = "q_lora_rank" in config and config["q_lora_rank"] is None
     return {
         "kv_heads": 1,
         "head_dim": _size(config, "qk_nope_head_dim"),
         "latent": {
-            "q_rank": _size(config, "q_lora_rank"),
+            "q_rank": 0 if direct else _size(config, "q_lora_rank"),
             "kv_rank": _size(config, "kv_lora_rank"),
             "rope_dim": _size(config, "qk_rope_head_dim"),
             "value_dim": _size(config, "v_head_dim"),
@@ -79,8 +130,9 @@ def _latent(config: JsonObject) -> dict[str, Any]:
 
 def _experts(config: JsonObject, layers: int) -> dict[str, int]:
     """Of the layers that have them: all but the first ones, or but those that are listed."""
-    if config.get("decoder_sparse_step", 1) != 1:
-        checks.refuse(config.name("decoder_sparse_step"), config["decoder_sparse_step"], "1")
+    for key in _EVERY_LAYER:
+        if config.get(key, 1) != 1:
+            checks.refuse(config.name(key), config[key], "1")
     count, per_token = (
         _size(config, _required(config, names)) for names in (_EXPERT_COUNTS, _EXPERTS_PER_TOKEN)
     )
@@ -98,16 +150,34 @@ def _experts(config: JsonObject, layers: int) -> dict[str, int]:
 
 
 def _window(config: JsonObject, layers: int) -> dict[str, int] | None:
-    """None where all layers read the whole context."""
+    """None where all layers read the whole context.
+
+    Raises:
+      InputError: layers attend otherwise, or windows hold much KV: it is not counted.
+    """
+    kinds = config.get("layer_types") or [_FULL] * layers
+    if not isinstance(kinds, list) or len(kinds) != layers or {*kinds} - {_FULL, _SLIDING}:
+        allowed = f"{_FULL} or {_SLIDING} for each of the {layers} layers"
+        checks.refuse(config.name("layer_types"), kinds, allowed)
     if not config.get("sliding_window") or config.get("use_sliding_window") is False:
         return None
-    kinds = config.get("layer_types")
+    tokens = _size(config, "sliding_window")
+    longest = config.get("max_position_embeddings")
+    if longest is not None and _size(config, "max_position_embeddings") <= tokens:
+        return None
     windowed = layers
-    if isinstance(kinds, list):
-        windowed = sum(kind == "sliding_attention" for kind in kinds)
+    if config.get("layer_types"):
+        windowed = kinds.count(_SLIDING)
     elif config.get("sliding_window_pattern"):  # every so many layers one reads all
         windowed = layers - layers // _size(config, "sliding_window_pattern")
-    return {"layers": windowed, "tokens": _size(config, "sliding_window")} if windowed else None
+    if windowed * tokens > _MOST_UNCOUNTED * (layers - windowed):
+        checks.refuse(
+            config.name("sliding_window"),
+            tokens,
+            "null, with which all layers keep the whole context, because the KV of layers with a "
+            f"window, {windowed} of {layers} here, is not counted",
+        )
+    return {"layers": windowed, "tokens": tokens} if windowed else None
 
 
 def _size(config: JsonObject, key: str, default: int | None = None, low: int = 1) -> int:

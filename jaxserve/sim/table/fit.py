@@ -42,8 +42,8 @@ from jaxserve.types import TOKEN_BUDGETS
 FOLDS = 3
 """Every third row is held out in turn."""
 WORST_TPOT_ERROR = 0.15
-"""Mean relative error on TPOT beyond which there is no table: a unit, a column or the GPU is
-wrong."""
+"""Mean relative error on TPOT, of the fit or on rows that a fit was not shown, beyond which there
+is no table: a unit, a column or the GPU is wrong, or rows do not tell how others behave."""
 
 _TPOT_SIGMA = 0.03  # relative; what repeated runs of a load test scatter
 _TTFT_SIGMA = 0.5
@@ -136,6 +136,8 @@ class FitReport:
     extrapolations: tuple[Extrapolation, ...]
     """errors on the rows with the most requests in flight and on those with the longest sequences,
     by fits to the others; an axis is left out whose rows do not suffice."""
+    single_lengths: dict[str, float]
+    """lengths of which all rows have one, tokens: beyond them nothing is known."""
     prior_tpot_error: float
     """of the prior."""
     worst_row: tuple[int, float]
@@ -239,6 +241,7 @@ def fit_sweep(
         held_out_tpot_error=held_out_error,
         held_out_ttft_error=None if sweep.ttft_s is None else _mean_error(folds_s[1], sweep.ttft_s),
         extrapolations=extrapolations,
+        single_lengths=sweep.single_lengths(),
         prior_tpot_error=_mean_error(predict(prior, sweep).tpot_s, sweep.tpot_s),
         worst_row=(worst + 1, float(held_out[worst])),
         table=table,
@@ -278,6 +281,17 @@ def _check_good(report: FitReport) -> None:
             f"the fit is {report.tpot_error:.0%} off in TPOT, row {report.worst_row[0]} most of "
             f"all; at most {WORST_TPOT_ERROR:.0%} is accepted: look at its columns, at the token "
             "budget and tier, and whether another GPU is nearer"
+        )
+    unseen = {f"every {FOLDS}rd row": report.held_out_tpot_error} | {
+        f"rows from {each.largest_left:g} to {each.largest:g} {each.axis}": each.error
+        for each in report.extrapolations
+    }
+    rows, error = max(unseen.items(), key=lambda item: item[1])
+    if error > WORST_TPOT_ERROR:
+        raise InputError(
+            f"a fit to the other rows is {error:.0%} off in TPOT of {rows}; at most "
+            f"{WORST_TPOT_ERROR:.0%} is accepted: measure more settings between these and the "
+            "others, and look at the columns, the token budget and the tier"
         )
 
 

@@ -10,8 +10,8 @@ powers of two, so that the exponent of a float is its cell and neither a logarit
 needed.
 
 Whoever makes requests sees to it that none leaves the table: task files refuse longer ones, traces
-count them (``jaxserve.tasks.replay``). Clamping is for prompts below 64 tokens, which take the time
-of 64, and for queries that no request stands behind.
+count them (``jaxserve.tasks.replay``). Clamping is for prompts below 64 tokens, each token of which
+takes as long as one of 64, and for queries that no request stands behind.
 
 Speculation depth and tier hold for a whole control window, so ``contract`` finds their row once and
 a tick gathers only the four corners of a (batch, length) cell from it: 2 ns a query on CPU.

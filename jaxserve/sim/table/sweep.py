@@ -86,6 +86,11 @@ class Sweep:
             "tokens in a sequence": self.prompt_tokens + self.output_tokens,
         }
 
+    def single_lengths(self) -> dict[str, float]:
+        """Lengths, by name, of which all rows have one: they tell nothing of others."""
+        lengths = {"prompts": self.prompt_tokens, "outputs": self.output_tokens}
+        return {name: float(each[0]) for name, each in lengths.items() if len(np.unique(each)) == 1}
+
     def select(self, rows: NDArray[np.bool_]) -> "Sweep":
         """The points where ``rows`` is true."""
         return replace(

@@ -20,7 +20,7 @@ CACHE_TOKENS = (4096.0 * 2.0 ** (np.arange(25) / 2.0)).astype(np.float32)
 """float32[25], sizes of caches for which curves are tabulated, tokens: two to an octave."""
 
 MAX_MEASURED = 20_000
-"""Requests of a trace that are looked at."""
+"""Requests that are looked at, the first ones of a trace that has more."""
 
 
 def cached_tokens(
@@ -29,7 +29,7 @@ def cached_tokens(
     """Prompt tokens that requests find cached.
 
     Args:
-      trace: n requests with blocks; at most ``MAX_MEASURED`` of them are played.
+      trace: requests with blocks; n are played, all or the first ``MAX_MEASURED``.
       sizes: [C], tokens that the KV pool of one GPU has room for.
       gpus: each with a cache of its own; requests go to a random one.
 

@@ -91,14 +91,20 @@ class Trace:
         return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
 
     @property
+    def tick_note(self) -> str | None:
+        """What was made of a coarse clock; None if it was none."""
+        if self.tick_s is None:
+            return None
+        return (
+            f"times were recorded every {self.tick_s:g} s; requests of one time are spread over "
+            "the time to the next"
+        )
+
+    @property
     def note(self) -> str | None:
-        """What of the recording is not replayed as it is; None if nothing is known of."""
-        notes = []
-        if self.tick_s is not None:
-            notes.append(
-                f"times were recorded every {self.tick_s:g} s; requests of one time are spread "
-                "over the time to the next"
-            )
+        """What of the recording a latency table does not replay as it is; None if nothing is known
+        of."""
+        notes = [] if self.tick_note is None else [self.tick_note]
         requests, tokens = self.beyond_table
         if requests:
             notes.append(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxserve import cli
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.step_file import read_steps, table_of_steps
+from jaxserve.live.calibration.steps import Steps
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -44,6 +49,11 @@ def _csv(path: Path, change: Callable[[str], str] = str) -> Path:
     lines = [",".join(map(repr, row)) for row in _rows()]
     path.write_text(change("\n".join([_HEADER, *lines])))
     return path
+
+
+def _steps() -> Steps:
+    with tempfile.TemporaryDirectory() as folder:
+        return read_steps(_csv(Path(folder) / "steps.csv"))
 
 
 def test_a_profile_becomes_a_table(tmp_path: Path) -> None:
@@ -90,6 +100,39 @@ def test_what_is_refused(change: Callable[[str], str], message: str, tmp_path: P
     """With the file, and the row or the column."""
     with pytest.raises(InputError, match=message):
         read_steps(_csv(tmp_path / "steps.csv", change))
+
+
+@given(factor=st.sampled_from([1e-6, 1e-3, 1e3, 1e6]), scatter=st.floats(0.5, 2.0))
+@settings(max_examples=10)
+def test_other_units_are_refused(factor: float, scatter: float) -> None:
+    """Milliseconds of any GPU that is about as fast as the one that is named, and the reverse."""
+    steps = _steps()
+    with pytest.raises(
+        InputError, match=r"column seconds is .* times what is expected; times must"
+    ):
+        other = dataclasses.replace(steps, seconds=factor * scatter * steps.seconds)
+        table_of_steps(other, _GPU, _MODEL, 1, 2048, "steps.csv")
+
+
+def test_milliseconds_leave_no_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a non-zero exit."""
+
+    def milliseconds(text: str) -> str:
+        return re.sub("\n([^,]*)", lambda found: f"\n{1e3 * float(found[1])!r}", text)
+
+    out = tmp_path / "mine.parquet"
+    options = ["--hardware", "l40s-48gb", "--model", "llama-3.1-8b", "--out", str(out)]
+    path = _csv(tmp_path / "ms.csv", milliseconds)
+    assert cli.main(["table", "fit-steps", str(path), *options]) == 2
+    assert "column seconds is 1e+03 times" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_slower_gpu_is_none_of_another_unit() -> None:
+    """Ten times is a difference of hardware."""
+    steps = _steps()
+    slower = dataclasses.replace(steps, seconds=10 * steps.seconds)
+    assert table_of_steps(slower, _GPU, _MODEL, 1, 2048, "steps.csv")[0].held_out_error < 0.05
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from jaxserve.errors import InputError
+from jaxserve import cli
+from jaxserve.errors import InputError, InputWarning
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
 
 _LLAMA = {
@@ -71,6 +77,66 @@ _DEEPSEEK = {
     "v_head_dim": 128,
     "vocab_size": 129280,
 }
+_MISTRAL = _LLAMA | {  # Mistral-7B-v0.1
+    "max_position_embeddings": 32768,
+    "model_type": "mistral",
+    "sliding_window": 4096,
+    "vocab_size": 32000,
+}
+_PHI_3 = {  # Phi-3-mini-4k-instruct
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "model_type": "phi3",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "sliding_window": 2047,
+    "vocab_size": 32064,
+}
+_GEMMA_3 = {  # gemma-3-27b-it
+    "model_type": "gemma3",
+    "text_config": {
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 16,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+    },
+}
+_DEEPSEEK_LITE = {  # DeepSeek-V2-Lite
+    "first_k_dense_replace": 1,
+    "hidden_size": 2048,
+    "intermediate_size": 10944,
+    "kv_lora_rank": 512,
+    "model_type": "deepseek_v2",
+    "moe_intermediate_size": 1408,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_attention_heads": 16,
+    "num_experts_per_tok": 6,
+    "num_hidden_layers": 27,
+    "num_key_value_heads": 16,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 102400,
+}
+_OTHER_KINDS = {
+    "qwen3_next": {"linear_num_key_heads": 16, "num_experts": 512},  # Qwen3-Next-80B-A3B
+    "llama4_text": {"interleave_moe_layer_step": 2, "num_local_experts": 128},  # Maverick
+    "ernie4_5_moe": {"moe_num_experts": 64, "moe_layer_interval": 1},  # ERNIE-4.5-21B-A3B
+    "jamba": {"attn_layer_period": 8, "expert_layer_period": 2, "num_experts": 16},  # Jamba-1.5
+    "starcoder2": {},
+    "phi": {},
+}
 
 
 def _file(folder: Path, config: Any, name: str = "mine.json") -> str:
@@ -113,10 +179,93 @@ def test_a_config_is_called_as_its_folder(tmp_path: Path) -> None:
 
 
 def test_windows_by_a_pattern(tmp_path: Path) -> None:
-    """Every sixth layer reads all."""
-    config = _LLAMA | {"num_hidden_layers": 26, "sliding_window": 512, "sliding_window_pattern": 6}
+    """Every other layer reads all."""
+    config = _LLAMA | {"num_hidden_layers": 26, "sliding_window": 128, "sliding_window_pattern": 2}
     window = getattr(load_model(_file(tmp_path, config)), "window", None)
-    assert window is not None and (window.layers, window.tokens) == (22, 512)
+    assert window is not None and (window.layers, window.tokens) == (13, 128)
+
+
+@given(st.integers(1, 40), st.integers(1, 8192), st.data())
+def test_windows_hold_little_or_are_refused(layers: int, tokens: int, data: st.DataObject) -> None:
+    """Whatever is accepted has layers whose KV is counted, and little that is not."""
+    kinds = st.sampled_from(["full_attention", "sliding_attention"])
+    types = data.draw(st.lists(kinds, min_size=layers, max_size=layers))
+    config = _LLAMA | {"num_hidden_layers": layers, "sliding_window": tokens, "layer_types": types}
+    windowed = types.count("sliding_attention")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            model = load_model(_file(Path(folder), config))
+        except InputError as error:
+            assert "sliding_window" in str(error) and windowed * tokens > 128 * (layers - windowed)
+            return
+    assert model.kv_layers == layers - windowed >= 1
+    assert windowed * tokens <= 256 * model.kv_layers
+
+
+@pytest.mark.parametrize("config", [_MISTRAL, _PHI_3, _GEMMA_3])
+def test_windows_that_hold_much_kv(config: dict[str, Any], tmp_path: Path) -> None:
+    """They are refused with a way on, by which every layer keeps the whole context."""
+    with pytest.raises(InputError, match=r"sliding_window is \d+; it must be null"):
+        load_model(_file(tmp_path, config))
+    without = json.loads(json.dumps(config))
+    without.get("text_config", without)["sliding_window"] = None
+    model = load_model(_file(tmp_path, without))
+    assert kv_capacity_tokens(load_gpu("h100-sxm-80gb"), model, 0, 1.0, False) > 0
+
+
+def test_a_window_that_no_context_reaches(tmp_path: Path) -> None:
+    """Phi-3-mini-128k has one longer than its longest context."""
+    config = _PHI_3 | {"max_position_embeddings": 131072, "sliding_window": 262144}
+    assert load_model(_file(tmp_path, config)).kv_layers == 32
+
+
+def test_a_file_in_which_all_layers_have_windows(tmp_path: Path) -> None:
+    """Nothing would count as KV."""
+    sizes = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
+    sizes |= {"intermediate": 128, "vocab": 512, "window": {"layers": 2, "tokens": 64}}
+    with pytest.raises(InputError, match="window: layers is 2; it must be"):
+        load_model(_file(tmp_path, {"architecture": sizes}))
+
+
+def test_queries_that_are_not_compressed(tmp_path: Path) -> None:
+    """DeepSeek-V2-Lite has 15.7e9 parameters, as its publishers say."""
+    model = load_model(_file(tmp_path, _DEEPSEEK_LITE))
+    assert isinstance(model, LargeModel)
+    outer = model.embedding_parameters + model.head_parameters
+    assert model.body_parameters + model.expert_parameters + outer == pytest.approx(
+        15.7e9, rel=0.01
+    )
+    missing = {key: value for key, value in _DEEPSEEK_LITE.items() if key != "q_lora_rank"}
+    with pytest.raises(InputError, match="q_lora_rank is missing"):
+        load_model(_file(tmp_path, missing))
+
+
+@pytest.mark.parametrize("kind", _OTHER_KINDS)
+def test_other_architectures_are_refused(kind: str, tmp_path: Path) -> None:
+    """By their type; also without it where a field tells."""
+    fields = _OTHER_KINDS[kind]
+    with pytest.raises(InputError, match=f"model_type is '{kind}'; it must be .* data/models"):
+        load_model(_file(tmp_path, _LLAMA | fields | {"model_type": kind}))
+    if fields:
+        with pytest.raises(InputError, match="is a field that is not understood"):
+            load_model(_file(tmp_path, _LLAMA | fields))
+
+
+def test_formats_of_a_config_are_not_read(tmp_path: Path) -> None:
+    """A warning says so."""
+    config = _QWEN_MOE | {"quantization_config": {"quant_method": "fp8"}}
+    with pytest.warns(InputWarning, match="quantization_config is not read; tiers 0, 1 and 2"):
+        load_model(_file(tmp_path, config))
+
+
+def test_a_command_prints_warnings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once, as it prints errors."""
+    config = _file(tmp_path, _LLAMA | {"quantization_config": {"quant_method": "awq"}})
+    out = str(tmp_path / "table.parquet")
+    options = ["--hardware", "h100-sxm-80gb", "--model", config, "--out", out]
+    assert cli.main(["table", "build", *options]) == 0
+    said = capsys.readouterr().err
+    assert said.count("quantization_config") == 1 and said.startswith("jaxserve: model file")
 
 
 @pytest.mark.parametrize(
@@ -127,6 +276,13 @@ def test_windows_by_a_pattern(tmp_path: Path) -> None:
         (_LLAMA | {"vocab_size": "many"}, "vocab_size is 'many'; it must be"),
         (_QWEN_MOE | {"num_experts_per_tok": 129}, "fewer experts or layers than it uses"),
         (_QWEN_MOE | {"decoder_sparse_step": 2}, "decoder_sparse_step is 2; it must be 1"),
+        (_DEEPSEEK | {"moe_layer_freq": 2}, "moe_layer_freq is 2; it must be 1"),
+        (
+            _LLAMA | {"layer_types": ["linear_attention", "full_attention"] * 16},
+            "layer_types is .*; it must be full_attention or sliding_attention for each of the 32",
+        ),
+        (_LLAMA | {"layer_types": ["chunked_attention"] * 32}, "layer_types is .*; it must be"),
+        (_LLAMA | {"layer_types": ["full_attention"] * 31}, "layer_types is .*; it must be"),
         ([], "it must be a JSON object"),
     ],
 )

@@ -96,3 +96,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert len(out.read_text().splitlines()) == 6
     assert cli.main(["simulate", str(path), "--hardware", "h100-sxm-80gb"]) == 2
     assert "name either --table, or --hardware and --model" in capsys.readouterr().err
+
+
+def test_the_command_says_that_a_clock_was_coarse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Requests are spread over its tick."""
+    path = tmp_path / "trace.jsonl"
+    rows = [
+        {"timestamp": 3000 * (i // 2), "input_length": 9, "output_length": i + 1} for i in range(40)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert cli.main(["simulate", str(path), "--table", _TABLE, "--batch-cap", "8"]) == 0
+    assert "times were recorded every 3 s; requests of one time" in capsys.readouterr().out

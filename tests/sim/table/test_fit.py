@@ -117,6 +117,15 @@ def test_constants_that_no_row_shows_stay_at_the_prior() -> None:
         assert known[name] < 0.1 < known["weight streaming"]
 
 
+@given(prompts=st.sets(st.sampled_from([256, 1024, 4096]), min_size=1))
+@settings(max_examples=5)
+def test_lengths_of_which_there_is_one(prompts: set[int]) -> None:
+    """Are named, as nothing is known beyond them."""
+    points = np.array([(c, p, 128) for c in (1, 4, 16, 64) for p in prompts]).T
+    prompt = {"prompts": float(min(prompts))} if len(prompts) == 1 else {}
+    assert measure(GPU, points).single_lengths() == prompt | {"outputs": 128.0}
+
+
 def test_wrong_ttft_does_not_bend_the_fit() -> None:
     """A load generator that adds the wait for a slot to TTFT costs TPOT nothing."""
     sweep = measure(perturbed(1.1, 1.1, 1.1, 1.0))
@@ -247,6 +256,10 @@ def test_fit_writes_a_table_that_loads(tmp_path: Path) -> None:
             {"path": "uneven.csv"},
             r"sweep file uneven.csv: the fit is \d+% off in TPOT, .* at most 15% is accepted",
         ),
+        (
+            {"path": "beyond.csv"},
+            r"beyond.csv: a fit to the other rows is \d+% off in TPOT of rows from .* in flight",
+        ),
         ({"path": "missing.csv"}, r"sweep file missing.csv does not exist"),
     ],
 )
@@ -262,6 +275,9 @@ def test_bad_input_writes_nothing(
     sweep_csv(Path("slow.csv"), slow)
     uneven = sweep.tpot_s * np.where(np.arange(len(sweep)) % 2, 0.5, 1.5)
     sweep_csv(Path("uneven.csv"), dataclasses.replace(sweep, tpot_s=uneven))
+    # Something that only shows with the most requests in flight, in a fifth of the rows.
+    beyond = np.where(sweep.concurrency == 128, 2.0, 1.0) * sweep.tpot_s
+    sweep_csv(Path("beyond.csv"), dataclasses.replace(sweep, tpot_s=beyond))
     before = sorted(os.listdir())
     usual = {
         "path": "sweep.csv",
