@@ -43,9 +43,9 @@ def test_tokens_are_not_shown() -> None:
 
 def test_clients_are_no_controllers() -> None:
     """One token for both would let them turn knobs; it is not repeated either."""
-    same = dict.fromkeys(("JAXSERVE_GATEWAY_TOKEN", "JAXSERVE_GATEWAY_CONTROL_TOKEN"), "my-secret")
+    names = ("JAXSERVE_GATEWAY_TOKEN", "JAXSERVE_GATEWAY_CONTROL_TOKEN")
     with pytest.raises(InputError, match="with which clients could turn knobs; it must be another"):
-        Tokens.from_environment(same)
+        Tokens.from_environment({name: "my-secret" for name in names})
     with pytest.raises(InputError) as refused:
         replace(Tokens(client="my-secret"), control="my-secret")
     assert "my-secret" not in str(refused.value)
