@@ -221,10 +221,10 @@ class Controller:
             self._last = seen = await self._look()
         except (GatewayError, InputError) as error:
             self._last = None
-            await self._blind(str(error), tell)
+            await self._blind(str(error), started_s, tell)
             return
         if before is None:
-            await self._blind("nothing was known when the window began", tell)
+            await self._blind("nothing was known when the window began", started_s, tell)
             return
         window, knobs = seen.window, seen.knobs
         fault = self._fault(before, seen)
@@ -347,9 +347,10 @@ class Controller:
         """Turns knobs; what is in force then, or was before where the answer cannot be read."""
         found, reason = await self._tell(told)
         if reason is None and self._late(started_s):
-            reason = _LATE
+            # Whoever has answered is asked once more, however late it is.
+            reason, started_s = _LATE, time.monotonic()
         if reason is not None:
-            found = await self._fall("fault", reason) or found
+            found = await self._fall("fault", reason, started_s) or found
         return found or knobs
 
     async def _tell(self, told: dict[str, float]) -> tuple[dict[str, Any] | None, str | None]:
@@ -365,22 +366,29 @@ class Controller:
             return None, str(error)
         return knobs, unacknowledged(knobs, told)
 
-    async def _blind(self, reason: str, tell: Callable[[Report], None]) -> None:
+    async def _blind(self, reason: str, started_s: float, tell: Callable[[Report], None]) -> None:
         """Nothing is known of the window."""
         if self._mode.steers:
-            await self._fall("blind", reason)
+            await self._fall("blind", reason, started_s)
         else:
             self._log.event(self._window, "blind", reason)
         tell(Report(self._window, str(self._mode), reason))
 
-    async def _fall(self, what: str, reason: str) -> dict[str, Any] | None:
-        """The best static values, which are returned as they are in force; where they cannot be
-        told, the lease ends."""
+    async def _fall(self, what: str, reason: str, since_s: float) -> dict[str, Any] | None:
+        """The best static values; where they cannot be told, the lease ends.
+
+        Args:
+          since_s: from when on the deadline counts, after which nothing is told.
+
+        Returns:
+          what is in force then, None after the end of the lease.
+        """
         self._supervision = supervise(self._rules, self._supervision, Health(reason))
         self._log.event(self._window, what, reason)
-        found, missed = await self._tell(self._limits.nearest(self._static))
-        if missed is None:
-            return found
+        if not self._late(since_s):
+            found, missed = await self._tell(self._limits.nearest(self._static))
+            if missed is None:
+                return found
         await self._release()
         return None
 
