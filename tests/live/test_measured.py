@@ -51,7 +51,7 @@ def seen(setup: TaskSetup, window: LiveWindow, before: Any = None, after: Any = 
 
 def test_operating_never_leaves_the_range_of_episodes(setup: TaskSetup) -> None:
     """Three episodes one after the other, seen as one: every feature is where an episode has it."""
-    env = setup.env.replace(horizon=jnp.int32(5))
+    env = dataclasses.replace(setup.env, horizon=jnp.int32(5))
     live = env.reset(jaxserve.seeds.episode_key(0))[1].observation
     simulated, operated, count = [], [], 0
     for seed in range(3):

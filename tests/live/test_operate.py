@@ -222,7 +222,7 @@ def test_operating_has_no_end(
     setup: TaskSetup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Steps and costs begin anew after every horizon, also where its first window is not seen."""
-    env = setup.env.replace(horizon=jnp.int32(4))
+    env = dataclasses.replace(setup.env, horizon=jnp.int32(4))
     script: Script = {
         8: lambda one: one.window_fields.update(classes=7),
         9: lambda one: one.window_fields.clear(),
