@@ -108,8 +108,9 @@ def operate_gateway(
     """Operate the engines behind a gateway by a policy.
 
     Shadow turns nothing: it says what it would do, and what the simulator expects of it. Whenever
-    anything is wrong the best static setting is in force, until it has been well for a while. The
-    control token is read from JAXSERVE_GATEWAY_CONTROL_TOKEN, or found where the gateway keeps one.
+    anything is wrong the best static setting is told, until it has been well for a while; where it
+    cannot be, engines go back to their own values. The control token is read from
+    JAXSERVE_GATEWAY_CONTROL_TOKEN, or found where the gateway keeps one.
 
     Args:
         task: Task file that jaxserve live-task made for this deployment.

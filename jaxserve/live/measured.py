@@ -18,6 +18,7 @@ import numpy as np
 from jaxserve.env import ServeEnv
 from jaxserve.live.readings import ClassWindow, EngineState, LiveWindow, counted
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.spaces import OBSERVATION_FIELDS
 from jaxserve.tasks.spec import TaskSpec
 from jaxserve.types import ServeAction, ServeObservation, WindowMetrics
@@ -47,8 +48,9 @@ MEASURED: Mapping[str, Source] = {
     ),
     "kv_cache_occupancy": Source(
         "scraped",
-        "mean over engines of the share of the KV blocks in use",
-        "of the moment it is read; blocks that only cache prefixes count as free in vLLM",
+        "mean over engines of the share of the KV budget in use, as in the simulator",
+        "of the moment it is read; blocks that only cache prefixes count as free in vLLM; without "
+        "the plug-in the budget is all of the blocks",
     ),
     "mean_prompt_length": Source(
         "derived",
@@ -75,8 +77,10 @@ MEASURED: Mapping[str, Source] = {
     ),
     "gpu_memory_used_gb": Source(
         "configured",
-        "weights, workspace and the KV pool of the calibrated deployment",
-        "a KV budget frees no memory of a running engine, so it does not change",
+        "weights, workspace, draft model and the KV budget's share of the pool, as in the "
+        "simulator, of the calibrated deployment under the knobs in force",
+        "a KV budget frees no memory of a running engine, which keeps all of the pool; without "
+        "what the largest step of the window takes",
     ),
     "estimated_cost_per_1k": Source(
         "derived",
@@ -92,14 +96,22 @@ MEASURED: Mapping[str, Source] = {
     "eviction_events": Source(
         "scraped", "rise of the engines' counter of preemptions", "0 where it is not shown"
     ),
-    "step_index": Source("derived", "windows since the controller started", "none"),
+    "step_index": Source(
+        "derived",
+        "windows since the controller started, from 1 again after as many as an episode has",
+        "none",
+    ),
     "priority_distribution": Source(
         "derived",
         "arrivals by class with the task's priority of each",
         "a priority that a request names for itself is not counted",
     ),
     "slo_violation_rate": Source("measured", "1 - slo_compliance_rate", "likewise"),
-    "cost_so_far": Source("derived", "sum over windows", "as estimated_cost_per_1k"),
+    "cost_so_far": Source(
+        "derived",
+        "sum over windows, from 0 again where step_index begins anew",
+        "as estimated_cost_per_1k; windows of which nothing is known are left out",
+    ),
     "reconfiguring": Source(
         "derived",
         "share of the engines whose metrics could not be read",
@@ -182,7 +194,7 @@ def measure(
         values["ttft_met"][place] = sum(s <= slo_s[place[0]] for s in stream.ttft_s) * shares
         values["tpot_s"][place] = stream.tpot_mean_s or 0.0
         times += stream.ttft_s
-    deployment = env.deployment
+    deployment = env.deployment.on_host()
     tokens = counted(before, after, "output_tokens")
     if tokens is None:
         tokens = float(sum(stream.output_tokens for stream in window.classes.values()))
@@ -190,7 +202,7 @@ def measure(
     drafted = counted(before, after, "drafted") or 0.0
     tier = int(in_force.quantization_tier)
     drafting = int(int(in_force.speculation_depth) > 0)
-    energy_j = _energy_j(env, window, tokens + prompts, tier)
+    energy_j = _energy_j(deployment, window, tokens + prompts, tier)
     scalars = dict(
         itl_s=window.itl_mean_s or 0.0,
         p50_itl_s=window.itl_p50_s or 0.0,
@@ -199,7 +211,8 @@ def measure(
         preemptions=counted(before, after, "preemptions") or 0.0,
         memory_gib=deployment.weights_gib[tier]
         + deployment.activation_base_gib
-        + deployment.kv_pool_gib[tier, drafting],
+        + float(in_force.kv_budget_fraction) * deployment.kv_pool_gib[tier, drafting]
+        + drafting * deployment.draft_gib,
         energy_j=energy_j,
         cost_usd=deployment.cost_usd(window.seconds, energy_j),
         kv_occupancy=min(after.kv_use or 0.0, 1.0),
@@ -223,14 +236,19 @@ def observe(
     last: ServeObservation,
     metrics: WindowMetrics,
     window: LiveWindow | None,
-    step: int,
+    count: int,
 ) -> ServeObservation:
     """The observation as in the simulator, with the exact quantiles of the TTFT.
 
+    Policies were trained on episodes, and operating has no end: after every ``env.horizon`` windows
+    steps and costs begin anew, so that no feature leaves the range that they know. The step is
+    never 0, where policies forget what they have seen.
+
     Args:
       window: where those are; without one, they come from ``metrics``.
+      count: windows since the controller began, this one included.
     """
-    seen = _observe(env, last, metrics, jnp.int32(step))
+    seen = _observe(env, last, metrics, jnp.int32(count))
     if window is None or window.ttft_p50_s is None or window.ttft_p99_s is None:
         return seen
     bound = OBSERVATION_FIELDS["p50_ttft_ms"].bound.high
@@ -243,8 +261,12 @@ def observe(
 
 @jax.jit
 def _observe(
-    env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
+    env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, count: jax.Array
 ) -> ServeObservation:
+    step = 1 + (count - 1) % env.horizon
+    # By the last window that was seen: the first of an episode may have been missed.
+    again = step <= last.step_index
+    last = dataclasses.replace(last, cost_so_far=jnp.where(again, 0.0, last.cost_so_far))
     return env.next_observation(last, metrics, step)
 
 
@@ -256,9 +278,8 @@ def _queued_share(window: LiveWindow, after: EngineState) -> float:
     return min((window.queued + after.waiting) / without_token, 1.0)
 
 
-def _energy_j(env: ServeEnv, window: LiveWindow, tokens: float, tier: int) -> float:
+def _energy_j(d: Deployment, window: LiveWindow, tokens: float, tier: int) -> float:
     """Idle power, tokens and one pass over the weights each step, at most the power limit."""
-    d = env.deployment.on_host()
     steps = window.seconds / window.itl_mean_s if window.itl_mean_s else 0.0
     work_j = tokens * d.joule_per_token[tier]
     work_j += d.num_gpus * steps * d.joule_per_weight_pass[tier]

@@ -133,6 +133,8 @@ class Controller:
         self._supervision = Supervision()
         self._since_costly = conduct.guard.dwell_windows
         self._wanted = dict(self._static)
+        self._limits = Limits({}, {})
+        """as far as they were told last."""
         self._last: Look | None = None
         """at the beginning of this window; None where nothing could be seen then."""
 
@@ -207,6 +209,7 @@ class Controller:
             self._gateway.knobs(),
         )
         knobs = parse_knobs(answers[2])
+        self._limits = Limits.of(knobs["knobs"], self._turned)
         return Look(parse_window(answers[0]), parse_engine_state(answers[1], knobs), knobs)
 
     async def _one(self, tell: Callable[[Report], None]) -> None:
@@ -218,10 +221,10 @@ class Controller:
             self._last = seen = await self._look()
         except (GatewayError, InputError) as error:
             self._last = None
-            await self._blind(str(error), tell)
+            await self._blind(str(error), started_s, tell)
             return
         if before is None:
-            await self._blind("nothing was known when the window began", tell)
+            await self._blind("nothing was known when the window began", started_s, tell)
             return
         window, knobs = seen.window, seen.knobs
         fault = self._fault(before, seen)
@@ -256,7 +259,7 @@ class Controller:
         if mode.steers:
             health = Health(fault, good, expected[2].good)
             self._supervision = supervise(self._rules, self._supervision, health)
-        told = self._next(knobs, in_force)
+        told = self._next(in_force)
         if mode.steers:
             knobs = await self._steer(told, knobs, started_s)
         measured = Expectation(
@@ -324,9 +327,8 @@ class Controller:
         self._memory = memory
         self._wanted = as_values(self._env.effective_action(action))
 
-    def _next(self, knobs: dict[str, Any], in_force: dict[str, float]) -> dict[str, float]:
+    def _next(self, in_force: dict[str, float]) -> dict[str, float]:
         """The knobs to turn: the policy's, as far as one window may go, or the static ones."""
-        limits = Limits.of(knobs["knobs"], self._turned)
         if not self._supervision.steering:
             # At once: whoever falls step by step stays long in what has just gone wrong.
             wanted = self._static
@@ -334,42 +336,61 @@ class Controller:
             wanted = self._wanted
         else:
             wanted = guarded(
-                self._guard, in_force, self._wanted, self._since_costly, limits.allowed
+                self._guard, in_force, self._wanted, self._since_costly, self._limits.allowed
             )
         self._since_costly = 0 if changed_costly(in_force, wanted) else self._since_costly + 1
-        return limits.nearest(wanted)
+        return self._limits.nearest(wanted)
 
     async def _steer(
         self, told: dict[str, float], knobs: dict[str, Any], started_s: float
     ) -> dict[str, Any]:
-        """Turns knobs; what is in force then."""
-        if len(told) < len(self._turned):
-            # To renew the lease would hold the others' last values as well.
-            await self._fall("fault", str(self._supervision.reason))
-            return knobs
+        """Turns knobs; what is in force then, or was before where the answer cannot be read."""
+        found, reason = await self._tell(told)
+        if reason is None and self._late(started_s):
+            # Whoever has answered is asked once more, however late it is.
+            reason, started_s = _LATE, time.monotonic()
+        if reason is not None:
+            found = await self._fall("fault", reason, started_s) or found
+        return found or knobs
+
+    async def _tell(self, told: dict[str, float]) -> tuple[dict[str, Any] | None, str | None]:
+        """What is in force then, None where nobody says it, and why that is not what was told."""
+        gone = [name for name in self._turned if name not in told]
+        if gone:
+            # To renew the lease would hold their last values as well.
+            return None, f"{gone[0]} can no longer be turned"
         try:
             lease_s = LEASE_WINDOWS * self._env.window_s
             knobs = parse_knobs(await self._gateway.put(told, lease_s))
-            reason = unacknowledged(knobs, told) or (_LATE if self._late(started_s) else None)
         except (GatewayError, InputError) as error:
-            reason = str(error)
-        if reason is not None:
-            await self._fall("fault", reason)
-        return knobs
+            return None, str(error)
+        return knobs, unacknowledged(knobs, told)
 
-    async def _blind(self, reason: str, tell: Callable[[Report], None]) -> None:
+    async def _blind(self, reason: str, started_s: float, tell: Callable[[Report], None]) -> None:
         """Nothing is known of the window."""
         if self._mode.steers:
-            await self._fall("blind", reason)
+            await self._fall("blind", reason, started_s)
         else:
             self._log.event(self._window, "blind", reason)
         tell(Report(self._window, str(self._mode), reason))
 
-    async def _fall(self, what: str, reason: str) -> None:
-        """The static values, if they can be told; else the lease ends."""
+    async def _fall(self, what: str, reason: str, since_s: float) -> dict[str, Any] | None:
+        """The best static values; where they cannot be told, the lease ends.
+
+        Args:
+          since_s: from when on the deadline counts, after which nothing is told.
+
+        Returns:
+          what is in force then, None after the end of the lease.
+        """
         self._supervision = supervise(self._rules, self._supervision, Health(reason))
         self._log.event(self._window, what, reason)
+        if not self._late(since_s):
+            found, missed = await self._tell(self._limits.nearest(self._static))
+            if missed is None:
+                return found
         await self._release()
+        return None
 
     async def _release(self) -> None:
         try:

@@ -152,6 +152,8 @@ class Deployment:
         """answers that do not come in time, from now on."""
         self.lies: dict[str, float] = {}
         self.refuses: str | None = None
+        self.refuse_next = False
+        """one command."""
         self.slow_s = 0.0
         """that an answer takes."""
         self.stopped_s = 0.0
@@ -220,6 +222,9 @@ class Deployment:
         self._answer()
         self.now_s += self.slow_s
         self.commands.append(dict(knobs))
+        if self.refuse_next:
+            self.refuse_next = False
+            raise GatewayError("refused once")
         if self.refuses:
             self.values = dict(self.static)
             raise GatewayError(self.refuses)

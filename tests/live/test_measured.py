@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,6 +22,7 @@ from jaxserve.live.readings import (
     parse_window,
 )
 from jaxserve.sim.fast.window import idle_metrics
+from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.spaces import OBSERVATION_BOUNDS, OBSERVATION_FIELDS
 from jaxserve.tasks.spec import load_task
 from tests.live.deployment import RATE, engines_answer, knobs_answer, window_answer
@@ -45,6 +47,39 @@ def seen(setup: TaskSetup, window: LiveWindow, before: Any = None, after: Any = 
     )
     _, first = env.reset(jaxserve.seeds.episode_key(0))
     return metrics, observe(env, first.observation, metrics, window, 1)
+
+
+def test_operating_never_leaves_the_range_of_episodes(setup: TaskSetup) -> None:
+    """Three episodes one after the other, seen as one: every feature is where an episode has it."""
+    env = dataclasses.replace(setup.env, horizon=jnp.int32(5))
+    live = env.reset(jaxserve.seeds.episode_key(0))[1].observation
+    simulated, operated, count = [], [], 0
+    for seed in range(3):
+        state, _ = env.reset(jaxserve.seeds.episode_key(seed))
+        for _ in range(5):
+            count += 1
+            state, step = env.step(state, jaxserve.make_action(batch_cap=8))
+            live = observe(env, live, step.metrics, None, count)
+            simulated.append(np.asarray(env.observe(step.observation)))
+            operated.append(np.asarray(env.observe(live)))
+    low, high = np.min(simulated, axis=0), np.max(simulated, axis=0)
+    assert (np.asarray(operated) >= low - 1e-6).all()
+    assert (np.asarray(operated) <= high + 1e-6).all()
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_the_memory_of_the_simulator(setup: TaskSetup, fraction: float, depth: int) -> None:
+    """Without requests, which take some for their activations, both say the same."""
+    env = setup.env
+    action = jaxserve.make_action(kv_budget_fraction=fraction, speculation_depth=depth)
+    state, _ = env.reset(jaxserve.seeds.episode_key(0))
+    one = jnp.float32(1.0)
+    calm = Arrivals(jnp.zeros((env.ticks, 1)), one, jnp.int32(0), one)
+    _, simulated = env.simulate(state.sim, action, calm)
+    window = parse_window(window_answer())
+    live = measure(env, Streams.of(setup.spec), window, engines(), engines(), action)
+    assert float(live.memory_gib) == pytest.approx(float(simulated.memory_gib), rel=1e-6)
 
 
 def test_every_entry_has_a_source() -> None:

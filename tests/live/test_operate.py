@@ -4,12 +4,14 @@ the reason is told and written down, and the policy steers again when it has bee
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -181,6 +183,16 @@ FAULTS: dict[str, tuple[Callable[[Deployment], object], Callable[[Deployment], o
 }
 
 
+UNTOLD = (
+    "the gateway cannot be reached",
+    "an action is not acknowledged",
+    "an engine refuses",
+    "a knob is gone",
+    "knobs are garbage",
+)
+"""Faults in which nobody can tell the best static values: the engine's own are back in force."""
+
+
 @pytest.mark.parametrize("what", FAULTS)
 def test_a_fault(what: str, play: Play) -> None:
     """It happens after the fourth window and ends after the sixth."""
@@ -189,8 +201,7 @@ def test_a_fault(what: str, play: Play) -> None:
     assert played.reasons[:4] == [None] * 4 and played.in_force[:4] == [40.0] * 4
     told = [str(why) for why in played.reasons[4:6]]
     assert any(reason in why for why in told), told
-    # Static, of the controller or of the engine: in the first window, or by the lease.
-    assert played.in_force[5] in (48.0, 64.0)
+    assert played.in_force[5] == (64.0 if what in UNTOLD else 48.0)
     assert played.reasons[-1] is None and played.in_force[-1] == 40.0
     fallen = [place for place, why in enumerate(played.reasons) if why is not None]
     assert len(fallen) >= 3 and fallen == list(range(4, 4 + len(fallen)))
@@ -198,6 +209,32 @@ def test_a_fault(what: str, play: Play) -> None:
     assert len(fallen) <= 7
     logged = played.lines("window") + played.lines("event")
     assert any(reason in str(line["reason"]) for line in logged)
+
+
+def test_a_fault_of_one_answer(play: Play) -> None:
+    """Best static is in force in the very window in which it was refused something else."""
+    played = play(6, {4: lambda one: setattr(one, "refuse_next", True)})
+    assert played.in_force[3:5] == [40.0, 48.0]
+    assert played.deployment.commands[5] is not None and played.reasons[4] is not None
+
+
+def test_operating_has_no_end(
+    setup: TaskSetup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Steps and costs begin anew after every horizon, also where its first window is not seen."""
+    env = dataclasses.replace(setup.env, horizon=jnp.int32(4))
+    script: Script = {
+        8: lambda one: one.window_fields.update(classes=7),
+        9: lambda one: one.window_fields.clear(),
+    }
+    played = Played(dataclasses.replace(setup, env=env), monkeypatch, tmp_path, 16, script)
+    seen = [line["observation"] for line in played.lines("window")]
+    steps = [one["step_index"] for one in seen]
+    # Nothing is known of the ninth window, nor of what was so when the tenth began.
+    assert steps == [1, 2, 3, 4, 1, 2, 3, 4, 3, 4, 1, 2, 3, 4]
+    costs = [one["cost_so_far"] for one in seen]
+    assert costs[4] == pytest.approx(costs[0]) and costs[8] == pytest.approx(costs[0])
+    assert max(costs) == pytest.approx(costs[3])
 
 
 def test_the_gateway_was_on_another_machine(play: Play) -> None:

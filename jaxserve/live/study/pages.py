@@ -66,7 +66,7 @@ def sentences(result: ServerResult) -> list[str]:
         )
     found += [
         f"Goodput of PPO {verdict} best static: {_measured(gain, 1.0, '+')} requests/s, paired by "
-        "episode."
+        f"episode.{_own_intervals(result)}"
     ]
     for simulator in SIMULATORS:
         agent, figure, error = result.worst_error(simulator)
@@ -87,6 +87,15 @@ def sentences(result: ServerResult) -> list[str]:
         "the host's time)."
     )
     return [*found, *result.notes, *result.calibration]
+
+
+def _own_intervals(result: ServerResult) -> str:
+    """A pair may be told apart episode by episode where the agents' own intervals overlap."""
+    if result.repeats < 2:
+        return ""
+    ppo, static = (result.of(agent).interval("goodput_rps") for agent in ("ppo", "best_static"))
+    overlap = ppo.low <= static.high and static.low <= ppo.high
+    return f" Their own intervals over episodes {'overlap' if overlap else 'are apart'}."
 
 
 def markdown(results: Sequence[ServerResult], command: str, earlier: str = "") -> str:

@@ -47,6 +47,7 @@ def test_a_study_that_holds() -> None:
     assert found.worst_error("reference")[2] == pytest.approx(0.0)
     first, *others = sentences(found)
     assert first.startswith("Goodput of PPO above best static: +2.00 (2.00 to 2.00)")
+    assert first.endswith("Their own intervals over episodes are apart.")
     assert "within 10% of goodput" in others[0] and "tells 6 apart" in others[0]
     page = markdown([found], "jaxserve live-study")
     assert "| ppo | 13.0 (12.9 to 13.1) |" in page
@@ -76,6 +77,7 @@ def test_a_study_that_does_not() -> None:
     assert orders(found.pairs("fast")) == (6, 3)
     said = " ".join(sentences(found))
     assert "PPO not clearly above best static" in said
+    assert "Their own intervals over episodes overlap." in said
     assert "beyond 10% of goodput" in said
     assert "farthest off is goodput_rps of ppo, +20.4%" in said
 
@@ -97,6 +99,7 @@ def test_what_says_nothing() -> None:
     first, second, *_ = sentences(once)
     assert first.startswith("This run says nothing of its agents: the worst was in force in 40%")
     assert second.startswith("Goodput of PPO not clearly above")
+    assert "intervals" not in second
 
 
 def test_nothing_measured() -> None:
