@@ -345,17 +345,19 @@ def test_table_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A load test is fitted; a missing one is refused."""
     sweep = tmp_path / "sweep.csv"
     rows = ["max_concurrency,input_len,output_len,mean_tpot_ms"]
+    tpot_ms = {512: (7.2, 7.6, 8.0, 11.5), 2048: (7.5, 7.9, 11.4, 25.0)}
     rows += [
-        f"{batch},{prompt},256,{6.0 + 0.05 * batch + batch * prompt / 3e4}"
-        for batch in (1, 8, 32, 128)
-        for prompt in (128, 512, 2048)
+        f"{batch},{prompt},256,{each_ms}"
+        for prompt, times_ms in tpot_ms.items()
+        for batch, each_ms in zip((1, 4, 16, 64), times_ms, strict=True)
     ]
     sweep.write_text("\n".join(rows) + "\n")
     out = tmp_path / "fitted.parquet"
     options = ["--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b", "--out", str(out)]
     assert cli.main(["table", "fit", str(sweep), *options]) == 0
     printed = capsys.readouterr().out
-    assert "fit to 12 rows" in printed and f"wrote {out}" in printed
+    assert "fit to 8 rows" in printed and f"wrote {out}" in printed
+    assert "all outputs have 256 tokens, beyond which" in " ".join(printed.split())
     assert out.is_file()
     assert "none.csv" in sentence(capsys, "table", "fit", "none.csv", *options)
 
