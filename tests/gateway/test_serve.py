@@ -25,7 +25,7 @@ from tests.gateway.running import Leaver
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 
-RUNTIME = ("runtime.limited_http", "runtime.listening", "runtime.state")
+RUNTIME = ("runtime.hosts", "runtime.limited_http", "runtime.listening", "runtime.state")
 NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.xla_flags", *RUNTIME)
 
 

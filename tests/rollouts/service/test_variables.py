@@ -52,9 +52,9 @@ def test_the_commands_of_a_session(
         "evaluator": {"name": "test_on_output", "command": [*look, "evaluator"]},
     }
     with RunningService(gateway, tmp_path / "s", RolloutTokens(environment="secret")) as service:
-        (one,) = service.result(service.submit(task_id="t", **task))["sessions"]
+        (one,) = service.result(service.submit(task_id="commands", **task))["sessions"]
     assert (one["state"], one["reason"]) == ("COMPLETED", "")
-    tasks = tmp_path / "s" / "tasks" / "t"
+    tasks = tmp_path / "s" / "tasks" / "commands"
     agents, evaluation = tasks / "0.1" / "work", tasks / "0.1.evaluation" / "work"
     seen = {name: (evaluation / name).read_text() for name in ("eval_prepare", "evaluator")}
     seen |= {name: (agents / name).read_text() for name in ("prepare", "agent")}
