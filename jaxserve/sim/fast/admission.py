@@ -18,6 +18,7 @@ from jaxserve.sim.fast.chance_waits import Wait, blocked_wait, either_wait
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
+    Ages,
     Conditions,
     PromptWork,
     Queues,
@@ -95,8 +96,12 @@ def find_room(
     freed = dataclasses.replace(freed, kv=freed.kv - useless_kv)
     running = add_up(queues.running)
     decoding = _decoding_share(conditions.plan, timing, newcomers, freed, running, full)
+    slots = jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0)
+    if queues.ages is not None:
+        going_on = _prefills_going_on(conditions.plan, queues.ages, timing, own_s)
+        slots = jnp.maximum(slots, jnp.minimum(going_on, -freed.slots))
     return Room(
-        slots=jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0),
+        slots=slots,
         kv=jnp.maximum(freed.kv + decoding * freed.kv_flow, 0.0),
         kv_starved=kv_starved,
         blocked=blocked,
@@ -174,6 +179,20 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         slot_variance=slot_variance,
         kv_variance=kv_variance,
     )
+
+
+def _prefills_going_on(plan: WindowPlan, ages: Ages, timing: Timing, own_s: jax.Array) -> jax.Array:
+    """float32[...]: requests whose prefill goes on in the tick although a lowered cap lets nobody
+    in.
+
+    A prefill in progress has its slot already, and half of it is left on average. The fluid has let
+    in what is done of it, and the rest waits in line. What is let in counts as in progress in turn:
+    a third, and of that a third, make up the half.
+    """
+    held = held_s(own_s, chunks(plan.work, timing), timing)
+    ending = add_up(ages.in_prefill * plan.tick_s / (held + plan.tick_s))
+    busy = plan.prefill_gpus / jnp.maximum(add_up(ages.in_prefill), plan.prefill_gpus)
+    return jnp.where(plan.split, 0.0, busy * ending / 3.0)
 
 
 def _shortage(
