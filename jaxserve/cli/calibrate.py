@@ -26,10 +26,12 @@ def calibrate_engine(
     tier: int = 0,
     token_budget: Number = None,
     key: Name = None,
+    gateway: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None,
 ) -> None:
     """Measure a running engine with an OpenAI-compatible interface, and write its latency table.
 
-    The token of vLLM's plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN.
+    The token of vLLM's plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN, that of a gateway
+    from JAXSERVE_GATEWAY_TOKEN.
 
     Args:
         url: Address of the engine, such as http://127.0.0.1:8000.
@@ -41,6 +43,8 @@ def calibrate_engine(
         tier: Precision that it serves: 0 = FP16, 1 = INT8, 2 = INT4.
         token_budget: Tokens of one iteration, where the engine does not say; 2048 by default.
         key: Environment variable with the key that the engine asks for.
+        gateway: Gateway to ask for completions in place of the engine. On a host that computes,
+            gateway and clients take time from the engine, which is then measured as well.
     """
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.table.file import write_table_file
@@ -53,14 +57,18 @@ def calibrate_engine(
             report_table,
         )
         from jaxserve.live.engine_client import Target
+    from jaxserve.gateway.settings import TOKEN_VARIABLE
+
     check_output(out, "--out")
     checks.ending("--out", out, ".parquet")
     if key is not None and not os.environ.get(key):
         checks.refuse("--key", key, "the name of an environment variable that is set")
     target = Target(
-        url.removesuffix("/").removesuffix("/v1"),
+        _without_path(url),
         os.environ[key] if key else None,
         os.environ.get(_CONTROL_TOKEN) or None,
+        gateway_url=gateway if gateway is None else _without_path(gateway),
+        gateway_token=os.environ.get(TOKEN_VARIABLE) or None,
     )
     plan.check()
     deployed = Deployed(hardware, model, tensor_parallel, tier, token_budget)
@@ -79,6 +87,10 @@ def calibrate_engine(
         soft_wrap=True,
     )
     console.print(f"wrote {out}", soft_wrap=True)
+
+
+def _without_path(url: str) -> str:
+    return url.removesuffix("/").removesuffix("/v1")
 
 
 def record_trace(

@@ -54,9 +54,23 @@ class Target:
     """of the plug-in jaxserve-vllm."""
     model: str | None = None
     """the name to ask for, None for the first that the engine lists."""
+    gateway_url: str | None = None
+    """a gateway in front of it that is asked for completions in its place, without a path. What the
+    gateway takes from a host that it shares with the engine is then measured as well."""
+    gateway_token: str | None = field(default=None, repr=False)
+    """with which clients reach the gateway, None where it asks for none."""
 
     def __post_init__(self) -> None:
         checks.address("--url", self.url, path=False)
+        if self.gateway_url is not None:
+            checks.address("--gateway", self.gateway_url, path=False)
+
+    @property
+    def front(self) -> tuple[str, str | None]:
+        """Where completions are asked for, and with which key."""
+        if self.gateway_url is None:
+            return self.url, self.key
+        return self.gateway_url, self.gateway_token
 
 
 @dataclass(frozen=True)
@@ -134,7 +148,9 @@ class EngineClient:
         sent_s, first_s, last_s = time.monotonic(), None, 0.0
         usage: Any = None
         events = 0
-        async with self._ask("POST", self.path, self.target.key, headers, json=body) as response:
+        url, key = self.target.front
+        asked = self._ask("POST", self.path, key, headers, url, json=body)
+        async with asked as response:
             await self._expect_success(response, self.path)
             async for line in response.content:
                 if not line.startswith(b"data: {"):
@@ -254,14 +270,16 @@ class EngineClient:
         path: str,
         token: str | None,
         headers: Mapping[str, str] | None = None,
+        url: str | None = None,
         **options: Any,
     ) -> Any:
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+        url = url or self.target.url
         return _Reached(
-            self.target.url,
+            url,
             self._session.request(
                 method,
-                self.target.url + path,
+                url + path,
                 headers={**shown, **(headers or {})},
                 allow_redirects=False,
                 **options,
@@ -275,10 +293,11 @@ class EngineClient:
 
     def _failed(self, path: str, answer: str, status: int | None = None) -> EngineError:
         # Some engines repeat the key that they do not like.
-        for secret in (self.target.key, self.target.control_token):
+        target = self.target
+        for secret in (target.key, target.control_token, target.gateway_token):
             answer = answer.replace(secret, "***") if secret else answer
         told = " ".join(answer.split())[:_SHOWN]
-        return EngineError(f"engine {self.target.url} answers {path} with an error: {told}", status)
+        return EngineError(f"engine {target.url} answers {path} with an error: {told}", status)
 
 
 class ChatClient(EngineClient):

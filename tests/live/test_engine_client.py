@@ -44,6 +44,23 @@ def test_tokens_are_those_that_the_engine_counts() -> None:
     assert asked["stream_options"] == {"include_usage": True}
 
 
+def test_a_gateway_in_front_is_asked_for_completions() -> None:
+    """With its own token; the engine itself tells the rest, and never gets the gateway's token."""
+
+    async def both(client: EngineClient) -> Any:
+        await client.complete([20] * 30, 5)
+        return await client.plug_in("control"), await client.kv_pool_tokens()
+
+    with HttpEngine(Quick(), plug_in=True) as engine, StubEngine() as gateway:
+        keys = {"key": "sk-engine", "gateway_url": gateway.url, "gateway_token": "of the gateway"}
+        state, pool = ask(engine.url, both, **keys)
+        assert state is not None and pool == 8000
+        assert not engine.asked
+    [asked] = gateway.seen
+    assert asked.path == "/v1/completions"
+    assert asked.headers["authorization"] == "Bearer of the gateway"
+
+
 @pytest.mark.parametrize("ids", [True, False])
 def test_prompts_have_the_length_that_is_wanted(ids: bool) -> None:
     """By token ids, or by words where an engine takes no ids; no two are alike."""

@@ -125,6 +125,7 @@ def test_what_calibrate_refuses(
     monkeypatch.chdir(tmp_path)
     url = engine.url
     assert "--url is '127.0.0.1:80'" in refused(capsys, *calibration("127.0.0.1:80"))
+    assert "--gateway is 'ftp:" in refused(capsys, *calibration(url, "--gateway", "ftp://x"))
     assert "--key is 'NOT_SET'" in refused(capsys, *calibration(url, "--key", "NOT_SET"))
     assert "--minutes is 0" in refused(capsys, *calibration(url, "--minutes", "0"))
     assert "--out is 'x.csv'" in refused(capsys, *calibration(url, "--out", "x.csv"))

@@ -110,7 +110,9 @@ def table(server: Server, running: Running, folder: Path, known: bool, progress:
         made = dilated_table(spec.hardware, spec.model, group, server.time_dilation)
     else:
         deployed = Deployed(spec.hardware, spec.model, group)
-        target = Target(running.engine_url)
+        # On a host that computes, gateway and clients take time from the engine.
+        gateway_url = running.gateway_url if server.computes else None
+        target = Target(running.engine_url, gateway_url=gateway_url)
         report = calibrate(target, server.calibration, deployed, progress)
         sentences = json.dumps(report_sentences(report))
         write_atomic(folder / "calibration.json", f"{sentences}\n".encode())
