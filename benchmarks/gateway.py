@@ -34,6 +34,7 @@ _STREAMS, _EVENTS, _EVERY_S = 32, 100, 0.02
 _CROWD, _CROWD_EVENTS, _CROWD_EVERY_S = 1000, 20, 0.5
 _AT_ONCE = 16
 _KEPT = 1000
+_WINDOW_KEPT_S = 2.0  # so that the soak is longer than what is kept for the next window
 _STOP_S = 120.0
 _TOKEN = re.compile(rb'"text":" token"')
 
@@ -84,6 +85,10 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
                 f"cores, {platform.machine()}, Python {platform.python_version()}. Before the "
                 f"first round other programs kept {busy:.0f} % of the cores busy.",
                 "",
+                "Aims on two cores: at most 1.5 ms of overhead at p50 for a call that is not "
+                "streamed, 0.1 ms of CPU for a streamed event, 1,000 streams at once without an "
+                "error, and memory that stays over an hour's worth of requests.",
+                "",
                 *_overhead(engine.url, url, rounds, calls),
                 "",
                 _cpu(url, process, rounds),
@@ -108,7 +113,7 @@ def running_gateway(
     port, control = free_port(), control or free_port()
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine}"]
     command += ["--port", str(port), "--control-port", str(control)]
-    command += ["--records-kept", str(_KEPT), "--window-kept-s", "30", *more]
+    command += ["--records-kept", str(_KEPT), "--window-kept-s", str(_WINDOW_KEPT_S), *more]
     url, quiet = f"http://127.0.0.1:{port}", subprocess.DEVNULL
     with child_server(command, f"{url}/health", stop_s=_STOP_S, stderr=quiet) as running:
         yield url, psutil.Process(running.pid)
@@ -218,7 +223,8 @@ async def _soak(url: str, process: psutil.Process, requests: int) -> str:
     return (
         f"{requests:,} requests, {_AT_ONCE} at a time: {errors} errors, {requests / seconds:,.0f} "
         f"per second, {1000.0 * (cpu_s(process) - before) / requests:.2f} ms of the gateway's CPU "
-        f"each. Its memory was at most {max(memory_mb[:third]):.1f} MiB in the "
+        f"each. What it keeps for the next control window is of the last {_WINDOW_KEPT_S:g} s, "
+        f"and of {_KEPT:,} records. Its memory was at most {max(memory_mb[:third]):.1f} MiB in the "
         f"first third, {max(memory_mb[third : 2 * third]):.1f} MiB in the second and "
         f"{max(memory_mb[2 * third :]):.1f} MiB in the last."
     )
