@@ -55,8 +55,11 @@ class EngineKnobs(Protocol):
         """What it offers and what is in force; never raises for an engine that does not answer."""
         ...
 
-    async def put(self, values: Mapping[str, float], lease_s: float) -> None:
+    async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
         """Turns knobs; those that it does not offer are none of its business.
+
+        Returns:
+          as ``offer``, after it.
 
         Raises:
           EngineRefused: it did not.
@@ -95,7 +98,7 @@ class VllmKnobs:
         except EngineRefused as error:
             return EngineOffer(reason=str(error))
 
-    async def put(self, values: Mapping[str, float], lease_s: float) -> None:
+    async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
         """See ``EngineKnobs``; the lease is the engine's own."""
         answer = await self._ask("PUT", {"lease_s": lease_s, "knobs": dict(values)})
         offer = _plugin_offer(answer)
@@ -105,6 +108,7 @@ class VllmKnobs:
                 raise EngineRefused(
                     f"engine {self.name} has {name} {now} after it was told {value:g}"
                 )
+        return offer
 
     async def release(self) -> None:
         """See ``EngineKnobs``."""
@@ -163,11 +167,12 @@ class SglangKnobs:
         }
         return EngineOffer(knobs={"batch_cap": cap}, reason=_NOT_LIVE)
 
-    async def put(self, values: Mapping[str, float], lease_s: float) -> None:
+    async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
         """See ``EngineKnobs``."""
         del lease_s
         if "batch_cap" in values:
-            await self._cap(values["batch_cap"])
+            return await self._cap(values["batch_cap"])
+        return await self.offer()
 
     async def release(self) -> None:
         """See ``EngineKnobs``."""
@@ -178,17 +183,19 @@ class SglangKnobs:
     async def _info(self) -> Any:
         return await ask(self._upstream, self._spec, "GET", "/server_info")
 
-    async def _cap(self, value: float) -> None:
+    async def _cap(self, value: float) -> EngineOffer:
         content = {"server_args": {self._FIELD: int(value)}}
         answer = await ask(self._upstream, self._spec, "POST", "/set_internal_state", content)
         # One answer of each data-parallel rank.
         if not isinstance(answer, list) or not answer or not all(done is True for done in answer):
             raise EngineRefused(f"engine {self.name} did not take a batch cap of {value:g}")
-        now = self._offer(await self._info()).knobs.get("batch_cap", {}).get("now")
+        offer = self._offer(await self._info())
+        now = offer.knobs.get("batch_cap", {}).get("now")
         if not obeyed("batch_cap", value, now):
             raise EngineRefused(
                 f"engine {self.name} has batch_cap {now} after it was told {value:g}"
             )
+        return offer
 
 
 async def ask(

@@ -8,6 +8,7 @@ requests go to); else it is said that the engine must be restarted, or that nobo
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +23,9 @@ from jaxserve.gateway.switch import Switch
 
 _AGAIN_S = 5.0
 """Until an engine that could not be put back is asked once more."""
+_RECENT_S = 1.0
+"""What engines offered so lately still holds when a command comes: they answer between two steps,
+which may take a good part of a control window, and check every command themselves."""
 _RESTART = ("quantization_tier", "prefill_decode_split", "speculation_depth")
 """What an engine has a start-up flag for."""
 
@@ -50,6 +54,8 @@ class Steering:
         self._expiry: asyncio.Task[None] | None = None
         self._debt: asyncio.Task[None] | None = None
         self._switch = switch
+        self._seen: tuple[float, Mapping[str, EngineOffer]] = (-math.inf, {})
+        """when engines were last asked what they offer, monotonic clock, s; and their answers."""
 
     def begin(self) -> None:
         """Puts back engines without leases: an earlier gateway may not have come to it.
@@ -73,12 +79,12 @@ class Steering:
         async with self._lock:
             if self._switch.held:
                 raise InputError("control is switched off; switch it on with PUT /control/hold")
-            offers = await self._offers()
+            offers = self._recent_offers() or await self._offers()
             knobs = self._knobs(offers)
             check_values(values, knobs)
             places = {name: knob["where"] for name, knob in knobs.items()}
             try:
-                await self._tell(values, lease_s, offers, places)
+                told = await self._tell(values, lease_s, offers, places)
             except BaseException:
                 await self._release()
                 raise
@@ -90,7 +96,7 @@ class Steering:
                     own.turn(values[name])
             self._version += 1
             self._start_lease(lease_s)
-            return self._state(await self._offers())
+            return self._state({**offers, **told})
 
     async def release(self) -> dict[str, Any]:
         """Ends the lease: the static values are in force; answers as ``state``."""
@@ -118,10 +124,18 @@ class Steering:
             if self._debt is not None:
                 self._debt.cancel()
 
-    async def _offers(self) -> dict[str, EngineOffer]:
-        engines = self._engines()
+    async def _offers(self) -> Mapping[str, EngineOffer]:
+        engines, asked_s = self._engines(), time.monotonic()
         offers = await asyncio.gather(*(engine.offer() for engine in engines))
-        return {engine.name: offer for engine, offer in zip(engines, offers, strict=True)}
+        found = {engine.name: offer for engine, offer in zip(engines, offers, strict=True)}
+        self._seen = (asked_s, found)
+        return found
+
+    def _recent_offers(self) -> Mapping[str, EngineOffer] | None:
+        """What engines offered a moment ago, unless one of them offered nothing then."""
+        asked_s, offers = self._seen
+        recent = time.monotonic() - asked_s < _RECENT_S
+        return offers if recent and all(offer.knobs for offer in offers.values()) else None
 
     async def _tell(
         self,
@@ -129,10 +143,13 @@ class Steering:
         lease_s: float,
         offers: Mapping[str, EngineOffer],
         places: Mapping[str, str | None],
-    ) -> None:
+    ) -> dict[str, EngineOffer]:
         """Tells every engine that turns knobs, of which none may be meant: that renews its lease.
 
         Waits for all of them before it raises.
+
+        Returns:
+          what each that was told offers then.
         """
         at_engines = {name for name, where in places.items() if where == "engine"}
         told = [one for one in self._engines() if at_engines & set(offers[one.name].knobs)]
@@ -140,13 +157,17 @@ class Steering:
         answers = await asyncio.gather(
             *(engine.put(mine, lease_s) for engine in told), return_exceptions=True
         )
-        for answer in answers:
+        found = {}
+        for engine, answer in zip(told, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
+            found[engine.name] = answer
+        return found
 
     async def _release(self) -> None:
         self._lease_end = None
         self._version += 1
+        self._seen = (-math.inf, {})
         if self._expiry is not None and self._expiry is not asyncio.current_task():
             self._expiry.cancel()
         self._expiry = None

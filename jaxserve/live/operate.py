@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,8 @@ _BEGIN_S = 30.0
 """For which late answers are asked for again before the first window."""
 _DEADLINE_SHARE = 0.5
 """of a window, in which a decision must be made and acknowledged."""
+_EARLY_SHARE = 0.25
+"""of a window, by which knobs are asked for before its end at most."""
 _LATE = "a decision missed its deadline"
 _SHORTEST, _LONGEST = 0.5, 1.5
 """of a window: one that took less or more says little of a window."""
@@ -137,6 +139,8 @@ class Controller:
         """as far as they were told last."""
         self._last: Look | None = None
         """at the beginning of this window; None where nothing could be seen then."""
+        self._knobs_took_s = 0.0
+        """how long it took to be told the knobs last."""
 
     async def run(
         self,
@@ -166,8 +170,15 @@ class Controller:
                 now_s = time.monotonic()
                 due_s += window_s
                 due_s = due_s if due_s > now_s else now_s + window_s
-                await asyncio.sleep(due_s - now_s)
-                await self._one(tell)
+                # Engines answer between two steps: asked in time, they do not delay the command.
+                early_s = min(self._knobs_took_s, _EARLY_SHARE * window_s)
+                await asyncio.sleep(due_s - early_s - now_s)
+                knobs = asyncio.create_task(self._knobs())
+                try:
+                    await asyncio.sleep(due_s - time.monotonic())
+                    await self._one(knobs, tell)
+                finally:
+                    knobs.cancel()
         finally:
             if self._mode.steers:
                 await self._release()
@@ -195,30 +206,38 @@ class Controller:
         until_s = time.monotonic() + _BEGIN_S
         while True:
             try:
-                return await self._look(), await self._gateway.state()
+                return await self._look(self._knobs()), await self._gateway.state()
             except GatewayError as error:
                 if not isinstance(error, LateAnswer) or time.monotonic() > until_s:
                     raise InputError(str(error)) from None
 
-    async def _look(self) -> Look:
-        """Raises GatewayError, or InputError where an answer cannot be."""
+    async def _knobs(self) -> dict[str, Any]:
+        """What is in force, and how long it took to be told; raises GatewayError."""
+        began_s = time.monotonic()
+        knobs = await self._gateway.knobs()
+        self._knobs_took_s = time.monotonic() - began_s
+        return knobs
+
+    async def _look(self, asked: Awaitable[dict[str, Any]]) -> Look:
+        """All that is known at the end of a window; ``asked`` gives the knobs.
+
+        Raises GatewayError, or InputError where an answer cannot be.
+        """
         since_s = None if self._last is None else self._last.window.until_s
         answers = await asyncio.gather(
-            self._gateway.window(since_s, self._env.ticks),
-            self._gateway.engines(),
-            self._gateway.knobs(),
+            self._gateway.window(since_s, self._env.ticks), self._gateway.engines(), asked
         )
         knobs = parse_knobs(answers[2])
         self._limits = Limits.of(knobs["knobs"], self._turned)
         return Look(parse_window(answers[0]), parse_engine_state(answers[1], knobs), knobs)
 
-    async def _one(self, tell: Callable[[Report], None]) -> None:
-        """The end of one window and the beginning of the next."""
+    async def _one(self, asked: Awaitable[dict[str, Any]], tell: Callable[[Report], None]) -> None:
+        """The end of one window and the beginning of the next; ``asked`` as for ``_look``."""
         started_s = time.monotonic()
         self._window += 1
         before = self._last
         try:
-            self._last = seen = await self._look()
+            self._last = seen = await self._look(asked)
         except (GatewayError, InputError) as error:
             self._last = None
             await self._blind(str(error), started_s, tell)

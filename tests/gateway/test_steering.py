@@ -37,9 +37,11 @@ class FakeEngine:
         self.values = dict(most)
         self.puts: list[tuple[dict[str, float], float]] = []
         self.releases = 0
+        self.asked = 0
         self.refuses = self.away = False
 
     async def offer(self) -> EngineOffer:
+        self.asked += 1
         if self.away:
             return EngineOffer(reason=f"engine {self.name} cannot be reached")
         knobs = {
@@ -48,13 +50,14 @@ class FakeEngine:
         }
         return EngineOffer(engine_id="x", knobs=knobs, reason="it has no such knob")
 
-    async def put(self, values: Mapping[str, float], lease_s: float) -> None:
+    async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
         await asyncio.sleep(0)
         if self.refuses or self.away:
             raise EngineRefused(f"engine {self.name} refused")
         assert not set(values) - set(self.static)
         self.puts.append((dict(values), lease_s))
         self.values.update(values)
+        return await self.offer()
 
     async def release(self) -> None:
         await asyncio.sleep(0)
@@ -117,6 +120,25 @@ def test_a_command_is_obeyed_and_acknowledged() -> None:
         state = await steering.release()
         assert state["mode"] == "static" and state["knobs"]["batch_cap"]["now"] == 64
         assert state["knobs"]["priority_routing"]["now"] == 1
+
+    play([engine], steer)
+
+
+def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has just looked sends a command that engines answer once: they answer between two
+    steps, and every further question would put the command off by one."""
+    engine = FakeEngine(batch_cap=64)
+
+    async def steer(steering: Steering) -> None:
+        await steering.state()
+        engine.asked = 0
+        state = await steering.put({"batch_cap": 8}, 30.0)
+        assert state["knobs"]["batch_cap"]["now"] == 8
+        assert (len(engine.puts), engine.asked) == (1, 1)  # the answer to the command itself
+        # What was seen is not believed for long.
+        monkeypatch.setattr(module, "_RECENT_S", 0.0)
+        await steering.put({"batch_cap": 9}, 30.0)
+        assert engine.asked == 3
 
     play([engine], steer)
 

@@ -268,5 +268,7 @@ class Moody:
 def virtual(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     """The controller lives in the deployment's time."""
     monkeypatch.setattr(operate, "time", deployment.clock())
-    steps = SimpleNamespace(gather=asyncio.gather, sleep=deployment.sleep)
+    steps = SimpleNamespace(
+        gather=asyncio.gather, create_task=asyncio.create_task, sleep=deployment.sleep
+    )
     monkeypatch.setattr(operate, "asyncio", steps)

@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,41 @@ def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:
     assert [float(cap) for cap in episode.rollout.actions.batch_cap[0]] == [64, *[40] * 5]
     assert episode.notes[-1]["echo"]["batch_cap"] == {"how": "exact", "asked": 40, "now": 40}
     assert episode.notes[-1]["echo"]["speculation_depth"]["how"] == "restart_required"
+
+
+class Slow(Deployment):
+    """Its engine says what is in force only after a while, as between two long steps."""
+
+    TAKES_S = 0.1 * WINDOW_S
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told_s: list[float] = []
+        """when commands came."""
+
+    async def sleep(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        await asyncio.sleep(0)  # what runs beside takes its time of it
+        self.now_s = max(self.now_s, until_s)
+
+    async def knobs(self) -> dict[str, Any]:
+        self.now_s += self.TAKES_S
+        return await super().knobs()
+
+    async def put(self, knobs: Mapping[str, float], lease_s: float) -> dict[str, Any]:
+        self.told_s.append(self.now_s)
+        return await super().put(knobs, lease_s)
+
+
+def test_a_command_does_not_wait_for_the_knobs(play: Play) -> None:
+    """They are asked for before the window's end, so that the command comes at its end."""
+    slow = Slow()
+    played = play(4, deployment=slow)
+    assert played.reasons == [None] * 4
+    begun_s = slow.told_s[0] - WINDOW_S
+    expected = [begun_s + (window + 1) * WINDOW_S for window in range(4)]
+    assert slow.told_s == pytest.approx(expected)
+    assert begun_s == pytest.approx(Deployment().now_s + Slow.TAKES_S)
 
 
 FAULTS: dict[str, tuple[Callable[[Deployment], object], Callable[[Deployment], object], str]] = {
