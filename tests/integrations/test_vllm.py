@@ -317,27 +317,14 @@ def test_what_cannot_be_is_refused(url: str, body: dict[str, Any], sentence: str
 
 
 def test_calibrated_then_operated_in_shadow(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fit finds the device's own times; shadow turns nothing, where guarded mode turns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXSERVE_CONTROL_TOKEN", TOKEN)
-    grid = [
-        "--concurrency",
-        "1",
-        "4",
-        "16",
-        "--prompt-tokens",
-        "16",
-        "96",
-        "--output-tokens",
-        "24",
-        "--minutes",
-        "1",
-    ]
+    grid = "--concurrency 1 4 16 --prompt-tokens 16 96 --output-tokens 24 --minutes 1".split()
     about = ["--url", url, "--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b"]
     assert cli.main(["calibrate", *about, "--out", "mine.parquet", *grid]) == 0
-    print(capfd.readouterr().out)
     metadata = read_table_file("mine.parquet").metadata
     assert metadata.calibration is not None and metadata.calibration.depths == (DEPTH,)
     for batch in (1, 16):
