@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -322,9 +323,11 @@ def test_calibrated_then_operated_in_shadow(
     """The fit finds the device's own times; shadow turns nothing, where guarded mode turns."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXSERVE_CONTROL_TOKEN", TOKEN)
-    grid = "--concurrency 1 4 16 --prompt-tokens 16 96 --output-tokens 24 --minutes 1".split()
-    about = ["--url", url, "--hardware", "h100-sxm-80gb", "--model", "llama-3.1-8b"]
-    assert cli.main(["calibrate", *about, "--out", "mine.parquet", *grid]) == 0
+    command = (
+        f"calibrate --url {url} --hardware h100-sxm-80gb --model llama-3.1-8b --out mine.parquet "
+        "--concurrency 1 4 16 --prompt-tokens 16 96 --output-tokens 24 --minutes 1"
+    )
+    assert cli.main(shlex.split(command)) == 0
     metadata = read_table_file("mine.parquet").metadata
     assert metadata.calibration is not None and metadata.calibration.depths == (DEPTH,)
     for batch in (1, 16):
