@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,15 +16,26 @@ from typing import Any
 import httpx
 import pytest
 
+from jaxserve import cli
+from jaxserve.live.episode_file import EpisodeWriter
+from jaxserve.live.gateway_client import GatewayClient
+from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.supervisor import Mode, Rules
+from jaxserve.sim.table.file import read_table_file
+from jaxserve.spaces import make_action
+from tests.gateway.running import RunningGateway
 from tests.integrations.environments import ROOT
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
+from tests.live.deployment import TASK, Moody, setup_of
 
 pytestmark = pytest.mark.slow
 
 TOKEN = "a token of this test only"
 BATCH_CAP, TOKEN_BUDGET, DEPTH, BLOCKS = 32, 512, 4, 128
 PROMPT, OUTPUT = 48, 48
+STEP_S, TOKEN_S = 0.03, 5e-5
+"""of the emulated device"""
 STREAMS = 50
 
 
@@ -39,7 +51,7 @@ def url(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     make = [python, "-m", "jaxserve_vllm.cyclic_model", folder / "model"]
     subprocess.run(make, check=True, capture_output=True)
     times = folder / "times.json"
-    times.write_text(json.dumps({"seconds": {"step": 0.03, "token": 5e-5}}))
+    times.write_text(json.dumps({"seconds": {"step": STEP_S, "token": TOKEN_S}}))
     speculation = {
         "method": "ngram",
         "num_speculative_tokens": DEPTH,
@@ -303,6 +315,78 @@ def test_what_cannot_be_is_refused(url: str, body: dict[str, Any], sentence: str
     assert (answer.status_code, answer.json()["error"][: len(sentence)]) == (400, sentence)
     assert httpx.put(f"{url}/jaxserve/control", json=command).status_code == 401
     assert httpx.get(f"{url}/jaxserve/steps").status_code == 401
+
+
+def test_calibrated_then_operated_in_shadow(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fit finds the device's own times; shadow turns nothing, where guarded mode turns."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAXSERVE_CONTROL_TOKEN", TOKEN)
+    command = (
+        f"calibrate --url {url} --hardware h100-sxm-80gb --model llama-3.1-8b --out mine.parquet "
+        "--concurrency 1 4 16 --prompt-tokens 16 96 --output-tokens 24 --minutes 1"
+    )
+    assert cli.main(shlex.split(command)) == 0
+    metadata = read_table_file("mine.parquet").metadata
+    assert metadata.calibration is not None and metadata.calibration.depths == (DEPTH,)
+    for batch in (1, 16):
+        expected_s = STEP_S + batch * TOKEN_S
+        assert metadata.cost_model.decode_s(batch, 100) == pytest.approx(expected_s, rel=0.1)
+
+    Path("chat.json").write_text(json.dumps(TASK))
+    [stream] = TASK["streams"]
+    slo = f"chat:ttft={stream['ttft_slo_s']},tpot={stream['tpot_slo_s']}"
+    with RunningGateway([f"vllm={url},control=JAXSERVE_CONTROL_TOKEN"], slo=(slo,)) as gateway:
+        make = ["live-task", "--task", "chat.json", "--gateway", gateway.control_url]
+        assert cli.main([*make, "--table", "mine.parquet", "--out", "mine.json"]) == 0
+        setup = setup_of("mine.json")
+
+        async def operate(engine: Engine, mode: Mode) -> tuple[list[Report], list[dict[str, Any]]]:
+            """Three windows, and the engine's own state at the end of each."""
+            reports: list[Report] = []
+            seen: list[dict[str, Any]] = []
+
+            async def look() -> None:
+                while len(reports) < 3:
+                    seen.append(await engine.ask("GET", "control"))
+                    await asyncio.sleep(0.1)
+
+            log = EpisodeWriter(Path(f"{mode}.jsonl"), {"task": "mine", "agent": "moody"})
+            client = GatewayClient(gateway.control_url, patience_s=setup.spec.window_s / 4)
+            with log:
+                async with client, asyncio.TaskGroup() as beside:
+                    beside.create_task(look())
+                    conduct = Conduct(mode, Rules(fewest=1e9))
+                    policy, static = Moody([20.0]), make_action(batch_cap=BATCH_CAP)
+                    controller = Controller(setup, policy, static, client, log, conduct)
+                    await controller.run(3, reports.append)
+            return reports, seen
+
+        async def go() -> None:
+            async with engine_at(url) as engine:
+                at_gateway = Engine(httpx.AsyncClient(base_url=gateway.url, timeout=None))
+                going = True
+
+                async def client() -> None:
+                    while going:
+                        assert (await at_gateway.stream()).tokens == OUTPUT
+
+                async with at_gateway.client, asyncio.TaskGroup() as clients:
+                    for _ in range(4):
+                        clients.create_task(client())
+                    before = await engine.ask("GET", "control")
+                    reports, seen = await operate(engine, Mode.SHADOW)
+                    assert {report.told["batch_cap"] for report in reports} == {20}
+                    assert {state["mode"] for state in seen} == {"static"}
+                    assert {state["version"] for state in seen} == {before["version"]}
+                    _, seen = await operate(engine, Mode.GUARDED)
+                    assert 20 in {state["knobs"]["batch_cap"]["now"] for state in seen}
+                    going = False
+                lost = [s for s in at_gateway.streams if (s.status, s.ended) != (200, True)]
+                assert len(at_gateway.streams) > 4 and not lost
+
+        asyncio.run(go())
 
 
 def test_vllms_own_scheduler(python: Path) -> None:
