@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
 import subprocess
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,6 @@ from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient
 from jaxserve.live.operate import Conduct, Controller, Report
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.sim.table.file import read_table_file
 from jaxserve.spaces import make_action
 from tests.gateway.running import RunningGateway
 from tests.integrations.environments import ROOT
@@ -31,11 +29,9 @@ from tests.live.deployment import TASK, Moody, setup_of
 
 pytestmark = pytest.mark.slow
 
-TOKEN = "a token of this test only"
+TOKEN = "a-token-of-this-test-only"
 BATCH_CAP, TOKEN_BUDGET, DEPTH, BLOCKS = 32, 512, 4, 128
 PROMPT, OUTPUT = 48, 48
-STEP_S, TOKEN_S = 0.03, 5e-5
-"""of the emulated device"""
 STREAMS = 50
 
 
@@ -51,7 +47,7 @@ def url(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     make = [python, "-m", "jaxserve_vllm.cyclic_model", folder / "model"]
     subprocess.run(make, check=True, capture_output=True)
     times = folder / "times.json"
-    times.write_text(json.dumps({"seconds": {"step": STEP_S, "token": TOKEN_S}}))
+    times.write_text(json.dumps({"seconds": {"step": 0.03, "token": 5e-5}}))
     speculation = {
         "method": "ngram",
         "num_speculative_tokens": DEPTH,
@@ -317,51 +313,35 @@ def test_what_cannot_be_is_refused(url: str, body: dict[str, Any], sentence: str
     assert httpx.get(f"{url}/jaxserve/steps").status_code == 401
 
 
-def test_calibrated_then_operated_in_shadow(
+def test_operated_in_shadow_then_guarded(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fit finds the device's own times; shadow turns nothing, where guarded mode turns."""
+    """Shadow turns nothing, where guarded mode turns; requests stream meanwhile and none is
+    lost. A busy machine may miss the deadline of some windows."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAXSERVE_CONTROL_TOKEN", TOKEN)
-    command = (
-        f"calibrate --url {url} --hardware h100-sxm-80gb --model llama-3.1-8b --out mine.parquet "
-        "--concurrency 1 4 16 --prompt-tokens 16 96 --output-tokens 24 --minutes 1"
-    )
-    assert cli.main(shlex.split(command)) == 0
-    metadata = read_table_file("mine.parquet").metadata
-    assert metadata.calibration is not None and metadata.calibration.depths == (DEPTH,)
-    for batch in (1, 16):
-        expected_s = STEP_S + batch * TOKEN_S
-        assert metadata.cost_model.decode_s(batch, 100) == pytest.approx(expected_s, rel=0.1)
-
     Path("chat.json").write_text(json.dumps(TASK))
     [stream] = TASK["streams"]
     slo = f"chat:ttft={stream['ttft_slo_s']},tpot={stream['tpot_slo_s']}"
     with RunningGateway([f"vllm={url},control=JAXSERVE_CONTROL_TOKEN"], slo=(slo,)) as gateway:
         make = ["live-task", "--task", "chat.json", "--gateway", gateway.control_url]
-        assert cli.main([*make, "--table", "mine.parquet", "--out", "mine.json"]) == 0
+        assert cli.main([*make, "--out", "mine.json"]) == 0
         setup = setup_of("mine.json")
 
-        async def operate(engine: Engine, mode: Mode) -> tuple[list[Report], list[dict[str, Any]]]:
-            """Three windows, and the engine's own state at the end of each."""
-            reports: list[Report] = []
-            seen: list[dict[str, Any]] = []
-
-            async def look() -> None:
-                while len(reports) < 3:
-                    seen.append(await engine.ask("GET", "control"))
-                    await asyncio.sleep(0.1)
-
+        async def operate(mode: Mode, looks: Callable[[Report], Awaitable[bool]]) -> None:
+            """Until ``looks``, asked after every window, has seen enough."""
+            reports: asyncio.Queue[Report] = asyncio.Queue()
             log = EpisodeWriter(Path(f"{mode}.jsonl"), {"task": "mine", "agent": "moody"})
             client = GatewayClient(gateway.control_url, patience_s=setup.spec.window_s / 4)
+            policy, static = Moody([20.0]), make_action(batch_cap=BATCH_CAP)
             with log:
                 async with client, asyncio.TaskGroup() as beside:
-                    beside.create_task(look())
-                    conduct = Conduct(mode, Rules(fewest=1e9))
-                    policy, static = Moody([20.0]), make_action(batch_cap=BATCH_CAP)
+                    conduct = Conduct(mode, Rules(fewest=1e9, recover=1))
                     controller = Controller(setup, policy, static, client, log, conduct)
-                    await controller.run(3, reports.append)
-            return reports, seen
+                    running = beside.create_task(controller.run(None, reports.put_nowait))
+                    while not await looks(await reports.get()):
+                        pass
+                    running.cancel()
 
         async def go() -> None:
             async with engine_at(url) as engine:
@@ -372,16 +352,25 @@ def test_calibrated_then_operated_in_shadow(
                     while going:
                         assert (await at_gateway.stream()).tokens == OUTPUT
 
+                before = await engine.ask("DELETE", "control")
+                told: list[dict[str, float]] = []
+
+                async def three_windows(report: Report) -> bool:
+                    state = await engine.ask("GET", "control")
+                    assert (state["mode"], state["version"]) == ("static", before["version"])
+                    told.extend([report.told] if report.told else [])
+                    return len(told) == 3
+
+                async def obeyed(report: Report) -> bool:
+                    state = await engine.ask("GET", "control")
+                    return state["knobs"]["batch_cap"]["now"] == 20
+
                 async with at_gateway.client, asyncio.TaskGroup() as clients:
                     for _ in range(4):
                         clients.create_task(client())
-                    before = await engine.ask("GET", "control")
-                    reports, seen = await operate(engine, Mode.SHADOW)
-                    assert {report.told["batch_cap"] for report in reports} == {20}
-                    assert {state["mode"] for state in seen} == {"static"}
-                    assert {state["version"] for state in seen} == {before["version"]}
-                    _, seen = await operate(engine, Mode.GUARDED)
-                    assert 20 in {state["knobs"]["batch_cap"]["now"] for state in seen}
+                    await operate(Mode.SHADOW, three_windows)
+                    assert {knobs["batch_cap"] for knobs in told} == {20}
+                    await operate(Mode.GUARDED, obeyed)
                     going = False
                 lost = [s for s in at_gateway.streams if (s.status, s.ended) != (200, True)]
                 assert len(at_gateway.streams) > 4 and not lost
