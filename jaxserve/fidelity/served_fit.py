@@ -38,7 +38,7 @@ LARGEST_SHARE = 0.97
 """Most that a fitted share of a peak can be."""
 WEAK = 0.02
 """Residual of a constant that is e times its centre."""
-OF_VERSION = 0.1
+OF_VERSION = 0.3
 """Residual of a version's constant that is e times its engine's."""
 KV_SHARE = 0.8
 """Share of the memory beside the weights that is the KV pool: 0.75 to 0.9 in the recipes."""
@@ -246,6 +246,8 @@ def fit(
 
     whole = np.log(start / centres)
     logs = whole - np.where(parents < 0, 0.0, whole[parents])
+    servers = {row.served for row in rows}
+    logs = np.where([any(map(each.applies, servers)) for each in constants], logs, 0.0)
     found = least_squares(residuals, logs, loss="soft_l1", f_scale=0.05, max_nfev=25)
     return values(found.x)
 
