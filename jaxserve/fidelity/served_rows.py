@@ -8,12 +8,16 @@ predicts:
 - ``model`` and ``GPU``: no file here describes it, or the format of its weights.
 - ``layout``: more than 8 GPUs without the layout between them, or concurrency and batch disagree.
 - ``memory``: the weights do not fit on the GPUs that are named.
-- ``impossible``: the prompts at the rate, and the weights at the bandwidth, of the fastest kernels
-  measured on such a GPU take longer than the request did. Prefix-cache hits or speculation that the
+- ``impossible``: a request, with all prompts that are prefilled meanwhile, took less time than the
+  hardware needs: products of the prompts at the rate of the fastest kernels measured, their
+  attention at the peak of FP8, weights and KV at the peak of the memory, and what GPUs add up
+  between them at the peak of the link, as if the switch did the sum. Prefix-cache hits that the
   file does not name were on.
 - ``queue``: a request waits longer than it decodes, so that the engine served fewer than are named.
-- ``ambiguous``: another row of the same configuration and version is 25 % away: what differs is not
-  named (DeepSeek's draft head is the known case).
+- ``ambiguous``: the source ran the configuration with drafts and without on one day, and the row
+  does not say which it is of; or another row of the same configuration and version is 25 % away.
+
+What the file does not name but the source publishes is in ``served_recipes``.
 
 The first six say what cannot be compared at all. The last two are doubts about rows that hardware
 could have done, and such rows are judged by themselves as well. Every rule leaves out rows, never a
@@ -30,6 +34,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxserve.fidelity.served_recipes import DRAWN_MEAN, recipe
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.memory import weights_bytes
@@ -62,9 +67,6 @@ GPUS = {
     "b200_sxm": "b200-sxm-180gb",
     "gb200": "gb200-nvl72-186gb",
 }
-_DRAWN = re.compile(r"db-dump/|source_file=\d{4}-\d\d-\d\d\.csv")
-"""Sources of the rows of InferenceX (SemiAnalysisAI/InferenceX, once InferenceMAX), whose load has
-lengths drawn from 80 to 100 % of those named."""
 FASTEST_KERNELS = {"bf16": 0.82, "fp8": 0.62, "fp4": 0.62, "mxfp4": 0.62}
 """Largest share of the peak rate that matrix products of a served size reach in the GEMM files."""
 
@@ -89,10 +91,28 @@ class ServedRow:
     """tokens of every output."""
     equal: bool
     """whether all requests have exactly these lengths."""
+    drafts: int
+    """tokens that every sequence drafts a step."""
+    most_running: float
+    """most sequences that the server runs at once."""
+    waits: int
+    """iterations for which the server holds prompts back."""
+    named: bool
+    """whether the source says if tokens were drafted."""
     ttft_s: float
     """measured mean time to first token."""
     tpot_s: float
     """measured mean time per output token."""
+
+    @property
+    def mean_prompt(self) -> float:
+        """Mean tokens of a prompt."""
+        return self.prompt * (1.0 if self.equal else DRAWN_MEAN)
+
+    @property
+    def mean_output(self) -> float:
+        """Mean tokens of an output."""
+        return self.output * (1.0 if self.equal else DRAWN_MEAN)
 
     @property
     def fold(self) -> int:
@@ -103,15 +123,22 @@ class ServedRow:
         return int(hashlib.sha256(key.encode()).hexdigest(), 16) % FOLDS
 
     @property
+    def ranks(self) -> int:
+        """GPUs that attend for sequences of their own; 1 where all share every sequence."""
+        return self.gpus if self.stack.attention_data_parallel else 1
+
+    @property
     def served(self) -> tuple[str, str, int, Stack]:
         """What has one cost model."""
         return self.gpu, self.model, self.gpus, self.stack
 
     @property
-    def run(self) -> tuple[str, str, str, str, str | None]:
-        """What was measured with one setting of everything that the file does not name."""
+    def run(self) -> tuple[str, str, str, str, str | None, int]:
+        """What was measured with one setting of everything that the file does not name; the last
+        is 1 with drafts, 0 without and -1 where the source does not say."""
         stack = self.stack
-        return self.model, self.gpu, stack.formats[0], stack.engine, stack.version
+        kind = -1 if not self.named else min(self.drafts, 1)
+        return self.model, self.gpu, stack.formats[0], stack.engine, stack.version, kind
 
     @property
     def configuration(self) -> tuple[object, ...]:
@@ -146,7 +173,9 @@ def served_rows(directory: Path) -> tuple[list[ServedRow], dict[ServedRow, str],
             rows[row] = _unfit(row)
     twins: defaultdict[tuple[object, ...], list[ServedRow]] = defaultdict(list)
     for row, why in rows.items():
-        if not why:
+        if not why and not row.named:
+            rows[row] = "ambiguous"
+        elif not why:
             twins[row.configuration].append(row)
     for same in twins.values():
         if max(r.tpot_s for r in same) > TWINS_APART * min(r.tpot_s for r in same):
@@ -179,14 +208,20 @@ def _row(item: dict[str, object]) -> ServedRow | str:
     if weights not in STORED_BYTES:
         return "model"
     engine = str(item["backend"])
+    ranks_attend = ranks > 1
+    loop = (concurrency, _number(item["isl"]), _number(item["osl"]))
+    source = str(item["silicon_data_source"])
+    version = str(item["backend_version"]) or None
+    how = recipe(source, model, gpu, engine, version, (gpus, ranks_attend), loop, weights)
     # Engines' recipes for quantised dense models quantise the KV cache as well; SGLang's do not.
     dense = model.startswith(("llama", "qwen3-32b"))
     stack = Stack(
         engine=engine,
-        version=str(item["backend_version"]) or None,
+        version=how.version,
         formats=(weights, weights, weights),
-        kv_format="fp8" if dense and weights != "bf16" and engine != "sglang" else "bf16",
-        attention_data_parallel=ranks > 1,
+        kv_format=how.kv_format
+        or ("fp8" if dense and weights != "bf16" and engine != "sglang" else "bf16"),
+        attention_data_parallel=ranks_attend,
     )
     return ServedRow(
         model=model,
@@ -194,9 +229,13 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         gpus=gpus,
         stack=stack,
         concurrency=concurrency,
-        prompt=_number(item["isl"]),
-        output=_number(item["osl"]),
-        equal=not _DRAWN.match(str(item["silicon_data_source"])),
+        prompt=loop[1],
+        output=loop[2],
+        equal=not how.drawn,
+        drafts=how.drafts or 0,
+        most_running=how.most_running,
+        waits=how.waits,
+        named=how.drafts is not None,
         ttft_s=1e-3 * _number(item["silicon_ttft_ms"]),
         tpot_s=1e-3 * _number(item["silicon_tpot_ms"]),
     )
@@ -208,14 +247,30 @@ def _unfit(row: ServedRow) -> str:
     stored = weights_bytes(model, 0, row.gpus)
     if stored > gpu.memory_bytes:
         return "memory"
-    peak = (gpu.expert_linear if model.experts else gpu.linear)[0].flops_per_s
-    rate = row.gpus * peak * FASTEST_KERNELS[row.stack.formats[0]]
-    prompts_s = row.concurrency * 2 * model.active_parameters * row.prompt / rate
-    read_bytes = model.active_parameters * model.expert_stored_bytes[0] / row.gpus
-    reads_s = row.output * read_bytes / gpu.bandwidth_bytes_per_s
-    if prompts_s + reads_s > row.ttft_s + row.output * row.tpot_s:
+    if _least_s(row, gpu, model) > row.ttft_s + row.mean_output * row.tpot_s:
         return "impossible"
     return "queue" if row.ttft_s > row.output * row.tpot_s else ""
+
+
+def _least_s(row: ServedRow, gpu: ServedGpu, model: LargeModel) -> float:
+    """Seconds that the hardware needs for one request with all prompts that are prefilled
+    meanwhile."""
+    prompt, output, gpus = row.mean_prompt, row.mean_output, row.gpus
+    steps = output / (1 + row.drafts)
+    peak = (gpu.expert_linear if model.experts else gpu.linear)[0].flops_per_s
+    rate = gpus * peak * FASTEST_KERNELS[row.stack.formats[0]]
+    prompts_s = row.concurrency * 2 * model.active_parameters * prompt / rate
+    pairs = row.concurrency * model.kv_layers * prompt**2 / 2
+    attention_s = pairs * 4 * model.attention_width / (gpus * 2 * gpu.linear[0].flops_per_s)
+    weights = model.active_parameters * model.expert_stored_bytes[0] / gpus
+    kv_bytes = model.kv_bytes_per_token * model.kv_share(gpus)
+    kv = row.concurrency * (prompt + output / 2) * kv_bytes
+    reads_s = steps * (weights + kv) / gpu.bandwidth_bytes_per_s
+    sent_s = 0.0
+    if gpus > 1 and not row.stack.attention_data_parallel:
+        sent = row.concurrency * prompt * 2 * model.layers * 2 * model.hidden
+        sent_s = sent / gpu.link_bytes_per_s
+    return prompts_s + attention_s + reads_s + sent_s
 
 
 @functools.cache

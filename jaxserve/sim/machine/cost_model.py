@@ -88,7 +88,8 @@ class CostModel:
     head_s_per_row: float
     """seconds of the output head for each row of logits."""
     head_gather_s_per_row: float
-    """seconds to gather each row of logits over the tensor-parallel group."""
+    """seconds to gather each row of logits over the tensor-parallel group, and what a stack's
+    engine does for it besides."""
     attention_constant_s: float
     """fixed seconds of decode attention, per layer."""
     attention_base_s: float

@@ -73,6 +73,8 @@ class EngineTimes:
     """name of its file."""
     host_s: float
     """seconds per iteration outside the kernels: scheduler, launch, sampling."""
+    row_s: float
+    """seconds for each row of logits: sampling, detokenising, sending."""
     expert_layer_s: float
     """seconds per layer of experts outside their products: routing, permutation, their sum."""
     eager_layer_s: float
@@ -121,6 +123,7 @@ def load_engine(name: str, version: str | None = None) -> EngineTimes:
     return EngineTimes(
         name=name,
         host_s=item.number("host_s", 0),
+        row_s=item.number("row_s", 0),
         expert_layer_s=item.number("expert_layer_s", 0),
         eager_layer_s=item.number("eager_layer_s", 0),
         eager_expert_layer_s=item.number("eager_expert_layer_s", 0),

@@ -1,5 +1,6 @@
 """Promises of what serves a model."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -14,7 +15,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens, weights_bytes
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.machine.stack import Stack, engine_names, load_engine, serve
+from jaxserve.sim.machine.stack import ServedGpu, Stack, engine_names, load_engine, serve
 from jaxserve.sim.machine.step_times import step_times
 
 H200, FP8 = "h200-sxm-141gb", ("fp8", "fp8", "fp8")
@@ -66,6 +67,17 @@ def test_iterations_agree_with_their_columns(batch: int, context: int, model: st
     assert cost.beyond is not None
     mixed = cost.iteration_s(decode_seqs=batch, kv_tokens=batch * context, chunks=((64, 0),))
     assert mixed >= max(alone, cost.beyond.eager_s)
+
+
+def test_an_engine_s_time_for_a_row_is_paid_for_each_sequence() -> None:
+    """Sampling and sending are of each sequence, on the host of the whole group."""
+    gpu, model = serve(H200, "llama-3.1-8b", Stack())
+    assert isinstance(gpu, ServedGpu)
+    slow = dataclasses.replace(gpu.engine, row_s=gpu.engine.row_s + 1e-5)
+    costs = [CostModel.of(each, model, 2) for each in (gpu, dataclasses.replace(gpu, engine=slow))]
+    for batch in (1, 64):
+        fast_s, slow_s = (float(cost.decode_s(batch, 1000)) for cost in costs)
+        assert slow_s - fast_s == pytest.approx(batch * 1e-5)
 
 
 def test_few_tokens_touch_few_experts() -> None:
