@@ -55,8 +55,9 @@ def plan_window(
     prompt = classes.prompt_tokens
     scale = arrivals.acceptance_scale
     mean, mean_square = accepted_moments(classes.tokens_per_step, depth)
-    per_step = 1.0 + scale * (mean - 1.0)
-    step_variance = 1.0 + scale * (mean_square - 1.0) - per_step**2
+    # No more than all drafts are accepted, and always as many of them then.
+    per_step = 1.0 + jnp.minimum(scale * (mean - 1.0), depth)
+    step_variance = jnp.maximum(1.0 + scale * (mean_square - 1.0) - per_step**2, 0.0)
     # An output ends anywhere in its last step: half of the tokens after that step's first are lost.
     last_step = 0.5 * (1.0 - 1.0 / per_step)
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)

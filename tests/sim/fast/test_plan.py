@@ -24,6 +24,23 @@ def test_moments_of_accepted_tokens(depth: int) -> None:
     assert float(square[0]) == pytest.approx((tokens**2.0).mean(), rel=0.01)
 
 
+@pytest.mark.parametrize("depth", [0, 1, 4, 8])
+def test_no_more_drafts_are_accepted_than_there_are(depth: int) -> None:
+    """However much better than the profile traffic is said to be: then all are, every time."""
+    env = jaxserve.make("static_workload")
+    count, one = len(env.workload.classes.prompt_tokens), jnp.float32(1.0)
+    best = Arrivals(jnp.ones((env.ticks, count)), one, jnp.int32(0), jnp.float32(3.0))
+    action = jaxserve.make_action(speculation_depth=depth)
+    classes, table = env.workload.classes, env.table
+    plan = jax.jit(plan_window, static_argnums=6)(
+        init_sim(count, one), action, best, env.deployment, classes, table, env.window_s
+    )
+    assert (np.asarray(plan.tokens_per_step) <= depth + 1).all()
+    assert (np.asarray(plan.acceptance_spread) >= 0).all()
+    metrics = env.simulate(init_sim(count, one), action, best)[1]
+    assert all(np.isfinite(np.asarray(leaf)).all() for leaf in jax.tree.leaves(metrics))
+
+
 @pytest.mark.parametrize("output_ages", [1, 8])
 def test_prompts_of_a_class_differ_where_outputs_have_memory(output_ages: int) -> None:
     """The program of the built-in tasks, which have no memory, knows nothing of it."""
