@@ -38,15 +38,15 @@ export class Board {
     this.draw();
   }
 
-  // Soon: many windows may have come before the next picture.
+  // The count at once, the picture soon: many windows may have come before the next one.
   draw() {
+    this.#count();
     if (this.waiting) return;
     this.waiting = true;
     requestAnimationFrame(() => {
       this.waiting = false;
       this.#draw();
     });
-    this.#count();
   }
 
   #count() {
