@@ -36,6 +36,7 @@ from jaxserve.live.readings import (
 )
 from jaxserve.live.supervisor import Health, Mode, Rules, Supervision, supervise
 from jaxserve.live.twins import Expectation, Twins, acceptance_scale
+from jaxserve.live.window_report import Report, WindowComparison
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
@@ -54,40 +55,12 @@ _SHORTEST, _LONGEST = 0.5, 1.5
 
 
 @dataclass(frozen=True)
-class WindowComparison:
-    """A window as it was measured, beside what the simulator expected of it."""
-
-    seen: Expectation
-    """what was measured, in the terms of the expectations."""
-    in_force: Expectation
-    """what the simulator expected under the knobs that were in force."""
-    policy: Expectation
-    """under those of the policy, on the same traffic from the start."""
-    static: Expectation
-    """under the best static ones, likewise."""
-
-
-@dataclass(frozen=True)
 class Look:
     """All that a controller asks for at the end of a window."""
 
     window: LiveWindow
     engines: EngineState
     knobs: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Report:
-    """What the operator is told of a window."""
-
-    window: int
-    mode: str
-    reason: str | None
-    """why the static setting is in force, None where it is not."""
-    comparison: WindowComparison | None = None
-    """None where nothing could be measured."""
-    told: dict[str, float] = field(default_factory=dict)
-    """knobs that were turned, or would be."""
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from jaxserve.show.text_table import plain_table
 if TYPE_CHECKING:
     from jaxserve.agents.panel import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
-    from jaxserve.live.operate import Report
     from jaxserve.live.study.figures import Summary
+    from jaxserve.live.window_report import Report
 
 
 def print_report(report: Report) -> None:

@@ -18,8 +18,9 @@ import pytest
 from jaxserve import cli
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient
-from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.supervisor import Mode, Rules
+from jaxserve.live.window_report import Report
 from jaxserve.spaces import make_action
 from tests.gateway.running import RunningGateway
 from tests.integrations.environments import ROOT

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from jaxserve.agents.panel import TaskSetup
 from tests.live.deployment import TASK, setup_of
+from tests.live.played import Play, Played
 
 
 @pytest.fixture(scope="session")
@@ -16,3 +18,9 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> TaskSetup:
     path = tmp_path_factory.mktemp("task") / "mine.json"
     path.write_text(json.dumps(TASK))
     return setup_of(path)
+
+
+@pytest.fixture
+def play(setup: TaskSetup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
+    """Operates a stand-in for some windows."""
+    return lambda *arguments, **options: Played(setup, monkeypatch, tmp_path, *arguments, **options)

@@ -11,8 +11,9 @@ from typing import Any
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient
-from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.supervisor import Mode, Rules
+from jaxserve.live.window_report import Report
 from jaxserve.spaces import make_action
 from tests.live.deployment import Moody, setup_of
 

@@ -244,6 +244,30 @@ class Deployment:
         return {"objectives": {"chat": {"ttft_s": 0.5, "tpot_s": 0.05}}}
 
 
+class Slow(Deployment):
+    """Its engine says what is in force only after a while, as between two long steps."""
+
+    TAKES_S = 0.1 * WINDOW_S
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told_s: list[float] = []
+        """when commands came."""
+
+    async def sleep(self, seconds: float) -> None:
+        until_s = self.now_s + seconds
+        await asyncio.sleep(0)  # what runs beside takes its time of it
+        self.now_s = max(self.now_s, until_s)
+
+    async def knobs(self) -> dict[str, Any]:
+        self.now_s += self.TAKES_S
+        return await super().knobs()
+
+    async def put(self, knobs: Mapping[str, float], lease_s: float) -> dict[str, Any]:
+        self.told_s.append(self.now_s)
+        return await super().put(knobs, lease_s)
+
+
 class Moody:
     """A policy with a cap for every window; None stands for a number that is none."""
 

@@ -3,88 +3,22 @@ the reason is told and written down, and the policy steers again when it has bee
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import itertools
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.errors import InputError
-from jaxserve.live.episode_file import EpisodeWriter, read_episode
-from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.episode_file import read_episode
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.spaces import make_action
-from tests.live.deployment import WINDOW_S, Deployment, Moody, knobs_answer, locked, virtual
-
-STATIC = {"batch_cap": 48, "kv_budget_fraction": 1.0}
-"""the best static setting, which is not that of the engine."""
-STEADY: list[float | None] = [40.0]
-Script = dict[int, Callable[[Deployment], object]]
-"""what happens to a deployment, by the window in which it does."""
-
-
-class Played:
-    """What came of operating a deployment for some windows."""
-
-    def __init__(
-        self,
-        setup: TaskSetup,
-        monkeypatch: pytest.MonkeyPatch,
-        path: Path,
-        windows: int,
-        script: Script | None = None,
-        mode: Mode = Mode.GUARDED,
-        caps: list[float | None] = STEADY,
-        deployment: Deployment | None = None,
-        rules: Rules | None = None,
-    ) -> None:
-        self.deployment = deployment or Deployment()
-        self.log = path / "log.jsonl"
-        self.reports: list[Report] = []
-        self.in_force: list[float] = []
-        """batch cap at the end of each window."""
-        script = script or {}
-
-        def tell(report: Report) -> None:
-            self.reports.append(report)
-            self.in_force.append(self.deployment.in_force()["batch_cap"])
-            script.get(report.window, lambda one: None)(self.deployment)
-
-        async def operate() -> None:
-            with EpisodeWriter(self.log, {"task": setup.spec.name, "agent": "moody"}) as log:
-                conduct = Conduct(mode, rules or Rules(recover=3))
-                client: Any = self.deployment
-                policy: Any = Moody(caps)
-                static = make_action(**STATIC)
-                await Controller(setup, policy, static, client, log, conduct).run(windows, tell)
-
-        virtual(monkeypatch, self.deployment)
-        asyncio.run(operate())
-
-    @property
-    def reasons(self) -> list[str | None]:
-        return [report.reason for report in self.reports]
-
-    def lines(self, kind: str) -> list[dict[str, Any]]:
-        """Of the log."""
-        entries = [json.loads(line) for line in self.log.read_text().splitlines()]
-        return [entry for entry in entries if entry["kind"] == kind]
-
-
-Play = Callable[..., Played]
-
-
-@pytest.fixture
-def play(setup: TaskSetup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
-    return lambda *arguments, **options: Played(setup, monkeypatch, tmp_path, *arguments, **options)
+from tests.live.deployment import WINDOW_S, Deployment, Slow
+from tests.live.faults import FAULTS
+from tests.live.played import Play, Played, Script
 
 
 def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:
@@ -109,30 +43,6 @@ def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:
     assert episode.notes[-1]["echo"]["speculation_depth"]["how"] == "restart_required"
 
 
-class Slow(Deployment):
-    """Its engine says what is in force only after a while, as between two long steps."""
-
-    TAKES_S = 0.1 * WINDOW_S
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told_s: list[float] = []
-        """when commands came."""
-
-    async def sleep(self, seconds: float) -> None:
-        until_s = self.now_s + seconds
-        await asyncio.sleep(0)  # what runs beside takes its time of it
-        self.now_s = max(self.now_s, until_s)
-
-    async def knobs(self) -> dict[str, Any]:
-        self.now_s += self.TAKES_S
-        return await super().knobs()
-
-    async def put(self, knobs: Mapping[str, float], lease_s: float) -> dict[str, Any]:
-        self.told_s.append(self.now_s)
-        return await super().put(knobs, lease_s)
-
-
 def test_a_command_does_not_wait_for_the_knobs(play: Play) -> None:
     """They are asked for before the window's end, so that the command comes at its end."""
     slow = Slow()
@@ -142,115 +52,6 @@ def test_a_command_does_not_wait_for_the_knobs(play: Play) -> None:
     expected = [begun_s + (window + 1) * WINDOW_S for window in range(4)]
     assert slow.told_s == pytest.approx(expected)
     assert begun_s == pytest.approx(Deployment().now_s + Slow.TAKES_S)
-
-
-FAULTS: dict[str, tuple[Callable[[Deployment], object], Callable[[Deployment], object], str]] = {
-    "the engine was restarted": (
-        lambda one: setattr(one, "engine_id", "b"),
-        lambda one: None,
-        "an engine was restarted",
-    ),
-    "a counter went back": (
-        lambda one: setattr(one, "counters", 0.0),
-        lambda one: None,
-        "the engines' counter of output_tokens went back",
-    ),
-    "the gateway was restarted": (
-        lambda one: setattr(one, "gateway", "two"),
-        lambda one: None,
-        "the gateway was restarted",
-    ),
-    "metrics are garbage": (
-        lambda one: one.engine_fields.update(kv_use=float("nan")),
-        lambda one: one.engine_fields.clear(),
-        "the engines: vllm-0: kv_use is nan",
-    ),
-    "the engine cannot be read": (
-        lambda one: one.engine_fields.update(error="engine vllm-0 cannot be reached"),
-        lambda one: one.engine_fields.clear(),
-        "no engine shows its metrics: engine vllm-0 cannot be reached",
-    ),
-    "the window is garbage": (
-        lambda one: one.window_fields.update(classes=7),
-        lambda one: one.window_fields.clear(),
-        "the window: classes is 7; it must be a JSON object",
-    ),
-    "the window is forgotten": (
-        lambda one: one.window_fields.update(complete=False),
-        lambda one: one.window_fields.clear(),
-        "the gateway does not have all of the window",
-    ),
-    "the gateway cannot be reached": (
-        lambda one: setattr(one, "unreachable", True),
-        lambda one: setattr(one, "unreachable", False),
-        "the gateway cannot be reached",
-    ),
-    "an action is not acknowledged": (
-        lambda one: one.lies.update(batch_cap=7.0),
-        lambda one: one.lies.clear(),
-        "batch_cap is 7.0 after it was told",
-    ),
-    "an engine refuses": (
-        lambda one: setattr(one, "refuses", "engine vllm-0 refused"),
-        lambda one: setattr(one, "refuses", None),
-        "engine vllm-0 refused",
-    ),
-    "an answer is slow": (
-        lambda one: setattr(one, "slow_s", 0.6),
-        lambda one: setattr(one, "slow_s", 0.0),
-        "a decision missed its deadline",
-    ),
-    "the machine stood still": (
-        lambda one: setattr(one, "stopped_s", 7.3),
-        lambda one: None,
-        "the window took 8.3 s in place of 1 s",
-    ),
-    "a knob is gone": (
-        lambda one: setattr(one, "answers", knobs_answer(batch_cap=locked())),
-        lambda one: setattr(one, "answers", knobs_answer()),
-        "batch_cap can no longer be turned",
-    ),
-    "knobs are garbage": (
-        lambda one: setattr(one, "answers", {"knobs": 7}),
-        lambda one: setattr(one, "answers", knobs_answer()),
-        "the knobs: engines is missing",
-    ),
-}
-
-
-UNTOLD = (
-    "the gateway cannot be reached",
-    "an action is not acknowledged",
-    "an engine refuses",
-    "a knob is gone",
-    "knobs are garbage",
-)
-"""Faults in which nobody can tell the best static values: the engine's own are back in force."""
-
-
-@pytest.mark.parametrize("what", FAULTS)
-def test_a_fault(what: str, play: Play) -> None:
-    """It happens after the fourth window and ends after the sixth."""
-    happen, end, reason = FAULTS[what]
-    played = play(20, {4: happen, 6: end})
-    assert played.reasons[:4] == [None] * 4 and played.in_force[:4] == [40.0] * 4
-    told = [str(why) for why in played.reasons[4:6]]
-    assert any(reason in why for why in told), told
-    assert played.in_force[5] == (64.0 if what in UNTOLD else 48.0)
-    assert played.reasons[-1] is None and played.in_force[-1] == 40.0
-    fallen = [place for place, why in enumerate(played.reasons) if why is not None]
-    assert len(fallen) >= 3 and fallen == list(range(4, 4 + len(fallen)))
-    # It comes back as soon as it may: two windows of trouble, one to look again, three in peace.
-    assert len(fallen) <= 7
-    logged = played.lines("window") + played.lines("event")
-    assert any(reason in str(line["reason"]) for line in logged)
-
-
-def test_a_fault_of_one_answer(play: Play) -> None:
-    """Best static is in force in the very window in which it was refused something else."""
-    played = play(6, {4: lambda one: setattr(one, "refuse_next", True)})
-    assert played.in_force[3:5] == [40.0, 48.0]
-    assert played.deployment.commands[5] is not None and played.reasons[4] is not None
 
 
 def test_operating_has_no_end(
@@ -376,35 +177,6 @@ def test_back_to_static_at_once(play: Play) -> None:
     """However far the policy has gone."""
     played = play(9, {6: lambda one: setattr(one, "engine_id", "b")}, caps=[2.0])
     assert played.in_force[5] == 2.0 and played.in_force[6] == 48.0
-
-
-EVENTS = st.dictionaries(st.integers(1, 12), st.sampled_from(sorted(FAULTS)), max_size=4)
-
-
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(happen=EVENTS, end=EVENTS)
-def test_any_faults_together(
-    play: Play, happen: dict[int, str], end: dict[int, str], tmp_path: Path
-) -> None:
-    """No fault ends the controller; commands are allowed values; all is well some time after."""
-    (tmp_path / "log.jsonl").unlink(missing_ok=True)
-
-    def script(window: int) -> Callable[[Deployment], object]:
-        def act(one: Deployment) -> None:
-            if window in happen:
-                FAULTS[happen[window]][0](one)
-            if window in end:
-                FAULTS[end[window]][1](one)
-            if window == 13:
-                for _, well, _ in FAULTS.values():
-                    well(one)
-
-        return act
-
-    played = play(24, {window: script(window) for window in range(1, 14)})
-    assert played.reasons[-1] is None and played.in_force[-1] == 40.0
-    for command in played.deployment.commands:
-        assert command is None or 1 <= command["batch_cap"] <= 64
 
 
 @pytest.mark.parametrize(

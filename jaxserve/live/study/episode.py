@@ -24,11 +24,12 @@ from jaxserve.live.engine_client import EngineClient, Prompts, Target
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import Limits, as_values
-from jaxserve.live.operate import Conduct, Controller, Report
+from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.player import Outcome, play
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.servers import Running
 from jaxserve.live.supervisor import Mode, Rules
+from jaxserve.live.window_report import Report
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import make_action
