@@ -46,6 +46,7 @@ def calibrate_engine(
         gateway: Gateway to ask for completions in place of the engine. On a host that computes,
             gateway and clients take time from the engine, which is then measured as well.
     """
+    from jaxserve.gateway.settings import TOKEN_VARIABLE
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.sim.table.file import write_table_file
 
@@ -57,8 +58,6 @@ def calibrate_engine(
             report_table,
         )
         from jaxserve.live.engine_client import Target
-    from jaxserve.gateway.settings import TOKEN_VARIABLE
-
     check_output(out, "--out")
     checks.ending("--out", out, ".parquet")
     if key is not None and not os.environ.get(key):
@@ -67,7 +66,7 @@ def calibrate_engine(
         _without_path(url),
         os.environ[key] if key else None,
         os.environ.get(_CONTROL_TOKEN) or None,
-        gateway_url=gateway if gateway is None else _without_path(gateway),
+        gateway_url=None if gateway is None else _without_path(gateway),
         gateway_token=os.environ.get(TOKEN_VARIABLE) or None,
     )
     plan.check()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -39,17 +40,31 @@ _CHECKS: tuple[tuple[str, float, Callable[[ServedRow], bool]], ...] = (
 _ALL, _ALL_BAR = "TPOT of all rows but the impossible ones", 8.0
 
 
+@dataclass(frozen=True)
+class _Errors:
+    """Relative errors of TPOT, float64[rows]."""
+
+    held_out: np.ndarray
+    """under constants fitted without the row's third."""
+    without_run: np.ndarray
+    """without its run, and those that are judged with it."""
+    as_shipped: np.ndarray
+    """under the shipped constants."""
+
+
 def served_fidelity(directory: Path) -> list[FidelityRow]:
     """TPOT of measured servers; empty where the file is absent."""
     if not (directory / FILE).is_file():
         return []
     rows, doubtful, left_out = served_rows(directory)
     everything = [*rows, *doubtful]
-    held_out = held_out_errors(rows, everything)
-    without_run = held_out_errors(rows, everything, by_run)
     prediction = Prediction(everything, fitted_constants(rows))
     measured_s = np.array([row.tpot_s for row in everything])
-    as_shipped = prediction.tpot_s(prediction.start()) / measured_s - 1
+    errors = _Errors(
+        held_out=held_out_errors(rows, everything),
+        without_run=held_out_errors(rows, everything, by_run),
+        as_shipped=prediction.tpot_s(prediction.start()) / measured_s - 1,
+    )
     kept = np.array([row not in doubtful for row in everything])
     result = []
     for name, bar, chosen in _CHECKS:
@@ -58,14 +73,10 @@ def served_fidelity(directory: Path) -> list[FidelityRow]:
         if mask.any():
             why = Counter(doubtful[row] for row in doubtful if chosen(row))
             detail = f"; {_counts(why)} left out" if why else ""
-            detail += f", with them {_mean(held_out[group]):.1f} %" if why else ""
-            result.append(
-                _judged(name, bar, everything, held_out, without_run, as_shipped, mask, detail)
-            )
+            detail += f", with them {_mean(errors.held_out[group]):.1f} %" if why else ""
+            result.append(_judged(name, bar, everything, errors, mask, detail))
     detail = f"; of the file's rows left out: {_counts(left_out, DOUBTS)}" if left_out else ""
-    result.append(
-        _judged(_ALL, _ALL_BAR, everything, held_out, without_run, as_shipped, kept | True, detail)
-    )
+    result.append(_judged(_ALL, _ALL_BAR, everything, errors, np.ones_like(kept), detail))
     return result
 
 
@@ -73,21 +84,19 @@ def _judged(
     name: str,
     bar: float,
     rows: Sequence[ServedRow],
-    held_out: np.ndarray,
-    without_run: np.ndarray,
-    as_shipped: np.ndarray,
+    errors: _Errors,
     mask: np.ndarray,
     detail: str,
 ) -> FidelityRow:
-    errors, runs = held_out[mask], {row.run for row, each in zip(rows, mask, strict=True) if each}
+    found, runs = errors.held_out[mask], {r.run for r, here in zip(rows, mask, strict=True) if here}
     about = (
         f"{mask.sum()} rows of {len(runs)} runs, held out by thirds; median "
-        f"{100 * np.median(np.abs(errors)):.1f} %, bias {100 * errors.mean():+.1f} %; whole "
-        f"runs held out {_mean(without_run[mask]):.1f} %; shipped constants "
-        f"{_mean(as_shipped[mask]):.1f} %"
+        f"{100 * np.median(np.abs(found)):.1f} %, bias {100 * found.mean():+.1f} %; whole "
+        f"runs held out {_mean(errors.without_run[mask]):.1f} %; shipped constants "
+        f"{_mean(errors.as_shipped[mask]):.1f} %"
     )
     return FidelityRow.within(
-        f"cost model vs servers: {name}", _mean(errors), bar, "% (mean)", about + detail
+        f"cost model vs servers: {name}", _mean(found), bar, "% (mean)", about + detail
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.fidelity.served_recipes import DRAWN_MEAN
+from jaxserve.fidelity.served_recipes import mean_tokens
 from jaxserve.sim.machine.cost_model import CostModel
 
 TOKEN_BUDGET = 8192
@@ -83,8 +83,7 @@ class Loop:
           accepted: chances that drafts are right; None for the defaults.
         """
         accepted = accepted or Accepted()
-        drawn = np.where(self.equal, 1.0, DRAWN_MEAN)
-        prompt, output = self.prompt * drawn, self.output * drawn
+        prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
         held = prompt + output * (1.0 if reserves else 0.5)
         running = np.minimum(self.concurrency, self.most_running)
         running = np.minimum(running, np.maximum(kv_tokens / held, 1.0))

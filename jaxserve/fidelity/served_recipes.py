@@ -22,12 +22,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 _SOURCE = re.compile(r"db-dump/|source_file=\d{4}-\d\d-\d\d\.csv")
 _DATE = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _CONFIG = re.compile(r"config_id=(\d+)")
 
-DRAWN_MEAN = 0.9
-"""Mean length as a share of the one that is named: drawn evenly from 80 to 100 % of it."""
+_DRAWN_MEAN = 0.9  # of the length that is named: drawn evenly from 80 to 100 % of it
 MTP_SINCE = "2026-01-14"
 """Day on which DeepSeek was first served with drafts."""
 HOPPER = ("h100-sxm-80gb", "h200-sxm-141gb")
@@ -59,6 +61,11 @@ class Recipe:
     """iterations for which it holds prompts back to prefill several together."""
     drawn: bool
     """whether lengths are drawn."""
+
+
+def mean_tokens(named: ArrayLike, equal: ArrayLike) -> np.ndarray:
+    """Mean of lengths; ``equal`` says of which all are as they are named."""
+    return np.asarray(named) * np.where(equal, 1.0, _DRAWN_MEAN)
 
 
 def recipe(

@@ -34,7 +34,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.fidelity.served_recipes import DRAWN_MEAN, recipe
+from jaxserve.fidelity.served_recipes import mean_tokens, recipe
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.memory import weights_bytes
@@ -107,12 +107,12 @@ class ServedRow:
     @property
     def mean_prompt(self) -> float:
         """Mean tokens of a prompt."""
-        return self.prompt * (1.0 if self.equal else DRAWN_MEAN)
+        return float(mean_tokens(self.prompt, self.equal))
 
     @property
     def mean_output(self) -> float:
         """Mean tokens of an output."""
-        return self.output * (1.0 if self.equal else DRAWN_MEAN)
+        return float(mean_tokens(self.output, self.equal))
 
     @property
     def fold(self) -> int:

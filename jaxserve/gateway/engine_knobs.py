@@ -101,14 +101,7 @@ class VllmKnobs:
     async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
         """See ``EngineKnobs``; the lease is the engine's own."""
         answer = await self._ask("PUT", {"lease_s": lease_s, "knobs": dict(values)})
-        offer = _plugin_offer(answer)
-        for name, value in values.items():
-            now = offer.knobs.get(name, {}).get("now")
-            if not obeyed(name, value, now):
-                raise EngineRefused(
-                    f"engine {self.name} has {name} {now} after it was told {value:g}"
-                )
-        return offer
+        return _acknowledged(self.name, values, _plugin_offer(answer))
 
     async def release(self) -> None:
         """See ``EngineKnobs``."""
@@ -189,13 +182,7 @@ class SglangKnobs:
         # One answer of each data-parallel rank.
         if not isinstance(answer, list) or not answer or not all(done is True for done in answer):
             raise EngineRefused(f"engine {self.name} did not take a batch cap of {value:g}")
-        offer = self._offer(await self._info())
-        now = offer.knobs.get("batch_cap", {}).get("now")
-        if not obeyed("batch_cap", value, now):
-            raise EngineRefused(
-                f"engine {self.name} has batch_cap {now} after it was told {value:g}"
-            )
-        return offer
+        return _acknowledged(self.name, {"batch_cap": value}, self._offer(await self._info()))
 
 
 async def ask(
@@ -253,6 +240,15 @@ async def ask_text(
     except Problem as problem:
         raise EngineRefused(str(problem)) from None
     return response.status, text
+
+
+def _acknowledged(engine: str, values: Mapping[str, float], offer: EngineOffer) -> EngineOffer:
+    """What an engine offers after it was told ``values``; raises where others are in force."""
+    for name, value in values.items():
+        now = offer.knobs.get(name, {}).get("now")
+        if not obeyed(name, value, now):
+            raise EngineRefused(f"engine {engine} has {name} {now} after it was told {value:g}")
+    return offer
 
 
 def _plugin_offer(answer: Any) -> EngineOffer:
