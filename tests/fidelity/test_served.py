@@ -210,20 +210,23 @@ def test_drafts_that_are_right_are_tokens() -> None:
 
 
 def test_fit_finds_the_constants_that_rows_were_made_with(tmp_path: Path) -> None:
-    """Rows of the model itself, with another host time, are predicted with the little error that
-    priors cost."""
+    """Rows of the model itself are predicted without error where its constants are those that the
+    priors draw to, far from the shipped ones; with another host time, with what priors cost."""
     changes = [{"batch_size": batch, "tp_size": tp} for batch in (8, 16, 64) for tp in (2, 4, 8)]
     rows, _, _ = served_rows(_written(tmp_path, *changes))
     constants = fitted_constants(rows)
     prediction = Prediction(rows, constants)
-    values = prediction.start()
-    values[[each.field == "host_s" for each in constants]] *= 1.5
-    made = [
-        dataclasses.replace(row, tpot_s=float(tpot_s))
-        for row, tpot_s in zip(rows, prediction.tpot_s(values), strict=True)
-    ]
-    found = Prediction(made, constants).tpot_s(fit(made, constants))
-    np.testing.assert_allclose(found, [row.tpot_s for row in made], rtol=2e-2)
+    centres = np.array([each.centre for each in constants])
+    slower = prediction.start() * np.where([each.field == "host_s" for each in constants], 1.5, 1.0)
+    shipped_s = prediction.tpot_s(prediction.start())
+    assert (np.abs(prediction.tpot_s(centres) / shipped_s - 1) > 1e-2).all()
+    for values, error in ((centres, 1e-3), (slower, 2e-2)):
+        made = [
+            dataclasses.replace(row, tpot_s=float(tpot_s))
+            for row, tpot_s in zip(rows, prediction.tpot_s(values), strict=True)
+        ]
+        found = Prediction(made, constants).tpot_s(fit(made, constants))
+        np.testing.assert_allclose(found, [row.tpot_s for row in made], rtol=error)
 
 
 def test_a_run_is_held_out_whole(tmp_path: Path) -> None:
