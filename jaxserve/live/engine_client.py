@@ -151,18 +151,18 @@ class EngineClient:
         url, key = self.target.front
         asked = self._ask("POST", self.path, key, headers, url, json=body)
         async with asked as response:
-            await self._expect_success(response, self.path)
+            await self._expect_success(response, self.path, url)
             async for line in response.content:
                 if not line.startswith(b"data: {"):
                     continue
                 now = time.monotonic()
                 event = _json_object(line[6:])
                 if event.get("error"):
-                    raise self._failed(self.path, json.dumps(event["error"]))
+                    raise self._failed(self.path, json.dumps(event["error"]), url=url)
                 events += 1
                 if events > output_tokens + _SPARE_EVENTS:
                     raise EngineError(
-                        f"engine {self.target.url} streams more than the {output_tokens} tokens "
+                        f"{self._name(url)} streams more than the {output_tokens} tokens "
                         "that it was asked for"
                     )
                 if self._has_output(event):
@@ -170,7 +170,7 @@ class EngineClient:
                     told(now)
                 usage = event.get("usage") or usage
         if first_s is None:
-            raise EngineError(f"engine {self.target.url} streamed a completion without output")
+            raise EngineError(f"{self._name(url)} streamed a completion without output")
         counts = checks.JsonObject(usage or {}, "the engine's usage")
         prompt_tokens, output = (
             counts.whole(name, 1, _MOST_TOKENS) for name in ("prompt_tokens", "completion_tokens")
@@ -276,7 +276,7 @@ class EngineClient:
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = url or self.target.url
         return _Reached(
-            url,
+            self._name(url),
             self._session.request(
                 method,
                 url + path,
@@ -286,18 +286,27 @@ class EngineClient:
             ),
         )
 
-    async def _expect_success(self, response: aiohttp.ClientResponse, path: str) -> None:
+    async def _expect_success(
+        self, response: aiohttp.ClientResponse, path: str, url: str | None = None
+    ) -> None:
         if response.status != 200:
             text = (await response.content.read(_READ)).decode(errors="replace")
-            raise self._failed(path, f"{response.status} {text}", response.status)
+            raise self._failed(path, f"{response.status} {text}", response.status, url)
 
-    def _failed(self, path: str, answer: str, status: int | None = None) -> EngineError:
+    def _name(self, url: str) -> str:
+        """Whoever is asked at an address, for errors."""
+        return f"{'gateway' if url == self.target.gateway_url else 'engine'} {url}"
+
+    def _failed(
+        self, path: str, answer: str, status: int | None = None, url: str | None = None
+    ) -> EngineError:
         # Some engines repeat the key that they do not like.
         target = self.target
         for secret in (target.key, target.control_token, target.gateway_token):
             answer = answer.replace(secret, "***") if secret else answer
         told = " ".join(answer.split())[:_SHOWN]
-        return EngineError(f"engine {target.url} answers {path} with an error: {told}", status)
+        who = self._name(url or target.url)
+        return EngineError(f"{who} answers {path} with an error: {told}", status)
 
 
 class ChatClient(EngineClient):
@@ -327,8 +336,9 @@ class ChatClient(EngineClient):
 class _Reached:
     """A request whose connection problems are the user's to know."""
 
-    def __init__(self, url: str, request: Any) -> None:
-        self._url, self._request = url, request
+    def __init__(self, name: str, request: Any) -> None:
+        """Args: whoever is asked, for errors; and the request."""
+        self._name, self._request = name, request
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
         try:
@@ -342,10 +352,10 @@ class _Reached:
             raise self._problem(error) from None
         if isinstance(error, ValueError) and not isinstance(error, InputError):
             # aiohttp's, of a line without an end.
-            raise EngineError(f"engine {self._url} streams no events: {error!s:.80}") from None
+            raise EngineError(f"{self._name} streams no events: {error!s:.80}") from None
 
     def _problem(self, error: BaseException) -> EngineError:
-        return EngineError(f"engine {self._url} cannot be reached: {error or type(error).__name__}")
+        return EngineError(f"{self._name} cannot be reached: {error or type(error).__name__}")
 
 
 class Prompts:

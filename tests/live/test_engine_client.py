@@ -58,6 +58,10 @@ def test_a_gateway_in_front_is_asked_for_completions() -> None:
         assert not engine.asked
     [asked] = gateway.seen
     assert asked.path == "/v1/completions"
+    with HttpEngine(Quick()) as engine, pytest.raises(EngineError) as caught:
+        closed = keys | {"gateway_url": gateway.url}
+        ask(engine.url, lambda client: client.complete([20] * 30, 5), **closed)
+    assert str(caught.value).startswith(f"gateway {gateway.url} cannot be reached")
     assert asked.headers["authorization"] == "Bearer of the gateway"
 
 
