@@ -181,8 +181,9 @@ def send_traffic(
     from jaxserve.show.terminal import progress_bars, result_console
 
     with needing("gateway", "send"):
-        from jaxserve.live.engine_client import EngineClient, Prompts, Target
+        from jaxserve.live.engine_client import EngineClient, Target
         from jaxserve.live.player import play
+        from jaxserve.live.prompts import Prompts
         from jaxserve.live.study.figures import summarise
     from jaxserve.live.show import summary_table
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.live.engine_client import EngineClient, Prompts
+from jaxserve.live.engine_client import EngineClient
+from jaxserve.live.prompts import Prompts
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 

@@ -21,12 +21,12 @@ from jaxserve.live.engine_client import (
     ChatClient,
     EngineClient,
     EngineError,
-    Prompts,
     Target,
     cancel,
 )
 from jaxserve.live.guard import as_values
 from jaxserve.live.measured import Streams, measure, observe
+from jaxserve.live.prompts import Prompts
 from jaxserve.live.readings import EngineState
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.live.engine_client import ChatClient, EngineClient, EngineError, Prompts, Target
+from jaxserve.live.engine_client import ChatClient, EngineClient, EngineError, Target
+from jaxserve.live.prompts import Prompts
 from jaxserve.sim.machine.cost_model import IterationTimer
 from tests.gateway.stub_engine import RawServer, StubEngine
 from tests.live.calibration.batching import HttpEngine
@@ -63,21 +64,6 @@ def test_a_gateway_in_front_is_asked_for_completions() -> None:
         ask(engine.url, lambda client: client.complete([20] * 30, 5), **closed)
     assert str(caught.value).startswith(f"gateway {gateway.url} cannot be reached")
     assert asked.headers["authorization"] == "Bearer of the gateway"
-
-
-@pytest.mark.parametrize("ids", [True, False])
-def test_prompts_have_the_length_that_is_wanted(ids: bool) -> None:
-    """By token ids, or by words where an engine takes no ids; no two are alike."""
-
-    async def lengths(client: EngineClient) -> list[int]:
-        prompts = Prompts(0)
-        await prompts.learn(client)
-        wanted = [prompts.make(tokens) for tokens in (40, 40, 401)]
-        assert wanted[0] != wanted[1] and isinstance(wanted[0], list) is ids
-        return [(await client.complete(prompt, 2)).prompt_tokens for prompt in wanted]
-
-    with HttpEngine(Quick(), ids=ids) as engine:
-        assert ask(engine.url, lengths) == pytest.approx([40, 40, 401], abs=0 if ids else 1)
 
 
 def test_the_plug_in() -> None:

@@ -9,8 +9,9 @@ import pytest
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.errors import InputError
-from jaxserve.live.engine_client import EngineClient, Prompts, Target
+from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.player import Outcome, play
+from jaxserve.live.prompts import Prompts
 from jaxserve.live.study.figures import summarise
 from jaxserve.seeds import episode_key
 from tests.gateway.running import RunningGateway

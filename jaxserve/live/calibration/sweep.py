@@ -19,7 +19,8 @@ from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.plan import Plan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
-from jaxserve.live.engine_client import Answer, EngineClient, Prompts, cancel
+from jaxserve.live.engine_client import Answer, EngineClient, cancel
+from jaxserve.live.prompts import Prompts
 from jaxserve.sim.table.sweep import Sweep
 
 _FEWEST_COUNTED = 6

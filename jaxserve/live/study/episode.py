@@ -20,12 +20,13 @@ from jaxserve.agents.policy import Policy
 from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
-from jaxserve.live.engine_client import EngineClient, Prompts, Target
+from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import Limits, as_values
 from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.player import Outcome, play
+from jaxserve.live.prompts import Prompts
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.servers import Running
 from jaxserve.live.supervisor import Mode, Rules
