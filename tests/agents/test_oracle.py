@@ -39,9 +39,9 @@ def found(seed: int = 0) -> np.ndarray:
 def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
     """A quick oracle of the hard task, started at the best static setting."""
     start = found()
-    others = np.stack([found(seed) for seed in range(REGIME_COUNT)])
+    others = np.stack([start, found(1)] * (REGIME_COUNT // 2))
     return oracle_plans(
-        environment(), KEYS, start, others, sweeps=1, generations=12, offspring=1, seed=seed
+        environment(), KEYS, start, others, sweeps=1, generations=4, offspring=1, seed=seed
     )
 
 

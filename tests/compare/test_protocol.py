@@ -66,8 +66,11 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_results_of_other_circumstances_are_not_reused(tiny: None, tmp_path: Path) -> None:
+def test_results_of_other_circumstances_are_not_reused(
+    tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Another number of episodes, or other anchors, are played anew."""
+    monkeypatch.setattr(protocol, "variants", lambda *_: ())
     compare_task(case(tmp_path))
     path = tmp_path / "static_workload" / "results.json"
     found = json.loads(path.read_text())

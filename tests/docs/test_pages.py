@@ -24,7 +24,6 @@ ELSEWHERE = {
 }
 """Pages whose blocks other tests run, with the place."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
-QUICK = ("tasks/static_workload.md",)
 PAGES = sorted(
     str(page.relative_to(DOCS))
     for page in DOCS.rglob("*.md")
@@ -33,19 +32,14 @@ PAGES = sorted(
 MAX_LINES = 40
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in PAGES
-        if name not in EXTENDING
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PAGES if name not in EXTENDING])
 def test_blocks_run(name: str, tmp_path: Path) -> None:
     """From top to bottom in an empty folder."""
     assert run_page(DOCS / name, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_task_from_its_page(tmp_path: Path) -> None:
     """The file on the page is a task that agents play."""
     printed = run_page(DOCS / "extend_task.md", tmp_path)
@@ -56,6 +50,7 @@ def test_a_task_from_its_page(tmp_path: Path) -> None:
     _check_length("extend_task.md", "night_shift.json")
 
 
+@pytest.mark.slow
 def test_hardware_from_its_page(tmp_path: Path) -> None:
     """The GPU and the load test on the page become tables that are played on."""
     printed = run_page(DOCS / "extend_hardware.md", tmp_path)
@@ -66,6 +61,7 @@ def test_hardware_from_its_page(tmp_path: Path) -> None:
     assert set(_first_numbers(printed, ("default", "batch_512"))) == {"default", "batch_512"}
 
 
+@pytest.mark.slow
 def test_an_agent_from_its_page(tmp_path: Path) -> None:
     """The policy on the page plays and is scored beside the baselines, and adapting helps it."""
     printed = run_page(DOCS / "extend_agent.md", tmp_path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.quick_compiler import quick_environment
 from tests.server.players.stub_model import Model
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -20,7 +20,7 @@ _LIMIT_S = 900  # so that one that hangs fails
 def run(folder: Path, name: str, *arguments: str, **variables: str) -> str:
     """What an example prints when it is started in an empty folder."""
     hidden = ("OPENAI_API_KEY", "HF_TOKEN")
-    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment = {key: value for key, value in quick_environment().items() if key not in hidden}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments],
         cwd=folder,
@@ -38,6 +38,7 @@ def numbers(pattern: str, printed: str) -> list[float]:
     return [float(found) for found in re.findall(pattern, printed, re.MULTILINE)]
 
 
+@pytest.mark.slow
 def test_custom_task(tmp_path: Path) -> None:
     """Three agents on the task of the file; the defaults do better than random knobs."""
     printed = run(tmp_path, "custom_task")
@@ -46,6 +47,7 @@ def test_custom_task(tmp_path: Path) -> None:
     assert 0.0 < chance < default < 1.5
 
 
+@pytest.mark.slow
 def test_custom_reward(tmp_path: Path) -> None:
     """Scarce memory makes a smaller KV budget the best one, and changes no reward within it."""
     printed = run(tmp_path, "custom_reward")
@@ -56,6 +58,7 @@ def test_custom_reward(tmp_path: Path) -> None:
     assert rewards[4] > rewards[9]
 
 
+@pytest.mark.slow
 def test_domain_randomisation(tmp_path: Path) -> None:
     """A row for each GPU; the compromise earns no more than the mean of the best ones."""
     printed = run(tmp_path, "domain_randomisation")
@@ -74,6 +77,7 @@ def test_multi_device_training(tmp_path: Path) -> None:
     assert last > first + 0.05
 
 
+@pytest.mark.slow
 def test_replay_trace(tmp_path: Path) -> None:
     """The synthetic trace is written and replayed: more batch slots, more requests in time."""
     printed = run(tmp_path, "replay_trace")
@@ -84,6 +88,7 @@ def test_replay_trace(tmp_path: Path) -> None:
     assert again == printed
 
 
+@pytest.mark.slow
 def test_llm_agent(tmp_path: Path) -> None:
     """The model's knobs are those that are played; without a key it says what to set."""
     model = Model()

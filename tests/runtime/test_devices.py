@@ -85,12 +85,13 @@ assert state.env_states.step.addressable_shards[0].data.shape == (8,)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script",
     [
-        pytest.param(COMPARE, id="compare", marks=pytest.mark.slow),
+        pytest.param(COMPARE, id="compare"),
         pytest.param(REFUSE, id="refuse"),
-        pytest.param(MANY_TASKS, id="tasks", marks=pytest.mark.slow),
+        pytest.param(MANY_TASKS, id="tasks"),
     ],
 )
 def test_two_devices(script: str) -> None:
