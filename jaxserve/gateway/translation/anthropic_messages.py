@@ -37,6 +37,8 @@ _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 would every prompt from its first token on."""
 _LACKING = {
     "container": "there are no containers here",
+    "compaction": "ask for a summary in a message",
+    "thread": "nothing is stored here, so send all messages",
     "mcp_servers": "let the client call them, as tools",
 }
 _NAMES = {

@@ -38,12 +38,25 @@ from jaxserve.gateway.translation.reading import (
 from jaxserve.gateway.translation.schemas import json_schema
 from jaxserve.gateway.translation.sealed import unsealed
 
-_LACKING = {"cachedContent": "nothing is stored here, so send the content itself"}
+_LACKING = {
+    "cachedContent": "nothing is stored here, so send the content itself",
+    "config": "put generationConfig, systemInstruction, tools and toolConfig beside contents",
+    "continuationToken": "nothing is stored here, so send the whole contents",
+    "modelArmorConfig": "nothing is filtered here",
+}
 _LACKING_OUTPUT = {
     "responseLogprobs": "ask for log-probabilities on /v1/chat/completions",
     "logprobs": "ask for log-probabilities on /v1/chat/completions",
     "speechConfig": "the model writes text only",
+    "imageConfig": "the model writes text only",
+    "generationOutputConfig": "the model writes text only",
+    "translationConfig": "the model writes text only",
+    "audioTranscriptionConfig": "the model reads text and images only",
+    "audioTimestamp": "the model reads text and images only",
+    "enableAffectiveDialog": "the model reads text and images only",
     "responseFormat": "use responseJsonSchema",
+    "routingConfig": "the path names the model",
+    "modelSelectionConfig": "the path names the model",
 }
 _NAMES = {
     "maxOutputTokens": "max_completion_tokens",
@@ -258,8 +271,10 @@ def _result(result: JsonObject, waiting: _Open) -> dict[str, Any]:
 
 
 def _tools(fields: JsonObject) -> Iterator[dict[str, Any]]:
-    """Functions of the client; what else tools are, Google's servers run."""
+    """Functions of the client; what else tools are, Google's servers run, but for a computer's."""
     for tool in listed(fields, "tools"):
+        if tool.get("computerUse") is not None:
+            lacks("tools of type computerUse are not supported: declare functions")
         for function in listed(tool, "functionDeclarations"):
             schema = function.get("parametersJsonSchema")
             if schema is None and function.get("parameters") is not None:

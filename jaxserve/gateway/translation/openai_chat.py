@@ -37,6 +37,7 @@ _LACKING = {
     "functions": "use tools",
     "function_call": "use tool_choice",
     "audio": "the model writes text only",
+    "moderation": "nothing is moderated here",
     "prediction": "leave it out",
     "web_search_options": "the gateway has no search",
     "return_token_ids": "token ids stand in the session's records",

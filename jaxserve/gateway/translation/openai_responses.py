@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Literal
 
 from jaxserve.checks import JsonObject, refuse
@@ -41,6 +42,9 @@ _LACKING = {
     "conversation": "conversations are not stored, so send the whole input",
     "prompt": "prompts are not stored, so send the input itself",
     "background": "ask for a stream, or wait for the answer",
+    "background_options": "ask for a stream, or wait for the answer",
+    "moderation": "nothing is moderated here",
+    "personality": "say it in the instructions",
     "top_logprobs": "ask for log-probabilities on /v1/chat/completions",
 }
 _NAMES = {
@@ -69,6 +73,10 @@ _INPUT = {
     "required": ["input"],
 }
 """Arguments of a custom tool, which takes any text: engines only know functions."""
+_PARTS = ("input_text", "input_image", "input_file", "input_audio")
+"""Types of parts of content."""
+_OUTPUT = ("content", "body", "success")
+"""Fields of a result that is an object."""
 
 
 @refusing
@@ -95,7 +103,8 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
     effort = within(fields, "reasoning").get("effort")
     if effort is not None:
         request["reasoning_effort"] = effort
-    request |= _text_format(within(fields, "text"))
+    text = within(fields, "text")
+    request |= renamed(text, {"verbosity": "verbosity"}) | _text_format(text)
     notes = {
         "seals": _ENCRYPTED in wanted,
         "told": _told(fields),
@@ -134,7 +143,7 @@ def _messages(fields: JsonObject) -> Iterator[dict[str, Any]]:
         yield {"role": "user", "content": fields["input"]}
         return
     turn = _Turn()
-    for item in listed(fields, "input"):
+    for item in _items(fields):
         kind = _kind(item)
         if kind in ("reasoning", "message", "call"):
             if turn.starts_anew(kind):
@@ -150,6 +159,17 @@ def _messages(fields: JsonObject) -> Iterator[dict[str, Any]]:
         yield _result(item) if kind == "result" else _said_by_others(item)
     if turn.last:
         yield turn.message()
+
+
+def _items(fields: JsonObject) -> Iterator[JsonObject]:
+    """Input items. Parts of content that some clients put among them are messages of the user."""
+    items = listed(fields, "input")
+    for bare, group in groupby(items, key=lambda item: item.get("type") in _PARTS):
+        if bare:
+            parts = list(group)
+            yield JsonObject({"role": "user", "content": parts}, parts[0].where)
+        else:
+            yield from group
 
 
 def _kind(item: JsonObject) -> str:
@@ -214,7 +234,15 @@ def _call(item: JsonObject) -> dict[str, Any]:
 
 
 def _result(item: JsonObject) -> dict[str, Any]:
-    return tool_result(item.text("call_id"), _content(item, "output"))
+    """A text or parts; some clients put them into an object that may also tell of failure."""
+    call_id = item.text("call_id")
+    if not isinstance(item.get("output"), Mapping):
+        return tool_result(call_id, _content(item, "output"))
+    told = item.inside("output", _OUTPUT)
+    names = [name for name in ("content", "body") if told.get(name) is not None]
+    if len(names) != 1:
+        refuse(told.where, dict(told), "a text, a list, or an object with content or body")
+    return tool_result(call_id, _content(told, names[0]), failed=told.get("success") is False)
 
 
 def _said_by_others(item: JsonObject) -> dict[str, Any]:
@@ -259,15 +287,22 @@ def _full_name(namespace: str, name: str) -> str:
 
 def _tools(fields: JsonObject) -> Iterator[_Offered]:
     for tool in listed(fields, "tools"):
-        if tool.get("type") == "namespace":
+        if _kind_of(tool) == "namespace":
             for inner in listed(tool, "tools"):
                 yield from _tool(inner, tool.text("name"))
         else:
             yield from _tool(tool, "")
 
 
+def _kind_of(tool: JsonObject) -> str:
+    """A tool's type: what has a name and no type is a function."""
+    if tool.get("type") is None and tool.get("name") is not None:
+        return "function"
+    return tool.text("type")
+
+
 def _tool(tool: JsonObject, namespace: str) -> Iterator[_Offered]:
-    kind = tool.text("type")
+    kind = _kind_of(tool)
     if kind.startswith(_SERVER_TOOLS):
         return
     if kind not in ("function", "custom"):
@@ -279,8 +314,18 @@ def _tool(tool: JsonObject, namespace: str) -> Iterator[_Offered]:
         told = {"name": name, **told, "custom": True}
         yield _Offered(function_tool(full, _with_grammar(description, tool), _INPUT), told)
     else:
-        parameters, strict = tool.get("parameters"), tool.get("strict")
-        yield _Offered(function_tool(full, description, parameters, strict), told)
+        function = function_tool(full, description, _parameters(tool), tool.get("strict"))
+        yield _Offered(function, told)
+
+
+def _parameters(tool: JsonObject) -> Any:
+    """Schema of a function's arguments, also under the name that other dialects have for it."""
+    if tool.get("input_schema") is None:
+        return tool.get("parameters")
+    if tool.get("parameters") is not None:
+        refuse(tool.name("input_schema"), tool["input_schema"], "left out beside parameters")
+    schema = tool.inside("input_schema")
+    return dict(within(schema, "jsonSchema") or schema)
 
 
 def _with_grammar(description: Any, tool: JsonObject) -> Any:
@@ -322,14 +367,15 @@ def _text_format(text: JsonObject) -> dict[str, Any]:
             return {}
 
 
-def _told(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _told(fields: JsonObject) -> dict[str, Any]:
     """Fields of the request that its answer repeats."""
     told = {name: fields.get(name) for name in _REPEATED}
     defaults = {"parallel_tool_calls": True, "tool_choice": "auto", "metadata": {}}
     told |= {name: value for name, value in defaults.items() if told.get(name) is None}
-    told["tools"] = [_whole_tool(tool) for tool in fields.get("tools") or ()]
+    told["tools"] = [_whole_tool(tool) for tool in listed(fields, "tools")]
     told["text"] = told["text"] or {"format": {"type": "text"}}
-    told["truncation"] = told["truncation"] or "disabled"
+    # What does not fit into the context is the engine's to refuse.
+    told["truncation"] = "disabled"
     return told
 
 
@@ -344,12 +390,13 @@ _REPEATED = (
     "tool_choice",
     "tools",
     "top_p",
-    "truncation",
 )
 
 
-def _whole_tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+def _whole_tool(tool: JsonObject) -> Mapping[str, Any]:
     """A tool with the fields that answers must have."""
-    if tool.get("type") != "function":
+    if _kind_of(tool) != "function":
         return tool
-    return {"description": None, "parameters": None, "strict": None, **tool}
+    given = {name: value for name, value in tool.items() if name != "input_schema"}
+    own = {"type": "function", "parameters": _parameters(tool)}
+    return {"description": None, "strict": None, **given, **own}

@@ -214,6 +214,7 @@ def test_an_answer_that_the_client_begins() -> None:
         ({"messages": [{"role": "tool", "content": ""}]}, "role is 'tool'; it must be one of user"),
         ({"mcp_servers": [{}]}, "mcp_servers is not supported"),
         ({"container": "c"}, "container is not supported"),
+        ({"thread": {"type": "create"}}, "thread is not supported: nothing is stored here"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "has no input_schema"),
         ({"tools": [{"name": "f"}]}, "input_schema is missing; it must be a JSON object"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "name is 'g'"),

@@ -104,6 +104,7 @@ def test_several_choices_and_logprobs() -> None:
         {"choices": [3]},
         {"choices": [{"message": 3}]},
         {"choices": [{"message": {"content": 3}}]},
+        {"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]},
         {"choices": [{"message": {"tool_calls": [{}]}}]},
         {"choices": [{"index": -1, "message": {"content": "a"}}]},
         {"choices": [{"message": {"content": "a"}}], "usage": 3},

@@ -14,6 +14,7 @@ from tests.gateway.translation.conversations import asked
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
 OTHER = {"type": "function", "name": "g"}
+RESULT = {"type": "function_call_output", "call_id": "c"}
 
 
 def sent(**fields: Any) -> dict[str, Any]:
@@ -60,6 +61,7 @@ def test_fields() -> None:
         "top_p": 0.9,
         "parallel_tool_calls": False,
         "reasoning_effort": "low",
+        "verbosity": "low",
         "stream": True,
         "stream_options": {"include_usage": True},
     }
@@ -127,6 +129,52 @@ def test_results_images_and_what_servers_did() -> None:
     assert found[2] == {"role": "tool", "tool_call_id": "c", "content": parts}
     (finest,) = messages({"role": "user", "content": [text, {**image, "detail": "original"}]})
     assert finest["content"][1]["image_url"] == {"url": "https://example.com/a.png"}
+
+
+def test_parts_among_the_items() -> None:
+    """Of one message of the user, as long as nothing else comes between them."""
+    text = {"type": "input_text", "text": "seen"}
+    image = {"type": "input_image", "image_url": "https://example.com/a.png"}
+    called = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    found = messages(text, image, called, text)
+    part = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+    assert found[0] == {"role": "user", "content": [{"type": "text", "text": "seen"}, part]}
+    assert found[1]["role"] == "assistant"
+    assert found[2:] == [{"role": "user", "content": "seen"}]
+
+
+@pytest.mark.parametrize(
+    ("output", "content"),
+    [
+        ({"body": "A"}, "A"),
+        ({"content": [{"type": "output_text", "text": "B"}], "success": True}, "B"),
+        ({"content": "no file", "success": False}, "Error: no file"),
+        ({"body": ""}, ""),
+    ],
+)
+def test_results_that_are_objects(output: dict[str, Any], content: str) -> None:
+    """What they hold, and whether it is a failure."""
+    (found,) = messages({"type": "function_call_output", "call_id": "c", "output": output})
+    assert found == {"role": "tool", "tool_call_id": "c", "content": content}
+
+
+def test_functions_as_other_dialects_describe_them() -> None:
+    """Without a type, and with their schema under another name: the answer repeats them as
+    functions of its own dialect."""
+    schema = {"type": "object", "properties": {"q": {"type": "string"}}}
+    function = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    plain = {"name": "f", "parameters": schema}
+    others: list[dict[str, Any]] = [
+        plain,
+        {"type": "function", "name": "f", "input_schema": schema},
+        {"name": "f", "input_schema": {"jsonSchema": schema}},
+    ]
+    for tool in others:
+        given = asked({"model": "m", "input": "hello", "tools": [tool]})
+        chat = openai_responses.chat_of(given, TemplatePolicy())
+        assert chat.request["tools"] == [function]
+        (told,) = chat.noted["told"]["tools"]
+        assert told == {"type": "function", "description": None, "strict": None, **plain}
 
 
 def test_custom_and_named_tools() -> None:
@@ -220,6 +268,17 @@ def test_formats() -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "type input_file"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "by file_id"),
         ({"tools": [{"type": "local_shell"}]}, "tools of type local_shell are not supported"),
+        (
+            {"tools": [{"type": "computer_use_preview"}]},
+            "tools of type computer_use_preview are not supported: describe it as a function",
+        ),
+        ({"tools": [{"type": "computer_use", "name": "c"}]}, "tools of type computer_use are not"),
+        ({"tools": [{"description": "d"}]}, "tools[0]: type is missing"),
+        ({"tools": [{**TOOL, "input_schema": {}}]}, "it must be left out beside parameters"),
+        ({"top_logprobs": 3}, "top_logprobs is not supported: ask for log-probabilities on"),
+        ({"input": [{"type": "input_file"}]}, "content of type input_file is not supported"),
+        ({"input": [{**RESULT, "output": {}}]}, "it must be a text, a list, or an object with"),
+        ({"input": [{**RESULT, "output": {"text": "a"}}]}, "field 'text' is unknown"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "h"}}, "is 'h'; it must"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice is 'any'; it must be one of auto"),
         ({"model": 3}, "model is 3; it must be a text"),

@@ -85,8 +85,12 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
         page.screenshot(path=tmp_path / "session.png", full_page=True)
         page.goto(f"{dashboard.url}#/compare/first/second")
         page.wait_for_selector("text=mean reward")
-        row = page.locator("tr", has_text="mean reward").inner_text().split()
-        assert row[-3:] == ["1", "0", "-1"]
+        (first, second) = service.http.get("/tasks").json()["tasks"]
+        assert (first["mean_reward"], second["mean_reward"]) == (1, 0)
+        assert (first["completions"] / 2, second["completions"]) == (1, 0)
+        for name in ("mean reward", "mean completions"):
+            row = page.locator("tr", has_text=name).inner_text().split()
+            assert row[-3:] == ["1", "0", "-1"]
         page.screenshot(path=tmp_path / "compare.png", full_page=True)
         page.goto(f"{dashboard.url}#/session/nobody")
         page.wait_for_selector("[role=alert] >> text=there is no such session")
