@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.quick_compiler import compile_quickly, quick_flags
+from tests.quick_compiler import compile_quickly, compile_sooner, quick_flags
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
@@ -59,9 +59,11 @@ settings.load_profile("jaxserve")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The slow tests run programs as users do, but for commands in documents."""
+    """Slow tests compute for longer than others, but for commands in documents."""
     if "not slow" in config.option.markexpr:
         compile_quickly()
+    else:
+        compile_sooner()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

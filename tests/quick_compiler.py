@@ -1,5 +1,5 @@
-"""Compiles programs with fewer of XLA's optimisations: a third of the time to compile, for programs
-of a third of the speed. Most tests wait for the compiler and not for what it compiled."""
+"""Compiles programs with fewer of XLA's optimisations. Most tests wait for the compiler and not for
+what it compiled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,25 @@ from contextlib import contextmanager
 
 from jaxserve.runtime.xla_flags import set_flag
 
+_LEVEL = "--xla_backend_optimization_level"
+
 
 def compile_quickly() -> None:
-    """In this process, before its first computation, and in those that it starts from now on."""
+    """In this process, before its first computation, and in those that it starts from now on: a
+    fifth of the time to compile, for programs of a third of the speed."""
+    _compile_at_level(0)
+
+
+def compile_sooner() -> None:
+    """Likewise: half of the time to compile, for programs of two thirds of the speed."""
+    _compile_at_level(1)
+
+
+def _compile_at_level(level: int) -> None:
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    os.environ["XLA_FLAGS"] = " ".join(flag for flag in flags if not flag.startswith(_LEVEL))
     set_flag("--xla_cpu_use_fusion_emitters", "false")
-    set_flag("--xla_backend_optimization_level", "0")
+    set_flag(_LEVEL, str(level))
 
 
 def quick_flags() -> dict[str, str]:
