@@ -2,8 +2,8 @@
 
 A service, a node with its gateway, and an engine run as an operator runs them. At random moments
 one of them is killed (KILL) and begins again, or files of service and gateway may not grow for a
-while, in the middle of a line as well; the engine answers 429, 500, garbage and half an answer;
-nobody listens for callbacks until a third of the tasks have ended, and then the first push of each
+while, in the middle of a line as well. The engine answers 429, 500, garbage and half an answer.
+Nobody listens for callbacks until a third of the tasks have ended, and then the first push of each
 is refused. Every agent notes the answers that it got whole, and those that it did not.
 """
 
@@ -37,6 +37,7 @@ from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
@@ -99,6 +100,7 @@ class Scene:
         """Args: an empty folder."""
         self._folder = folder
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._end = contextlib.ExitStack()
         engine, self.port = free_port(), free_port()
         topology = {
             "rollout": {
@@ -138,19 +140,20 @@ class Scene:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in reversed(self._running.values()):
-            process.terminate()
-        for process in self._running.values():
-            process.wait(60.0)
-        self.http.close()
+        with self._end:
+            self.http.close()
+            for process in reversed(self._running.values()):
+                process.terminate()
+            for process in self._running.values():
+                process.wait(60.0)
 
     def start(self, name: str) -> None:
         """Begins a process."""
         variables = {**os.environ, "CHAT_ENGINE_FAULTS": str(_FAULTS), "JAX_PLATFORMS": "cpu"}
         with (self._folder / f"{name}.log").open("ab") as printed:
-            self._running[name] = subprocess.Popen(
-                self._commands[name], env=variables, stdout=printed, stderr=printed
-            )
+            # Until the scene ends: what a killed process leaves behind is the scene's own matter.
+            own = own_process(self._commands[name], env=variables, stdout=printed, stderr=printed)
+            self._running[name] = self._end.enter_context(own)
 
     def harm(self, name: str, room: int) -> bool:
         """Kills one and begins it again; the gateway is begun again by its node. ``disk`` lets

@@ -28,7 +28,13 @@ from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses, Workload
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.overrides import override
-from jaxserve.tasks.replay import TRACE_AGES, recorded_reuse, replay_spec, trace_path
+from jaxserve.tasks.replay import (
+    TRACE_AGES,
+    recorded_reuse,
+    repeated_note,
+    replay_spec,
+    trace_path,
+)
 from jaxserve.tasks.reward import RewardModel
 from jaxserve.tasks.spec import CLASS_COUNT, Stream, TaskSpec, load_task
 from jaxserve.tasks.traffic import (
@@ -63,7 +69,8 @@ def make(
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
         replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``. Running
         sequences then end as the recorded lengths say (``TaskSpec.output_ages``). Where requests
-        are not replayed as they were recorded (``Trace.note``), an InputWarning says so.
+        are not replayed as they were recorded (``Trace.note``), or prompts begin alike and the
+        deployment caches no prefixes, an InputWarning says so.
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
         ``deployment``, ``objective``, ``output_ages``, ``rate_scale``, ``burst_scale``; see
         ``jaxserve.tasks.overrides``.
@@ -92,8 +99,9 @@ def make(
     counts = None
     if trace is not None:
         spec, counts = replay_spec(spec, trace)
-        if trace.note is not None:
-            warnings.warn(trace.note, InputWarning, stacklevel=2)
+        unused = None if spec.deployment.prefix_caching else repeated_note(trace)
+        for note in filter(None, (trace.note, unused)):
+            warnings.warn(note, InputWarning, stacklevel=2)
     classes, owner = traffic_classes(spec)
     if trace is not None and spec.deployment.prefix_caching:
         reuse = recorded_reuse(trace, spec.deployment.num_gpus)

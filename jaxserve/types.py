@@ -9,15 +9,11 @@ import flax.struct
 import jax
 
 from jaxserve.fields import Bound, entry, knob
+from jaxserve.limits import LARGEST_BATCH, LONGEST_TOKENS, MAX_DEPTH
 from jaxserve.tiers import Tier
 
 PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
-
-LONGEST_TOKENS = 131_072
-"""Longest context, prompt and output together, whose times latency tables know."""
-TOKEN_BUDGETS = (64, 65_536)
-"""Least and most tokens that one engine iteration may process."""
 
 
 @flax.struct.dataclass
@@ -29,9 +25,9 @@ class ServeAction:
     """
 
     batch_cap: jax.Array = knob(
-        Bound(1, 512, integer=True),
+        Bound(1, LARGEST_BATCH, integer=True),
         default=32,
-        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
+        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, LARGEST_BATCH),
         label="batch cap",
         meaning="sequences per GPU that may run at once (vLLM's max_num_seqs)",
         effect="more of them raise throughput and slow tokens down",
@@ -48,18 +44,18 @@ class ServeAction:
         unit="share",
     )
     speculation_depth: jax.Array = knob(
-        Bound(0, 8, integer=True),
+        Bound(0, MAX_DEPTH, integer=True),
         default=0,
-        grid=tuple(range(9)),
+        grid=tuple(range(MAX_DEPTH + 1)),
         label="speculation depth",
         meaning="draft tokens verified per step, 0 is off",
         effect="lowers latency where drafts are accepted, and costs compute",
         unit="tokens",
     )
     quantization_tier: jax.Array = knob(
-        Bound(0, 2, integer=True),
+        Bound(0, len(Tier) - 1, integer=True),
         default=0,
-        grid=(0, 1, 2),
+        grid=tuple(map(int, Tier)),
         label="tier",
         meaning="number format of the weights (INT8 is W8A8, INT4 is weight-only)",
         effect="a change reloads weights and costs capacity",
@@ -101,7 +97,9 @@ class ServeObservation:
     active_requests: jax.Array = entry(4096, "requests", "decoding now")
     kv_cache_occupancy: jax.Array = entry(1, "share", "reserved KV blocks in use")
     mean_prompt_length: jax.Array = entry(
-        131_072, "tokens", "mean prompt of the window's arrivals (last known when there were none)"
+        LONGEST_TOKENS,
+        "tokens",
+        "mean prompt of the window's arrivals (last known when there were none)",
     )
     p50_ttft_ms: jax.Array = entry(
         200_000, "ms", "median time to first token, over the first tokens of the window"

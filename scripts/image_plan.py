@@ -2,9 +2,9 @@
 
     python scripts/image_plan.py --markdown docs/image.md
 
-Copies only what .dockerignore lets through, runs every RUN line of both stages with the stage's
-environment, starts the image's command without capabilities and without the right to write to /app,
-waits until the health check passes, plays a step, and prints what is in the image and its sizes.
+Copies only what .dockerignore lets through, and runs every RUN line of both stages with the stage's
+environment. Starts the image's command without capabilities and without the right to write to /app.
+Waits until the health check passes, plays a step, and prints what is in the image and its sizes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing in the file was recorded. Its columns are those of the Azure LLM inference traces, and its
 rate, burstiness and length percentiles those of that data set's 2023 conversation trace
-(github.com/Azure/AzurePublicDataset, CC BY 4.0); prompt and output length are independent, as they
+(github.com/Azure/AzurePublicDataset, CC BY 4.0). Prompt and output length are independent, as they
 nearly are there (rank correlation .07). The date in the file is plainly invented.
 
 Requests arrive as a two-state Markov-modulated Poisson process (MMPP): a Poisson process whose rate

@@ -246,7 +246,9 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     printed = capsys.readouterr()
     assert f"trace_replay, {EPISODES} test episodes" in printed.out
     assert "no scores, because the anchors are for the task's own trace" in printed.out
-    assert "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids)" in printed.err
+    said = "jaxserve: 49% of the trace's prompt tokens are in blocks (hash_ids) that it had before"
+    assert printed.err.count("in blocks (hash_ids)") == printed.err.count(said) == 1
+    assert "jaxserve: a prefix cache of" in printed.err
 
 
 def test_a_short_trace_has_a_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

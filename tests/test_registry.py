@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 import jaxserve
 from jaxserve.datafiles import data_dir
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import read_table_file, write_table_file
 from jaxserve.sim.table.lookup import latency_table
@@ -218,6 +219,37 @@ def test_environments_of_different_tasks_and_hardware_stack() -> None:
             np.testing.assert_array_equal(mine[i], theirs)
 
 
+def write_trace(path: Path, repeated: bool = True) -> Path:
+    """Requests of 200 s with blocks of prompts, of which every second one was there before."""
+    rows = (
+        {
+            "timestamp": 500 * i,
+            "input_length": 600 + i,
+            "output_length": 50,
+            "hash_ids": [i // 2 if repeated else -1 - i, i],
+        }
+        for i in range(400)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_prompts_that_begin_alike_are_not_dropped_without_a_word(tmp_path: Path) -> None:
+    """Whoever replays them without prefix caching is warned; others are not."""
+    trace = write_trace(tmp_path / "alike.jsonl")
+    short = {"horizon": 50}
+    share = r"\d\d% of the trace's prompt tokens are in blocks \(hash_ids\) that it had before"
+    with pytest.warns(InputWarning, match=f"^{share}; they are prefilled again, because") as warned:
+        jaxserve.make("trace_replay", trace=trace, overrides=short)
+    assert len(warned) == 1
+    unlike = write_trace(tmp_path / "unlike.jsonl", repeated=False)
+    cached = short | {"deployment": {"prefix_caching": True}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxserve.make("trace_replay", trace=trace, overrides=cached)
+        jaxserve.make("trace_replay", trace=unlike, overrides=short)
+
+
 @pytest.mark.parametrize(
     ("overrides", "difference"),
     [
@@ -232,21 +264,14 @@ def test_what_keeps_environments_apart_is_named(
     tmp_path: Path, overrides: dict[str, Any], difference: str
 ) -> None:
     """That alone, of all that may."""
-    rows = (
-        {
-            "timestamp": 500 * i,
-            "input_length": 600 + i,
-            "output_length": 50,
-            "hash_ids": [i // 2, i],
-        }
-        for i in range(400)
-    )
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = write_trace(tmp_path / "trace.jsonl")
     alike = {"horizon": 50, "output_ages": 1, "deployment": {"num_gpus": 2}}
     changed = alike | overrides
     changed["deployment"] = alike["deployment"] | overrides.get("deployment", {})
-    envs = [jaxserve.make("trace_replay", trace=trace, overrides=each) for each in (alike, changed)]
+    with pytest.warns(InputWarning, match="prefix_caching is off"):  # of the first
+        envs = [
+            jaxserve.make("trace_replay", trace=trace, overrides=each) for each in (alike, changed)
+        ]
     with pytest.raises(InputError) as refused:
         jaxserve.stack(envs)
     assert str(refused.value) == f"environments 0 and 1 cannot be stacked: {difference}"

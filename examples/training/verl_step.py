@@ -1,10 +1,11 @@
 """One optimiser step on recorded traces, in verl's layout of a batch, without a GPU.
 
 What is verl's: the arguments of ``AgentLoopOutput``, as ``verl_outputs`` gives them, and the batch
-that verl 0.9 makes of these: prompts padded on the left, responses on the right, ``response_mask``,
-``attention_mask``, ``position_ids``, ``rollout_log_probs``, and the reward in ``rm_scores`` at a
-response's last token. What is not: verl itself is not imported, since its trainer wants Ray and
-GPUs. Advantages of a group (GRPO) and the clipped loss are written out here in torch.
+that verl 0.9 makes of these. Its prompts are padded on the left, its responses on the right. It has
+``response_mask``, ``attention_mask``, ``position_ids``, ``rollout_log_probs``, and the reward in
+``rm_scores`` at a response's last token. What is not: verl itself is not imported, since its
+trainer wants Ray and GPUs. Advantages of a group (GRPO) and the clipped loss are written out here
+in torch.
 
     python examples/training/tiny_model.py tiny
     python examples/training/verl_step.py --model tiny --traces rollouts.jsonl

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxserve.env import ServeEnv
 from jaxserve.grids import KNOB_GRIDS, action_at
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
+from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 
@@ -92,18 +93,21 @@ def exploit_policies() -> dict[str, StaticPolicy | FlappingPolicy]:
     A task's reward is faulty if one of them beats the best static setting, or scores although it
     serves nobody.
     """
+    names = ("batch_cap", "kv_budget_fraction", "speculation_depth")
+    cap, kv, depth = (ACTION_BOUNDS[name] for name in names)
+    one, most = make_action(batch_cap=cap.low), make_action(batch_cap=cap.high)
+    int8, int4 = (make_action(quantization_tier=int(tier)) for tier in (Tier.INT8, Tier.INT4))
+    least_kv, all_kv = (make_action(kv_budget_fraction=end) for end in (kv.low, kv.high))
     policies: dict[str, StaticPolicy | FlappingPolicy] = {
         "noop": noop_policy(),
-        "batch_1": StaticPolicy(make_action(batch_cap=1)),
-        "batch_512": StaticPolicy(make_action(batch_cap=512)),
+        f"batch_{cap.low:g}": StaticPolicy(one),
+        f"batch_{cap.high:g}": StaticPolicy(most),
         "everything_max": StaticPolicy(make_action(**_extreme("high"))),
-        "int4_always": StaticPolicy(make_action(quantization_tier=2)),
-        "speculation_8": StaticPolicy(make_action(speculation_depth=8)),
-        "tier_flapping": FlappingPolicy(make_action(), make_action(quantization_tier=1)),
-        "cap_flapping": FlappingPolicy(make_action(batch_cap=1), make_action(batch_cap=512)),
-        "kv_flapping": FlappingPolicy(
-            make_action(kv_budget_fraction=0.1), make_action(kv_budget_fraction=1.0)
-        ),
+        "int4_always": StaticPolicy(int4),
+        f"speculation_{depth.high:g}": StaticPolicy(make_action(speculation_depth=depth.high)),
+        "tier_flapping": FlappingPolicy(make_action(), int8),
+        "cap_flapping": FlappingPolicy(one, most),
+        "kv_flapping": FlappingPolicy(least_kv, all_kv),
     }
     # The least service that the knobs allow: one GPU decodes one request, all others prefill.
     most_prefill = {"prefill_decode_split": ACTION_BOUNDS["prefill_decode_split"].high}

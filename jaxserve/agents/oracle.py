@@ -1,8 +1,8 @@
 """The switch-aware oracle: a plan for every episode that knows what traffic is to come.
 
-It knows the schedule of regimes and bursts of every episode in advance: it is a plan that holds one
-setting per regime and burst state, looks ahead so that a switch is over when the regime arrives,
-and is refined on each episode by itself. It maximises the task's own objective, the mean reward per
+The plan knows the schedule of regimes and bursts of every episode in advance. It holds one setting
+per regime and burst state, and looks ahead so that a switch is over when the regime arrives. It is
+refined on each episode by itself. It maximises the task's own objective, the mean reward per
 window, on the fast simulator. Reload and re-role delays are simulated, so a plan that flaps pays
 for it.
 """

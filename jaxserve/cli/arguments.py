@@ -92,7 +92,8 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
 
 
 def note_trace(path: Path | None, env: ServeEnv) -> None:
-    """Says how much of a recording's prompts a prefix cache spares, where the file tells."""
+    """Says how much of a recording's prompts a prefix cache spares or would spare, where the file
+    tells."""
     from jaxserve.sim.traffic.traces import load_trace
     from jaxserve.tasks.replay import reuse_note, trace_path
 

@@ -150,12 +150,12 @@ def fit_steps(
         tensor_parallel: GPUs that shared every layer.
         token_budget: Tokens that one iteration could process.
     """
+    from jaxserve.limits import TOKEN_BUDGETS
     from jaxserve.live.calibration.step_file import read_steps, table_of_steps
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.hardware import load_gpu
     from jaxserve.sim.machine.models import load_model
     from jaxserve.sim.table.file import write_table_file
-    from jaxserve.types import TOKEN_BUDGETS
 
     _check_table_output(out)
     checks.whole("--token-budget", token_budget, *TOKEN_BUDGETS)

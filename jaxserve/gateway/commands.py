@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 
 _LONGEST_COMMAND = 16_384
@@ -61,11 +62,8 @@ def number_in(
     Raises:
       InputError: it is none, or out of its range.
     """
-    text = request.query_params.get(name)
-    try:
-        value = default if text is None and default is not None else float(text or "")
-    except ValueError:
-        value = math.nan
-    if not low <= value <= high:
-        raise InputError(f"{name} is {text!r}; it must be a number from {low:g} to {high:g}")
-    return value
+    missing = checks.MISSING if default is None else default
+    value: Any = request.query_params.get(name, missing)
+    with contextlib.suppress(ValueError, TypeError):
+        value = float(value)
+    return checks.number(name, value, low, high)

@@ -20,7 +20,7 @@ from jaxserve.gateway.auth import not_from_here, of_a_page, shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.engine_knobs import EngineRefused
-from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
+from jaxserve.gateway.knob_values import ENGINE_KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
@@ -136,7 +136,7 @@ class ControlDoor:
             return plain_json(await self._steering.release())
         command = JsonObject(await command_of(request), "the command", ("lease_s", "knobs"))
         lease_s = command.number("lease_s", 0.1, MAX_LEASE_S)
-        knobs = command.inside("knobs", KNOBS)
+        knobs = command.inside("knobs", ENGINE_KNOBS)
         return plain_json(
             await self._steering.put({name: knobs.number(name) for name in knobs}, lease_s)
         )

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from jaxserve import checks
 from jaxserve.errors import InputError
 
-KNOBS = (
+ENGINE_KNOBS = (
     "batch_cap",
     "token_budget",
     "kv_budget_fraction",
@@ -36,18 +37,18 @@ def check_values(values: Mapping[str, float], knobs: Mapping[str, Mapping[str, A
     for name, value in values.items():
         knob = knobs.get(name)
         if knob is None:
-            raise InputError(f"knob {name!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
+            raise InputError(
+                f"knob {name!r:.60} is unknown; the knobs are {', '.join(ENGINE_KNOBS)}"
+            )
         if knob["where"] is None:
             raise InputError(f"{name} cannot be turned here: {knob['reason']}")
-        if not knob["least"] <= value <= knob["most"]:
-            raise InputError(
-                f"{name} is {value:g}; it must be from {knob['least']:g} to {knob['most']:g}"
-            )
-        if name != _SHARE and value != round(value):
-            raise InputError(f"{name} is {value:g}; it must be a whole number")
+        # Values come as floats, also of knobs that are whole numbers.
+        given = int(value) if float(value).is_integer() else value
+        check = checks.number if name == _SHARE else checks.whole
+        check(name, given, knob["least"], knob["most"])
         if "allowed" in knob and value not in knob["allowed"]:
             allowed = ", ".join(f"{each:g}" for each in knob["allowed"])
-            raise InputError(f"{name} is {value:g}; it must be one of {allowed}")
+            checks.refuse(name, given, f"one of {allowed}")
 
 
 def obeyed(name: str, told: float, now: float | None) -> bool:

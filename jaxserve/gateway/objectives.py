@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxserve.checks import refuse
 from jaxserve.errors import InputError
 
 DEFAULT = "default"
@@ -73,7 +74,5 @@ def _parse(text: str) -> tuple[str, Slo]:
         except ValueError:
             limits[f"{name}_s"] = math.nan
         if not 0.0 < limits[f"{name}_s"] <= 86_400.0:
-            raise InputError(
-                f"--slo {text!r}: {name} is {value}; it must be above 0 and at most 86400 s"
-            )
+            refuse(f"--slo {text!r}: {name}", value, "above 0 and at most 86400 s")
     return found[1], Slo(**limits)

@@ -1,8 +1,9 @@
 """Turns the knobs of everything behind the gateway, under one lease.
 
-Each knob is turned where that is most exact: by the engine while it serves, where every engine
-offers that; else by the gateway (places at an engine, the order of its queue, the pool that new
-requests go to); else it is said that the engine must be restarted, or that nobody offers it.
+Each knob is turned where that is most exact. Engines turn it while they serve, where every engine
+offers that. Otherwise the gateway does: places at an engine, the order of its queue, the pool that
+new requests go to. Where neither can, the answer says that the engine must be restarted, or that
+nobody offers the knob.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.engine_knobs import EngineKnobs, EngineOffer, EngineRefused
 from jaxserve.gateway.gateway_knobs import gateway_knobs
-from jaxserve.gateway.knob_values import KNOBS, check_values
+from jaxserve.gateway.knob_values import ENGINE_KNOBS, check_values
 from jaxserve.gateway.switch import Switch
 
 _AGAIN_S = 5.0
@@ -230,7 +231,7 @@ class Steering:
         }
 
     def _knobs(self, offers: Mapping[str, EngineOffer]) -> dict[str, dict[str, Any]]:
-        return {name: self._knob(name, offers) for name in KNOBS}
+        return {name: self._knob(name, offers) for name in ENGINE_KNOBS}
 
     def _knob(self, name: str, offers: Mapping[str, EngineOffer]) -> dict[str, Any]:
         offered = [offer.knobs[name] for offer in offers.values() if name in offer.knobs]

@@ -9,7 +9,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import KNOBS
+from jaxserve.gateway.knob_values import ENGINE_KNOBS
 
 HOW = ("exact", "approximated", "restart_required", "unsupported")
 """Ways in which a deployment turns a knob, or does not."""
@@ -127,7 +127,7 @@ def parse_knobs(data: Any) -> dict[str, Any]:
     engines, knobs = top.inside("engines"), top.inside("knobs")
     for name in engines:
         engines.inside(name)
-    for name in KNOBS:
+    for name in ENGINE_KNOBS:
         knob = knobs.inside(name)
         knob.one_of("how", HOW)
         if knob.get("where") is None:

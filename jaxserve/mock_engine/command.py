@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import KNOBS, MAX_LEASE_S
+from jaxserve.gateway.knob_values import ENGINE_KNOBS, MAX_LEASE_S
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def _read_knobs(values: Any) -> dict[str, float]:
     if not isinstance(values, dict):
         raise InputError(
             f"knobs is {values!r:.60}; it must be an object of values by knob, out of "
-            f"{', '.join(KNOBS)}"
+            f"{', '.join(ENGINE_KNOBS)}"
         )
     return {name: _read_value(name, value) for name, value in values.items()}
 
 
 def _read_value(name: str, value: Any) -> float:
-    if name not in KNOBS:
-        raise InputError(f"knob {name!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
+    if name not in ENGINE_KNOBS:
+        raise InputError(f"knob {name!r:.60} is unknown; the knobs are {', '.join(ENGINE_KNOBS)}")
     if name == "priority_routing" and isinstance(value, bool):
         return int(value)
     if not checks.is_finite(value):

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxserve import checks
-from jaxserve.sim.machine.acceptance import MAX_DEPTH, tokens_per_step
+from jaxserve.limits import MAX_DEPTH
+from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.tiers import Tier
 

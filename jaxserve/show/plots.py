@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +233,7 @@ _PANELS = (_arrivals, _queues, _ttft, _memory, _goodput)
 def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
     """The knob as it was set; where that takes time, also what was in force."""
     time, described = _time(env, rollout), KNOB_FIELDS[knob]
+    bound = described.bound
     values = np.asarray(getattr(rollout.actions, knob), float)
     axis.step(time, values, color=BLUE, lw=1.3)
     if knob in _IN_FORCE:
@@ -241,13 +243,14 @@ def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
     if described.names:
         axis.set_yticks(range(len(described.names)), described.names)
         axis.set_ylim(-0.3, len(described.names) - 0.7)
-    elif not described.bound.integer:
-        axis.set_ylim(0.0, 1.08)
-        axis.set_yticks([0.0, 0.5, 1.0])
+    elif not bound.integer:
+        axis.set_ylim(0.0, 1.08 * bound.high)
+        axis.set_yticks([0.0, 0.5 * bound.high, bound.high])
     elif described.octaves:
         axis.set_yscale("log", base=2)
-        axis.set_ylim(0.8, 640.0)
-        axis.set_yticks([1, 16, 256], ["1", "16", "256"])
+        axis.set_ylim(0.8 * bound.low, 1.25 * bound.high)
+        marked = [value for value in described.grid if math.log2(value) % 4 == 0]
+        axis.set_yticks(marked, [f"{value:g}" for value in marked])
         axis.minorticks_off()
     else:
         high = described.highest(float(np.max(env.deployment.num_gpus)))

@@ -38,8 +38,8 @@ def override(spec: TaskSpec, overrides: Mapping[str, Any], recorded: bool) -> Ta
       overrides: any of ``horizon`` (windows), ``randomisation`` (half-width of the log-uniform
         hardware slowness), ``knobs`` (names the agent may turn), ``deployment`` (fields of
         DeploymentSettings), ``objective`` (fields of Objective), ``output_ages`` (see TaskSpec),
-        ``rate_scale`` (multiplies every arrival rate) and ``burst_scale`` (multiplies the part of
-        every burst above 1).
+        ``rate_scale`` and ``burst_scale``. ``rate_scale`` multiplies every arrival rate, and
+        ``burst_scale`` the part of every burst above 1.
       recorded: whether the traffic is a recorded trace, which the last two cannot scale.
 
     Raises:

@@ -80,15 +80,22 @@ def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
     return reuse_table(trace, prompt_edges(trace, CLASS_COUNT), num_gpus, CLASS_COUNT)
 
 
+def repeated_note(trace: Trace) -> str | None:
+    """That prompts which begin alike are prefilled whole where a deployment caches no prefixes, in
+    one sentence; None where the file does not tell of any."""
+    if not trace.repeated_share:
+        return None
+    return (
+        f"{_repeated(trace)}; they are prefilled again, because the deployment's prefix_caching is "
+        "off"
+    )
+
+
 def reuse_note(trace: Trace, deployment: Deployment) -> str | None:
-    """How much of the trace's prompts a prefix cache spares, in one sentence; None where the file
-    does not tell."""
+    """How much of the trace's prompts a prefix cache spares or, where it is off, would spare, in
+    one sentence; None where the file does not tell."""
     if trace.repeated_share is None:
         return None
-    known = (
-        f"{trace.repeated_share:.0%} of the trace's prompt tokens are in blocks (hash_ids) that it "
-        "had before"
-    )
     pool = float(np.asarray(deployment.kv_pool_tokens)[0, 0])
     gpus = round(float(deployment.num_gpus))
     found = cached_tokens(trace, np.array([pool], np.float32), gpus)
@@ -96,11 +103,16 @@ def reuse_note(trace: Trace, deployment: Deployment) -> str | None:
     where = f"{gpus} x {pool:,.0f}" if gpus > 1 else f"{pool:,.0f}"
     of = f" of those of its first {MAX_MEASURED:,} requests" if len(trace) > len(found) else ""
     if not deployment.prefix_caching:
-        return (
-            f"{known}; they are prefilled again, because the deployment's prefix_caching is off "
-            f"(a cache of {where} tokens would find {share:.1%}{of})"
-        )
-    return f"{known}; the prefix cache of {where} tokens finds {share:.1%}{of}"
+        of = of or " of the trace's prompt tokens"
+        return f"a prefix cache of {where} tokens would find {share:.1%}{of}"
+    return f"{_repeated(trace)}; the prefix cache of {where} tokens finds {share:.1%}{of}"
+
+
+def _repeated(trace: Trace) -> str:
+    return (
+        f"{trace.repeated_share:.0%} of the trace's prompt tokens are in blocks (hash_ids) that it "
+        "had before"
+    )
 
 
 def recorded_counts(

@@ -14,6 +14,7 @@ from typing import Any
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
+from jaxserve.limits import LONGEST_TOKENS, TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import profile_names
 from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
 from jaxserve.sim.machine.stack import Stack
@@ -22,7 +23,6 @@ from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.reward import MAX_WEIGHT
-from jaxserve.types import LONGEST_TOKENS, TOKEN_BUDGETS
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""

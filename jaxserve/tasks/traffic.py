@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxserve.limits import MAX_DEPTH
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.traffic.output_ages import output_ages
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses
@@ -27,7 +28,7 @@ def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     prompts += [np.full_like(prompts[0], 64.0)] * missing
     outputs += [np.full_like(outputs[0], 64.0)] * missing
     priorities += [2] * missing
-    profiles += [np.ones(9)] * missing
+    profiles += [np.ones(MAX_DEPTH + 1)] * missing
     prompt_table, output_table = np.stack(prompts), np.stack(outputs)
     classes = TrafficClasses(
         prompt_tokens=_table_mean(prompt_table),

@@ -5,9 +5,9 @@ A program is what JAX compiles of a structure of tasks; it is compiled by its fi
 ``Simulator`` is an environment as programs take it.
 
 Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
-that of ``jax.jit(env.step)`` bit by bit; one computed by ``advance_together`` may differ from it in
-the last bit, but not with the sessions that happen to be advanced together: there is one program
-for them, since XLA rounds differently for different sizes.
+that of ``jax.jit(env.step)`` bit by bit. One computed by ``advance_together`` may differ from it in
+the last bit, but not with the sessions that happen to be advanced together. XLA rounds differently
+for different sizes, so there is one program for them.
 """
 
 from __future__ import annotations

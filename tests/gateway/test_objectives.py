@@ -39,9 +39,9 @@ def test_good() -> None:
         (("chat:",), "is not understood"),
         (("a b:ttft=1",), "is not understood"),
         (("chat:itl=1",), "is not understood"),
-        (("chat:ttft=x",), "ttft is x; it must be above 0"),
-        (("chat:ttft=nan",), "ttft is nan; it must be above 0"),
-        (("chat:tpot=0",), "tpot is 0; it must be above 0"),
+        (("chat:ttft=x",), "ttft is 'x'; it must be above 0"),
+        (("chat:ttft=nan",), "ttft is 'nan'; it must be above 0"),
+        (("chat:tpot=0",), "tpot is '0'; it must be above 0"),
         (("a:ttft=1", "a:ttft=2"), "--slo a is given twice"),
     ],
 )

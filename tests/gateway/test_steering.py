@@ -18,7 +18,7 @@ from jaxserve.gateway import steering as module
 from jaxserve.gateway.admission import Pool, build_pools
 from jaxserve.gateway.engine_knobs import EngineOffer, EngineRefused
 from jaxserve.gateway.engines import EngineSpec
-from jaxserve.gateway.knob_values import KNOBS
+from jaxserve.gateway.knob_values import ENGINE_KNOBS
 from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.switch import Switch
 from tests.gateway.conftest import Start
@@ -93,7 +93,7 @@ def test_each_knob_where_it_is_most_exact() -> None:
     ]
     state = play(engines, lambda steering: steering.state())
     knobs = state["knobs"]
-    assert tuple(knobs) == KNOBS
+    assert tuple(knobs) == ENGINE_KNOBS
     assert (knobs["batch_cap"]["how"], knobs["batch_cap"]["where"]) == ("exact", "engine")
     assert (knobs["batch_cap"]["most"], knobs["batch_cap"]["static"]) == (32, None)
     assert knobs["token_budget"]["how"] == "unsupported"
@@ -147,8 +147,8 @@ def test_a_command_waits_for_one_answer(monkeypatch: pytest.MonkeyPatch) -> None
     ("values", "message"),
     [
         ({"warp": 1.0}, "knob 'warp' is unknown"),
-        ({"batch_cap": 65.0}, "batch_cap is 65; it must be from 1 to 64"),
-        ({"batch_cap": 0.0}, "batch_cap is 0; it must be from 1 to 64"),
+        ({"batch_cap": 65.0}, "batch_cap is 65; it must be a whole number from 1 to 64"),
+        ({"batch_cap": 0.0}, "batch_cap is 0; it must be a whole number from 1 to 64"),
         ({"batch_cap": 8.5}, "batch_cap is 8.5; it must be a whole number"),
         ({"batch_cap": float("nan")}, "batch_cap is nan"),
         ({"priority_routing": 0.5}, "priority_routing is 0.5; it must be a whole number"),
@@ -355,5 +355,5 @@ def test_an_sglang_behind_a_gateway(start: Start) -> None:
 
 def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
     """It loads nothing of it, so that its own lists are held against it here."""
-    assert set(knob_values.KNOBS) == {*spaces.KNOBS, "token_budget"}
+    assert set(knob_values.ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
     assert set(steering._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}

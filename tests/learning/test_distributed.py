@@ -19,6 +19,7 @@ from jaxserve.learning.distributed import exchanged, is_first, join_processes, t
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
+from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 from tests.quick_compiler import quick_environment
 
@@ -48,19 +49,15 @@ def free_address() -> str:
 
 def test_two_processes_stay_in_step(tmp_path: Path) -> None:
     """Both learn both numbers, only the first is first, and what one refuses the other drops."""
-    coordinator = free_address()
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, coordinator, str(index)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
-        )
-        for index in range(2)
-    ]
-    outputs = [process.communicate(timeout=300.0) for process in running]
+    command = [sys.executable, "-c", SCRIPT, free_address()]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    options = pipes | {"cwd": tmp_path, "env": os.environ | {"JAX_NUM_CPU_DEVICES": "1"}}
+    with (
+        own_process([*command, "0"], **options) as one,
+        own_process([*command, "1"], **options) as other,
+    ):
+        running = (one, other)
+        outputs = [process.communicate(timeout=300.0) for process in running]
     assert [process.returncode for process in running] == [0, 0], outputs
     numbers = "[[1.0, 0.5], [2.0, 0.5]]"
     # The library that carries the numbers says on stdout that it is connected.
@@ -80,21 +77,20 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
     command += ["--environments", "16", "--steps", "80000", "--out", str(out)]
     both = [*command, "--coordinator", free_address(), "--processes", "2"]
-    first, second = (
-        subprocess.Popen(
-            [*both, "--process", str(index)], stderr=subprocess.PIPE, text=True, env=one_device
-        )
-        for index in range(2)
-    )
-    assert first.stderr is not None and second.stderr is not None
-    for line in first.stderr:
-        if "windows/s" in line:
-            break
-    second.send_signal(signal.SIGINT)
-    for process in (first, second):
-        _, said = process.communicate(timeout=300.0)
-        assert process.returncode == 130 and "continue with --resume" in said, said
-        assert "Traceback" not in said
+    pipes = {"stderr": subprocess.PIPE, "text": True, "env": one_device}
+    with (
+        own_process([*both, "--process", "0"], **pipes) as first,
+        own_process([*both, "--process", "1"], **pipes) as second,
+    ):
+        assert first.stderr is not None
+        for line in first.stderr:
+            if "windows/s" in line:
+                break
+        second.send_signal(signal.SIGINT)
+        for process in (first, second):
+            _, said = process.communicate(timeout=300.0)
+            assert process.returncode == 130 and "continue with --resume" in said, said
+            assert "Traceback" not in said
     assert not (out / "weights.npz").exists()
 
     env = jaxserve.make("static_workload")

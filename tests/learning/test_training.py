@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -22,6 +23,9 @@ from jaxserve.learning.ppo import Learner, TrainState, UpdateReport
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_options import describe
 from jaxserve.learning.training import train
+from jaxserve.runtime.process_group import own_process
+from jaxserve.sim.table.build import build
+from jaxserve.sim.table.file import write_table_file
 from tests.quick_compiler import quick_environment
 
 SETUP = load_setup("static_workload")
@@ -148,14 +152,18 @@ def test_directories(tmp_path: Path) -> None:
 
 
 def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, whole: Path) -> None:
-    """Another GPU, size or discount is refused by name, and the run is left as it is; so is
-    a run that does not say what it was begun with."""
+    """Another GPU, table, trace, size or discount is refused by name, and the run is left as it
+    is; so is a run that does not say what it was begun with."""
     run = tmp_path / "run"
     shutil.copytree(whole, run)
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    other = load_setup("static_workload", hardware="h100-sxm-80gb")
+    table = tmp_path / "table.parquet"
+    write_table_file(table, build("a100-sxm-40gb", "llama-3.1-8b", token_budget=512))
+    load = partial(load_setup, "static_workload")
     for setup, config, named in (
-        (other, CONFIG, "hardware is h100-sxm-80gb [0-9a-f]{16}"),
+        (load(hardware="h100-sxm-80gb"), CONFIG, "hardware is h100-sxm-80gb [0-9a-f]{16}"),
+        (load(table=str(table)), CONFIG, "table is [0-9a-f]{16}"),
+        (load(trace="synthetic_conversation.csv"), CONFIG, "trace is [0-9a-f]{16}"),
         (SETUP, dataclasses.replace(CONFIG, environments=32), "environments is 32"),
         (SETUP, dataclasses.replace(CONFIG, discount=0.9), r"discount is 0\.9"),
     ):
@@ -187,14 +195,14 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     # Long enough not to be over before the signal is seen, which is looked for every two seconds.
     command += ["--out", str(out), "--environments", "16", "--steps", "80000"]
     environment = quick_environment()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if "windows/s" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    rest = process.stderr.read()
-    assert process.wait(300.0) == 130
+    with own_process(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "windows/s" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read()
+        assert process.wait(300.0) == 130
     assert "continue with --resume" in rest and "Traceback" not in rest
     assert len(rows(out)) > 0
     done = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=environment)

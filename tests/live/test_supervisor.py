@@ -36,9 +36,9 @@ def after(rules: Rules, healths: list[Health]) -> list[Supervision]:
 
 @given(rules=RULES, healths=st.lists(HEALTH, max_size=120))
 def test_any_sequence(rules: Rules, healths: list[Health]) -> None:
-    """After a fault the next command is static and says why; between a fall and the return there
-    are always enough windows in a row without a fault; a return never waits for longer than the
-    longest; and the policy never loses the wheel without a reason."""
+    """After a fault the next command is static and says why. Between a fall and the return there
+    are always enough windows in a row without a fault. A return never waits for longer than the
+    longest, and the policy never loses the wheel without a reason."""
     states = after(rules, healths)
     healthy = 0
     fell_at: int | None = None

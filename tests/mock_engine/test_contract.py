@@ -191,7 +191,9 @@ COMMANDS = st.one_of(
             "lease_s": NUMBERS,
             "knobs": st.one_of(
                 NUMBERS,
-                st.dictionaries(st.sampled_from([*command.KNOBS, "cap"]), NUMBERS, max_size=3),
+                st.dictionaries(
+                    st.sampled_from([*command.ENGINE_KNOBS, "cap"]), NUMBERS, max_size=3
+                ),
             ),
             "lease": NUMBERS,
         },
@@ -232,7 +234,7 @@ def test_access_is_given_alike(token: str | None, host: str | None, headers: dic
 
 def test_names_and_bounds_are_the_same() -> None:
     """Those that both modules write down."""
-    assert command.KNOBS == jaxserve_vllm.command.KNOBS
+    assert command.ENGINE_KNOBS == jaxserve_vllm.command.ENGINE_KNOBS
     assert command.MAX_LEASE_S == jaxserve_vllm.command.MAX_LEASE_S
     assert steps.COLUMNS == jaxserve_vllm.step_trace.COLUMNS
     assert steps.KEPT_STEPS == jaxserve_vllm.step_trace.KEPT_STEPS

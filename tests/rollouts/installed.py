@@ -28,6 +28,7 @@ from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators.credit import calls_of, credits
 from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
+from jaxserve.runtime.process_group import own_process
 from server.local import LocalServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.sessions.talking import Agent
@@ -312,18 +313,17 @@ def _started(launch: Launch, programs: Path, home: Path, work: Path) -> tuple[in
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_bytes(content)
         Path(path).chmod(0o600)
-    with subprocess.Popen(
+    with own_process(
         launch.argv,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
         **options,
     ) as process:
         try:
             printed, _ = process.communicate(launch.stdin, LIMIT_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            os.killpg(os.getpgid(process.pid), signal.SIGKILL)
             printed, _ = process.communicate()
         return process.returncode, printed.decode(errors="replace")[-4000:]
 

@@ -95,9 +95,9 @@ assert state.env_states.step.addressable_shards[0].data.shape == (8,)
     ],
 )
 def test_two_devices(script: str) -> None:
-    """In a process with two devices: each has half of the environments, parameters are on both,
-    they exchange nothing but sums, and the run is that of one device up to the order of these sums;
-    sizes that do not fit are named; and a stack of tasks is cut as well."""
+    """Of two devices each has half of the environments. Parameters are on both, they exchange
+    nothing but sums, and the run is that of one device up to the order of these sums. Sizes that do
+    not fit are named, and a stack of tasks is cut as well."""
     environment = quick_environment()
     flags = environment.get("XLA_FLAGS", "")
     environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"

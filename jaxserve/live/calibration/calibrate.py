@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
+from jaxserve.limits import TOKEN_BUDGETS
 from jaxserve.live.calibration.fit import (
     MAX_ERROR,
     Fit,
@@ -30,7 +31,6 @@ from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.file import Calibration, TableFile
 from jaxserve.sim.table.sweep import Sweep
 from jaxserve.tiers import Tier
-from jaxserve.types import TOKEN_BUDGETS
 
 
 @dataclass(frozen=True)

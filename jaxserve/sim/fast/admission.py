@@ -206,9 +206,9 @@ def _shortage(
     probability that all slots are taken.
 
     The fluid knows the arrivals but only the mean of what they become. Given the arrivals, the
-    number still running varies by half its mean (a binomial variance, averaged over the ages of
-    exponential lives; of other lives see ``still_random``), the KV they hold also with their
-    lengths, and where such a batch would exceed a limit, an arrival waits although the mean batch
+    number still running varies by half its mean: a binomial variance, averaged over the ages of
+    exponential lives. ``still_random`` has that of other lives. The KV they hold also varies with
+    their lengths. Where such a batch would exceed a limit, an arrival waits although the mean batch
     would let it in.
     """
     plan, classes = conditions.plan, conditions.classes

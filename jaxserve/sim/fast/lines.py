@@ -2,10 +2,10 @@
 
 ``waiting[f, a]`` is the number of class-f requests that have waited at least some age. Serving the
 m oldest is ``max(waiting - m, 0)``; the served ones that had waited at least that long are
-``min(waiting, m)``; ageing by a tick is a shift by one knot. So that minutes of waiting cost no
-more memory than seconds, knots are one tick apart only up to one second of the default window,
-then four to an octave, and a knot whose spacing is p ticks is shifted every p-th tick. In between
-its age grows with the clock: after t ticks, ``waiting[f, a]`` counts ages of at least
+``min(waiting, m)``; ageing by a tick is a shift by one knot. Knots are one tick apart only up to
+one second of the default window, then four to an octave, so that minutes of waiting cost no more
+memory than seconds. A knot whose spacing is p ticks is shifted every p-th tick. In between its age
+grows with the clock: after t ticks, ``waiting[f, a]`` counts ages of at least
 ``AGE_KNOTS[a] + t % AGE_PERIODS[a]``. That is exact; moving a fraction 1/p each tick would smear
 ages by a third.
 

@@ -8,9 +8,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.datafiles import load_json
-
-MAX_DEPTH = 8
-"""Deepest speculation: profiles have a mean for each depth 0..8."""
+from jaxserve.limits import MAX_DEPTH
 
 
 def profile_names() -> tuple[str, ...]:
@@ -28,7 +26,7 @@ def tokens_per_step(profile: str) -> np.ndarray:
     found = profiles[checks.one_of("profile", profile, profiles)]
     measured = {int(depth): mean for depth, mean in found["tokens_per_step"].items()}
     means = [1.0] + [measured[depth] for depth in range(1, 7)]
-    means += [_between(means[5], means[6], measured[8]), measured[8]]
+    means += [_between(means[5], means[6], measured[MAX_DEPTH]), measured[MAX_DEPTH]]
     return np.array(means)
 
 

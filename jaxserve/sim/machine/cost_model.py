@@ -9,9 +9,10 @@ c new tokens after a prefix of p:
     t_dec  = L (ac + [(a0 + a1 b)^q + (kv K / (BW kvbw))^q]^(1/q))
     t_pre  = L (cp + g sum(c) + 4 d sum(c p + c^2 / 2) / (F f_attn))
 
-P and Ph are body and head parameters, w bytes per weight, L layers, d heads x head_dim, kv bytes
-of K and V per token and layer, BW and F the GPU's peak bandwidth and arithmetic rate, and mbw, mfu,
-kvbw, f_attn the shares of them that kernels reach. Both p-norms smooth the corner of a roofline.
+P and Ph are body and head parameters, w bytes per weight, L layers, d heads x head_dim, and kv
+bytes of K and V per token and layer. BW and F are the GPU's peak bandwidth and arithmetic rate, and
+mbw, mfu, kvbw and f_attn the shares of them that kernels reach. Both p-norms smooth the corner of a
+roofline.
 """
 
 import dataclasses

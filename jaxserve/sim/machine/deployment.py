@@ -110,7 +110,7 @@ class DeploymentSettings:
 
     num_gpus: int = 1
     tensor_parallel: int = 1
-    queue_capacity: int = 512
+    queue_capacity: int = EngineSettings.queue_capacity
     memory_utilization: float = EngineSettings.memory_utilization
     token_budget: int | None = None
     """tokens one iteration may process; None for those of the latency table."""

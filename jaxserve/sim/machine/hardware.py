@@ -14,6 +14,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
+from jaxserve.limits import LARGEST_BATCH
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.tiers import Tier
 
@@ -249,10 +250,12 @@ class EngineSettings:
 
     token_budget: int = 2048
     """tokens that one iteration may schedule (chunked prefill)."""
-    max_sequences: int = 512
+    max_sequences: int = LARGEST_BATCH
     """largest batch cap; also what the nominal logits buffer is sized for."""
     memory_utilization: float = 0.92
     """share of device memory that the engine plans with."""
+    queue_capacity: int = 512
+    """requests that may wait in a whole deployment; later ones are rejected."""
     runtime_bytes: float = 0.6 * GIB
     """CUDA context, communication buffers and graphs."""
     restart_s: float = 4.0

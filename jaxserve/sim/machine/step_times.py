@@ -25,8 +25,8 @@ def step_times(cost: CostModel, tier: int = 0, time_dilation: float = 1.0) -> di
     Returns:
       ``seconds`` for each unit of a step's load; ``rooflines``, p-norms of such sums, without
       ``p`` their maximum; ``by_tokens``, such sums of which the step's tokens choose one, where
-      collectives were measured; ``time_dilation``; ``hidden_s``, as beside a GPU vLLM composes a
-      step while the one before it is computed.
+      collectives were measured; ``time_dilation``; ``hidden_s``. The last is what vLLM hides beside
+      a GPU: it composes a step while the one before it is computed.
 
     Raises:
       InputError: the cost model has terms of a stack, which this form has no place for.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.limits import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
@@ -82,7 +82,7 @@ class ReferenceSettings:
 
     num_gpus: int = 1
     """engines."""
-    queue_capacity: int = 512
+    queue_capacity: int = EngineSettings.queue_capacity
     """requests that may wait in the whole deployment; later ones are rejected."""
     restart_s: float = EngineSettings.restart_s
     """a GPU is away this long to reload weights in another tier."""

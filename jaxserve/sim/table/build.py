@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.datafiles import data_dir
+from jaxserve.limits import TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
@@ -38,7 +39,6 @@ from jaxserve.sim.table.grid import (
     SPEC_LENGTHS,
     grid_shape,
 )
-from jaxserve.types import TOKEN_BUDGETS
 
 OUTPUT_TOKENS = 256
 """Output length of the closed-loop columns."""

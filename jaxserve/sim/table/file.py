@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.limits import MAX_DEPTH, TOKEN_BUDGETS
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
 from jaxserve.sim.machine.stack import Stack
@@ -51,7 +51,6 @@ from jaxserve.sim.table.grid import (
     grid_shape,
 )
 from jaxserve.tiers import Tier
-from jaxserve.types import TOKEN_BUDGETS
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")

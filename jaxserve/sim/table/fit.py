@@ -23,6 +23,7 @@ from scipy.optimize import OptimizeResult, least_squares
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.limits import TOKEN_BUDGETS
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
@@ -37,7 +38,6 @@ from jaxserve.sim.table.file import (
 from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep, read_sweep
 from jaxserve.tiers import Tier
-from jaxserve.types import TOKEN_BUDGETS
 
 FOLDS = 3
 """Every third row is held out in turn."""

@@ -3,11 +3,10 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.limits import LARGEST_BATCH, LONGEST_TOKENS, MAX_DEPTH
 from jaxserve.tiers import Tier
-from jaxserve.types import LONGEST_TOKENS
 
-BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, 512)
+BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, LARGEST_BATCH)
 KV_BUDGETS = (0.1, 0.25, 0.5, 0.75, 1.0)
 SPEC_LENGTHS = (0, 1, 2, 4, MAX_DEPTH)
 QUANT_TIERS = tuple(map(int, Tier))

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
+from jaxserve.limits import LARGEST_BATCH
 from jaxserve.sim.machine.hardware import LlmModel
 from jaxserve.sim.table.columns import numbers, read_columns
 
 Array = NDArray[np.float64]
 
 FOLDS = 3
-LARGEST_BATCH = 512
 LARGEST_GEMM_TOKENS = 8192
 SHORTEST_PROMPT = 64
 

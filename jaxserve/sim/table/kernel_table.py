@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.limits import TOKEN_BUDGETS
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LinearFit, LlmModel
@@ -39,7 +40,6 @@ from jaxserve.sim.table.layer_profile import (
     ProfileTimer,
 )
 from jaxserve.sim.table.plausible import check_unit
-from jaxserve.types import TOKEN_BUDGETS
 
 WORST_ERROR = 0.15
 """Mean relative error on rows that a fit was not shown, or on whole iterations, beyond which there

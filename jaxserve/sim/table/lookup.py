@@ -2,8 +2,8 @@
 
 Seconds are interpolated bilinearly in batch and length inside each cell of the grid: exact at grid
 points, monotone where the data is, clamped at the edges. A decode iteration is a constant, plus a
-part per sequence, plus a part per KV token (batch times context), which is what such a cell holds:
-against the cost model it errs 0.1 % on average where interpolation in log2(batch), log2(length) and
+part per sequence, plus a part per KV token (batch times context), which is what such a cell holds.
+Against the cost model it errs 0.1 % on average. Interpolation in log2(batch), log2(length) and
 log(seconds) errs 1.1 %, always upwards. Beyond 8,192 tokens, where attention makes a prefill grow
 with the square of the prompt, a prefill's seconds per token are linear instead. The knots stay
 powers of two, so that the exponent of a float is its cell and neither a logarithm nor a search is
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.arrays.shared_rows import SharedRows
-from jaxserve.sim.machine.acceptance import MAX_DEPTH
+from jaxserve.limits import MAX_DEPTH
 from jaxserve.sim.table.file import TableFile
 from jaxserve.sim.table.grid import (
     BATCH_SIZES,
@@ -71,10 +71,10 @@ def latency_table(
 ) -> LatencyTable:
     """The dynamics' part of a table file, with rows for every depth 0..8.
 
-    Between the depths of the grid, at another token budget and beyond the file's longest prompt,
-    the table follows its own cost model: what is interpolated is the ratio of table to model, so
-    that a kink (where a verify step leaves the memory-bound range, or a draft needs more passes) is
-    where the model has it and not smeared over the gap.
+    The table follows its own cost model between the depths of the grid, at another token budget
+    and beyond the file's longest prompt. What is interpolated is the ratio of table to model. A
+    kink is then where the model has it, and not smeared over the gap: one is where a verify step
+    leaves the memory-bound range, or a draft needs more passes.
 
     Args:
       token_budget: tokens of an iteration, by which prompts are cut; None for the file's own.

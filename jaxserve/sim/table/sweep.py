@@ -1,7 +1,7 @@
 """Reads a measured load test: one row per point of a concurrency sweep.
 
-Accepted are CSV and parquet files with one row per run, and the JSON that `vllm bench serve
---save-result` writes (one object, a list, or one object per line). Column names of several tools
+Accepted are CSV and parquet files with one row per run, and the JSON that ``vllm bench serve
+--save-result`` writes (one object, a list, or one object per line). Column names of several tools
 are known; a name that is not is an error, so that a misspelt one is not silently left out.
 """
 

@@ -5,10 +5,10 @@ published files hold no two equal times. The other clocks are coarse (a publishe
 equal rows, BurstGPT counts whole seconds), so there equal rows are requests of their own, unless
 every single row has a twin, as when a file was pasted into itself.
 
-Where a file's clock stands still for half a second or longer, as in the published Mooncake trace,
-whose times are multiples of three seconds, requests of one time are spread evenly over the tick:
-they did not come all at once, and a queue of ten prompts at every tick is the clock's and not the
-traffic's.
+Requests of one time are spread evenly over the tick where a file's clock stands still for half a
+second or longer. Times of the published Mooncake trace are multiples of three seconds, for example.
+Its requests did not come all at once: a queue of ten prompts at every tick is the clock's and not
+the traffic's.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.limits import LONGEST_TOKENS
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
-from jaxserve.types import LONGEST_TOKENS
 
 COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""

@@ -24,7 +24,7 @@ def test_a_cap_that_is_turned_makes_both_simulators_wait_alike(
 ) -> None:
     """Who is in prefill holds a slot of a cap that was just raised, and goes on when it is lowered
     again. Once those in prefill were counted by what ends in the tick, as at a steady rate, and
-    requests waited a fifth to a third too long; once a lowered cap stopped the prefill in progress,
+    requests waited a fifth to a third too long. Once a lowered cap stopped the prefill in progress,
     and they waited a fifth too long between 2 and 96."""
     setup = load_setup(str(study_path().with_name(f"live_{server}.json")))
     flapping = FlappingPolicy(make_action(batch_cap=low), make_action(batch_cap=high))

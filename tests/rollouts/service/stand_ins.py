@@ -1,7 +1,7 @@
 """Stand-ins for agents of presets: their command lines and files, their clients, and no more.
 
-Each takes the options that the real one takes in the preset, and no others; it finds the gateway,
-its key, its model and its MCP servers where the real one does; it streams, in the real one's
+Each takes the options that the real one takes in the preset, and no others. It finds the gateway,
+its key, its model and its MCP servers where the real one does. It streams, in the real one's
 dialect, and calls tools until the model calls none.
 """
 

@@ -69,7 +69,7 @@ def test_agents_find_them_shut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Commands of the user speak to service and gateway with no word of a token, and the dashboard
-    prints the address that opens it; an agent, in a container as well, gets none, in its variables,
+    prints the address that opens it. An agent, in a container as well, gets none, in its variables,
     its files or its mounts, and is refused."""
     programs, log, folder = tmp_path / "bin", tmp_path / "log", tmp_path / "state"
     programs.mkdir()

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-KNOBS = (
+ENGINE_KNOBS = (
     "batch_cap",
     "token_budget",
     "kv_budget_fraction",
@@ -74,7 +74,7 @@ def check_knobs(values: Any) -> dict[str, float]:
     if not isinstance(values, dict):
         raise CommandError(
             f"knobs is {values!r:.60}; it must be an object of values by knob, out of "
-            f"{', '.join(KNOBS)}"
+            f"{', '.join(ENGINE_KNOBS)}"
         )
     return {knob: _number(knob, value) for knob, value in values.items()}
 
@@ -108,8 +108,8 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(knob: str, value: Any) -> float:
-    if knob not in KNOBS:
-        raise CommandError(f"knob {knob!r:.60} is unknown; the knobs are {', '.join(KNOBS)}")
+    if knob not in ENGINE_KNOBS:
+        raise CommandError(f"knob {knob!r:.60} is unknown; the knobs are {', '.join(ENGINE_KNOBS)}")
     if knob == "priority_routing" and isinstance(value, bool):
         return int(value)
     if not _is_number(value):

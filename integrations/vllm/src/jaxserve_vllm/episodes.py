@@ -5,11 +5,11 @@ usage, in vLLM's environment: python -m jaxserve_vllm.episodes < EPISODES > STEP
 
 Both are files of JSON lines. An episode is an object with ``blocks``, ``block_tokens``,
 ``max_length``, ``batch_cap``, ``token_budget``, ``priority_routing``, ``watermark``,
-``prefix_caching``, ``speculation_depth``, ``requests``, a list of [step of its arrival, prompt
-tokens, output tokens, priority] in the order in which they arrive, and ``turns``, a list of [step,
-knobs turned before it]. The answer to it is a list of the steps in which a token was computed, each
-[[request, tokens] in the order of the batch, requests preempted]. A line before all answers names
-the version of vLLM.
+``prefix_caching``, ``speculation_depth``, ``requests`` and ``turns``. ``requests`` is a list of
+[step of its arrival, prompt tokens, output tokens, priority] in the order in which they arrive, and
+``turns`` a list of [step, knobs turned before it]. The answer to it is a list of the steps in which
+a token was computed, each [[request, tokens] in the order of the batch, requests preempted]. A line
+before all answers names the version of vLLM.
 """
 
 from __future__ import annotations
