@@ -1,0 +1,177 @@
+"""``python -m benchmarks.paired REVISION``: speed of the hard task beside another revision's.
+
+Both trees play on this machine in processes of their own that take turns: the same windows in one,
+then in the other, and in the next pair the other way round. What disturbs the machine disturbs
+both, so that the ratio of a pair is known better than either speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.page import missed, page_parser, publish
+from benchmarks.paired_player import TASK
+from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.evaluation.episode_statistics import Interval, interval
+
+FEWEST_PAIRS, MOST_PAIRS = 10, 1000
+MOST_ENVIRONMENTS = 2**20
+_HERE = Path(__file__).resolve().parent.parent
+_PLAYER = Path(__file__).with_name("paired_player.py")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What was measured, one entry a pair."""
+
+    windows: int
+    """of one turn, all environments together."""
+    before_s: NDArray[np.float64]
+    """seconds of the other revision's turns."""
+    after_s: NDArray[np.float64]
+    """seconds of this tree's turns."""
+
+    @property
+    def ratio(self) -> Interval:
+        """How many times as fast this tree is: geometric mean of the pairs, and its interval."""
+        logs = interval(np.log(self.before_s / self.after_s))
+        return Interval(*(float(np.exp(value)) for value in (logs.mean, logs.low, logs.high)))
+
+
+class Player:
+    """A process that plays the hard task with the ``jaxserve`` of one tree."""
+
+    def __init__(self, tree: Path, environments: int) -> None:
+        """Returns once the program is compiled and has played a turn.
+
+        Raises:
+          InputError: the process ended before that.
+        """
+        # Neither the script's own folder nor an installed jaxserve may come before the tree's.
+        surroundings = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, str(_PLAYER), str(tree), str(environments)],
+            cwd=tree,
+            env=surroundings,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.windows = int(self._answer())
+
+    def turn_s(self) -> float:
+        """Seconds of one turn."""
+        assert self._process.stdin is not None
+        print(file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise InputError("a process that plays has ended; what it said is above")
+        return line
+
+
+@contextlib.contextmanager
+def tree_of(revision: str) -> Iterator[Path]:
+    """A worktree of a revision, in a folder that is removed afterwards.
+
+    Raises:
+      InputError: git knows no such revision.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        added = _git("worktree", "add", "--detach", str(tree), revision)
+        if added.returncode:
+            why = added.stderr.strip().rpartition("\n")[2]
+            raise InputError(f"git has no tree of {revision!r}: {why}")
+        try:
+            yield tree
+        finally:
+            _git("worktree", "remove", "--force", str(tree))
+
+
+def measure(before: Path, pairs: int, environments: int) -> Paired:
+    """Plays the tree ``before`` and this one in turn."""
+    seconds = np.empty((pairs, 2))
+    with contextlib.ExitStack() as stack:
+        players = [Player(tree, environments) for tree in (before, _HERE)]
+        for player in players:
+            stack.callback(player.close)
+        for pair in range(pairs):
+            for which in (0, 1) if pair % 2 == 0 else (1, 0):
+                seconds[pair, which] = players[which].turn_s()
+            print(f"pair {pair + 1}: {seconds[pair, 0] / seconds[pair, 1]:.3f}", file=sys.stderr)
+    return Paired(players[0].windows, *seconds.T)
+
+
+def report(revision: str, environments: int, found: Paired) -> str:
+    """Markdown: both speeds and their ratio."""
+    ratio, pairs = found.ratio, len(found.after_s)
+    before, after = (found.windows / float(np.median(s)) for s in (found.before_s, found.after_s))
+    aim = f"not slower{missed(ratio.high < 1)}"
+    lines = [
+        "# Benchmark against an earlier revision",
+        "",
+        f"Printed by `python -m benchmarks.paired {revision}`.",
+        "",
+        f"Task `{TASK}`, {environments:,} environments on one device, {found.windows:,} windows a "
+        f"turn, {pairs} pairs; jax {jax.__version__} on {jax.devices()[0].device_kind}, "
+        f"{os.cpu_count()} cores. The speeds are medians on a machine that may have had other "
+        "work; the ratio is the geometric mean of the pairs, whose turns come one after the other. "
+        "The aim is missed where the whole interval is below 1.",
+        "",
+        "| | windows/s |",
+        "|---|--:|",
+        f"| {revision} | {before:,.0f} |",
+        f"| this tree | {after:,.0f} |",
+        f"| times as fast (95 % interval) | {ratio.mean:.3f} ({ratio.low:.3f} to {ratio.high:.3f}) "
+        f"; aim: {aim} |",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the page; exit code 2 after bad input."""
+    parser = page_parser("benchmarks.paired", __doc__)
+    parser.add_argument("revision", help="what this tree is compared with, as git names it")
+    parser.add_argument("--pairs", type=int, default=20, help="turns of each (default %(default)s)")
+    parser.add_argument(
+        "--environments", type=int, default=4096, help="side by side (default %(default)s)"
+    )
+    chosen = parser.parse_args(arguments)
+
+    def page() -> str:
+        pairs = checks.whole("--pairs", chosen.pairs, FEWEST_PAIRS, MOST_PAIRS)
+        environments = checks.whole("--environments", chosen.environments, 1, MOST_ENVIRONMENTS)
+        with tree_of(chosen.revision) as tree:
+            found = measure(tree, pairs, environments)
+        return report(chosen.revision, environments, found)
+
+    return publish(page, chosen.markdown)
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], cwd=_HERE, capture_output=True, text=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
