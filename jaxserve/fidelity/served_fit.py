@@ -26,9 +26,10 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from jaxserve.datafiles import load_json
-from jaxserve.fidelity.served_loop import Accepted, Loop
+from jaxserve.fidelity.served_loop import Accepted, Loop, shipped_accepted
 from jaxserve.fidelity.served_recipes import HOPPER
 from jaxserve.fidelity.served_rows import FOLDS, ServedRow, served_rows, shipped
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_bytes_per_token, weights_bytes
 from jaxserve.sim.machine.stack import ServedGpu, Stack, load_engine
@@ -75,7 +76,7 @@ class Constant:
     def of(self, gpu: ServedGpu) -> float:
         """Its shipped value."""
         if self.group == "accepted":
-            return getattr(Accepted(), self.field)
+            return getattr(shipped_accepted(), self.field)
         group = getattr(gpu, self.group)
         return getattr(group if self.group == "engine" else group[0], self.field)
 
@@ -203,7 +204,7 @@ class Prediction:
 
     def _compute(self, server: Served, own: tuple[float, ...]) -> np.ndarray:
         gpu, model = shipped(server[0], server[1], known_version(server[3]))
-        accepted = Accepted()
+        accepted = shipped_accepted()
         # A version's own constant comes after that of its engine, and replaces it.
         for i, value in zip(self._of[server], own, strict=True):
             constant = self._constants[i]
@@ -211,17 +212,35 @@ class Prediction:
                 accepted = dataclasses.replace(accepted, **{constant.field: value})
             else:
                 gpu = constant.put(gpu, value)
-        rows = [self._rows[place] for place in self._groups[server]]
-        names = [field.name for field in dataclasses.fields(Loop)]
-        loop = Loop(*(np.array([getattr(row, name) for row in rows]) for name in names))
-        left = gpu.memory_bytes - weights_bytes(model, 0, server[2])
-        return loop.tpot_s(
+        return self._loop(server).tpot_s(
             CostModel.of(gpu, model, server[2]),
             prefill_first=gpu.engine.prefill_first,
-            kv_tokens=KV_SHARE * left / kv_bytes_per_token(model, False, server[2]),
+            kv_tokens=_kv_tokens(gpu, model, server[2]),
             reserves=gpu.engine.name == "trtllm",
             accepted=accepted,
         )
+
+    def _loop(self, server: Served) -> Loop:
+        rows = [self._rows[place] for place in self._groups[server]]
+        names = [field.name for field in dataclasses.fields(Loop)]
+        return Loop(*(np.array([getattr(row, name) for row in rows]) for name in names))
+
+    def through_table_s(self) -> np.ndarray:
+        """float64[rows] under the shipped constants, by the closed loop that fills latency
+        tables."""
+        result = np.empty(len(self._rows))
+        for server, places in self._groups.items():
+            gpu, model = shipped(server[0], server[1], known_version(server[3]))
+            cost = CostModel.of(gpu, model, server[2])
+            kv_tokens = _kv_tokens(gpu, model, server[2])
+            result[places] = self._loop(server).through_table_s(cost, kv_tokens)
+        return result
+
+
+def _kv_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
+    """Tokens that the KV pool of a measured server holds."""
+    left = gpu.memory_bytes - weights_bytes(model, 0, gpus)
+    return KV_SHARE * left / kv_bytes_per_token(model, False, gpus)
 
 
 def fit(
