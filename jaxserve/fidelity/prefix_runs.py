@@ -193,7 +193,14 @@ def _model_rows(model: str, directories: list[Path], skipped: str) -> list[Fidel
             TTFT_BAR,
             stages,
             f"{about}; front end of {1e3 * min(others_s):.0f} to {1e3 * max(others_s):.0f} ms from "
-            f"the other stages, without it {_listed(bare)}",
+            "the other stages",
+        ),
+        _row(
+            f"{model} TTFT, no front end,",
+            bare,
+            TTFT_BAR,
+            stages,
+            f"the same at the engine, by stage {_listed(bare)}",
         ),
     ]
 
