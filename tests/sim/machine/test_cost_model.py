@@ -279,7 +279,6 @@ def test_impossible_group_is_refused(group: int) -> None:
         CostModel.of(load_gpu("h100-sxm-80gb"), MODEL, group)
 
 
-@given(costs)
 @pytest.mark.parametrize(("gpu", "most"), [("h100-sxm-80gb", 8), ("gb200-nvl72-186gb", 72)])
 def test_more_gpus_than_the_links_join_are_refused(gpu: str, most: int) -> None:
     """Of an all-reduce beyond a node, or beyond an NVL72, nothing was measured."""
@@ -289,6 +288,7 @@ def test_more_gpus_than_the_links_join_are_refused(gpu: str, most: int) -> None:
         CostModel.of(load_gpu(gpu), model, 2 * most)
 
 
+@given(costs)
 def test_dict_round_trip_through_json(cost: CostModel) -> None:
     """A cost model written into a table's metadata is read back exactly."""
     assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
