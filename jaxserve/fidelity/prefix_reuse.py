@@ -327,7 +327,11 @@ if __name__ == "__main__":
     data = shared_data()
     if data is None:
         raise SystemExit("there is no trace to compare with")
-    recorded = short_prompts(load_trace(data / FILE))
-    pairs = compare(recorded, SCENARIOS, WINDOWS)
-    for scenario, (fast, reference) in zip(SCENARIOS, pairs, strict=True):
-        print(scenario.name, fast, reference, sep="\n  ")
+    recorded = load_trace(data / FILE)
+    for requests, several, windows in (
+        (short_prompts(recorded), SCENARIOS, WINDOWS),
+        (recorded, WHOLE, WHOLE_WINDOWS),
+    ):
+        pairs = compare(requests, several, windows)
+        for scenario, (fast, reference) in zip(several, pairs, strict=True):
+            print(scenario.name, fast, reference, sep="\n  ")

@@ -181,14 +181,14 @@ def _model_rows(model: str, directories: list[Path], skipped: str) -> list[Fidel
     about += skipped
     return [
         _row(
-            f"{model} latency",
+            f"{model} latency mean",
             latency,
             LATENCY_BAR,
             stages,
             f"{about}; without caching {_listed(plain)}",
         ),
         _row(
-            f"{model} TTFT",
+            f"{model} TTFT mean",
             ttft,
             TTFT_BAR,
             stages,
@@ -196,7 +196,7 @@ def _model_rows(model: str, directories: list[Path], skipped: str) -> list[Fidel
             "the other stages",
         ),
         _row(
-            f"{model} TTFT, no front end,",
+            f"{model} TTFT mean, no front end",
             bare,
             TTFT_BAR,
             stages,
@@ -210,7 +210,7 @@ def _row(
 ) -> FidelityRow:
     worst = int(np.abs(errors).argmax())
     return FidelityRow.within(
-        f"reference vs real vLLM with shared prefixes: {name} mean",
+        f"reference vs real vLLM with shared prefixes: {name}",
         100 * float(np.abs(errors).mean()),
         bar,
         "% (mean)",
