@@ -23,6 +23,7 @@ from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.grid import PROMPT_LENGTHS
 from jaxserve.sim.table.lookup import latency_table, lengths_for
+from jaxserve.sim.table.measured import Extent, warn_beyond
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses, Workload
@@ -65,7 +66,8 @@ def make(
         task's.
       table: path of a latency table, e.g. one that ``jaxserve table fit`` wrote; default is the
         built-in table of the task's model on ``hardware``. Where neither task nor overrides say
-        how many tokens an iteration may process or the KV pool holds, the table does.
+        how many tokens an iteration may process or the KV pool holds, the table does. Where
+        traffic or the batch cap leave what its load test measured, an InputWarning says so.
       trace: path of a recorded trace (Azure, Mooncake or BurstGPT format) or a loaded one; it
         replaces the traffic of a task with one stream, see ``jaxserve.tasks.replay``. Running
         sequences then end as the recorded lengths say (``TaskSpec.output_ages``). Where requests
@@ -102,6 +104,7 @@ def make(
         unused = None if spec.deployment.prefix_caching else repeated_note(trace)
         for note in filter(None, (trace.note, unused)):
             warnings.warn(note, InputWarning, stacklevel=2)
+    warn_beyond(file.metadata.measured, _extent(spec))
     classes, owner = traffic_classes(spec)
     if trace is not None and spec.deployment.prefix_caching:
         reuse = recorded_reuse(trace, spec.deployment.num_gpus)
@@ -124,6 +127,18 @@ def make(
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
+
+
+def _extent(spec: TaskSpec) -> Extent:
+    """What the task's traffic and knobs ask of a table."""
+    cap = make_action(**spec.locked).batch_cap
+    if "batch_cap" in spec.knobs:
+        cap = _limits(spec, 1)["batch_cap"]
+    streams = [
+        Extent.of_requests(float(cap), stream.prompt.quantiles, stream.output.quantiles)
+        for stream in spec.streams
+    ]
+    return Extent.around(streams)
 
 
 def _deployment(spec: TaskSpec, hardware: str, file: TableFile, token_budget: int) -> Deployment:

@@ -14,7 +14,8 @@ from jaxserve.show.outputs import check_output
 
 
 def simulate_log(
-    trace: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
+    log: Annotated[tyro.conf.Positional[Path | None], tyro.conf.arg(metavar="FILE")] = None,
+    trace: File = None,
     table: Name = None,
     hardware: Name = None,
     model: Name = None,
@@ -31,8 +32,9 @@ def simulate_log(
     """Run the reference simulator on your trace, beside your log where it tells latencies.
 
     Args:
-        trace: A trace, vllm bench serve's --save-detailed result, a log of requests of vLLM, or
+        log: A trace, vllm bench serve's --save-detailed result, a log of requests of vLLM, or
             the records of jaxserve gateway.
+        trace: The same, as jaxserve evaluate has it.
         table: Latency table of the engine, by name or path.
         hardware: GPU, instead of --table or where that is of a GPU file of yours.
         model: Model, likewise; or path of a config.json of Hugging Face.
@@ -54,8 +56,13 @@ def simulate_log(
     from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
     from jaxserve.sim.table.build import build
     from jaxserve.sim.table.file import read_table_file
+    from jaxserve.sim.table.measured import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
+    from jaxserve.limits import LONGEST_TOKENS
 
+    file = log or trace
+    if file is None or (log and trace):
+        raise InputError("name one file of requests, by itself or as --trace")
     if csv is not None:
         check_output(csv, "--csv")
     checks.whole("--tier", tier, 0, 2)
@@ -72,9 +79,9 @@ def simulate_log(
         served_by = serve(hardware or metadata.hardware, model or metadata.model, metadata.stack)
         room = kv_capacity_tokens(*served_by, tier, 1.0, False, metadata.tensor_parallel)
         kv_tokens = int(room)
-    log = load_request_log(trace)
+    requests = load_request_log(file)
     served = simulate(
-        log.trace,
+        requests.trace,
         metadata.cost_model,
         ServedBy(
             kv_tokens=kv_tokens,
@@ -87,14 +94,24 @@ def simulate_log(
         ),
     )
     console = result_console()
-    if log.trace.tick_note is not None:
-        console.print(log.trace.tick_note, soft_wrap=True)
-    console.print(quantities_table(log, served, quantities(log, served), kv_tokens))
-    if log.trace.repeated_share is not None:
+    if requests.trace.tick_note is not None:
+        console.print(requests.trace.tick_note, soft_wrap=True)
+    beyond, _ = requests.trace.beyond_table
+    if beyond:
+        console.print(
+            f"{beyond:,} of {len(requests.trace):,} requests are longer, prompt and output "
+            f"together, than the {LONGEST_TOKENS:,} tokens that latency tables know; the cost "
+            "model of the table computes them all the same",
+            soft_wrap=True,
+        )
+    lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
+    warn_beyond(metadata.measured, Extent.of_requests(batch_cap, *lengths))
+    console.print(quantities_table(requests, served, quantities(requests, served), kv_tokens))
+    if requests.trace.repeated_share is not None:
         found = served["cached_tokens"].sum() / served["prompt_tokens"].sum()
         console.print(
-            f"{log.trace.repeated_share:.1%} of the prompt tokens are in blocks that the trace had "
-            f"before; {found:.1%} were found cached",
+            f"{requests.trace.repeated_share:.1%} of the prompt tokens are in blocks that the "
+            f"trace had before; {found:.1%} were found cached",
             soft_wrap=True,
         )
     elif prefix_caching:

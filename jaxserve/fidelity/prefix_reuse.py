@@ -136,6 +136,9 @@ class Served:
 
     ttft_p50_s: float
     ttft_p99_s: float
+    engine_ttft_p50_s: float
+    """from arrival at the engine, without the front end."""
+    engine_ttft_p99_s: float
     tpot_s: float
     found: float
     """share of the prompt tokens found cached; NaN where the simulator does not tell."""
@@ -178,9 +181,15 @@ def compare(
     # Tables of reuse have a row for each number of GPUs.
     for gpus in {scenario.num_gpus for scenario in scenarios}:
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.num_gpus == gpus]
-        metrics = _rollouts(stack([envs[i] for i in chosen]), windows, action, key)
+        several = stack([envs[i] for i in chosen])
+        zero = jnp.zeros_like(several.deployment.frontend_s)
+        at_engine = dataclasses.replace(several.deployment, frontend_s=zero, frontend_tail_s=zero)
+        both = [
+            _rollouts(dataclasses.replace(several, deployment=each), windows, action, key)
+            for each in (several.deployment, at_engine)
+        ]
         for place, i in enumerate(chosen):
-            fast[i] = _fast_served(jax.tree.map(lambda leaf, at=place: leaf[at], metrics))
+            fast[i] = _fast_served(*jax.tree.map(lambda leaf, at=place: leaf[at], both))
     played = map_in_processes(_play_reference, jobs)
     return [(fast[i], reference) for i, reference in enumerate(played)]
 
@@ -191,12 +200,17 @@ def _rollouts(envs: ServeEnv, windows: int, action: ServeAction, key: jax.Array)
     return jax.vmap(lambda env: windows_of(env, action, key, windows))(envs)
 
 
-def _fast_served(metrics: WindowMetrics) -> Served:
-    later = jax.tree.map(lambda leaf: leaf[_SKIPPED_WINDOWS:], metrics)
-    exceeded, count = later.ttft_exceeded.sum(axis=0), later.first_tokens.sum()
+def _fast_served(metrics: WindowMetrics, without_front_end: WindowMetrics) -> Served:
+    later, at_engine = jax.tree.map(
+        lambda leaf: leaf[_SKIPPED_WINDOWS:], (metrics, without_front_end)
+    )
     completed = later.completed.sum()
+
+    def quantile(seen: WindowMetrics, at: float) -> float:
+        return float(ttft_quantile(seen.ttft_exceeded.sum(axis=0), seen.first_tokens.sum(), at))
+
     return Served(
-        *(float(ttft_quantile(exceeded, count, at)) for at in (0.5, 0.99)),
+        *(quantile(seen, at) for seen in (later, at_engine) for at in (0.5, 0.99)),
         tpot_s=float((later.completed * later.tpot_s).sum() / completed),
         found=float("nan"),
     )
@@ -209,8 +223,13 @@ def _play_reference(simulator: ReferenceSimulator, knobs: Knobs, windows: int) -
     log = log[log["arrival_s"] >= _SKIPPED_WINDOWS]
     first, done = log[np.isfinite(log["ttft_s"])], log[np.isfinite(log["finish_s"])]
     done = done[done["output_tokens"] > 1]
+    at_engine_s = first["first_token_s"] - first["arrival_s"]
     return Served(
-        *(float(np.quantile(first["ttft_s"], at)) for at in (0.5, 0.99)),
+        *(
+            float(np.quantile(ttft_s, at))
+            for ttft_s in (first["ttft_s"], at_engine_s)
+            for at in (0.5, 0.99)
+        ),
         tpot_s=float(done["tpot_s"].mean()),
         found=float(first["cached_tokens"].sum() / first["prompt_tokens"].sum()),
     )
@@ -260,6 +279,8 @@ def _latency_rows(
     for label, name, bar in (
         ("TTFT p50", "ttft_p50_s", TTFT_BAR),
         ("TTFT p99", "ttft_p99_s", TTFT_BAR),
+        ("TTFT p50, no front end", "engine_ttft_p50_s", TTFT_BAR),
+        ("TTFT p99, no front end", "engine_ttft_p99_s", TTFT_BAR),
         ("TPOT", "tpot_s", TPOT_BAR),
     ):
         signed = np.array([100 * (getattr(f, name) / getattr(r, name) - 1) for f, r in pairs])
@@ -306,7 +327,11 @@ if __name__ == "__main__":
     data = shared_data()
     if data is None:
         raise SystemExit("there is no trace to compare with")
-    recorded = short_prompts(load_trace(data / FILE))
-    pairs = compare(recorded, SCENARIOS, WINDOWS)
-    for scenario, (fast, reference) in zip(SCENARIOS, pairs, strict=True):
-        print(scenario.name, fast, reference, sep="\n  ")
+    recorded = load_trace(data / FILE)
+    for requests, several, windows in (
+        (short_prompts(recorded), SCENARIOS, WINDOWS),
+        (recorded, WHOLE, WHOLE_WINDOWS),
+    ):
+        pairs = compare(requests, several, windows)
+        for scenario, (fast, reference) in zip(several, pairs, strict=True):
+            print(scenario.name, fast, reference, sep="\n  ")

@@ -21,14 +21,16 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import OptimizeResult, least_squares, minimize_scalar
 
 from jaxserve.datafiles import load_json
-from jaxserve.fidelity.served_loop import Accepted, Loop
+from jaxserve.fidelity.served_loop import Accepted, Loop, shipped_accepted
 from jaxserve.fidelity.served_recipes import HOPPER
 from jaxserve.fidelity.served_rows import FOLDS, ServedRow, served_rows, shipped
+from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_bytes_per_token, weights_bytes
 from jaxserve.sim.machine.stack import ServedGpu, Stack, load_engine
@@ -46,6 +48,8 @@ RUN_FOLDS = 5
 """Parts that whole runs are divided into."""
 _ENGINE_CENTRES = {"host_s": 1e-3, "row_s": 5e-6, "expert_layer_s": 4e-5}
 _EAGER_CENTRE_S = 5e-4
+_NOISE = 0.05  # relative error of a row from which on it counts less than squared
+_SPREADS = (0.5, 1.0)
 
 Served = tuple[str, str, int, Stack]
 
@@ -75,7 +79,7 @@ class Constant:
     def of(self, gpu: ServedGpu) -> float:
         """Its shipped value."""
         if self.group == "accepted":
-            return getattr(Accepted(), self.field)
+            return getattr(shipped_accepted(), self.field)
         group = getattr(gpu, self.group)
         return getattr(group if self.group == "engine" else group[0], self.field)
 
@@ -168,7 +172,14 @@ class Prediction:
     A server's rows are computed again only where one of its own constants changed.
     """
 
-    def __init__(self, rows: Sequence[ServedRow], constants: Sequence[Constant]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[ServedRow],
+        constants: Sequence[Constant],
+        routing_spread: float | None = None,
+    ) -> None:
+        """Args: ``routing_spread`` of all GPUs; None for that of their files."""
+        self._spread = routing_spread
         self._groups: defaultdict[Served, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
             self._groups[row.served].append(place)
@@ -203,7 +214,9 @@ class Prediction:
 
     def _compute(self, server: Served, own: tuple[float, ...]) -> np.ndarray:
         gpu, model = shipped(server[0], server[1], known_version(server[3]))
-        accepted = Accepted()
+        if self._spread is not None:
+            gpu = dataclasses.replace(gpu, routing_spread=self._spread)
+        accepted = shipped_accepted()
         # A version's own constant comes after that of its engine, and replaces it.
         for i, value in zip(self._of[server], own, strict=True):
             constant = self._constants[i]
@@ -211,17 +224,35 @@ class Prediction:
                 accepted = dataclasses.replace(accepted, **{constant.field: value})
             else:
                 gpu = constant.put(gpu, value)
-        rows = [self._rows[place] for place in self._groups[server]]
-        names = [field.name for field in dataclasses.fields(Loop)]
-        loop = Loop(*(np.array([getattr(row, name) for row in rows]) for name in names))
-        left = gpu.memory_bytes - weights_bytes(model, 0, server[2])
-        return loop.tpot_s(
+        return self._loop(server).tpot_s(
             CostModel.of(gpu, model, server[2]),
             prefill_first=gpu.engine.prefill_first,
-            kv_tokens=KV_SHARE * left / kv_bytes_per_token(model, False, server[2]),
+            kv_tokens=_kv_tokens(gpu, model, server[2]),
             reserves=gpu.engine.name == "trtllm",
             accepted=accepted,
         )
+
+    def _loop(self, server: Served) -> Loop:
+        rows = [self._rows[place] for place in self._groups[server]]
+        names = [field.name for field in dataclasses.fields(Loop)]
+        return Loop(*(np.array([getattr(row, name) for row in rows]) for name in names))
+
+    def through_table_s(self) -> np.ndarray:
+        """float64[rows] under the shipped constants, by the closed loop that fills latency
+        tables."""
+        result = np.empty(len(self._rows))
+        for server, places in self._groups.items():
+            gpu, model = shipped(server[0], server[1], known_version(server[3]))
+            cost = CostModel.of(gpu, model, server[2])
+            kv_tokens = _kv_tokens(gpu, model, server[2])
+            result[places] = self._loop(server).through_table_s(cost, kv_tokens)
+        return result
+
+
+def _kv_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
+    """Tokens that the KV pool of a measured server holds."""
+    left = gpu.memory_bytes - weights_bytes(model, 0, gpus)
+    return KV_SHARE * left / kv_bytes_per_token(model, False, gpus)
 
 
 def fit(
@@ -248,8 +279,25 @@ def fit(
     logs = whole - np.where(parents < 0, 0.0, whole[parents])
     servers = {row.served for row in rows}
     logs = np.where([any(map(each.applies, servers)) for each in constants], logs, 0.0)
-    found = least_squares(residuals, logs, loss="soft_l1", f_scale=0.05, max_nfev=25)
+    found = least_squares(residuals, logs, loss="soft_l1", f_scale=_NOISE, max_nfev=25)
     return values(found.x)
+
+
+def routing_spread(rows: Sequence[ServedRow]) -> float:
+    """``ServedGpu.routing_spread`` that fits rows of models with experts best, all else as shipped.
+
+    It is no ``Constant``: rows hardly tell it from the efficiencies of experts.
+    """
+    rows = [row for row in rows if _has_experts(row.served)]
+    measured_s = np.array([row.tpot_s for row in rows])
+
+    def loss(spread: float) -> float:
+        prediction = Prediction(rows, (), spread)
+        off = np.log(prediction.tpot_s(np.empty(0)) / measured_s) / _NOISE
+        return float(np.sqrt(1 + off**2).sum())
+
+    found = minimize_scalar(loss, bounds=_SPREADS, method="bounded")
+    return float(cast(OptimizeResult, found).x)
 
 
 def by_third(row: ServedRow) -> int:
@@ -294,11 +342,16 @@ def known_version(stack: Stack) -> Stack:
 
 
 def main() -> None:
-    """Prints the constants, fitted to all rows, that the files ship."""
+    """Prints the constants, fitted to all rows, that the files ship, and the spread of routing by
+    itself, of all rows and without each third."""
     rows, _, _ = served_rows(Path(sys.argv[1]))
     constants = fitted_constants(rows)
     found = fit(rows, constants)
     named = {each.name: float(f"{x:.3g}") for each, x in zip(constants, found, strict=True)}
+    named["routing_spread"] = round(routing_spread(rows), 3)
+    for third in range(FOLDS):
+        spread = routing_spread([row for row in rows if row.fold != third])
+        named[f"routing_spread without third {third}"] = round(spread, 3)
     print(json.dumps(named, indent=2))
 
 

@@ -12,12 +12,16 @@ after it. TTFT is not compared: it carries the wait for a slot of the load gener
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
 
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import load_json
 from jaxserve.fidelity.served_recipes import mean_tokens
 from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.table.closed_loop import closed_loop
 
 TOKEN_BUDGET = 8192
 """Tokens per iteration of the measured engines: default of TensorRT-LLM, and of the benchmarks'
@@ -34,13 +38,20 @@ and drafts of it are right more often."""
 
 @dataclass(frozen=True)
 class Accepted:
-    """Chance that a drafted token is right, given that those before it were; fitted to DeepSeek's
-    multi-token prediction where outputs are short and where they are long."""
+    """Chance that a drafted token of DeepSeek's multi-token prediction is right, given that those
+    before it were."""
 
-    short: float = 0.612
+    short: float
     """outputs below ``LONG_OUTPUT``."""
-    long: float = 0.674
+    long: float
     """longer ones."""
+
+
+@functools.cache
+def shipped_accepted() -> Accepted:
+    """The chances in ``data/served_drafts.json``."""
+    item = JsonObject(load_json("served_drafts.json"), "served_drafts.json")
+    return Accepted(short=item.number("short", 0, 1), long=item.number("long", 0, 1))
 
 
 @dataclass(frozen=True)
@@ -59,7 +70,7 @@ class Loop:
     """tokens that each sequence drafts a step."""
     most_running: np.ndarray
     """most sequences that run at once."""
-    waits: np.ndarray
+    held_iterations: np.ndarray
     """iterations for which prompts are held back to be prefilled together."""
     ranks: np.ndarray
     """GPUs that attend for sequences of their own, and are given prompts in the same iteration."""
@@ -80,15 +91,14 @@ class Loop:
           prefill_first: whether prompts have iterations of their own.
           kv_tokens: tokens that its KV pool holds.
           reserves: whether a request is given room for all of its output when it begins.
-          accepted: chances that drafts are right; None for the defaults.
+          accepted: chances that drafts are right; None for the shipped ones.
         """
-        accepted = accepted or Accepted()
+        accepted = accepted or shipped_accepted()
         prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
         held = prompt + output * (1.0 if reserves else 0.5)
         running = np.minimum(self.concurrency, self.most_running)
         running = np.minimum(running, np.maximum(kv_tokens / held, 1.0))
-        right = np.where(self.output >= LONG_OUTPUT, accepted.long, accepted.short)
-        tokens = (1 - right ** (self.drafts + 1)) / (1 - right)
+        tokens = self.tokens_per_step(accepted)
         decode_s = cost.decode_s(running, prompt + output / 2, self.drafts) / tokens
         if prefill_first:
             alone_s = cost.prefill_alone_s(prompt, token_budget=TOKEN_BUDGET) - cost.host_s
@@ -103,10 +113,31 @@ class Loop:
         pairs_s -= together * cost.prefill_attention_s(prompt, 0)
         return decode_s + others / output * (added_s - pairs_s)
 
+    def tokens_per_step(self, accepted: Accepted) -> np.ndarray:
+        """Mean tokens that a step yields for a sequence, 1 without drafts."""
+        right = np.where(self.output >= LONG_OUTPUT, accepted.long, accepted.short)
+        return (1 - right ** (self.drafts + 1)) / (1 - right)
+
+    def through_table_s(self, cost: CostModel, kv_tokens: float) -> np.ndarray:
+        """``tpot_s`` by the closed loop that fills latency tables, which mixes prompts with
+        decoding and knows nothing of how the servers were started but the tokens of an iteration.
+        """
+        prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
+        return closed_loop(
+            cost,
+            self.concurrency,
+            prompt,
+            output,
+            depth=self.drafts,
+            tokens_per_step=self.tokens_per_step(shipped_accepted()),
+            kv_tokens=kv_tokens,
+            token_budget=TOKEN_BUDGET,
+        ).tpot_s
+
     def _together(self, running: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
         """Prompts that are prefilled in one iteration."""
         fit = np.clip(SHARED_TOKENS // self.prompt, 1, running)
         most = np.maximum(WAITED_TOKENS / prompt, 1.0)
-        gathered = np.clip(running * self.waits / output, 1.0, most)
-        alone = np.where(self.waits > 0, gathered, fit)
+        gathered = np.clip(running * self.held_iterations / output, 1.0, most)
+        alone = np.where(self.held_iterations > 0, gathered, fit)
         return np.maximum(alone, np.minimum(self.ranks, running))

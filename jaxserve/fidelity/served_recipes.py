@@ -57,7 +57,7 @@ class Recipe:
     """number format of its KV cache, None where the source does not say."""
     most_running: float
     """most sequences that it runs at once."""
-    waits: int
+    held_iterations: int
     """iterations for which it holds prompts back to prefill several together."""
     drawn: bool
     """whether lengths are drawn."""
@@ -117,10 +117,10 @@ def recipe(
     mtp = version == "1.2.0rc6.post3" or (version == "1.1.0rc2.post2" and date >= MTP_SINCE)
     if model == "deepseek-v3" and engine == "trtllm" and mtp:
         drafts = 1 if ranks_attend else 3
-    waits = 0
+    held_iterations = 0
     if model == "llama-3.1-70b" and engine == "trtllm" and gpus < 8 and loop[1] == loop[2] == 1024:
-        waits = 20
-    return Recipe(version, drafts, kv_format, most_running, waits, drawn=True)
+        held_iterations = 20
+    return Recipe(version, drafts, kv_format, most_running, held_iterations, drawn=True)
 
 
 def _image(model: str, gpu: str, engine: str, date: str) -> str | None:

@@ -95,7 +95,7 @@ class ServedRow:
     """tokens that every sequence drafts a step."""
     most_running: float
     """most sequences that the server runs at once."""
-    waits: int
+    held_iterations: int
     """iterations for which the server holds prompts back."""
     named: bool
     """whether the source says if tokens were drafted."""
@@ -234,7 +234,7 @@ def _row(item: dict[str, object]) -> ServedRow | str:
         equal=not how.drawn,
         drafts=how.drafts or 0,
         most_running=how.most_running,
-        waits=how.waits,
+        held_iterations=how.held_iterations,
         named=how.drafts is not None,
         ttft_s=1e-3 * _number(item["silicon_ttft_ms"]),
         tpot_s=1e-3 * _number(item["silicon_tpot_ms"]),

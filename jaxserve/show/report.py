@@ -196,6 +196,12 @@ def kernel_report_table(report: KernelReport) -> Table:
     kept = [f"host time ({1e3 * metadata.cost_model.host_s:g} ms an iteration)"]
     kept += [LABELS[kind] for kind in report.kept]
     caption.append(f"as {metadata.hardware} has them: {', '.join(kept)}")
+    if report.left_out:
+        formats = ", ".join(f"{name} {count:,}" for name, count in sorted(report.left_out.items()))
+        caption.append(
+            f"{sum(report.left_out.values()):,} rows in other formats were left out ({formats}): "
+            "INT8 and INT4 keep their times in proportion to FP16"
+        )
     table = plain_table(title=f"fit to kernels of {metadata.model}", caption="; ".join(caption))
     table.add_column("kernels", no_wrap=True)
     for heading in ("rows", "error", "every third\nheld out"):

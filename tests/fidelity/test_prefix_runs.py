@@ -60,10 +60,11 @@ def test_rows_need_runs_without_failures(tmp_path):
     write_run(tmp_path, "2-70b-failed", failures=3)
     assert prefix_runs.prefix_run_fidelity(tmp_path) == []
     write_run(tmp_path, "3-70b-two")
-    latency, ttft = prefix_runs.prefix_run_fidelity(tmp_path)
+    latency, ttft, bare = prefix_runs.prefix_run_fidelity(tmp_path)
     assert "2 stages" in latency.detail and "without caching" in latency.detail
-    # Two equal runs tell each other's front end exactly.
+    # Two equal runs tell each other's front end exactly; without it both are as far off.
     assert ttft.measured == pytest.approx(0.0, abs=1e-6) and ttft.passed
+    assert "TTFT mean, no front end" in bare.check and bare.measured > 1.0
 
 
 def test_a_run_that_does_not_say_what_was_sent_is_refused(tmp_path):
@@ -90,7 +91,7 @@ def test_a_run_is_played_on_what_it_names(tmp_path, monkeypatch, named, model, g
     unknown = SERVED.replace("meta-llama/Llama-2-70b-hf", "of/another")
     for number, served in enumerate((other, other, SERVED, unknown)):
         write_run(tmp_path, f"{number}-run", served=served)
-    latency, ttft = prefix_runs.prefix_run_fidelity(tmp_path)
+    latency, ttft, *_ = prefix_runs.prefix_run_fidelity(tmp_path)
     assert f"{model} latency" in latency.check and f"{model} TTFT" in ttft.check
     assert "no file describes of/another, not played" in latency.detail
     found = {(cost.model, cost.tensor_parallel) for cost in played}

@@ -157,7 +157,7 @@ def test_an_image_that_is_not_named_follows_from_the_day() -> None:
 
 
 def _loop(concurrency: float, prompt: float, **values: Any) -> Loop:
-    rest = {"equal": True, "drafts": 0, "most_running": np.inf, "waits": 0, "ranks": 1}
+    rest = {"equal": True, "drafts": 0, "most_running": np.inf, "held_iterations": 0, "ranks": 1}
     one = {"concurrency": concurrency, "prompt": prompt, "output": 256.0} | rest | values
     return Loop(**{name: np.array([value]) for name, value in one.items()})
 
@@ -174,7 +174,7 @@ def test_prompts_that_fit_into_an_iteration_share_it() -> None:
     alone_s = long.tpot_s(cost, prefill_first=False)
     np.testing.assert_allclose(short.tpot_s(cost, prefill_first=False), cost.decode_s(8, 128 + 128))
     assert alone_s > 1.02 * cost.decode_s(8, 1024 + 128)
-    assert _loop(8, 1024, waits=128).tpot_s(cost, prefill_first=False) < alone_s
+    assert _loop(8, 1024, held_iterations=128).tpot_s(cost, prefill_first=False) < alone_s
     assert _loop(8, 1024, ranks=2).tpot_s(cost, prefill_first=False) < alone_s
 
 

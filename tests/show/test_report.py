@@ -184,6 +184,7 @@ def test_fit_to_kernels() -> None:
         kept=("elementwise", "head"),
         iterations=IterationErrors(200, 0.055, -0.171),
         table=read_table_file("llama-3.1-8b__h100-sxm-80gb"),
+        left_out={"fp8": 1200, "int8_wo": 34},
     )
     text = " ".join(printed(kernel_report_table(report), 110).split())
     assert (
@@ -191,6 +192,8 @@ def test_fit_to_kernels() -> None:
     )
     assert "200 whole iterations, also of prompts and decodes together: 5.5 % off (worst" in text
     assert "host time (0.5 ms an iteration), elementwise kernels, output head" in text
-    without = dataclasses.replace(report, iterations=None, kept=())
+    assert "1,234 rows in other formats were left out (fp8 1,200, int8_wo 34): INT8" in text
+    without = dataclasses.replace(report, iterations=None, kept=(), left_out={})
     text = " ".join(printed(kernel_report_table(without), 110).split())
     assert "whole iterations" not in text and "output head" not in text
+    assert "other formats" not in text

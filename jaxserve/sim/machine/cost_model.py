@@ -129,11 +129,15 @@ class CostModel:
         time with that share of the sequences.
 
         Raises:
-          InputError: ``tensor_parallel`` does not divide the model's heads.
+          InputError: ``tensor_parallel`` does not divide the model's heads, or is more GPUs than
+            one kind of link joins.
         """
         tp = tensor_parallel
         if tp < 1 or model.heads % tp:
             allowed = f"a positive divisor of the {model.heads} heads of {model.name}"
+            checks.refuse("tensor_parallel", tp, allowed)
+        if tp > gpu.link_gpus:
+            allowed = f"at most {gpu.link_gpus:g}, as many as the links of {gpu.name} join"
             checks.refuse("tensor_parallel", tp, allowed)
         if isinstance(model, LargeModel) and not isinstance(gpu, ServedGpu):
             raise InputError(

@@ -124,6 +124,7 @@ class DeploymentSettings:
     rerole_s: float = EngineSettings.rerole_s
     oom_restart_s: float = EngineSettings.oom_restart_s
     frontend_s: float = 0.010
+    """assumption, as is the tail: docs/simulator.md says what was measured."""
     frontend_tail_s: float = 0.008
     stack: Stack | None = None
     """engine, layout and the formats that tiers 0, 1 and 2 are; None for those of the latency

@@ -125,6 +125,8 @@ class Gpu:
     """GPU-to-GPU link, one direction, bytes per second."""
     link_latency_s: float
     """seconds of a collective that moves nothing."""
+    link_gpus: float
+    """GPUs that such links join; of collectives among more nothing is known."""
     all_reduce: AllReduce | None
     """measured collectives between such GPUs; None where only the link is known."""
     idle_w: float

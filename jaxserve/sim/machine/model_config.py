@@ -29,8 +29,8 @@ _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_p
 _MOST = 10_000_000
 _KNOWN = (
     "cohere cohere2 deepseek_v2 deepseek_v3 dots1 exaone4 gemma gemma2 gemma3 gemma3_text glm glm4 "
-    "glm4_moe gpt_oss granite granitemoe internlm2 kimi_k2 llama ministral mistral mixtral olmo "
-    "olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl "
+    "glm4_moe gpt_oss granite granitemoe internlm2 kimi_k2 llama minimax_m2 ministral mistral "
+    "mixtral olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl "
     "qwen2_5_vl_text qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text seed_oss smollm3"
 )
 """Values of ``model_type`` whose layers are those that are modelled: a gated MLP or experts, after
@@ -47,6 +47,7 @@ _OTHERWISE = (
 )
 """Fields of architectures whose layers differ in ways that are not read."""
 _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq")
+_SOFTMAX = 1  # of MiniMax's attn_type_list; 0 is a layer of linear attention
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MOST_UNCOUNTED = 256
 """KV of layers with a window, which is not counted, in tokens of the other layers' KV: what every
@@ -97,6 +98,13 @@ def _check_kind(config: JsonObject) -> None:
     if kind is not None and kind not in _KNOWN.split():
         allowed = f"that of a model whose config is understood, or give {_OWN_FILE} (known are "
         checks.refuse(config.name("model_type"), kind, f"{allowed}{', '.join(_KNOWN.split())})")
+    attention = config.get("attn_type_list")
+    if attention is not None and attention != [_SOFTMAX] * config["num_hidden_layers"]:
+        checks.refuse(config.name("attn_type_list"), attention, f"{_SOFTMAX} for every layer")
+    if config.get("shared_intermediate_size"):
+        checks.refuse(
+            config.name("shared_intermediate_size"), config["shared_intermediate_size"], "0"
+        )
     for key in _OTHERWISE:
         if config.get(key) is not None:
             raise InputError(

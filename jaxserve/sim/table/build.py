@@ -39,6 +39,7 @@ from jaxserve.sim.table.grid import (
     SPEC_LENGTHS,
     grid_shape,
 )
+from jaxserve.sim.table.measured import Extent
 
 OUTPUT_TOKENS = 256
 """Output length of the closed-loop columns."""
@@ -149,6 +150,7 @@ def fill_measured(
     fit_error: float,
     token_budget: int,
     calibration: Calibration | None = None,
+    measured: Extent | None = None,
 ) -> TableFile:
     """``fill_grid`` from a cost model that was fitted to measurements.
 
@@ -157,6 +159,7 @@ def fill_measured(
       fit_error: mean relative error of the fit where it is not shown what it is compared to.
       token_budget: tokens that one iteration may process.
       calibration: what of the engine was measured beside its times.
+      measured: what a load test covered.
     """
     metadata = TableMetadata(
         model=model.name,
@@ -169,6 +172,7 @@ def fill_measured(
         acceptance=ACCEPTANCE,
         cost_model=cost,
         calibration=calibration,
+        measured=measured,
     )
     return fill_grid(metadata, gpu, model)
 

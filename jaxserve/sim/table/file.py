@@ -50,6 +50,7 @@ from jaxserve.sim.table.grid import (
     grid_rows,
     grid_shape,
 )
+from jaxserve.sim.table.measured import Extent
 from jaxserve.tiers import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
@@ -59,6 +60,7 @@ COLUMNS = (*AXES, *LOAD_TEST_COLUMNS, *PRIMITIVE_COLUMNS, "output_len")
 MAX_FILE_BYTES = 64 * 2**20
 _MAX_ROWS = 10 * grid_rows(len(PROMPT_LENGTHS))
 _METADATA_KEY = b"jaxserve"
+_EXTENT = [field.name for field in dataclasses.fields(Extent)]
 _TOLERANCE = 1e-5  # relative; beyond float32 rounding
 
 
@@ -125,11 +127,13 @@ class TableMetadata:
     stack: Stack | None = None
     """what serves the model; None for a dense model with the constants of its GPU's file, whose
     tiers are FP16, INT8 and INT4."""
+    measured: Extent | None = None
+    """what the load test covered that it was fitted to; None where it was fitted to none."""
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
         data = dataclasses.asdict(self) | {"cost_model": self.cost_model.to_dict()}
-        for name in ("calibration", "stack"):
+        for name in ("calibration", "stack", "measured"):
             if data[name] is None:
                 del data[name]
         return json.dumps(data)
@@ -162,6 +166,9 @@ class TableMetadata:
             else None,
             stack=Stack.from_dict(fields["stack"], fields.name("stack"))
             if "stack" in fields
+            else None,
+            measured=Extent.from_dict(fields.inside("measured", _EXTENT))
+            if "measured" in fields
             else None,
         )
 

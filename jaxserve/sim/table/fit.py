@@ -35,6 +35,7 @@ from jaxserve.sim.table.file import (
     TableFile,
     write_table_file,
 )
+from jaxserve.sim.table.measured import Extent
 from jaxserve.sim.table.plausible import check_plausible
 from jaxserve.sim.table.sweep import Sweep, read_sweep
 from jaxserve.tiers import Tier
@@ -232,6 +233,7 @@ def fit_sweep(
         source=source,
         fit_error=max([held_out_error, *(each.error for each in extrapolations)]),
         token_budget=engine.token_budget,
+        measured=Extent.of_rows(sweep.concurrency, sweep.prompt_tokens, sweep.output_tokens),
     )
     return FitReport(
         rows=len(sweep),

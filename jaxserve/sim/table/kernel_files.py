@@ -5,6 +5,7 @@ three of an LLMServingSim profile.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.hardware import LlmModel
 from jaxserve.sim.table import kernel_rows, layer_profile
 from jaxserve.sim.table.columns import read_columns
-from jaxserve.sim.table.kernel_rows import KernelRows
+from jaxserve.sim.table.kernel_rows import FORMAT, KernelRows
 from jaxserve.sim.table.layer_profile import LayerProfile
 
 _KERNEL_UNIT = "latency must be in milliseconds, for the model and the GPUs that are named"
@@ -37,6 +38,7 @@ _FORMS = {
     "attention": layer_profile.ATTENTION_COLUMNS,
 }
 """Columns by which files are told apart."""
+_FORMAT_COLUMNS = ("gemm_dtype", "kv_cache_dtype")
 _READ = {
     "linear": kernel_rows.linear_rows,
     "decode": kernel_rows.decode_rows,
@@ -56,6 +58,8 @@ class Measured:
     """what was measured, with the engine and its version where they are known."""
     profile: LayerProfile | None = None
     """what the rows are of; None where files are of single kernels."""
+    left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """rows in other number formats than the one that is used, by the format."""
 
 
 def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -> Measured:
@@ -65,6 +69,7 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
       InputError: a file is unreadable or of no known kind, or one is missing or too many.
     """
     found: dict[str, Path] = {}
+    formats: Counter[str] = Counter()
     said: dict[str, set[str]] = {"device": set(), "framework": set(), "version": set()}
     for path in paths:
         columns = read_columns(path)
@@ -72,6 +77,8 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
         if form in found:
             raise InputError(f"{found[form]} and {path} are both {form}; name one of them")
         found[form] = path
+        for name in {*_FORMAT_COLUMNS} & {*columns}:
+            formats.update(columns[name].astype(str).tolist())
         for name, values in said.items():
             values |= {*columns[name].astype(str)} if name in columns else set()
     if len(said["device"]) > 1:
@@ -83,7 +90,10 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
         }
         engine = " ".join(", ".join(sorted(said[name])) for name in ("framework", "version"))
         return Measured(
-            _in_layers(rows, model.layers), _KERNEL_UNIT, f"kernels of {engine}".strip()
+            _in_layers(rows, model.layers),
+            _KERNEL_UNIT,
+            f"kernels of {engine}".strip(),
+            left_out={name: count for name, count in formats.items() if name != FORMAT},
         )
     if {*found} == {*_PROFILE}:
         profile = LayerProfile.read(*(found[form] for form in _PROFILE))

@@ -26,6 +26,8 @@ Array = NDArray[np.float64]
 FOLDS = 3
 LARGEST_GEMM_TOKENS = 8192
 SHORTEST_PROMPT = 64
+FORMAT = "bfloat16"
+"""Number format of the rows that are used, as the files call it."""
 
 GEMM_COLUMNS = ("gemm_dtype", "m", "n", "k", "latency")
 ATTENTION_COLUMNS = (
@@ -78,7 +80,7 @@ def linear_rows(path: Path, model: LlmModel, tensor_parallel: int = 1) -> Kernel
     where = f"kernel file {path}"
     columns = read_columns(path)
     m, n, k, latency = (numbers(columns, name, where) for name in GEMM_COLUMNS[1:])
-    keep = (columns["gemm_dtype"] == "bfloat16") & (m <= LARGEST_GEMM_TOKENS)
+    keep = (columns["gemm_dtype"] == FORMAT) & (m <= LARGEST_GEMM_TOKENS)
     times: dict[tuple[int, int], dict[int, list[float]]] = {}
     for tokens, wide, deep, ms in zip(m[keep], n[keep], k[keep], latency[keep], strict=True):
         times.setdefault((int(wide), int(deep)), {}).setdefault(int(tokens), []).append(float(ms))
@@ -129,7 +131,7 @@ def _attention_columns(
         "num_key_value_heads": math.ceil(model.kv_heads / tensor_parallel),
         "head_dim": model.head_dim,
     }
-    keep = columns["kv_cache_dtype"] == "bfloat16"
+    keep = columns["kv_cache_dtype"] == FORMAT
     for name, size in shape.items():
         keep &= numbers(columns, name, where) == size
     if "window_size" in columns:

@@ -12,7 +12,7 @@ keep their times in proportion to FP16, whose rows are used.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +120,9 @@ class KernelReport:
     """None where there is no layer profile."""
     table: TableFile
     """the filled table."""
+    left_out: Mapping[str, int]
+    """rows in other number formats than FP16's, by the format: the other tiers keep their times in
+    proportion to FP16."""
 
 
 def fit_kernels(
@@ -188,6 +191,7 @@ def fit_kernels(
         kept=tuple(kind for kind in LABELS if kind not in measured.rows),
         iterations=iterations,
         table=table,
+        left_out=measured.left_out,
     )
     write_table_file(out, report.table)
     return report

@@ -263,7 +263,7 @@ def test_nothing_was_measured_of_another_link(tmp_path: Path) -> None:
 
 def test_more_gpus_than_kv_heads_keep_copies() -> None:
     """A GPU of a group larger than the KV heads still reads one whole KV head."""
-    gpu, model = load_gpu("h100-sxm-80gb"), load_model("llama-3.1-70b")
+    gpu, model = load_gpu("gb200-nvl72-186gb"), load_model("llama-3.1-70b")
     assert (
         CostModel.of(gpu, model, 16).kv_read_s_per_token
         == CostModel.of(gpu, model, 8).kv_read_s_per_token
@@ -277,6 +277,15 @@ def test_impossible_group_is_refused(group: int) -> None:
         InputError, match=f"tensor_parallel is {group}; it must be a positive divisor"
     ):
         CostModel.of(load_gpu("h100-sxm-80gb"), MODEL, group)
+
+
+@pytest.mark.parametrize(("gpu", "most"), [("h100-sxm-80gb", 8), ("gb200-nvl72-186gb", 72)])
+def test_more_gpus_than_the_links_join_are_refused(gpu: str, most: int) -> None:
+    """Of an all-reduce beyond a node, or beyond an NVL72, nothing was measured."""
+    model = dataclasses.replace(load_model("llama-3.1-70b"), heads=144, kv_heads=144)
+    CostModel.of(load_gpu(gpu), model, most)
+    with pytest.raises(InputError, match=f"tensor_parallel is {2 * most}; it must be at most"):
+        CostModel.of(load_gpu(gpu), model, 2 * most)
 
 
 @given(costs)

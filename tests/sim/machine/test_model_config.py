@@ -129,6 +129,24 @@ _DEEPSEEK_LITE = {  # DeepSeek-V2-Lite
     "v_head_dim": 128,
     "vocab_size": 102400,
 }
+_MINIMAX_M2 = {
+    "attn_type_list": [1] * 62,
+    "head_dim": 128,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 196608,
+    "model_type": "minimax_m2",
+    "num_attention_heads": 48,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 8,
+    "num_local_experts": 256,
+    "qk_norm_type": "per_layer",
+    "shared_intermediate_size": 0,
+    "tie_word_embeddings": False,
+    "use_qk_norm": True,
+    "vocab_size": 200064,
+}
 _OTHER_KINDS = {
     "qwen3_next": {"linear_num_key_heads": 16, "num_experts": 512},  # Qwen3-Next-80B-A3B
     "llama4_text": {"interleave_moe_layer_step": 2, "num_local_experts": 128},  # Maverick
@@ -238,6 +256,20 @@ def test_queries_that_are_not_compressed(tmp_path: Path) -> None:
     missing = {key: value for key, value in _DEEPSEEK_LITE.items() if key != "q_lora_rank"}
     with pytest.raises(InputError, match="q_lora_rank is missing"):
         load_model(_file(tmp_path, missing))
+
+
+def test_experts_as_wide_as_the_config_says(tmp_path: Path) -> None:
+    """MiniMax-M2 has 230e9 parameters, of which a token meets 10e9, as its publishers say; its
+    predecessors' layers of linear attention are refused."""
+    model = load_model(_file(tmp_path, _MINIMAX_M2))
+    assert isinstance(model, LargeModel)
+    outer = model.embedding_parameters + model.head_parameters
+    whole = model.body_parameters + model.expert_parameters + outer
+    assert whole == pytest.approx(230e9, rel=0.01)
+    assert model.active_parameters + model.head_parameters == pytest.approx(10e9, rel=0.05)
+    for field, value in (("attn_type_list", [0, 1] * 31), ("shared_intermediate_size", 1536)):
+        with pytest.raises(InputError, match=f"{field} is .*; it must be"):
+            load_model(_file(tmp_path, _MINIMAX_M2 | {field: value}))
 
 
 @pytest.mark.parametrize("kind", _OTHER_KINDS)

@@ -57,6 +57,18 @@ def test_formats_are_tiers_of_their_own() -> None:
     assert times == sorted(times, reverse=True)
 
 
+@pytest.mark.parametrize("gpu", ["h100-sxm-80gb", H200, "b200-sxm-180gb", "gb200-nvl72-186gb"])
+def test_int8_stands_beside_fp8(gpu: str) -> None:
+    """With the times of fp8, which is an assumption and says so; experts have none."""
+    stack = Stack.from_dict({"formats": ["bf16", "int8", "fp8"]}, "stack")
+    served, _ = serve(gpu, "llama-3.1-8b", stack)
+    assert served.linear[1] == served.linear[2] != served.linear[0]
+    source = load_json(f"hardware/{gpu}.json")["served"]["formats"]["int8"]["source"]
+    assert source.startswith("assumption")
+    with pytest.raises(InputError, match=r"format on .* is 'int8'; it must be one of"):
+        serve(gpu, "gpt-oss-120b", stack)
+
+
 @given(st.integers(1, 256), st.integers(1, 8192), st.sampled_from(["llama-3.1-70b", "deepseek-v3"]))
 def test_iterations_agree_with_their_columns(batch: int, context: int, model: str) -> None:
     """``iteration_s``, which the reference simulator asks, is ``decode_s``, which fills tables;

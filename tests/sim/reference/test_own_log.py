@@ -94,6 +94,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     printed = " ".join(capsys.readouterr().out.split())
     assert "5 requests in 4 s" in printed and "TTFT mean, ms" in printed and "100 -" in printed
     assert len(out.read_text().splitlines()) == 6
+    assert cli.main(["simulate", "--trace", str(path), *options]) == 0
+    assert "5 requests in 4 s" in " ".join(capsys.readouterr().out.split())
+    for files in ([], [str(path), "--trace", str(path)]):
+        assert cli.main(["simulate", *files, *options]) == 2
+        assert "name one file of requests" in capsys.readouterr().err
     assert cli.main(["simulate", str(path), "--hardware", "h100-sxm-80gb"]) == 2
     assert "name either --table, or --hardware and --model" in capsys.readouterr().err
 
@@ -109,3 +114,22 @@ def test_the_command_says_that_a_clock_was_coarse(
     path.write_text("\n".join(map(json.dumps, rows)))
     assert cli.main(["simulate", str(path), "--table", _TABLE, "--batch-cap", "8"]) == 0
     assert "times were recorded every 3 s; requests of one time" in capsys.readouterr().out
+
+
+def test_requests_beyond_the_table_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are served as they are, and the command says so."""
+    path = tmp_path / "log.jsonl"
+    rows = [
+        {"timestamp": 1000 * i, "input_length": n, "output_length": 4}
+        for i, n in enumerate((500, 200_000))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    options = ["simulate", "--trace", str(path), "--table", _TABLE, "--token-budget", "8192"]
+    assert cli.main(options) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert (
+        "1 of 2 requests are longer, prompt and output together, than the 131,072 tokens" in printed
+    )
+    assert "the cost model of the table computes them all the same" in printed

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pyarrow.csv
 import pyarrow.parquet as parquet
 import pytest
@@ -58,6 +59,19 @@ def test_prompts_beyond_the_products_have_longer_layers(tmp_path: Path) -> None:
     longest = (prefill.size * prefill.length).argmax()
     factor = 256 * 16384 / linear.size[-1]
     assert beside_s[longest] == pytest.approx(factor * linear.seconds[-1])
+
+
+def test_rows_in_other_formats_are_counted(tmp_path: Path) -> None:
+    """And change nothing."""
+    paths = write_kernels(tmp_path)
+    before = read_kernels(paths, MODEL, 1)
+    table = parquet.read_table(paths[0])
+    place = table.schema.get_field_index("gemm_dtype")
+    other = table.slice(0, 5).set_column(place, "gemm_dtype", [["fp8"] * 5])
+    parquet.write_table(pyarrow.concat_tables([table, other]), paths[0])
+    after = read_kernels(paths, MODEL, 1)
+    assert (before.left_out, after.left_out) == ({}, {"fp8": 5})
+    assert after.rows["linear"].seconds.tolist() == before.rows["linear"].seconds.tolist()
 
 
 def _drop(name: str) -> Callable[[Path], None]:
