@@ -22,7 +22,7 @@ let known = [];
 let mostWindows = 1; // of an episode here
 let fields = {}; // what the server says of each knob
 let shown = null; // the task whose charts are built
-let watched = { task: null, name: "", windows: [], ghosts: {} }; // what the live tab shows
+let watched = { task: null, name: "", windows: [], ghosts: {}, byClass: false }; // what the live tab shows
 const board = new Board();
 const knobs = new Knobs(find("knobs"));
 const play = new Play((isNew) => (isNew ? begun() : tab() === "play" && board.draw()));
@@ -133,15 +133,23 @@ async function grade() {
 // The live tab shows an episode on the same board; the one that is played is drawn again after it.
 function showLive(name, windows) {
   if (!known.length) return; // nothing has been loaded yet
-  const isSame = shown === name;
+  emptyIf(!windows.length);
+  const what = `${name} ${windows[1]?.reward === null}`; // there is no chart of rewards that nobody knows
+  const isSame = shown === what;
   watched = { ...watched, task: taskOf(name) ? { ...taskOf(name), mean_reward_anchors: null } : null, name, windows };
   if (isSame) {
     board.episode = watched;
     board.draw();
     return;
   }
-  shown = name;
+  shown = what;
   board.begin(watched, fields, known[0]);
+}
+
+// In place of charts without lines there is a sentence.
+function emptyIf(isEmpty) {
+  find("nothing").hidden = !isEmpty;
+  find("board").hidden = isEmpty;
 }
 
 function turnTo(which) {
@@ -149,7 +157,7 @@ function turnTo(which) {
   find("play").hidden = toLive;
   find("live").hidden = !toLive;
   find("first_steps").hidden = toLive;
-  find("score").hidden = toLive; // measured rewards have no scale
+  for (const one of document.querySelectorAll(".scored")) one.hidden = toLive; // measured rewards have no scale
   find("tab_play").setAttribute("aria-pressed", String(!toLive));
   find("tab_live").setAttribute("aria-pressed", String(toLive));
   shown = null;
@@ -159,6 +167,7 @@ function turnTo(which) {
     return;
   }
   live.stop();
+  emptyIf(false);
   if (play.session) board.begin(play.episode, fields, known[0]);
 }
 

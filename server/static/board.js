@@ -11,8 +11,9 @@ const find = (id) => document.getElementById(id);
 const EVENTS = 100; // that are listed
 const GHOSTS = { best_static: "best static", heuristic: "heuristic" };
 
-// An episode: { task, name, windows, ghosts, meanRate }. `task` is what the server says of it, or null;
-// window 0 is the reset; `ghosts` are windows by the names of agents.
+// An episode: { task, name, windows, ghosts, meanRate, byClass }. `task` is what the server says of it, or
+// null; window 0 is the reset; `ghosts` are windows by the names of agents; `byClass`, whether it is known
+// what each class gets.
 export class Board {
   constructor() {
     this.charts = new Charts(find("charts"));
@@ -28,12 +29,13 @@ export class Board {
   // Empty, for a task. `known` is any task: all have the same knobs.
   begin(episode, fields, known) {
     Object.assign(this, { episode, fields });
-    const { task } = episode;
+    const { task, windows, byClass } = episode;
+    const isRewarded = windows[1]?.reward !== null; // or it will be
     const length = task?.max_steps ?? 1;
     find("about").textContent = task ? describe(task) : episode.name ? `${episode.name}, a task of your own.` : "";
     const unit = `window (${task?.window_s ?? 1} s each)`;
     for (const charts of [this.charts, this.lanes]) charts.axis = unit;
-    this.charts.build(panels(task ?? {}), length);
+    this.charts.build(panels(task ?? {}, { byClass, isRewarded }), length);
     this.lanes.build(lanes(task ?? { knob_ranges: known.knob_ranges }, fields), length);
     this.draw();
   }
@@ -54,7 +56,7 @@ export class Board {
   }
 
   #draw() {
-    const { task, windows, meanRate } = this.episode;
+    const { task, windows, meanRate, byClass } = this.episode;
     const ghosts = Object.entries(GHOSTS).map(([agent, name]) =>
       ({ agent, name, entries: this.episode.ghosts[agent] ?? [] }));
     const shown = ghosts.map((ghost) => (this.hidden.has(ghost.agent) ? { ...ghost, entries: [] } : ghost));
@@ -63,10 +65,10 @@ export class Board {
     this.lanes.draw(windows, shown, marks);
     showNumbers(find("numbers"), task, windows, ghosts[0].entries);
     showScore(windows, task, ghosts);
-    showClasses(find("classes"), task, windows);
+    showClasses(find("classes"), task, windows, byClass);
     this.#choices(ghosts);
     const list = happened(windows, this.fields, meanRate).slice(0, EVENTS);
-    find("happened").replaceChildren(...(list.length ? list.map(eventOf) : [eventOf({ text: "Nothing yet: turned knobs, bursts and GPUs away are listed here." })]));
+    find("happened").replaceChildren(...(list.length ? list.map(eventOf) : [nothing()]));
   }
 
   // A box for each ghost that is there.
@@ -98,11 +100,18 @@ function describe(task) {
     + `${task.max_steps} windows of ${task.window_s} s.`;
 }
 
+function nothing() {
+  const item = document.createElement("li");
+  item.className = "nothing soft";
+  item.textContent = "Nothing yet: turned knobs, bursts and GPUs away are listed here.";
+  return item;
+}
+
 function eventOf({ window, until = window, text, reason }) {
   const item = document.createElement("li");
   const when = document.createElement("span");
   when.className = "soft number";
-  when.textContent = window === undefined ? "–" : until === window ? window : `${window}–${until}`;
+  when.textContent = until === window ? window : `${window}–${until}`;
   const what = document.createElement("span");
   what.textContent = text;
   if (reason) {

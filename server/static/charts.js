@@ -82,7 +82,7 @@ export class Charts {
     const limits = panel.limits.map(({ value, line }) =>
       ({ value, mark: line === undefined ? colour("limit") : stroke(line) }));
     const lines = panel.lines.map((line, index) => ({
-      ...plain, label: line.label, stroke: stroke(index), width: 1.75,
+      ...plain, points: { show: isAlone, size: 5, fill: stroke(index) }, label: line.label, stroke: stroke(index), width: 1.75,
     }));
     const keys = [
       ...panel.lines.map((line, index) => ({ label: line.label, mark: stroke(index), style: "" })),
@@ -97,11 +97,12 @@ export class Charts {
       scales: { x: { time: false, range: (u) => [0, u.whole ?? 1] }, y: scaleOf(panel) },
       hooks: {
         drawClear: [shade],
-        draw: [(u) => dash(u, limits)],
+        draw: [dash],
         setCursor: [(u) => this.#moved(u.cursor.idx ?? null)],
       },
     }, [[], ...[...ghostly, ...lines].map(() => [])], box);
-    chart.whole = this.length;
+    Object.assign(chart, { whole: this.length, limits });
+    figure.chart = chart; // so that what is drawn can be read
     chart.root.querySelector("canvas").setAttribute("role", "img");
     const height = this.height + (panel.lane && isLast ? AXIS_PX : 0);
     return { panel, chart, figure, box, keys, height, behind: ghostly.length + 1 };
@@ -179,12 +180,18 @@ function keyOf(caption, { label, mark, style }) {
   return value;
 }
 
+// Whether a line has one value only: it is a dot, since no line can be drawn.
+function isAlone(u, series) {
+  return u.data[series].filter((value) => value != null).length === 1;
+}
+
 function scaleOf(panel) {
   if (panel.log) {
-    const [least, most] = [10, 1000];
+    const [least, lower, upper] = [1, 10, 1000];
     return {
       distr: 3,
-      range: (_, low, high) => uPlot.rangeLog(Math.max(low ?? least, least), Math.max(high ?? most, most), 10, true),
+      range: (_, low, high) => uPlot.rangeLog(
+        Math.max(Math.min(low ?? lower, lower), least), Math.max(high ?? upper, upper), 10, true),
     };
   }
   if (panel.range) return { range: panel.range };
@@ -213,12 +220,12 @@ function shade(u) {
 }
 
 // Limits over the whole width, dashed.
-function dash(u, limits) {
+function dash(u) {
   const { left, top, width, height } = u.bbox;
   u.ctx.save();
   u.ctx.setLineDash([6 * uPlot.pxRatio, 4 * uPlot.pxRatio]);
   u.ctx.lineWidth = uPlot.pxRatio;
-  for (const { value, mark } of limits) {
+  for (const { value, mark } of u.limits ?? []) {
     const y = u.valToPos(value, "y", true);
     u.ctx.strokeStyle = mark;
     if (y >= top && y <= top + height) stroke(u.ctx, left, y, left + width, y);

@@ -15,38 +15,42 @@ export function lately(windows, index) {
     ttft: share("ttft_met", "first_tokens"),
     good: share("good", "ended"),
     waiting: seen.at(-1)?.waiting ?? null,
-    itl_p99_ms: seen.at(-1)?.itl_p99_ms ?? null,
     tpot_ms: ended > 0.01 ? timed.reduce((sum, one) => sum + one.tpot_ms * one.ended, 0) / ended : null,
   };
 }
 
 const percent = (share) => (share === null ? "–" : `${Math.round(100 * share)} %`);
 
-export function showClasses(place, task, windows) {
+// `byClass`: whether it is known what each class got.
+export function showClasses(place, task, windows, byClass) {
+  const [scroll, note] = place.children;
   if (!task?.classes?.length) {
-    place.textContent = "Nothing is known of this task's classes.";
+    scroll.replaceChildren();
+    note.textContent = "Nothing is known of this task's classes.";
     return;
   }
   const table = document.createElement("table");
-  const head = ["class", "TTFT SLO", "met", "TPOT SLO", "now", "ITL p99", "good", "waiting"];
+  const got = (...cells) => (byClass ? cells : []);
+  const head = ["class", "TTFT SLO", ...got("met"), "TPOT SLO", ...got("now", "good", "waiting")];
   table.append(row("th", head.map((text) => [text])));
   task.classes.forEach((one, index) => {
     const now = lately(windows, index);
     const beyond = now.tpot_ms !== null && now.tpot_ms > one.tpot_slo_ms;
     table.append(row("td", [
       [one.value === 1 ? one.name : `${one.name} ×${short(one.value)}`],
-      [short(one.ttft_slo_ms)], [percent(now.ttft), stateOf(now.ttft)],
-      [short(one.tpot_slo_ms)], [now.tpot_ms === null ? "–" : short(now.tpot_ms), beyond ? "bad" : ""],
-      [now.itl_p99_ms === null ? "–" : short(now.itl_p99_ms)],
-      [percent(now.good), stateOf(now.good)], [now.waiting === null ? "–" : short(Math.round(now.waiting))],
+      [short(one.ttft_slo_ms)], ...got([percent(now.ttft), stateOf(now.ttft)]),
+      [short(one.tpot_slo_ms)], ...got(
+        [now.tpot_ms === null ? "–" : short(now.tpot_ms), beyond ? "bad" : ""],
+        [percent(now.good), stateOf(now.good)],
+        [now.waiting === null ? "–" : short(Math.round(now.waiting))],
+      ),
     ]));
   });
-  const note = document.createElement("p");
-  note.className = "hint";
-  note.textContent = `×: worth of a request. Times in ms, means of the last ${LATELY} windows. Met: first tokens inside the TTFT SLO. `
-    + "ITL p99: of the last window's iterations, which all classes share. "
-    + "Good: requests that met both SLOs, of all that ended.";
-  place.replaceChildren(table, note);
+  note.textContent = byClass
+    ? `×: worth of a request. Times in ms, means of the last ${LATELY} windows. Met: first tokens inside the TTFT SLO. `
+      + "Good: requests that met both SLOs, of all that ended."
+    : "×: worth of a request. Times in ms. What each class got is not known of a live episode.";
+  scroll.replaceChildren(table);
 }
 
 function stateOf(share) {
@@ -59,7 +63,8 @@ function row(tag, cells) {
     const cell = document.createElement(place === 0 ? "th" : tag);
     cell.scope = place === 0 && tag === "td" ? "row" : tag === "th" ? "col" : "";
     const inner = document.createElement("span");
-    inner.textContent = text;
+    // A long name may be broken where its words meet.
+    inner.append(...text.split(/(?<=_)/).flatMap((part) => [part, document.createElement("wbr")]));
     inner.className = "verdict";
     if (state) cell.dataset.state = state;
     cell.append(inner);

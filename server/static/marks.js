@@ -23,6 +23,7 @@ function median(values) {
 }
 
 // Where arrivals are well above the mean rate: the task's, or the median so far where that is unknown.
+// They are so over three windows; the burst reaches from the first to the last of them that is so by itself.
 export function bursts(windows, meanRate) {
   const rates = windows.map((window) => window.observation?.request_arrival_rate ?? 0);
   const usual = meanRate ?? median(rates.slice(1));
@@ -30,7 +31,13 @@ export function bursts(windows, meanRate) {
     const near = rates.slice(Math.max(index - 1, 1), index + 2);
     return near.reduce((sum, rate) => sum + rate, 0) / near.length;
   };
-  return usual > 0 ? runs(windows.length, (index) => around(index) > BURST * usual) : [];
+  if (!(usual > 0)) return [];
+  const within = new Set();
+  for (const [first, last] of runs(windows.length, (index) => around(index) > BURST * usual)) {
+    const busy = [...rates.keys()].slice(Math.max(first - 1, 1), last + 2).filter((index) => rates[index] > BURST * usual);
+    for (let index = busy[0]; index <= busy.at(-1); index += 1) within.add(index);
+  }
+  return runs(windows.length, (index) => within.has(index));
 }
 
 export function away(windows) {

@@ -27,6 +27,9 @@ function judgeShare(share) {
   return share >= SHARE_GOOD ? "good" : share >= SHARE_BAD ? "near" : "bad";
 }
 
+// A sentence with a number; nothing where it is not known.
+const known = (value, say) => (Number.isFinite(value) ? say(short(value)) : "");
+
 const fixed = (value, digits) => (Number.isFinite(value) ? value.toFixed(digits) : "–");
 
 // What the tiles say of an observation and the one before, and of a percentile that comes later:
@@ -46,15 +49,15 @@ export function tiles(task, o, before, itl_p99_ms) {
       objective: Number.isFinite(waits_s) ? `${fixed(waits_s, 1)} s of arrivals` : "that wait for a token",
       read: (of) => fixed(of.queue_depth, 0) },
     { label: "ITL p99", value: itl_p99_ms === null ? "–" : short(itl_p99_ms), unit: "ms", state: "none",
-      objective: o.p50_itl_ms === undefined ? "" : `p50 ${short(o.p50_itl_ms)} ms, mean ${short(o.mean_itl_ms)} ms`,
+      objective: o.p50_itl_ms === undefined ? "" : `p50 ${short(o.p50_itl_ms)}, mean ${short(o.mean_itl_ms)} ms`,
       read: (of) => `p50 ${short(of.p50_itl_ms)} ms` },
     { label: "Output", value: short(o.throughput_tps), unit: "tokens/s", state: "none",
-      objective: `${short(o.request_arrival_rate)} requests/s arrive`, read: (of) => short(of.throughput_tps) },
+      objective: known(o.request_arrival_rate, (rate) => `${rate} requests/s arrive`), read: (of) => short(of.throughput_tps) },
     { label: "Memory of a GPU", value: fixed(o.gpu_memory_used_gb, 1), unit: "GiB",
       state: judge(o.gpu_memory_used_gb, memory),
       objective: memory && `at most ${short(memory)} GiB`, read: (of) => `${fixed(of.gpu_memory_used_gb, 1)} GiB` },
     { label: "Cost", value: short(cost(o, before)), unit: "US$ an hour", state: "none",
-      objective: `$${short(1000 * o.estimated_cost_per_1k)} per million good tokens`,
+      objective: known(1000 * o.estimated_cost_per_1k, (dollars) => `$${dollars} per million good tokens`),
       read: (of, last) => `$${short(cost(of, last))}` },
   ];
 }

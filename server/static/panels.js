@@ -45,11 +45,12 @@ function tightest(classes, field) {
 
 const PERCENT = { unit: "%", range: () => [0, 103], splits: () => [0, 25, 50, 75, 100] };
 
-// The charts of an episode; a task of which nothing is known has no classes and no limit.
-export function panels({ classes = [], memory_limit_gb: memory }) {
+// The charts of an episode; a task of which nothing is known has no classes and no limit. `byClass` and
+// `isRewarded` say whether it is known what each class gets, and the rewards.
+export function panels({ classes = [], memory_limit_gb: memory }, { byClass, isRewarded }) {
   const limit = Number.isFinite(memory) ? [{ label: "limit", value: memory }] : [];
   const line = (label, read, ghosts = false) => ({ label, read, ghosts });
-  const perClass = (read) => classes.map((one, place) => line(one.name, read(place)));
+  const perClass = (read) => (byClass ? classes : []).map((one, place) => line(one.name, read(place)));
   const all = [
     { title: "Traffic and queue", unit: "requests", lines: [
       line("arrivals /s", measured("request_arrival_rate")),
@@ -63,15 +64,15 @@ export function panels({ classes = [], memory_limit_gb: memory }) {
     { title: "Inter-token latency", unit: "ms", limits: tightest(classes, "tpot_slo_ms"), lines: [
       line("p50", measured("p50_itl_ms")),
       line("mean", measured("mean_itl_ms"), true),
-      line("p99", (windows, index) => itlP99(windows[index])),
+      ...(byClass ? [line("p99", (windows, index) => itlP99(windows[index]))] : []),
     ] },
     { title: "Requests inside all their SLOs", ...PERCENT, lines: [
       line("inside", measured("slo_compliance_rate", 100), true),
     ] },
     { title: "Throughput", unit: "tokens/s", lines: [line("output", measured("throughput_tps"), true)] },
-    { title: "Reward", unit: "per window", lines: [
+    { title: "Reward", unit: "per window", lines: isRewarded ? [
       line("reward", (windows, index) => (index > 0 ? windows[index].reward : null), true),
-    ] },
+    ] : [] },
     { title: "First tokens inside SLO, by class", ...PERCENT,
       lines: perClass((place) => share(place, "ttft_met", "first_tokens")) },
     { title: "TPOT by class, its SLO dashed", unit: "ms",

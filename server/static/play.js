@@ -118,7 +118,7 @@ export class Play {
   #begin(session, task, chosen, windows) {
     this.session = session;
     this.chosen = chosen;
-    this.episode = { task, windows, ghosts: {}, meanRate: null };
+    this.episode = { task, windows, ghosts: {}, meanRate: null, byClass: !this.isLive };
     this.onChange(true);
     if (!this.isLive) this.#compare().catch(() => {}); // without it the episode is as good
   }

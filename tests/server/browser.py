@@ -58,7 +58,7 @@ def window(page: Any) -> int:
 
 def all_drawn(page: Any) -> bool:
     """Whether each chart that has something to show has more colours than an empty one."""
-    assert page.locator("#charts canvas").count() >= 7
+    assert page.locator("#charts canvas").count() >= 6
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 50)))")
     return page.evaluate(
         """() => [...document.querySelectorAll('#charts canvas, #lanes canvas')].every((canvas) => {

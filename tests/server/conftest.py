@@ -1,9 +1,9 @@
-"""Clients of the server that many tests share."""
+"""Clients of the server, and servers for its page, that many tests share."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ import httpx
 import pytest
 
 from server.local import LocalServer
+from tests.mock_engine.conftest import running
+from tests.server.players.stub_model import Model
 from tests.server.small_disk import mounted
 
 
@@ -26,6 +28,34 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 500 KB."""
     with mounted(tmp_path / "disk") as folder:
         yield folder
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    """The language model of ``modelled``."""
+    stub = Model()
+    yield stub
+    stub.close()
+
+
+@pytest.fixture(scope="module")
+def modelled(start_servers_of_module: Callable[..., LocalServer], model: Model) -> LocalServer:
+    """A server whose operator pays for a model, without asking for a token, and with OpenEnv's own
+    web interface."""
+    pytest.importorskip("gradio")
+    return start_servers_of_module(
+        OPENAI_API_KEY="sk-of-the-test",
+        API_BASE_URL=model.url,
+        JAXSERVE_MODEL_TOKENS="250",
+        ENABLE_WEB_INTERFACE="true",
+    )
+
+
+@pytest.fixture(scope="module")
+def live(start_servers_of_module: Callable[..., LocalServer]) -> Iterator[LocalServer]:
+    """A server whose episodes are played on a mock engine."""
+    with running(max_model_len=2048, batch_cap=64) as engine:
+        yield start_servers_of_module(JAXSERVE_MODE="live", JAXSERVE_LIVE_URL=engine.url)
 
 
 @pytest.fixture(scope="module")

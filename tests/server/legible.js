@@ -1,9 +1,10 @@
 // What makes a page hard to read or to use, as lists of what was found. Tests run it in the page.
 
-// Whatever sticks out of the page to the right, but for what scrolls by itself.
+// Whatever sticks out of the page to the right, or out of its own box, but for what scrolls by itself.
 export function cut() {
   return [...document.querySelectorAll("body *")].filter((e) => e.checkVisibility())
-    .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+    .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1
+      || (e.clientWidth && !e.matches("input, select") && e.scrollWidth > e.clientWidth + 1))
     .filter((e) => !e.closest(".scroll, .u-wrap")).map((e) => e.outerHTML.slice(0, 100));
 }
 

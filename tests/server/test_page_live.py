@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,12 @@ from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.seeds import episode_key
 from server.local import LocalServer
 from tests.live.deployment import TASK, setup_of
-from tests.mock_engine.conftest import running
 from tests.server.browser import all_drawn, opened, window
 
 pytestmark = pytest.mark.slow
 
 WINDOWS = 4
 NOTHING = "\u2013"  # an en dash
-
-
-@pytest.fixture(scope="module")
-def live(start_servers_of_module: Callable[..., LocalServer]) -> Iterator[LocalServer]:
-    """A server whose episodes are played on a mock engine."""
-    with running(max_model_len=2048, batch_cap=64) as engine:
-        yield start_servers_of_module(JAXSERVE_MODE="live", JAXSERVE_LIVE_URL=engine.url)
 
 
 @pytest.fixture
@@ -89,6 +80,10 @@ def test_a_session_on_an_engine_is_followed(
         )
         assert "requests in flight" in status.inner_text()
         assert page.inner_text("#so_far") == NOTHING and page.is_hidden("#score")
+        # Its classes have objectives, and nothing says what each of them got.
+        head = page.locator("#classes tr").first.inner_text()
+        assert head.split() == ["class", "TTFT", "SLO", "TPOT", "SLO"]
+        assert page.locator("#charts .chart", has_text="by class").count() == 0
         assert page.inner_text("#about").startswith("Chat traffic with log-normal prompts")
 
 
@@ -100,11 +95,14 @@ def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log:
         played = page.inner_text("#about")
         page.click("#tab_live")
         assert window(page) == 0 and page.inner_text("#about") == ""
+        assert "Open a log" in page.inner_text("#nothing") and page.is_hidden("#charts")
         page.set_input_files("#log", log)
         page.wait_for_function("document.getElementById('live_status').textContent")
         assert page.inner_text("#about") == "mine, a task of your own."
         assert page.inner_text("#live_status") == f"operated.jsonl: {WINDOWS} windows of mine"
         assert window(page) == WINDOWS and page.inner_text("#mean") == NOTHING
+        assert page.locator("#charts .chart", has_text="Reward").count() == 0
+        assert page.is_hidden("#nothing")
         assert all_drawn(page)
         (log.parent / "notes.json").write_text("no log")
         page.set_input_files("#log", log.parent / "notes.json")

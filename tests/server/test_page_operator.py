@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +14,6 @@ from tests.server.browser import opened, wait_until_idle, window
 from tests.server.players.stub_model import Model
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    stub = Model()
-    yield stub
-    stub.close()
-
-
-@pytest.fixture(scope="module")
-def modelled(start_servers_of_module: Callable[..., LocalServer], model: Model) -> LocalServer:
-    """A server whose operator pays for a model, without asking for a token."""
-    pytest.importorskip("gradio")
-    return start_servers_of_module(
-        OPENAI_API_KEY="sk-of-the-test",
-        API_BASE_URL=model.url,
-        JAXSERVE_MODEL_TOKENS="250",
-        ENABLE_WEB_INTERFACE="true",
-    )
 
 
 def test_a_language_model_drives_and_says_why(
