@@ -49,6 +49,7 @@ def simulate_log(
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
         csv: File to write the simulated requests to.
     """
+    from jaxserve.limits import LONGEST_TOKENS
     from jaxserve.show.simulation import quantities_table, requests_csv
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.memory import kv_capacity_tokens
@@ -58,7 +59,6 @@ def simulate_log(
     from jaxserve.sim.table.file import read_table_file
     from jaxserve.sim.table.measured import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
-    from jaxserve.limits import LONGEST_TOKENS
 
     file = log or trace
     if file is None or (log and trace):
