@@ -1,10 +1,12 @@
 """``python -m benchmarks.rollout_faults``: everything is killed, and what becomes of the tasks.
 
-A service, a node with its gateway, and an engine run as an operator runs them. At random moments
-one of them is killed (KILL) and begins again, or files of service and gateway may not grow for a
-while, in the middle of a line as well; the engine answers 429, 500, garbage and half an answer;
-nobody listens for callbacks until a third of the tasks have ended, and then the first push of each
-is refused. Every agent notes the answers that it got whole, and those that it did not.
+A service, two nodes with a gateway each, and an engine run as an operator runs them. At random
+moments one of them is killed (KILL) and begins again, a node also so late that it was lost by then,
+or files of service, node and gateway may not grow for a while, in the middle of a line as well; the
+engine answers 429, 500, garbage and half an answer; nobody listens for callbacks until a third of
+the tasks have ended, and then the first push of each is refused. Some agents talk until their time
+is up, some end with an exit code. Every agent notes the answers that it got whole, and those that
+it did not.
 """
 
 from __future__ import annotations
@@ -41,7 +43,26 @@ from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
 _ENDED = ("COMPLETED", "ERROR", "TIMEOUT")
-_HARMED = ("gateway", "service", "node", "engine", "disk")
+_HARMED = {
+    "gateway": "killed: gateway",
+    "service": "killed: service",
+    "node": "killed: node",
+    "lost node": "killed, and away until it was lost: node",
+    "engine": "killed: engine",
+    "disk": "disk full for a second",
+}
+"""What each harm is called in the table."""
+_NODES = ("a", "b")
+_ATTEMPTS = 2
+_SILENT_S = 5.0
+_AWAY_S = _SILENT_S + 2.0
+_KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
+"""Of tasks, in turn."""
+_TURNS = {"talks": 3, "late": 100_000, "fails": 2}
+_EXIT_CODES = {"talks": 0, "late": 0, "fails": 4}
+_BUDGETS_S = {"talks": 600, "late": 6, "fails": 600}
+_RIGHT = {"talks": ("COMPLETED", "ERROR"), "late": ("TIMEOUT", "ERROR"), "fails": ("ERROR",)}
+"""States in which they may end: any may be lost with its nodes, or find its disk full."""
 _FAULTS = 0.15
 _FULL_S = 1.0
 _LIMIT_S = 3000.0
@@ -76,6 +97,8 @@ class Outcome:
     """sessions whose result is not what their records come to."""
     attempts: Counter[int] = field(default_factory=Counter)
     """of sessions."""
+    misjudged: list[str] = field(default_factory=list)
+    """sessions whose state cannot be that of their agent."""
     seconds: float = 0.0
     """that it took."""
 
@@ -88,7 +111,7 @@ class Outcome:
     def whole(self) -> bool:
         """Whether every task has one result and no answer was lost or counted twice."""
         once = len(self.ends) == self.tasks and set(self.ends.values()) <= {1}
-        wrong = self.lost or self.doubled or self.differing or self.unexplained
+        wrong = self.lost or self.doubled or self.differing or self.misjudged or self.unexplained
         return once and not wrong and len(self.pushed) == self.tasks
 
 
@@ -104,19 +127,20 @@ class Scene:
             "rollout": {
                 "port": self.port,
                 "save_dir": str(folder / "state"),
-                "silent_s": 60,
-                "attempts": 50,
+                "silent_s": _SILENT_S,
+                "attempts": _ATTEMPTS,
                 "callback_attempts": 100,
             },
             "gateway": {"heartbeat_s": 0.2, "sessions": str(folder / "records")},
             "nodes": [
                 {
-                    "id": "n",
+                    "id": id,
                     "port": free_port(),
                     "control_port": free_port(),
                     "inference": {"engine": "vllm", "base_url": f"http://127.0.0.1:{engine}"},
-                    "workers": {"init": 4, "run": 6},
+                    "workers": {"init": 2, "run": 3},
                 }
+                for id in _NODES
             ],
         }
         path = folder / "topology.yaml"
@@ -126,7 +150,7 @@ class Scene:
         self._commands = {
             "engine": [*uvicorn, "--port", str(engine), "--no-access-log"],
             "service": [*jaxserve, "serve", "--topology", str(path)],
-            "node": [*jaxserve, "gateway", "--topology", str(path)],
+            **{id: [*jaxserve, "gateway", "--topology", str(path), "--node", id] for id in _NODES},
         }
         url = f"http://127.0.0.1:{self.port}"
         # The service makes its token when it begins.
@@ -152,26 +176,30 @@ class Scene:
                 self._commands[name], env=variables, stdout=printed, stderr=printed
             )
 
-    def harm(self, name: str, room: int) -> bool:
-        """Kills one and begins it again; the gateway is begun again by its node. ``disk`` lets
-        no file of service and gateway grow beyond ``room`` bytes for a while. Says whether there
-        was anything to harm."""
+    def harm(self, name: str, node: str, room: int) -> bool:
+        """Kills one and begins it again; a gateway is begun again by its node. ``disk`` lets no
+        file of the service and of what a node has started grow beyond ``room`` bytes for a while.
+        Says whether there was anything to harm.
+
+        Args:
+          node: which one it meets, where it meets one.
+        """
         if name == "gateway":
-            found = self._gateway()
+            found = self._gateway(node)
             if found is not None:
                 found.kill()
             return found is not None
         if name == "disk":
-            running = [psutil.Process(self._running["service"].pid), self._gateway()]
-            for process in filter(None, running):
-                _limit(process, room)
+            self._limit(node, room)
             time.sleep(_FULL_S)
-            for process in filter(None, running):
-                _limit(process, resource.RLIM_INFINITY)
+            self._limit(node, resource.RLIM_INFINITY)
             return True
-        self._running[name].kill()
-        self._running[name].wait()
-        self.start(name)
+        killed = node if name in ("node", "lost node") else name
+        self._running[killed].kill()
+        self._running[killed].wait()
+        if name == "lost node":
+            time.sleep(_AWAY_S)
+        self.start(killed)
         return True
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
@@ -187,20 +215,25 @@ class Scene:
             time.sleep(0.1)
         raise RuntimeError(f"{method} {path} was not answered")
 
-    def _gateway(self) -> psutil.Process | None:
+    def _gateway(self, node: str) -> psutil.Process | None:
         try:
-            for child in psutil.Process(self._running["node"].pid).children():
+            for child in psutil.Process(self._running[node].pid).children():
                 if "gateway" in child.cmdline():
                     return child
         except psutil.Error:
             pass
         return None
 
-
-def _limit(process: psutil.Process, size: int) -> None:
-    """No file may grow beyond a size."""
-    with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    def _limit(self, node: str, size: int) -> None:
+        """No file of the service, of a node, and of what that has started grows beyond a size.
+        What starts while it is so takes the size over."""
+        found = [self._running["service"].pid, self._running[node].pid]
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self._running[node].pid).children(recursive=True)
+            found += [child.pid for child in children]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> Outcome:
@@ -217,15 +250,8 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
     port = target.server_address[1]
     with Scene(folder) as scene, target:
         for number in range(tasks):
-            command = [sys.executable, str(_AGENT), "{{INSTRUCTION}}", str(ledger)]
-            task = {
-                "task_id": f"t{number}",
-                "instruction": f"task {number}",
-                "timeout_seconds": 600,
-                "agent": {"command": command, "model": "stub"},
-                "callback_url": f"http://127.0.0.1:{port}/",
-            }
-            scene.ask("POST", "/rollout/task/submit", task)
+            callback = f"http://127.0.0.1:{port}/"
+            scene.ask("POST", "/rollout/task/submit", _task(number, ledger, callback))
         listens, until = False, began + _LIMIT_S
         while time.monotonic() < until:
             states = scene.ask("GET", "/rollout/status")["sessions"]
@@ -239,7 +265,7 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
             is_time = over * harms >= tasks * outcome.harms.total()
             if left and is_time and states["RUNNING"]:
                 time.sleep(chance.uniform(0.2, 1.5))
-                if scene.harm(left[0], chance.randrange(1, 20_000)):
+                if scene.harm(left[0], chance.choice(_NODES), chance.randrange(1, 20_000)):
                     what = left.pop(0)
                     outcome.harms[what] += 1
                     say(f"{what}: {over} of {tasks} have ended")
@@ -254,7 +280,32 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
 
 
 def _shuffled(chance: random.Random) -> list[str]:
-    return chance.sample(_HARMED, len(_HARMED))
+    return chance.sample(tuple(_HARMED), len(_HARMED))
+
+
+def _name(number: int) -> str:
+    """Of a task."""
+    return f"t{number}"
+
+
+def _kind(number: int) -> str:
+    """Of a task."""
+    return _KINDS[number % len(_KINDS)]
+
+
+def _task(number: int, ledger: Path, callback: str) -> dict[str, Any]:
+    kind = _kind(number)
+    ends = (str(_TURNS[kind]), str(_EXIT_CODES[kind]))
+    return {
+        "task_id": _name(number),
+        "instruction": f"task {number}",
+        "timeout_seconds": _BUDGETS_S[kind],
+        "agent": {
+            "command": [sys.executable, str(_AGENT), "{{INSTRUCTION}}", str(ledger), *ends],
+            "model": "stub",
+        },
+        "callback_url": callback,
+    }
 
 
 def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
@@ -274,10 +325,14 @@ def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
     outcome.lost = sum(not completed[id] for what, id in noted if what == "whole")
     outcome.doubled = sum(count > 1 for count in completed.values())
     for number in range(outcome.tasks):
-        (one,) = scene.ask("GET", f"/rollout/task/t{number}")["sessions"]
+        task = _name(number)
+        (one,) = scene.ask("GET", f"/rollout/task/{task}")["sessions"]
         outcome.states[f"{one['state']} {one['reason']}".strip()] += 1
         outcome.attempts[one.get("attempt", 0)] += 1
-        if "records" in one and not _is_as_recorded(one, folder, f"t{number}"):
+        if one["state"] not in _RIGHT[_kind(number)]:
+            outcome.misjudged.append(one["session_id"])
+        # What ended with its node has no result to compare.
+        if "completions" in one and not _is_as_recorded(one, folder, task):
             outcome.differing.append(one["session_id"])
 
 
@@ -321,8 +376,7 @@ def report(outcome: Outcome) -> str:
     pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"
     rows = [
         ("tasks", outcome.tasks),
-        *((f"killed: {name}", outcome.harms[name]) for name in _HARMED if name != "disk"),
-        ("disk full for a second", outcome.harms["disk"]),
+        *((said, outcome.harms[name]) for name, said in _HARMED.items()),
         ("answers that agents got whole", outcome.noted),
         ("of these, not recorded as completed", outcome.lost),
         ("completions that are recorded twice", outcome.doubled),
@@ -332,6 +386,7 @@ def report(outcome: Outcome) -> str:
         ("of these, twice", twice),
         ("states that they ended in", _listed(outcome.states)),
         ("of these, without a reason", outcome.unexplained),
+        ("of these, that cannot be their agent's", len(outcome.misjudged)),
         ("sessions by attempts", _listed(outcome.attempts)),
         ("results that differ from their records", len(outcome.differing)),
         ("callbacks refused", outcome.refused.total()),
@@ -362,11 +417,13 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         f"Printed by `python -m benchmarks.rollout_faults --tasks {tasks} --harms {harms} "
         f"--seed {seed}`.",
         "",
-        "A rollout service, a node with its gateway and an engine were killed (KILL) at random "
-        "moments and began again, or files of service and gateway could not grow. Of the engine's "
-        f"answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. Nobody listened for "
-        "callbacks until a third of the tasks had ended, and the first push of each was refused "
-        "with 503.",
+        "A rollout service, two nodes with a gateway each and an engine were killed (KILL) at "
+        "random moments and began again, or files of service, node and gateway could not grow. A "
+        f"node was lost after {_SILENT_S:g} s of silence, and a session whose node was lost twice "
+        f"ended. Of the engine's answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. "
+        "Nobody listened for callbacks until a third of the tasks had ended, and the first push "
+        f"of each was refused with 503. Of six agents one had {_BUDGETS_S['late']} s and talked "
+        f"until they were over, and one ended with exit code {_EXIT_CODES['fails']}.",
         "",
         report(outcome),
     ]
