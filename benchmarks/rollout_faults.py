@@ -11,12 +11,8 @@ it did not.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,17 +24,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
-import yaml
-
 from benchmarks.page import page_parser, publish
+from benchmarks.rollout_scene import FAULTS, NODES, SILENT_S, Scene
 from jaxserve.checks import whole
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories
-from jaxserve.rollouts.service.doors import SERVICE, Shown
 from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
@@ -52,10 +44,8 @@ _HARMED = {
     "disk": "disk full for a second",
 }
 """What each harm is called in the table."""
-_NODES = ("a", "b")
-_ATTEMPTS = 2
-_SILENT_S = 5.0
-_AWAY_S = _SILENT_S + 2.0
+_AHEAD = 6
+"""Tasks that are submitted before their harm, as many as run at a time."""
 _KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
 """Of tasks, in turn."""
 _TURNS = {"talks": 3, "late": 100_000, "fails": 2}
@@ -63,8 +53,6 @@ _EXIT_CODES = {"talks": 0, "late": 0, "fails": 4}
 _BUDGETS_S = {"talks": 600, "late": 6, "fails": 600}
 _RIGHT = {"talks": ("COMPLETED", "ERROR"), "late": ("TIMEOUT", "ERROR"), "fails": ("ERROR",)}
 """States in which they may end: any may be lost with its nodes, or find its disk full."""
-_FAULTS = 0.15
-_FULL_S = 1.0
 _LIMIT_S = 3000.0
 
 
@@ -115,129 +103,9 @@ class Outcome:
         return once and not wrong and len(self.pushed) == self.tasks
 
 
-class Scene:
-    """All processes; each can be killed and begun again."""
-
-    def __init__(self, folder: Path) -> None:
-        """Args: an empty folder."""
-        self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        engine, self.port = free_port(), free_port()
-        topology = {
-            "rollout": {
-                "port": self.port,
-                "save_dir": str(folder / "state"),
-                "silent_s": _SILENT_S,
-                "attempts": _ATTEMPTS,
-                "callback_attempts": 100,
-            },
-            "gateway": {"heartbeat_s": 0.2, "sessions": str(folder / "records")},
-            "nodes": [
-                {
-                    "id": id,
-                    "port": free_port(),
-                    "control_port": free_port(),
-                    "inference": {"engine": "vllm", "base_url": f"http://127.0.0.1:{engine}"},
-                    "workers": {"init": 2, "run": 3},
-                }
-                for id in _NODES
-            ],
-        }
-        path = folder / "topology.yaml"
-        path.write_text(yaml.safe_dump(topology))
-        jaxserve = [sys.executable, "-m", "jaxserve.cli", "rollout"]
-        uvicorn = [sys.executable, "-m", "uvicorn", "benchmarks.chat_engine:app"]
-        self._commands = {
-            "engine": [*uvicorn, "--port", str(engine), "--no-access-log"],
-            "service": [*jaxserve, "serve", "--topology", str(path)],
-            **{id: [*jaxserve, "gateway", "--topology", str(path), "--node", id] for id in _NODES},
-        }
-        url = f"http://127.0.0.1:{self.port}"
-        # The service makes its token when it begins.
-        self.http = httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=30.0)
-
-    def __enter__(self) -> Scene:
-        for name in self._commands:
-            self.start(name)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for process in reversed(self._running.values()):
-            process.terminate()
-        for process in self._running.values():
-            process.wait(60.0)
-        self.http.close()
-
-    def start(self, name: str) -> None:
-        """Begins a process."""
-        variables = {**os.environ, "CHAT_ENGINE_FAULTS": str(_FAULTS), "JAX_PLATFORMS": "cpu"}
-        with (self._folder / f"{name}.log").open("ab") as printed:
-            self._running[name] = subprocess.Popen(
-                self._commands[name], env=variables, stdout=printed, stderr=printed
-            )
-
-    def harm(self, name: str, node: str, room: int) -> bool:
-        """Kills one and begins it again; a gateway is begun again by its node. ``disk`` lets no
-        file of the service and of what a node has started grow beyond ``room`` bytes for a while.
-        Says whether there was anything to harm.
-
-        Args:
-          node: which one it meets, where it meets one.
-        """
-        if name == "gateway":
-            found = self._gateway(node)
-            if found is not None:
-                found.kill()
-            return found is not None
-        if name == "disk":
-            self._limit(node, room)
-            time.sleep(_FULL_S)
-            self._limit(node, resource.RLIM_INFINITY)
-            return True
-        killed = node if name in ("node", "lost node") else name
-        self._running[killed].kill()
-        self._running[killed].wait()
-        if name == "lost node":
-            time.sleep(_AWAY_S)
-        self.start(killed)
-        return True
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """An answer of the service; waits until it has one."""
-        until = time.monotonic() + _LIMIT_S
-        while time.monotonic() < until:
-            try:
-                answer = self.http.request(method, path, json=body)
-                if answer.is_success:
-                    return answer.json()
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(f"{method} {path} was not answered")
-
-    def _gateway(self, node: str) -> psutil.Process | None:
-        try:
-            for child in psutil.Process(self._running[node].pid).children():
-                if "gateway" in child.cmdline():
-                    return child
-        except psutil.Error:
-            pass
-        return None
-
-    def _limit(self, node: str, size: int) -> None:
-        """No file of the service, of a node, and of what that has started grows beyond a size.
-        What starts while it is so takes the size over."""
-        found = [self._running["service"].pid, self._running[node].pid]
-        with contextlib.suppress(psutil.Error):
-            children = psutil.Process(self._running[node].pid).children(recursive=True)
-            found += [child.pid for child in children]
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
 def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> Outcome:
-    """Submits tasks, harms, waits, and counts.
+    """Submits tasks, harms, waits, and counts. Tasks come as harms go on, so that all harms meet
+    agents that run.
 
     Args:
       harms: how often something is killed or full, each kind in turn, in random order.
@@ -249,11 +117,13 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
     target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
     port = target.server_address[1]
     with Scene(folder) as scene, target:
-        for number in range(tasks):
-            callback = f"http://127.0.0.1:{port}/"
-            scene.ask("POST", "/rollout/task/submit", _task(number, ledger, callback))
-        listens, until = False, began + _LIMIT_S
+        listens, submitted, until = False, 0, began + _LIMIT_S
         while time.monotonic() < until:
+            due = tasks * (outcome.harms.total() + 1) / harms + min(_AHEAD, tasks // 4)
+            while submitted < min(tasks, due):
+                task = _task(submitted, ledger, f"http://127.0.0.1:{port}/")
+                scene.ask("POST", "/rollout/task/submit", task)
+                submitted += 1
             states = scene.ask("GET", "/rollout/status")["sessions"]
             over = sum(states[name] for name in _ENDED)
             if over >= tasks / 3 and not listens:
@@ -263,9 +133,9 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
                 threading.Thread(target=target.serve_forever, daemon=True).start()
             # Spread over the whole run: so many harms for so many ends.
             is_time = over * harms >= tasks * outcome.harms.total()
-            if left and is_time and states["RUNNING"]:
+            if left and is_time and (states["RUNNING"] or over == submitted):
                 time.sleep(chance.uniform(0.2, 1.5))
-                if scene.harm(left[0], chance.choice(_NODES), chance.randrange(1, 20_000)):
+                if scene.harm(left[0], chance.choice(NODES), chance.randrange(1, 20_000)):
                     what = left.pop(0)
                     outcome.harms[what] += 1
                     say(f"{what}: {over} of {tasks} have ended")
@@ -419,8 +289,8 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         "",
         "A rollout service, two nodes with a gateway each and an engine were killed (KILL) at "
         "random moments and began again, or files of service, node and gateway could not grow. A "
-        f"node was lost after {_SILENT_S:g} s of silence, and a session whose node was lost twice "
-        f"ended. Of the engine's answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. "
+        f"node was lost after {SILENT_S:g} s of silence, and a session whose node was lost twice "
+        f"ended. Of the engine's answers {FAULTS:.0%} were 429, 500, garbage or half an answer. "
         "Nobody listened for callbacks until a third of the tasks had ended, and the first push "
         f"of each was refused with 503. Of six agents one had {_BUDGETS_S['late']} s and talked "
         f"until they were over, and one ended with exit code {_EXIT_CODES['fails']}.",
