@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
+.PHONY: help demo test test-slow test-agents notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ test: $(SYNCED) ## run the tests, without the slow ones
 
 test-slow: $(SYNCED) ## run only the slow tests
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+test-agents: $(SYNCED) ## install every agent of the presets and have it play an episode (network, npm)
+	JAXSERVE_ALL_AGENTS=1 $(BIN)/python -m pytest -m slow tests/rollouts/test_installed_agents.py
 
 notebooks: $(SYNCED) ## run the notebooks on their short budget
 	$(BIN)/python -m pytest tests/notebooks -m slow -n logical

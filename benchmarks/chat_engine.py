@@ -2,7 +2,8 @@
 
 ``uvicorn benchmarks.chat_engine:app``. A token is a character of a prompt, or one of an answer. The
 variable ``CHAT_ENGINE_FAULTS`` is the share of requests that end in 429, 500, garbage, or half an
-answer.
+answer. A streamed request with ``stamps`` gets so many events, one every ``every_s``, each of which
+says when it was sent, in s of the machine's monotonic clock.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 
 import orjson
 from starlette.types import Receive, Scope, Send
@@ -37,7 +39,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     elif fault == "garbage":
         await _whole(send, 200, {"what": "is this"})
     elif asked.get("stream"):
-        await _stream(send, _prompt(asked), half=fault == "half")
+        await _stream(send, asked, half=fault == "half")
     elif fault == "half":
         head = [(b"content-type", b"application/json"), (b"content-length", b"1000")]
         await send({"type": "http.response.start", "status": 200, "headers": head})
@@ -82,19 +84,22 @@ async def _whole(send: Send, status: int, said: dict) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-async def _stream(send: Send, prompt: list[int], *, half: bool) -> None:
+async def _stream(send: Send, asked: dict, *, half: bool) -> None:
+    prompt, stamps = _prompt(asked), asked.get("stamps")
     head = [(b"content-type", b"text/event-stream")]
     await send({"type": "http.response.start", "status": 200, "headers": head})
-    last = len(_TEXT) - 1
-    for place, letter in enumerate(_TEXT):
+    last = (stamps or len(_TEXT)) - 1
+    for place in range(last + 1):
+        await asyncio.sleep(asked.get("every_s", 0.0))
+        letter = f"{time.monotonic():.6f}" if stamps else _TEXT[place]
         if half and place > last // 2:
             raise RuntimeError("the connection breaks, as asked")
         choice = {
             "index": 0,
             "delta": {"role": "assistant", "content": letter},
-            "logprobs": {"content": [_LOGPROBS["content"][place]]},
+            "logprobs": {"content": [{"token": letter, "logprob": -0.5}]},
             "finish_reason": "stop" if place == last else None,
-            "token_ids": [_IDS[place]],
+            "token_ids": [place if stamps else _IDS[place]],
         }
         event = {
             "id": "chatcmpl-0",
@@ -106,5 +111,4 @@ async def _stream(send: Send, prompt: list[int], *, half: bool) -> None:
         }
         body = b"data: %b\n\n" % orjson.dumps(event)
         await send({"type": "http.response.body", "body": body, "more_body": True})
-        await asyncio.sleep(0)
     await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})

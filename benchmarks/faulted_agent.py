@@ -1,7 +1,8 @@
-"""An agent of the fault run: three turns, asked again where one fails, each answer noted.
+"""An agent of the fault run: some turns, asked again where one fails, each answer noted.
 
-It needs nothing but Python. What it notes as ``whole``, by its id, may not be lost; what it notes
-as ``failed`` is what was wrong.
+It needs nothing but Python. Its arguments are what it is told, the file of its notes, its turns and
+its exit code. What it notes as ``whole``, by its id, may not be lost; what it notes as ``failed``
+is what was wrong.
 """
 
 import http.client
@@ -12,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 
-TURNS, PATIENCE_S = 3, 300
+PATIENCE_S = 300
 
 
 class HalfAStream(OSError):
@@ -50,10 +51,10 @@ def note(ledger, line):
         noted.write(line + "\n")
 
 
-def main(instruction, ledger):
+def main(instruction, ledger, turns):
     """Talks."""
     messages = [{"role": "user", "content": instruction}]
-    for turn in range(TURNS):
+    for turn in range(turns):
         until = time.monotonic() + PATIENCE_S
         while True:
             try:
@@ -71,4 +72,5 @@ def main(instruction, ledger):
         time.sleep(0.2)
 
 
-main(sys.argv[1], sys.argv[2])
+main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+sys.exit(int(sys.argv[4]))

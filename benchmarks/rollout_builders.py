@@ -1,4 +1,5 @@
-"""``python -m benchmarks.rollout_builders``: records of a long session, written, linked and built.
+"""``python -m benchmarks.rollout_builders``: records of a long session, written, linked and built,
+and read as the rollout service reads them, from a gateway.
 
 An agent's session of many completions whose prompts are as long as given, in several conversations
 that take turns, each completion 120 tokens longer than the one before.
@@ -6,6 +7,7 @@ that take turns, each completion 120 tokens longer than the one before.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import sys
@@ -19,12 +21,16 @@ from typing import TypeVar
 import numpy as np
 import orjson
 
+from benchmarks.gateway import running_gateway
 from benchmarks.page import page_parser, publish
 from jaxserve.gateway.sessions.files import RecordFile
 from jaxserve.gateway.sessions.linking import Linker
 from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, read_records
+from jaxserve.gateway.sessions.session import SessionInfo
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
+from jaxserve.rollouts.service.control import Control
+from server.local import LocalServer, free_port
 
 _T = TypeVar("_T")
 _COMPLETIONS, _TOKENS = 1000, 20_000
@@ -92,8 +98,10 @@ def measured(completions: int, tokens: int, conversations: int) -> dict[str, flo
     seconds = {}
     records, seconds["link, all completions"] = _best(link)
     assert sum(record.link.how == "root" for record in records) == conversations
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "records.jsonl"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "s"
+        folder.mkdir()
+        path = folder / "records.jsonl"
 
         def write() -> None:
             path.unlink(missing_ok=True)
@@ -103,6 +111,7 @@ def measured(completions: int, tokens: int, conversations: int) -> dict[str, flo
 
         _, seconds["write"] = _best(write)
         records, seconds["read"] = _best(lambda: read_records(path))
+        _, seconds["read over the control door"] = _over_the_door(folder)
     merged, seconds["prefix_merging"] = _best(lambda: prefix_merging(records))
     seconds["read and prefix_merging"] = seconds["read"] + seconds["prefix_merging"]
     single, seconds["per_request"] = _best(lambda: per_request(records))
@@ -110,6 +119,26 @@ def measured(completions: int, tokens: int, conversations: int) -> dict[str, flo
     assert len(merged.traces) == conversations and not merged.dropped
     assert merged.trainable == single.trainable == completions * _RESPONSE
     return seconds
+
+
+def _over_the_door(folder: Path) -> tuple[list[CompletionRecord], float]:
+    """Records of a closed session that a gateway has, as the service gets them, and the shortest
+    time, s.
+
+    Args:
+      folder: of the session.
+    """
+    info = SessionInfo(folder.name, 0.0, "0" * 64, closed=True)
+    (folder / "session.json").write_bytes(orjson.dumps(vars(info)))
+    port = free_port()
+
+    async def ask() -> list[CompletionRecord]:
+        async with Control(f"http://127.0.0.1:{port}", None) as control:
+            return await control.records(folder.name)
+
+    engine = LocalServer(folder.parent, app="benchmarks.chat_engine:app")
+    with engine, running_gateway(engine.url, ("--sessions", str(folder.parent)), port):
+        return _best(lambda: asyncio.run(ask()))
 
 
 def session(completions: int, tokens: int, conversations: int) -> list[CompletionRecord]:

@@ -1,20 +1,18 @@
 """``python -m benchmarks.rollout_faults``: everything is killed, and what becomes of the tasks.
 
-A service, a node with its gateway, and an engine run as an operator runs them. At random moments
-one of them is killed (KILL) and begins again, or files of service and gateway may not grow for a
-while, in the middle of a line as well. The engine answers 429, 500, garbage and half an answer.
-Nobody listens for callbacks until a third of the tasks have ended, and then the first push of each
-is refused. Every agent notes the answers that it got whole, and those that it did not.
+A service, two nodes with a gateway each, and an engine run as an operator runs them. At random
+moments one of them is killed (KILL) and begins again, a node also so late that it was lost by then,
+or files of service, node and gateway may not grow for a while, in the middle of a line as well; the
+engine answers 429, 500, garbage and half an answer; nobody listens for callbacks until a third of
+the tasks have ended, and then the first push of each is refused. Some agents talk until their time
+is up, some end with an exit code. Every agent notes the answers that it got whole, and those that
+it did not.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,25 +24,35 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
-import psutil
-import yaml
-
 from benchmarks.page import page_parser, publish
+from benchmarks.rollout_scene import FAULTS, NODES, SILENT_S, Scene
 from jaxserve.checks import whole
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories
-from jaxserve.rollouts.service.doors import SERVICE, Shown
-from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 
 _AGENT = Path(__file__).with_name("faulted_agent.py")
 _ENDED = ("COMPLETED", "ERROR", "TIMEOUT")
-_HARMED = ("gateway", "service", "node", "engine", "disk")
-_FAULTS = 0.15
-_FULL_S = 1.0
+_HARMED = {
+    "gateway": "killed: gateway",
+    "service": "killed: service",
+    "node": "killed: node",
+    "lost node": "killed, and away until it was lost: node",
+    "engine": "killed: engine",
+    "disk": "disk full for a second",
+}
+"""What each harm is called in the table."""
+_AHEAD = 6
+"""Tasks that are submitted before their harm, as many as run at a time."""
+_KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
+"""Of tasks, in turn."""
+_TURNS = {"talks": 3, "late": 100_000, "fails": 2}
+_EXIT_CODES = {"talks": 0, "late": 0, "fails": 4}
+_BUDGETS_S = {"talks": 600, "late": 6, "fails": 600}
+_RIGHT = {"talks": ("COMPLETED", "ERROR"), "late": ("TIMEOUT", "ERROR"), "fails": ("ERROR",)}
+"""States in which they may end: any may be lost with its nodes, or find its disk full."""
 _LIMIT_S = 3000.0
 
 
@@ -77,6 +85,8 @@ class Outcome:
     """sessions whose result is not what their records come to."""
     attempts: Counter[int] = field(default_factory=Counter)
     """of sessions."""
+    misjudged: list[str] = field(default_factory=list)
+    """sessions whose state cannot be that of their agent."""
     seconds: float = 0.0
     """that it took."""
 
@@ -89,125 +99,13 @@ class Outcome:
     def whole(self) -> bool:
         """Whether every task has one result and no answer was lost or counted twice."""
         once = len(self.ends) == self.tasks and set(self.ends.values()) <= {1}
-        wrong = self.lost or self.doubled or self.differing or self.unexplained
+        wrong = self.lost or self.doubled or self.differing or self.misjudged or self.unexplained
         return once and not wrong and len(self.pushed) == self.tasks
 
 
-class Scene:
-    """All processes; each can be killed and begun again."""
-
-    def __init__(self, folder: Path) -> None:
-        """Args: an empty folder."""
-        self._folder = folder
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._end = contextlib.ExitStack()
-        engine, self.port = free_port(), free_port()
-        topology = {
-            "rollout": {
-                "port": self.port,
-                "save_dir": str(folder / "state"),
-                "silent_s": 60,
-                "attempts": 50,
-                "callback_attempts": 100,
-            },
-            "gateway": {"heartbeat_s": 0.2, "sessions": str(folder / "records")},
-            "nodes": [
-                {
-                    "id": "n",
-                    "port": free_port(),
-                    "control_port": free_port(),
-                    "inference": {"engine": "vllm", "base_url": f"http://127.0.0.1:{engine}"},
-                    "workers": {"init": 4, "run": 6},
-                }
-            ],
-        }
-        path = folder / "topology.yaml"
-        path.write_text(yaml.safe_dump(topology))
-        jaxserve = [sys.executable, "-m", "jaxserve.cli", "rollout"]
-        uvicorn = [sys.executable, "-m", "uvicorn", "benchmarks.chat_engine:app"]
-        self._commands = {
-            "engine": [*uvicorn, "--port", str(engine), "--no-access-log"],
-            "service": [*jaxserve, "serve", "--topology", str(path)],
-            "node": [*jaxserve, "gateway", "--topology", str(path)],
-        }
-        url = f"http://127.0.0.1:{self.port}"
-        # The service makes its token when it begins.
-        self.http = httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=30.0)
-
-    def __enter__(self) -> Scene:
-        for name in self._commands:
-            self.start(name)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        with self._end:
-            self.http.close()
-            for process in reversed(self._running.values()):
-                process.terminate()
-            for process in self._running.values():
-                process.wait(60.0)
-
-    def start(self, name: str) -> None:
-        """Begins a process."""
-        variables = {**os.environ, "CHAT_ENGINE_FAULTS": str(_FAULTS), "JAX_PLATFORMS": "cpu"}
-        with (self._folder / f"{name}.log").open("ab") as printed:
-            # Until the scene ends: what a killed process leaves behind is the scene's own matter.
-            own = own_process(self._commands[name], env=variables, stdout=printed, stderr=printed)
-            self._running[name] = self._end.enter_context(own)
-
-    def harm(self, name: str, room: int) -> bool:
-        """Kills one and begins it again; the gateway is begun again by its node. ``disk`` lets
-        no file of service and gateway grow beyond ``room`` bytes for a while. Says whether there
-        was anything to harm."""
-        if name == "gateway":
-            found = self._gateway()
-            if found is not None:
-                found.kill()
-            return found is not None
-        if name == "disk":
-            running = [psutil.Process(self._running["service"].pid), self._gateway()]
-            for process in filter(None, running):
-                _limit(process, room)
-            time.sleep(_FULL_S)
-            for process in filter(None, running):
-                _limit(process, resource.RLIM_INFINITY)
-            return True
-        self._running[name].kill()
-        self._running[name].wait()
-        self.start(name)
-        return True
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """An answer of the service; waits until it has one."""
-        until = time.monotonic() + _LIMIT_S
-        while time.monotonic() < until:
-            try:
-                answer = self.http.request(method, path, json=body)
-                if answer.is_success:
-                    return answer.json()
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.1)
-        raise RuntimeError(f"{method} {path} was not answered")
-
-    def _gateway(self) -> psutil.Process | None:
-        try:
-            for child in psutil.Process(self._running["node"].pid).children():
-                if "gateway" in child.cmdline():
-                    return child
-        except psutil.Error:
-            pass
-        return None
-
-
-def _limit(process: psutil.Process, size: int) -> None:
-    """No file may grow beyond a size."""
-    with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-
-
 def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> Outcome:
-    """Submits tasks, harms, waits, and counts.
+    """Submits tasks, harms, waits, and counts. Tasks come as harms go on, so that all harms meet
+    agents that run.
 
     Args:
       harms: how often something is killed or full, each kind in turn, in random order.
@@ -219,18 +117,13 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
     target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
     port = target.server_address[1]
     with Scene(folder) as scene, target:
-        for number in range(tasks):
-            command = [sys.executable, str(_AGENT), "{{INSTRUCTION}}", str(ledger)]
-            task = {
-                "task_id": f"t{number}",
-                "instruction": f"task {number}",
-                "timeout_seconds": 600,
-                "agent": {"command": command, "model": "stub"},
-                "callback_url": f"http://127.0.0.1:{port}/",
-            }
-            scene.ask("POST", "/rollout/task/submit", task)
-        listens, until = False, began + _LIMIT_S
+        listens, submitted, until = False, 0, began + _LIMIT_S
         while time.monotonic() < until:
+            due = tasks * (outcome.harms.total() + 1) / harms + min(_AHEAD, tasks // 4)
+            while submitted < min(tasks, due):
+                task = _task(submitted, ledger, f"http://127.0.0.1:{port}/")
+                scene.ask("POST", "/rollout/task/submit", task)
+                submitted += 1
             states = scene.ask("GET", "/rollout/status")["sessions"]
             over = sum(states[name] for name in _ENDED)
             if over >= tasks / 3 and not listens:
@@ -240,9 +133,9 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
                 threading.Thread(target=target.serve_forever, daemon=True).start()
             # Spread over the whole run: so many harms for so many ends.
             is_time = over * harms >= tasks * outcome.harms.total()
-            if left and is_time and states["RUNNING"]:
+            if left and is_time and (states["RUNNING"] or over == submitted):
                 time.sleep(chance.uniform(0.2, 1.5))
-                if scene.harm(left[0], chance.randrange(1, 20_000)):
+                if scene.harm(left[0], chance.choice(NODES), chance.randrange(1, 20_000)):
                     what = left.pop(0)
                     outcome.harms[what] += 1
                     say(f"{what}: {over} of {tasks} have ended")
@@ -257,7 +150,32 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
 
 
 def _shuffled(chance: random.Random) -> list[str]:
-    return chance.sample(_HARMED, len(_HARMED))
+    return chance.sample(tuple(_HARMED), len(_HARMED))
+
+
+def _name(number: int) -> str:
+    """Of a task."""
+    return f"t{number}"
+
+
+def _kind(number: int) -> str:
+    """Of a task."""
+    return _KINDS[number % len(_KINDS)]
+
+
+def _task(number: int, ledger: Path, callback: str) -> dict[str, Any]:
+    kind = _kind(number)
+    ends = (str(_TURNS[kind]), str(_EXIT_CODES[kind]))
+    return {
+        "task_id": _name(number),
+        "instruction": f"task {number}",
+        "timeout_seconds": _BUDGETS_S[kind],
+        "agent": {
+            "command": [sys.executable, str(_AGENT), "{{INSTRUCTION}}", str(ledger), *ends],
+            "model": "stub",
+        },
+        "callback_url": callback,
+    }
 
 
 def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
@@ -277,10 +195,14 @@ def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
     outcome.lost = sum(not completed[id] for what, id in noted if what == "whole")
     outcome.doubled = sum(count > 1 for count in completed.values())
     for number in range(outcome.tasks):
-        (one,) = scene.ask("GET", f"/rollout/task/t{number}")["sessions"]
+        task = _name(number)
+        (one,) = scene.ask("GET", f"/rollout/task/{task}")["sessions"]
         outcome.states[f"{one['state']} {one['reason']}".strip()] += 1
         outcome.attempts[one.get("attempt", 0)] += 1
-        if "records" in one and not _is_as_recorded(one, folder, f"t{number}"):
+        if one["state"] not in _RIGHT[_kind(number)]:
+            outcome.misjudged.append(one["session_id"])
+        # What ended with its node has no result to compare.
+        if "completions" in one and not _is_as_recorded(one, folder, task):
             outcome.differing.append(one["session_id"])
 
 
@@ -324,8 +246,7 @@ def report(outcome: Outcome) -> str:
     pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"
     rows = [
         ("tasks", outcome.tasks),
-        *((f"killed: {name}", outcome.harms[name]) for name in _HARMED if name != "disk"),
-        ("disk full for a second", outcome.harms["disk"]),
+        *((said, outcome.harms[name]) for name, said in _HARMED.items()),
         ("answers that agents got whole", outcome.noted),
         ("of these, not recorded as completed", outcome.lost),
         ("completions that are recorded twice", outcome.doubled),
@@ -335,6 +256,7 @@ def report(outcome: Outcome) -> str:
         ("of these, twice", twice),
         ("states that they ended in", _listed(outcome.states)),
         ("of these, without a reason", outcome.unexplained),
+        ("of these, that cannot be their agent's", len(outcome.misjudged)),
         ("sessions by attempts", _listed(outcome.attempts)),
         ("results that differ from their records", len(outcome.differing)),
         ("callbacks refused", outcome.refused.total()),
@@ -365,11 +287,13 @@ def faults_page(tasks: int, harms: int, seed: int) -> tuple[str, bool]:
         f"Printed by `python -m benchmarks.rollout_faults --tasks {tasks} --harms {harms} "
         f"--seed {seed}`.",
         "",
-        "A rollout service, a node with its gateway and an engine were killed (KILL) at random "
-        "moments and began again, or files of service and gateway could not grow. Of the engine's "
-        f"answers {_FAULTS:.0%} were 429, 500, garbage or half an answer. Nobody listened for "
-        "callbacks until a third of the tasks had ended, and the first push of each was refused "
-        "with 503.",
+        "A rollout service, two nodes with a gateway each and an engine were killed (KILL) at "
+        "random moments and began again, or files of service, node and gateway could not grow. A "
+        f"node was lost after {SILENT_S:g} s of silence, and a session whose node was lost twice "
+        f"ended. Of the engine's answers {FAULTS:.0%} were 429, 500, garbage or half an answer. "
+        "Nobody listened for callbacks until a third of the tasks had ended, and the first push "
+        f"of each was refused with 503. Of six agents one had {_BUDGETS_S['late']} s and talked "
+        f"until they were over, and one ended with exit code {_EXIT_CODES['fails']}.",
         "",
         report(outcome),
     ]

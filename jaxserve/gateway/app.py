@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.gateway.admission import build_pools
+from jaxserve.gateway.auth import keys
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.clients import ClientDoor
 from jaxserve.gateway.control import ControlDoor, gauges
@@ -19,6 +20,7 @@ from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.proxy import Proxy
 from jaxserve.gateway.records import Records
 from jaxserve.gateway.sessions.capture import Place
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.gateway.sessions.routes import SessionRoutes, gate_routes
 from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.gateway.settings import GatewaySettings, Tokens
@@ -51,6 +53,8 @@ class Gateway:
         self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
         self.gate = Gate()
         self.sessions = None if settings.sessions is None else Sessions(settings.sessions)
+        engines = (key for spec in specs for key in (spec.key, spec.control_key))
+        self._redaction = Redaction((*engines, tokens.client, tokens.control))
         self._proxy = Proxy(settings, self.pools, self.ledger, self.calls, self.gate)
         self._clients = ClientDoor(
             settings,
@@ -91,7 +95,8 @@ class Gateway:
         session = self.sessions.of(headers, query)
         if session is None:
             return None
-        return Place(self.sessions, session, lambda: self.gate.weight_version)
+        redaction = self._redaction.beside(keys(headers, query))
+        return Place(self.sessions, session, lambda: self.gate.weight_version, redaction)
 
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.runtime.process_group import sweeping_leader
 
 MARK = "JAXSERVE_RUN"
@@ -62,6 +63,7 @@ async def run_process(
     output: Path,
     limits: Limits,
     given: bytes = b"",
+    redaction: Redaction | None = None,
 ) -> Ended:
     """Runs a command to its end. When the caller is cancelled, all that it started is killed.
 
@@ -72,6 +74,7 @@ async def run_process(
       output: file to which what it prints is added.
       limits: what it may use.
       given: what it reads; its standard input ends after that.
+      redaction: of what it prints.
     """
     if limits.budget_s <= 0:
         return Ended(-signal.SIGTERM, timed_out=True)
@@ -102,7 +105,8 @@ async def run_process(
             reason = error.strerror if isinstance(error, OSError) else str(error)
             return Ended(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
         assert process.stdout is not None
-        reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes))
+        hidden = redaction or Redaction()
+        reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes, hidden))
         timed_out = not await _ends(process, limits.budget_s)
         if timed_out:
             with contextlib.suppress(ProcessLookupError):
@@ -136,16 +140,24 @@ async def _kill(guard: asyncio.subprocess.Process) -> None:
     await guard.wait()
 
 
-async def _keep(stream: asyncio.StreamReader, output: Path, most: int) -> int:
-    total = 0
+async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction: Redaction) -> int:
+    total, rest = 0, b""
     with output.open("ab") as file:
-        while piece := await stream.read(_PIECE):
-            room = max(0, most - total)
-            file.write(piece[:room])
-            if 0 < room < len(piece):
-                file.write(_CUT)
-            file.flush()
-            total += len(piece)
+        try:
+            while piece := await stream.read(_PIECE):
+                room = max(0, most - total)
+                total += len(piece)
+                text = redaction.text(rest + piece[:room])
+                end = len(text) - redaction.begun(text)
+                # What may be the first half of a secret waits for the second.
+                file.write(text[:end])
+                rest = text[end:]
+                if 0 < room < len(piece):
+                    file.write(_CUT)
+                    rest = b""
+                file.flush()
+        finally:
+            file.write(rest)
     return total
 
 

@@ -172,12 +172,15 @@ def _uncounted(record: CompletionRecord) -> int:
 def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> Trace:
     """The samples of one line in one sequence."""
     ids, masks, logprobs = [], [], []
+    texts: list[str] = []
     spans, place, last_end = [], 0, len(line[0].prompt_ids)
     for sample in line:
         between = sample.prompt_ids[last_end:]
         ids += [between, sample.response_ids]
         masks += [np.zeros(len(between), np.uint8), np.ones(len(sample.response_ids), np.uint8)]
         logprobs += [np.full(len(between), np.nan, np.float32), sample.logprobs]
+        texts += [""] * len(between)
+        texts += sample.choice.texts or [""] * len(sample.response_ids)
         start = place + len(between)
         place = start + len(sample.response_ids)
         spans.append((*sample.key, start, place))
@@ -189,6 +192,7 @@ def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: 
         response_ids=np.concatenate(ids),
         loss_mask=np.concatenate(masks),
         response_logprobs=np.concatenate(logprobs),
+        response_texts=tuple(texts) if any(texts) else (),
         messages=(*(asked.get("messages") or ()), last.choice.message),
         tools=tuple(asked.get("tools") or ()),
         finish_reason=last.choice.finish_reason,

@@ -34,6 +34,7 @@ _COUNTS = ("dropped", "cuts", "failures")
 _TRACE = pa.struct(
     [
         *(pa.field(name, pa.list_(pa.from_numpy_dtype(kind))) for name, kind in _ARRAYS.items()),
+        pa.field("response_texts", pa.list_(pa.string())),
         pa.field("finish_reason", pa.string()),
         pa.field("reward", pa.float64()),
         *(pa.field(name, pa.string()) for name in _FREE),
@@ -142,6 +143,7 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
         row.update({name: orjson.loads(row[name] or "{}") for name in _COUNTS})
         for trace in row["traces"]:
             trace.update({name: orjson.loads(trace[name]) for name in _FREE})
+            trace["response_texts"] = trace["response_texts"] or ()  # files of before have none
     return rows
 
 

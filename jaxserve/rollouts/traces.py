@@ -32,6 +32,9 @@ class Trace:
     response_logprobs: np.ndarray
     """float32 ``[R]``: of the tokens that were sampled; NaN where there is none, and 0 in its place
     only in what ``jaxserve.rollouts.export.exported`` gives, where the mask is 0."""
+    response_texts: Sequence[str] = ()
+    """of the tokens in ``response_ids``, ``[R]``, for people who look; empty where a token was not
+    sampled or has none, and ``()`` where no engine told any."""
     messages: Sequence[Any] = ()
     """as OpenAI chat has them, the last answer included."""
     tools: Sequence[Any] = ()
@@ -49,6 +52,8 @@ class Trace:
             name: len(getattr(self, name))
             for name in ("response_ids", "loss_mask", "response_logprobs")
         }
+        if self.response_texts:
+            lengths["response_texts"] = len(self.response_texts)
         if len(set(lengths.values())) > 1:
             said = ", ".join(f"{name} {length}" for name, length in lengths.items())
             raise InputError(f"lengths of a trace are {said}; they must be equal")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from benchmarks.rollout_faults import Outcome, report
+from benchmarks.rollout_faults import Outcome, report, run
 
 
 def outcome() -> Outcome:
@@ -45,6 +46,7 @@ def test_the_table_has_every_count() -> None:
         {"ends": Counter({"t0.0": 2, "t1.0": 1})},
         {"pushed": Counter(t0=2)},
         {"states": Counter(COMPLETED=1, ERROR=1)},
+        {"misjudged": ["t0.0"]},
     ],
 )
 def test_what_is_wrong_is_not_whole(wrong: dict[str, object]) -> None:
@@ -52,3 +54,18 @@ def test_what_is_wrong_is_not_whole(wrong: dict[str, object]) -> None:
     found = outcome()
     vars(found).update(wrong)
     assert not found.whole
+
+
+@pytest.mark.slow
+def test_a_small_run(tmp_path: Path) -> None:
+    """Two nodes are harmed while six agents talk: nothing that was acknowledged is lost, nothing is
+    counted twice, and every task ends once, with a status and a reason, whatever it is."""
+    told: list[str] = []
+    found = run(tmp_path, 6, 5, 0, told.append)
+    page = report(found)
+    assert found.whole, page
+    assert found.noted > 0 and found.harms.total() == len(told) == 5, page
+    assert len(found.ends) == len(found.pushed) == 6
+    ends = [said.partition(" ") for said in found.states.elements()]
+    assert {state for state, *_ in ends} > {"TIMEOUT", "ERROR"}, page
+    assert all(bool(reason) == (state != "COMPLETED") for state, _, reason in ends)

@@ -54,6 +54,11 @@ def sampled(message: dict[str, Any]) -> list[int]:
     return [*(ord(letter) + shift for letter in _said(message)), END]
 
 
+def text_of(token: int) -> str:
+    """What the engine calls a token of a sign below 5,000."""
+    return "</s>" if token == END else chr(token % _SAMPLED_ELSEWHERE)
+
+
 def logprob(token: int, place: int) -> float:
     """Of a token at a place; no two engines differ."""
     return -((31 * token + 7 * place) % 97) / 16 - 0.0625
@@ -231,7 +236,7 @@ def _sglang_whole(asked: dict[str, Any]) -> dict[str, Any]:
             pairs = zip(values, tokens, strict=True)
             choice["meta_info"] = {
                 "id": "1",
-                "output_token_logprobs": [[value, token, None] for value, token in pairs],
+                "output_token_logprobs": [[value, token, text_of(token)] for value, token in pairs],
             }
         found.append(choice)
     return {
@@ -303,7 +308,10 @@ def _delta(message: dict[str, Any], place: int, last: bool) -> dict[str, Any]:
 
 def _content(tokens: Sequence[int], start: int) -> dict[str, Any]:
     values = [logprob(token, start + place) for place, token in enumerate(tokens)]
-    return {"content": [{"token": "x", "logprob": one, "top_logprobs": []} for one in values]}
+    entries = zip(map(text_of, tokens), values, strict=True)
+    return {
+        "content": [{"token": text, "logprob": one, "top_logprobs": []} for text, one in entries]
+    }
 
 
 def _usage(prompt: Sequence[int], total: int) -> dict[str, int]:

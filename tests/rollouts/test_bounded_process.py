@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
 from tests.patience import PATIENCE_S, wait_until
 
@@ -38,6 +39,22 @@ def test_output_is_bounded(tmp_path: Path) -> None:
     ended = run(tmp_path, "print('x' * 5_000_000)", output_bytes=1000)
     assert ended.code == 0 and ended.output_bytes == 5_000_001
     assert len((tmp_path / "log").read_bytes()) < 1100
+
+
+def test_no_secret_is_in_the_output(tmp_path: Path) -> None:
+    """Not in pieces either; what only begins as one is kept, at the end too."""
+    code = """
+import sys, time
+for piece in ("key sk-1", "2345", "6, sk-123", "4!", " sk-123456 sk-12"):
+    sys.stdout.write(piece)
+    sys.stdout.flush()
+    time.sleep(0.05)
+"""
+    command, log = (sys.executable, "-c", code), tmp_path / "log"
+    redaction = Redaction(("sk-123456",))
+    limits = Limits(60.0)
+    ended = asyncio.run(run_process(command, tmp_path, {}, log, limits, redaction=redaction))
+    assert ended.code == 0 and log.read_text() == "key [secret], sk-1234! [secret] sk-12"
 
 
 @pytest.mark.parametrize("deaf", [False, True])

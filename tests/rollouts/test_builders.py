@@ -31,9 +31,13 @@ def check(records: list[CompletionRecord], trajectory: Trajectory) -> None:
             np.testing.assert_array_equal(before, record.prompt_ids)
             np.testing.assert_array_equal(trace.response_ids[start:stop], choice.response_ids)
             np.testing.assert_array_equal(trace.response_logprobs[start:stop], choice.logprobs)
+            texts = trace.response_texts[start:stop]
+            assert list(texts) == list(choice.texts) if choice.texts else not any(texts)
             marked[start:stop] += 1
             trained[seq, index] += 1
         np.testing.assert_array_equal(trace.loss_mask, marked)
+        between = np.flatnonzero(marked == 0) if trace.response_texts else ()
+        assert not any(trace.response_texts[place] for place in between)
         assert np.isnan(trace.response_logprobs[marked == 0]).all()
     assert set(trained.values()) <= {1}
     missing = [key for key in whole if key not in trained]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
@@ -68,20 +69,24 @@ def test_nothing_to_write_and_empty_trajectories(ending: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_files_of_before_are_read(ending: str, tmp_path: Path) -> None:
-    """Which have no counts of failures."""
+    """Which have neither counts of failures nor texts of tokens."""
     path = tmp_path / f"all{ending}"
-    whole = Trajectory("COMPLETED", (trace_of([1], [-1]),), {"x": 2}, failures={"engine_429": 1})
+    trace = replace(trace_of([1], [-1]), response_texts=("é",))
+    whole = Trajectory("COMPLETED", (trace,), {"x": 2}, failures={"engine_429": 1})
     write_trajectories(path, [whole])
     (found,) = read_trajectories(path)
-    assert found.failures == {"engine_429": 1}
+    assert found.failures == {"engine_429": 1} and list(found.traces[0].response_texts) == ["é"]
     if ending == ".jsonl":
         row = orjson.loads(path.read_bytes())
-        del row["failures"]
+        del row["failures"], row["traces"][0]["response_texts"]
         path.write_bytes(orjson.dumps(row))
     else:
-        parquet.write_table(parquet.read_table(path).drop_columns("failures"), path)
+        rows = parquet.read_table(path).drop_columns("failures").to_pylist()
+        del rows[0]["traces"][0]["response_texts"]
+        parquet.write_table(pa.Table.from_pylist(rows), path)
     (found,) = read_trajectories(path)
     assert (found.failures, found.dropped, found.trainable) == ({}, {"x": 2}, 1)
+    assert list(found.traces[0].response_texts) == []
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

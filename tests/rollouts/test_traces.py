@@ -13,10 +13,12 @@ from tests.rollouts.test_export import trace_of
 
 
 def test_lengths_are_equal() -> None:
-    """Ids, mask and log-probabilities belong together token by token."""
+    """Ids, mask, log-probabilities and texts belong together token by token."""
     trace = trace_of([1, 0], [-1, -1])
     with pytest.raises(InputError, match="response_ids 3, loss_mask 2"):
         replace(trace, response_ids=np.arange(3, dtype=np.int32))
+    with pytest.raises(InputError, match="response_texts 1"):
+        replace(trace, response_texts=("a",))
 
 
 def test_the_mask_is_0_or_1() -> None:

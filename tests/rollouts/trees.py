@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from jaxserve.gateway.sessions.linking import Linker
 from jaxserve.gateway.sessions.records import Choice, CompletionRecord, decode, encode
-from tests.gateway.token_engine import prompt_of, sampled
+from tests.gateway.token_engine import prompt_of, sampled, text_of
 
 Message = dict[str, Any]
 
@@ -51,14 +51,15 @@ class Tree:
     ) -> CompletionRecord:
         """One completion, linked and stored as the gateway does it."""
         prompt = np.array(prompt_of(messages), np.int32)
-        choices = []
+        choices, seq = [], len(self.records) + 1
         for index, reply in enumerate(replies):
             message: Message = {"role": "assistant", "content": reply}
             tokens = np.array(sampled(message), np.int32)
             values = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
-            choices.append(Choice(index, message, "stop", tokens if ids else None, values))
+            texts = tuple(map(text_of, tokens.tolist())) if ids and seq % 2 else None
+            known = tokens if ids else None
+            choices.append(Choice(index, message, "stop", known, values, texts))
         usage = {"completion_tokens": sum(len(sampled({**c.message})) for c in choices)}
-        seq = len(self.records) + 1
         draft = CompletionRecord(
             session="s",
             request_id=f"r{seq}",

@@ -77,7 +77,8 @@ class Answered:
         for choice in self._folded().choices:
             ids, logprobs = self._tokens.of(choice.index)
             message = _message(choice)
-            found.append(Choice(choice.index, message, choice.finish, ids, logprobs))
+            texts = None if ids is None else self._tokens.texts(choice.index)
+            found.append(Choice(choice.index, message, choice.finish, ids, logprobs, texts))
         return tuple(found)
 
     @property

@@ -27,6 +27,7 @@ from jaxserve.gateway.relay import Way, refuse_odd_status
 from jaxserve.gateway.sessions import engines
 from jaxserve.gateway.sessions.answered import Answered
 from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.gateway.sessions.session import NotRecorded, Session
 from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.gateway.translation.chat import Chat
@@ -46,6 +47,8 @@ class Place:
     session: Session
     weight_version: Callable[[], str | None]
     """of the engines' weights, at this moment."""
+    redaction: Redaction
+    """of what no record may hold."""
 
 
 async def record_refusal(place: Place, record: RequestRecord) -> None:
@@ -272,7 +275,7 @@ class Captured(Way):
                 "choices": answered.choices,
                 "response": answered.body,
             }
-        self._draft = replace(
-            _ended(draft, record), **said, weight_version_end=self._place.weight_version()
-        )
+        version = self._place.weight_version()
+        ended = replace(_ended(draft, record), **said, weight_version_end=version)
+        self._draft = self._place.redaction.record(ended)
         self._place.session.add(self._draft)

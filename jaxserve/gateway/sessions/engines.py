@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,14 @@ _OURS = ("prompt_token_ids", "token_ids", "response_token_ids", "meta_info", "lo
 """Fields of answers, events and their choices that stand beside what the model said."""
 
 
+class Told(NamedTuple):
+    """What a choice tells of its tokens; None where it does not."""
+
+    ids: Any
+    logprobs: list[Any] | None = None
+    texts: list[Any] | None = None
+
+
 @dataclass(frozen=True)
 class Strategy:
     """What one kind of engine needs."""
@@ -53,8 +61,8 @@ class Strategy:
     """a chat request with the wish for ids and log-probabilities."""
     prompt: Callable[[Json], Any]
     """token ids of the prompt in an answer; None where it has none."""
-    tokens: Callable[[Json], tuple[Any, list[Any] | None]]
-    """ids and log-probabilities in a choice; None for either."""
+    tokens: Callable[[Json], Told]
+    """what a choice tells of its tokens."""
 
 
 def _ask_vllm(chat: Json) -> dict[str, Any]:
@@ -68,13 +76,13 @@ def _ask_vllm(chat: Json) -> dict[str, Any]:
     return asked
 
 
-def _vllm_tokens(choice: Json) -> tuple[Any, list[Any] | None]:
-    content = _inside(choice, "logprobs").get("content")
+def _vllm_tokens(choice: Json) -> Told:
+    ids, content = choice.get("token_ids"), _inside(choice, "logprobs").get("content")
     if not isinstance(content, list):
-        return choice.get("token_ids"), None
-    return choice.get("token_ids"), [
-        one.get("logprob") if isinstance(one, dict) else None for one in content
-    ]
+        return Told(ids)
+    entries = [one if isinstance(one, dict) else {} for one in content]
+    texts = [one.get("token") for one in entries]
+    return Told(ids, [one.get("logprob") for one in entries], texts)
 
 
 def _ask_sglang(chat: Json) -> dict[str, Any]:
@@ -96,14 +104,15 @@ def _sglang_prompt(answer: Json) -> Any:
     )
 
 
-def _sglang_tokens(choice: Json) -> tuple[Any, list[Any] | None]:
+def _sglang_tokens(choice: Json) -> Told:
     """``output_token_logprobs`` is ``[[logprob, token id, text], ...]``."""
     found = _inside(choice, "meta_info").get("output_token_logprobs")
     if not isinstance(found, list) or not all(
         isinstance(one, list) and len(one) > 1 for one in found
     ):
-        return None, None
-    return [one[1] for one in found], [one[0] for one in found]
+        return Told(None)
+    texts = [one[2] if len(one) > 2 else None for one in found]
+    return Told([one[1] for one in found], [one[0] for one in found], texts)
 
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -124,27 +133,28 @@ def sampling_of(asked: Json) -> dict[str, Any]:
 
 
 class Tokens:
-    """Ids and log-probabilities of one answer, whole or in events; what is malformed counts as not
-    told."""
+    """Ids, log-probabilities and texts of the tokens of one answer, whole or in events; what is
+    malformed counts as not told."""
 
     def __init__(self, kind: str) -> None:
         """Args: kind of the engine."""
         self._strategy = STRATEGIES[kind]
         self._prompt: Any = None
-        self._told: dict[int, tuple[list[Any], list[Any]]] = {}
+        self._told: dict[int, tuple[list[Any], list[Any], list[Any]]] = {}
 
     def add(self, answer: Json) -> None:
         """What a whole answer has, or one more event."""
         prompt = self._strategy.prompt(answer)
         self._prompt = self._prompt if prompt is None else prompt
         for choice in choices(answer):
-            ids, logprobs = self._strategy.tokens(choice)
-            if ids is None:
+            told = self._strategy.tokens(choice)
+            if told.ids is None:
                 continue
             index = choice.get("index", 0)
-            known = self._told.setdefault(index if isinstance(index, int) else 0, ([], []))
-            known[0].extend(ids if isinstance(ids, list) else [ids])
-            known[1].extend(logprobs or ())
+            known = self._told.setdefault(index if isinstance(index, int) else 0, ([], [], []))
+            known[0].extend(told.ids if isinstance(told.ids, list) else [told.ids])
+            known[1].extend(told.logprobs or ())
+            known[2].extend(told.texts or ())
 
     @property
     def prompt_ids(self) -> np.ndarray | None:
@@ -155,9 +165,16 @@ class Tokens:
         """Those of a choice: int32 and float32 ``[T]``, or None twice."""
         if index not in self._told:
             return None, None
-        told, logprobs = self._told[index]
+        told, logprobs, _ = self._told[index]
         ids = _ids(told)
         return ids, None if ids is None else _logprobs(logprobs, len(ids))
+
+    def texts(self, index: int) -> tuple[str, ...] | None:
+        """Of the tokens of a choice, ``[T]``; empty for a token without one, None where none has
+        one or they cannot belong to the ids."""
+        told, _, texts = self._told.get(index, ((), (), ()))
+        found = tuple(one if isinstance(one, str) else "" for one in texts)
+        return found if any(found) and len(found) == len(told) else None
 
 
 def bare(answer: Json) -> dict[str, Any]:

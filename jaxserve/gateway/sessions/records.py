@@ -8,7 +8,7 @@ line. A binary file beside it would be a quarter smaller, but one line is one wr
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ class Choice:
     """tokens that were sampled, int32 ``[T]``; None where the engine told none."""
     logprobs: np.ndarray | None = None
     """theirs, float32 ``[T]``; NaN where the engine told none."""
+    texts: Sequence[str] | None = None
+    """theirs as the engine wrote them, ``[T]``, for people who look; empty where a token has none,
+    as parts of a character, and None where the engine told none at all."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import httpx
@@ -12,7 +12,7 @@ import httpx
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.door_tokens import CONTROL
-from jaxserve.gateway.sessions.records import CompletionRecord, decode
+from jaxserve.gateway.sessions.records import CompletionRecord, Prompts, decode
 from jaxserve.rollouts.service.doors import Shown
 
 _PATIENCE_S = 120.0
@@ -21,6 +21,8 @@ _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _TIMEOUT_S = 60.0
 _LOAD_S = 2.0
+_PIECE_BYTES = 4 * 2**20
+"""Of records that are read at a time."""
 _AGAIN_S = 0.5
 
 
@@ -84,11 +86,16 @@ class Control:
         Raises:
           InputError: the gateway does not answer, or not with records.
         """
-        answer = await self._ask("GET", f"/sessions/{id}/completions")
-        try:
-            return await asyncio.to_thread(_decoded, answer.content)
-        except ValueError as error:
-            raise InputError(f"the gateway's records of {id} cannot be read: {error}") from None
+        found: list[CompletionRecord] = []
+
+        async def read(answer: httpx.Response) -> None:
+            try:
+                found[:] = await _records(answer)
+            except ValueError as error:
+                raise InputError(f"the gateway's records of {id} cannot be read: {error}") from None
+
+        await self._ask("GET", f"/sessions/{id}/completions", read=read)
+        return found
 
     async def load(self) -> Any:
         """What the gateway says of its engines; None where it does not answer."""
@@ -108,16 +115,22 @@ class Control:
         path: str,
         allowed: int = 200,
         patience_s: float = _PATIENCE_S,
+        read: Callable[[httpx.Response], Awaitable[object]] = httpx.Response.aread,
         **options: Any,
     ) -> httpx.Response:
+        """An answer that has been read. One that breaks off is asked for again."""
         wait_s, until = _FIRST_WAIT_S, time.monotonic() + patience_s
         while True:
             try:
-                answer = await self._http.request(method, path, **options)
+                async with self._http.stream(method, path, **options) as answer:
+                    if answer.is_success:
+                        await read(answer)
+                        return answer
+                    await answer.aread()
             except httpx.RequestError as error:
                 last = str(error) or type(error).__name__
             else:
-                if answer.is_success or answer.status_code == allowed:
+                if answer.status_code == allowed:
                     return answer
                 last = f"{answer.status_code} {answer.text:.200}"
                 if answer.status_code < 500:
@@ -129,5 +142,22 @@ class Control:
         raise _Silent(f"the gateway's control door at {self._url} does not serve: {last}")
 
 
-def _decoded(content: bytes) -> list[CompletionRecord]:
-    return [decode(line) for line in content.splitlines() if line]
+async def _records(answer: httpx.Response) -> list[CompletionRecord]:
+    """Decoded as they come: all lines of a long session would be several times as large.
+
+    Raises:
+      ValueError: a line is none.
+    """
+    found: list[CompletionRecord] = []
+    prompts, rest = Prompts(), b""
+
+    def take(text: bytes) -> bytes:
+        *lines, rest = text.split(b"\n")
+        found.extend(decode(line, prompts) for line in lines)
+        return rest
+
+    async for piece in answer.aiter_bytes(_PIECE_BYTES):
+        rest = await asyncio.to_thread(take, rest + piece)
+    if rest:
+        raise ValueError("the last line has no end")
+    return found

@@ -6,9 +6,10 @@ import asyncio
 import shutil
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
 from jaxserve.rollouts.runtimes import Ours, Process, Runtime, process_of, removal
 
@@ -27,6 +28,8 @@ class Place:
     """variables that the service gives."""
     printed: Path
     """file for what it prints."""
+    redaction: Redaction = field(default_factory=Redaction)
+    """of that."""
 
     @classmethod
     def of_evaluation(cls, top: Path, printed: Path) -> Place:
@@ -56,7 +59,13 @@ class Execution:
         limits = Limits(self._deadline_s - time.monotonic(), output_bytes=self._output_bytes)
         try:
             return await run_process(
-                process.argv, place.folder, process.environment, place.printed, limits, given
+                process.argv,
+                place.folder,
+                process.environment,
+                place.printed,
+                limits,
+                given,
+                place.redaction,
             )
         finally:
             await asyncio.shield(self.remove(place.top))

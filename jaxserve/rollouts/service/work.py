@@ -13,6 +13,7 @@ from typing import Any
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.rollouts import builders
 from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.evaluators import Context, Episode, EvalResult
@@ -149,7 +150,9 @@ class _Work:
             guarded = None if admission is None else admission.url
             launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
             ours = ours_of(task.id, self._session.id, folders, launch, episode)
-            place = Place(folders.top, folders.work, ours, folders.top / "prepare.log")
+            redaction = Redaction((key, *vars(self._tokens).values()))
+            printed = folders.top / "prepare.log"
+            place = Place(folders.top, folders.work, ours, printed, redaction)
             run = None
             for name, command in (
                 *((f"runtime: prepare[{n}]", one) for n, one in enumerate(task.runtime.prepare)),

@@ -54,6 +54,7 @@ def test_ids_and_logprobs_are_recorded(
     if tokens.kind == "sglang":
         values = [scaled(one, 0.7) for one in values]
     np.testing.assert_allclose(choice.logprobs, values, rtol=1e-6)
+    assert choice.texts == [*"well", "</s>"]
     assert choice.finish_reason == "stop" and record.usable
     assert record.sampling == {"temperature": 0.7}
     assert record.logprobs_meaning == ("raw" if tokens.kind == "vllm" else "scaled")

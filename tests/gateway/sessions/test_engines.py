@@ -111,18 +111,35 @@ def test_what_sglang_samples_stands_in_its_meta_info() -> None:
     np.testing.assert_array_equal(logprobs, np.array([-0.1, -0.2, -0.3], np.float32))
 
 
+def test_texts_of_tokens() -> None:
+    """As the engine writes them; none at all where they cannot be told apart."""
+    content = [{"token": "a", "logprob": -1.0}, {"logprob": -1.0}, {"token": "\n", "logprob": -1}]
+    vllm = read("vllm", {"choices": [{"token_ids": [1, 2, 3], "logprobs": {"content": content}}]})
+    assert vllm.texts(0) == ("a", "", "\n") and vllm.texts(1) is None
+    for told in (content[:2], [{}, {}, {}], None):
+        answer = {"choices": [{"token_ids": [1, 2, 3], "logprobs": {"content": told}}]}
+        assert read("vllm", answer).texts(0) is None
+    for pairs, texts in (
+        ([[-0.1, 10, "a"], [-0.2, 11, None]], ("a", "")),
+        ([[-0.1, 10], [-0.2, 11]], None),
+    ):
+        answer = {"choices": [{"meta_info": {"output_token_logprobs": pairs}}]}
+        assert read("sglang", answer).texts(0) == texts
+
+
 def test_events_tell_what_a_whole_answer_does() -> None:
     """Event by event, choices by turns."""
     tokens = Tokens("vllm")
     tokens.add({"prompt_token_ids": [7], "choices": [{"index": 0, "delta": {}}]})
     for index, token in ((0, 1), (1, 2), (0, 3)):
-        content = [{"logprob": -float(token)}]
+        content = [{"token": f"t{token}", "logprob": -float(token)}]
         choice = {"index": index, "token_ids": [token], "logprobs": {"content": content}}
         tokens.add({"choices": [choice], "prompt_token_ids": None})
     assert tokens.prompt_ids is not None and tokens.prompt_ids.tolist() == [7]
     assert [part.tolist() for part in tokens.of(0) if part is not None] == [[1, 3], [-1, -3]]
     assert [part.tolist() for part in tokens.of(1) if part is not None] == [[2], [-2]]
     assert tokens.of(2) == (None, None)
+    assert (tokens.texts(0), tokens.texts(1)) == (("t1", "t3"), ("t2",))
 
 
 @pytest.mark.parametrize("ids", [None, "abc", [1.5], [True], [2**40], [None], {}])

@@ -31,6 +31,7 @@ _NUMBERS = st.lists(st.floats(width=32), max_size=5)
 
 def record_of(seq: int = 1, text: str = "é\n") -> CompletionRecord:
     """A record with something in every field."""
+    logprobs = np.array([np.nan], np.float32)
     return CompletionRecord(
         session="s",
         request_id="r",
@@ -44,7 +45,7 @@ def record_of(seq: int = 1, text: str = "é\n") -> CompletionRecord:
         weight_version="v1",
         prompt_ids=np.array([1, 2**31 - 1], np.int32),
         choices=(
-            Choice(0, {"content": text}, "stop", np.array([7]), np.array([np.nan], np.float32)),
+            Choice(0, {"content": text}, "stop", np.array([7]), logprobs, ("\u2028",)),
             Choice(1, {}, None),
         ),
         link=Link((4, 0), "exact", True),
@@ -65,6 +66,15 @@ def test_a_record_comes_back_whole() -> None:
     )
     assert np.isnan(back.choices[0].logprobs[0]) and back.choices[1].response_ids is None  # type: ignore[index]
     assert back.messages == [{"role": "user"}] and back.sampled == 1
+    assert [choice.texts for choice in back.choices] == [["\u2028"], None]
+
+
+def test_a_record_of_before_is_read() -> None:
+    """Whose choices have no texts of tokens."""
+    line = encode(record_of())
+    before = line.replace(',"texts":["\u2028"]'.encode(), b"").replace(b',"texts":null', b"")
+    assert before.count(b"texts") == 0
+    assert [choice.texts for choice in decode(before).choices] == [None, None]
 
 
 @given(_IDS, _NUMBERS)

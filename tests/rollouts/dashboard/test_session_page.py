@@ -31,7 +31,8 @@ for reply in json.loads(sys.argv[1]):
     messages += [said["choices"][0]["message"], {"role": "user", "content": "and?"}]
 """
 """An agent that asks on and on; the model answers as the argument says."""
-WAIT = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.02)"
+WAIT_FOR = "import os, sys, time\nwhile not os.path.exists(sys.argv[{}]): time.sleep(0.02)"
+WAIT = WAIT_FOR.format(1)
 NASTY = (
     '<img src=x onerror="window.hit=1">',
     '"><script>window.hit=1</script>',
@@ -72,10 +73,10 @@ def talk(*replies: str) -> dict[str, Any]:
 
 
 def test_a_trace_token_by_token(page: Any, service: RunningService) -> None:
-    """Every token with its id and mask, and with exactly the log-probability of the trace where it
-    is trained on; a long one in parts, none of them lost."""
+    """Every token with its id and mask, and with its text and exactly the log-probability of the
+    trace where it is trained on; a long one in parts, none of them lost."""
     long = "x" * 3500
-    service.result(service.submit(task_id="t", agent=talk("one", "two", long)))
+    service.result(service.submit(task_id="t", agent=talk("one", "t w\no\t\u00ad<b>\u00e9", long)))
     (trace,) = service.http.get("/sessions/t.0/trajectory").json()["traces"]
     page.goto("/#/session/t.0")
     shown = page.locator(".tokens span[data-mask]")
@@ -87,13 +88,18 @@ def test_a_trace_token_by_token(page: Any, service: RunningService) -> None:
         arg=len(trace["response_ids"]),
     )
     told = shown.evaluate_all(
-        "all => all.map(one => [one.dataset.mask, one.textContent, one.title,"
-        " one.style.getPropertyValue('--sure'), one.className])"
+        "all => all.map(one => [one.dataset.mask, one.lastChild.textContent, one.title,"
+        " one.style.getPropertyValue('--sure'), one.className,"
+        " one.querySelector('b')?.textContent])"
     )
     assert set(trace["loss_mask"]) == {0, 1}
-    rows = zip(trace["response_ids"], trace["loss_mask"], trace["response_logprobs"], strict=True)
-    for place, ((mask, text, title, sure, kind), row) in enumerate(zip(told, rows, strict=True)):
-        id, trained, logprob = row
+    names = ("response_ids", "loss_mask", "response_logprobs", "response_texts")
+    rows = zip(*(trace[name] for name in names), strict=True)
+    signs = {" ": "␣", "\n": "↵", "\t": "⇥", "\u00ad": "\\u{ad}"}
+    for place, (one, row) in enumerate(zip(told, rows, strict=True)):
+        mask, text, title, sure, kind, said = one
+        id, trained, logprob, sampled = row
+        assert said == (signs.get(sampled, sampled) if trained else None)
         assert mask == str(trained)
         head = f"token {place}: id {id}, mask {trained}"
         if trained:
@@ -104,6 +110,8 @@ def test_a_trace_token_by_token(page: Any, service: RunningService) -> None:
             assert sure.endswith("%")
         else:
             assert (title, text, sure, kind) == (head, str(id), "", "between")
+    shows = "".join(said or "" for *_, said in told)
+    assert shows == f"one</s>t␣w↵o⇥\\u{{ad}}<b>\u00e9</s>{long}</s>"
     said = page.locator("section", has_text="Trace 1").locator("p").first.inner_text()
     assert f"then {len(told)}, of which {sum(trace['loss_mask'])} are trained on" in said
     page.get_by_text(f"Prompt, {len(trace['prompt_ids'])} tokens").click()
@@ -137,18 +145,25 @@ def test_the_list_of_tasks_is_live(page: Any, service: RunningService, tmp_path:
 def test_completions_appear_while_the_agent_talks(
     page: Any, service: RunningService, tmp_path: Path
 ) -> None:
-    """On the session's page, by itself; the last drawing is that of the end."""
+    """On the session's page, by itself, each asked for once; the last drawing is that of the
+    end."""
     talks = talk("one", "two")["command"][-2:]
-    gate = tmp_path / "go"
-    code = f"{talks[0]}\n{WAIT.replace('sys.argv[1]', 'sys.argv[2]')}"
-    agent = {"command": [sys.executable, "-c", code, talks[1], str(gate)]}
+    gates = [tmp_path / "on", tmp_path / "go"]
+    code = "\n".join([talks[0], WAIT_FOR.format(2), talks[0], WAIT_FOR.format(3)])
+    agent = {"command": [sys.executable, "-c", code, talks[1], *map(str, gates)]}
+    asked: list[Any] = []
+    page.on("response", lambda one: asked.append(one) if "/completions" in one.url else None)
     service.submit(task_id="talks", agent=agent)
     page.goto("/#/session/talks.0")
     page.evaluate("window.same = true")
     page.get_by_text("Completions (2)", exact=True).wait_for()
+    gates[0].touch()
+    page.get_by_text("Completions (4)", exact=True).wait_for()
+    lines = [line for one in asked if one.ok for line in one.text().splitlines()]
+    assert sorted(json.loads(line)["seq"] for line in lines) == [1, 2, 3, 4]
     assert page.locator(".state").first.inner_text() == "RUNNING"
     assert service.http.get("/sessions/talks.0").json()["state"] == "RUNNING"
-    gate.touch()
+    gates[1].touch()
     page.get_by_text("Trace 1", exact=True).wait_for()
     assert page.locator(".state").first.inner_text() == "COMPLETED"
     assert page.evaluate("window.same") is True
@@ -187,7 +202,7 @@ def test_nothing_that_is_said_is_html(page: Any, service: RunningService) -> Non
         page.goto(f"/#/{path}")
         page.locator("#page > *").first.wait_for(state="attached")
         if path != "nodes":
-            page.get_by_text("xss").first.wait_for()
+            page.get_by_text("xss").first.wait_for(state="attached")  # options are hidden
         for _ in range(4):  # folds hold folds
             page.evaluate(
                 "document.querySelectorAll('details').forEach(one => { one.open = true; })"

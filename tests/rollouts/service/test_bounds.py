@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.settings import Tokens
 from jaxserve.rollouts.service import app, serve
 from jaxserve.rollouts.service.settings import RolloutTokens
@@ -106,16 +107,18 @@ def test_no_secret_is_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Neither keys of sessions nor tokens stand in the database, in trajectories, in records, in a
-    log or in an answer, whatever became of the agent; only the agent's own folder has its key."""
+    log or in an answer, whatever became of the agent and whatever it said or printed; only what the
+    agent itself wrote has its key."""
     caplog.set_level(logging.DEBUG)
     tokens = ["secret-of-the-service", "secret-of-control", "secret-of-the-environment"]
     headers = {"Authorization": f"Bearer {tokens[0]}"}
     state, records = tmp_path / "state", tmp_path / "records"
     leave = "open(os.environ['ARTIFACTS_DIR'] + '/key', 'w').write(os.environ['OPENAI_API_KEY'])\n"
-    tell = "print(os.environ['OPENAI_API_KEY'], file=sys.stderr)\n"
+    tell = "print('key:', os.environ['OPENAI_API_KEY'], file=sys.stderr, flush=True)\n"
+    says = SPEAK.replace('os.environ["INSTRUCTION"]', "str(dict(os.environ))")
     agents = {
         "spoke": (python(f"{SPEAK}\n{leave}"), "COMPLETED"),
-        "failed": (python(f"{SPEAK}\nimport sys\n{leave}{tell}sys.exit(3)"), "ERROR"),
+        "failed": (python(f"{says}\nimport sys\n{leave}{tell}sys.exit(3)"), "ERROR"),
         "late": (python(f"{SPEAK}\n{leave}import time; time.sleep(1000)"), "TIMEOUT"),
         "none": ({"command": ["no-such-program"]}, "ERROR"),
     }
@@ -153,4 +156,6 @@ def test_no_secret_is_kept(
     for secret in (*tokens, *keys):
         assert not any(secret.encode() in text for text in texts)
     (log,) = state.glob("tasks/failed/0.1/agent.log")
-    assert any(key in log.read_text() for key in keys)
+    assert log.read_text() == "key: [secret]\n"
+    (said,) = read_records(next(records.glob("failed.0.1/records.jsonl")))
+    assert "'OPENAI_API_KEY': '[secret]'" in str(said.messages) and said.usable

@@ -88,11 +88,30 @@ function completion(record, key) {
   ]);
 }
 
+// Records do not change: while a session goes on, only new ones of its attempt are asked for.
+// Drawings ask one after the other, so that none asks for what another one gets.
+let kept = { recorded: null };
+function recordsOf(id, attempt) {
+  const recorded = `${id}.${attempt}`;
+  if (kept.recorded !== recorded) kept = { recorded, records: [], last: Promise.resolve() };
+  const mine = kept;
+  mine.last = mine.last.catch(() => null).then(() => more(id, mine));
+  return mine.last;
+}
+
+async function more(id, { recorded, records }) {
+  const room = MOST_RECORDS - records.length;
+  if (!room) return records;
+  const lines = await ask(`/sessions/${encodeURIComponent(id)}/completions?after=${records.length}&limit=${room}`, true);
+  const found = lines.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+  records.push(...found.filter((record) => record.session === recorded)); // another attempt may have begun
+  return records;
+}
+
 export async function session(id) {
   const name = encodeURIComponent(id);
-  const [found, lines, row] = await Promise.all([
-    ask(`/sessions/${name}`), ask(`/sessions/${name}/completions?limit=${MOST_RECORDS}`, true), ask(`/sessions/${name}/trajectory`, true)]);
-  const records = lines.split("\n").filter(Boolean).map((line) => JSON.parse(line));
+  const found = await ask(`/sessions/${name}`);
+  const [records, row] = await Promise.all([recordsOf(id, found.attempt), ask(`/sessions/${name}/trajectory`, true)]);
   const traces = row ? JSON.parse(row).traces : [];
   const going = !ENDED.includes(found.state);
   const about = make("p", { data: { going } }, state(found.state), ` ${found.reason || ""} `, link(["task", found.task.task_id]), ` · node ${found.node ?? "none yet"} · attempt ${found.attempt}`);

@@ -7,13 +7,19 @@ const AT_ONCE = 3000;
 // Bluer is likelier: e^logprob, so that a certain token is full and an unlikely one nearly blank.
 const sure = (logprob) => `${Math.round(12 + 60 * Math.exp(logprob))}%`;
 
+// Spaces, ends of lines and signs without a form of their own, so that no part of a text is unseen.
+const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥" };
+const visible = (text) => text.replace(/[\s\p{C}]/gu, (sign) => SIGNS[sign] ?? `\\u{${sign.codePointAt(0).toString(16)}}`);
+
 function token(trace, place) {
   const id = trace.response_ids[place], logprob = trace.response_logprobs[place];
+  const text = trace.response_texts?.[place]; // none where it was not sampled, nor in traces of before
   const trained = trace.loss_mask[place] === 1;
   const title = trained ? `token ${place}: id ${id}, mask 1, log-probability ${logprob}` : `token ${place}: id ${id}, mask 0`;
   const options = { className: trained ? "trained" : "between", title, data: { mask: trace.loss_mask[place] } };
   if (trained) Object.assign(options, { style: { "--sure": sure(logprob) } });
-  return make("span", options, trained ? `${id}·${number(logprob, 3)}` : String(id));
+  const told = trained ? `${id}·${number(logprob, 3)}` : String(id);
+  return make("span", options, ...(text ? [make("b", {}, visible(text)), make("small", {}, told)] : [told]));
 }
 
 // Tokens of a place on, with a button for the rest; as many are shown when the page is drawn again.
@@ -42,7 +48,7 @@ export function traceView(trace, index, key) {
   const said = `prompt ${trace.prompt_ids.length} tokens, then ${trace.response_ids.length}, of which ${trained} are trained on; `
     + `reward ${number(trace.reward)}, mean log-probability ${number(mean)}, ended by ${trace.finish_reason ?? "nothing"}`;
   const legend = make("div", { className: "legend" },
-    make("span", {}, "filled: mask 1, id·log-probability"), make("span", {}, "grey: mask 0, id"));
+    make("span", {}, "filled: mask 1, text over id·log-probability"), make("span", {}, "grey: mask 0, id"));
   return panel(`Trace ${index + 1}`, make("p", {}, said), legend,
     fold(`${key}-prompt-${index}`, `Prompt, ${trace.prompt_ids.length} tokens`, () =>
       stretch(`${key}-prompt-${index}`, trace.prompt_ids.length, (place) =>
