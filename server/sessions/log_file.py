@@ -71,9 +71,7 @@ def connect_to_write(path: str) -> sqlite3.Connection:
     """
     connection = connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
-    # Where there is no room for one, a later start has it.
-    with contextlib.suppress(sqlite3.OperationalError):
-        give_mark(connection)
+    give_mark(connection)
     return connection
 
 

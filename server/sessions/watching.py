@@ -10,6 +10,7 @@ was written to while nothing was noted there was written to by somebody else.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sqlite3
@@ -25,21 +26,18 @@ _INDEX_HEADER, _INDEX = 48, 136
 
 def give_mark(connection: sqlite3.Connection) -> None:
     """Gives a log a random number of its own, by which another one in its place is known, unless
-    it has one.
-
-    Raises:
-      sqlite3.OperationalError: it cannot be written now.
-    """
-    if _mark(connection):
-        return
-    with connection:
-        connection.execute("BEGIN IMMEDIATE")
-        # Another process may have been faster.
-        if not _mark(connection):
-            mark = 1 + secrets.randbelow(2**31 - 1)
-            connection.execute(f"PRAGMA application_id = {mark}")
-    # Into the file itself, and no room is kept for what that took.
-    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    it has one. Where it cannot be written now, a later start does it."""
+    with contextlib.suppress(sqlite3.OperationalError):
+        if _mark(connection):
+            return
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            # Another process may have been faster.
+            if not _mark(connection):
+                mark = 1 + secrets.randbelow(2**31 - 1)
+                connection.execute(f"PRAGMA application_id = {mark}")
+        # Into the file itself, and no room is kept for what that took.
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _mark(connection: sqlite3.Connection) -> int:
