@@ -15,13 +15,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
-from server.ending import end, end_in_time, told
+from server.ending import end, end_in_time, end_while_starting
 from server.settings import Settings
 
 if TYPE_CHECKING:
     import asyncio
     import socket
-    from types import FrameType
 
     from fastapi import FastAPI
 
@@ -60,6 +59,7 @@ def _settings() -> Settings:
 @functools.cache
 def _build() -> FastAPI:
     settings = _settings()
+    started = end_while_starting()
     from server.sessions.compiling import Compilation
 
     # Programs compile while the web framework is imported: both take seconds.
@@ -71,6 +71,7 @@ def _build() -> FastAPI:
         app = build_app(settings, compilation)
     except InputError as error:
         _refuse(error)
+    app.router.on_startup.append(started)
     app.router.on_shutdown.insert(0, end_in_time)
     return app
 
@@ -113,15 +114,6 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
     import uvicorn
     from uvicorn.supervisors import Multiprocess
 
-    class Server(uvicorn.Server):
-        """By itself it waits for its start-up, in which programs are compiled, whatever comes."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            if not self.started:
-                end(sig, "ended before it could answer")
-            told(sig)
-            super().handle_exit(sig, frame)
-
     config = uvicorn.Config(
         "server.app:app",
         http="server.app:connections",
@@ -143,7 +135,7 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
         if any(worker.exitcode == _WORKER_CANNOT_START for worker in group.processes):
             sys.exit(2)
     else:
-        Server(config).run(sockets=sockets)
+        uvicorn.Server(config).run(sockets=sockets)
 
 
 def option_parser() -> argparse.ArgumentParser:

@@ -19,6 +19,7 @@ from jaxserve.errors import InputError
 from jaxserve.runtime.database import connect
 from server.problems import SpendingLimit, StorageFailure
 from server.sessions.programs import Knobs, Window
+from server.sessions.watching import FileWatch, give_mark
 
 _SCHEMA_VERSION = 1
 _SCHEMA = """
@@ -86,6 +87,7 @@ class LiveLog:
             self._lock.acquire(timeout=0)
             # What is booked must outlive a power cut: money is spent right after.
             self._connection = connect(self.path, _SCHEMA, _SCHEMA_VERSION, synchronous="FULL")
+            give_mark(self._connection)
         except Timeout:
             raise InputError(
                 f"the live log {self.path} is in use; one server at a time plays live"
@@ -96,8 +98,13 @@ class LiveLog:
                 f"the live log {self.path} cannot be used ({error}); it says what was spent, so no "
                 "new one is begun"
             ) from None
+        self._watch = FileWatch(str(self.path), "the live log")
         self.spent: int = self._read_spent()
         """tokens, by this and all earlier starts."""
+
+    def fault(self) -> str | None:
+        """Why what is written now would not be found again; None if it would."""
+        return self._watch.fault()
 
     def spend(self, tokens: int) -> None:
         """Books tokens before they are sent.
@@ -106,7 +113,7 @@ class LiveLog:
           SpendingLimit: there are not so many left; nothing is booked.
           StorageFailure: it cannot be written.
         """
-        with _usable():
+        with self._written():
             booked = self._connection.execute(
                 "UPDATE spending SET tokens = tokens + ? WHERE tokens + ? <= ?",
                 (tokens, tokens, self.token_limit),
@@ -119,14 +126,22 @@ class LiveLog:
             )
 
     def add_unforeseen(self, tokens: int) -> None:
-        """Books tokens that an engine counted beyond what was booked for them."""
-        with _usable():
+        """Books tokens that an engine counted beyond what was booked for them.
+
+        Raises:
+          StorageFailure: it cannot be written.
+        """
+        with self._written():
             self._connection.execute("UPDATE spending SET tokens = tokens + ?", (tokens,))
         self.spent = self._read_spent()
 
     def begin(self, session: str, name: str, spec: str, is_default: bool) -> LoggedEpisode:
-        """Adds an episode."""
-        with _usable():
+        """Adds an episode.
+
+        Raises:
+          StorageFailure: it cannot be written.
+        """
+        with self._written():
             cursor = self._connection.execute(
                 "INSERT INTO episodes (session, name, spec, is_default) VALUES (?, ?, ?, ?)",
                 (session, name, spec, is_default),
@@ -135,7 +150,11 @@ class LiveLog:
         return LoggedEpisode(cursor.lastrowid, session, name, spec, is_default)
 
     def add(self, episode: int, number: int, step: LiveStep) -> None:
-        """Adds a window."""
+        """Adds a window.
+
+        Raises:
+          StorageFailure: it cannot be written.
+        """
         row = (
             episode,
             number,
@@ -143,7 +162,7 @@ class LiveLog:
             json.dumps(step.window._asdict(), allow_nan=False),
             json.dumps(step.about, allow_nan=False),
         )
-        with _usable():
+        with self._written():
             self._connection.execute("INSERT INTO windows VALUES (?, ?, ?, ?, ?)", row)
 
     def episode(self, session: str | None) -> LoggedEpisode | None:
@@ -169,6 +188,15 @@ class LiveLog:
             for knobs, shown, about in rows
         ]
 
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[None]:
+        """Around what is written, which nobody may have taken away."""
+        if gone := self._watch.fault():
+            raise StorageFailure(f"the live log cannot be used: {gone}")
+        with _usable():
+            yield
+        self._watch.look()
+
     def _read_spent(self) -> int:
         with _usable():
             return self._connection.execute("SELECT tokens FROM spending").fetchone()[0]
@@ -176,6 +204,7 @@ class LiveLog:
     def close(self) -> None:
         """Lets another server have it."""
         self._connection.close()
+        self._watch.close()
         self._lock.release()
 
 

@@ -119,6 +119,10 @@ class LiveService(Service):
         self._log.close()
         await super().stop()
 
+    async def fault(self) -> str | None:
+        """As ``Service.fault``, of both logs."""
+        return await super().fault() or await self._here(self._fault_of_log())
+
     @property
     def live(self) -> dict[str, Any] | None:
         """Provider, model and limits, the session that plays, and what was spent."""
@@ -280,6 +284,9 @@ class LiveService(Service):
         finally:
             live.used_s = time.monotonic()
             self._busy = False
+
+    async def _fault_of_log(self) -> str | None:
+        return self._log.fault()
 
     async def _viewed(self, session_id: str | None) -> View:
         return self._find(session_id).view()

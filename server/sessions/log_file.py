@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxserve.runtime.database import connect
 from jaxserve.spaces import KNOBS
+from server.sessions.watching import give_mark
 
 _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 2
@@ -70,6 +71,7 @@ def connect_to_write(path: str) -> sqlite3.Connection:
     """
     connection = connect(path, _SCHEMA, _SCHEMA_VERSION, synchronous="NORMAL", check=True)
     connection.execute(f"PRAGMA busy_timeout = {BUSY_MS}")
+    give_mark(connection)
     return connection
 
 

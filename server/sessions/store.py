@@ -236,6 +236,7 @@ class Store:
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
+        self._watch.look()
         self._works()
         self._known.update(heads)
         self._newest = newest
@@ -261,6 +262,7 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
         else:
+            self._watch.look()
             self._works()
 
     def _open_for_writing(self) -> None:
@@ -347,10 +349,12 @@ class Store:
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
-            return self._connection.execute(
+            expired = self._connection.execute(
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),
             ).rowcount
+        self._watch.look()
+        return expired
 
     def _forget(self) -> None:
         """What is known of the log has to be read again."""

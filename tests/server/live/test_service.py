@@ -11,7 +11,13 @@ import pytest
 
 from jaxserve.errors import InputError
 from server.live.service import LiveService
-from server.problems import EngineFailure, EpisodeConflict, SpendingLimit, UnknownSession
+from server.problems import (
+    EngineFailure,
+    EpisodeConflict,
+    SpendingLimit,
+    StorageFailure,
+    UnknownSession,
+)
 from server.settings import Settings
 from tests.server.compiler import CompiledAtOnce
 from tests.server.live.paid_engine import PaidEngine
@@ -76,6 +82,30 @@ def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
         play(settings_of(tmp_path, engine.url, **limits), episode)
     _, *sent = engine.requests
     assert sent and all(len(one["prompt"]) <= 40 and one["max_tokens"] <= 6 for one in sent)
+
+
+def test_a_live_log_that_is_gone_is_said(tmp_path: Path) -> None:
+    """As the session log's; nothing is sent that could not be booked, until it is back."""
+    log = tmp_path / "sessions.sqlite3.live"
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        assert await service.fault() is None
+        log.rename(tmp_path / "away")
+        sent = len(engine.requests)
+        assert await service.fault() == "the live log was removed while the server ran"
+        with pytest.raises(StorageFailure, match="the live log was removed"):
+            await service.step(None, KNOBS)
+        with pytest.raises(StorageFailure, match="the live log was removed"):
+            await service.reset(task=TASK, seed=3)
+        assert len(engine.requests) == sent
+        (tmp_path / "away").rename(log)
+        assert await service.fault() is None
+        await service.reset(task=TASK, seed=3)
+        await service.step(None, KNOBS)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), episode)
 
 
 @pytest.mark.parametrize("chosen", ["on", "off", "auto"])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -37,6 +41,56 @@ def test_the_random_agent_plays_as_in_a_rollout() -> None:
         state, outcome = programs.advance(session.simulator, session.state, knobs)
         session.append(state, programs.read_windows(outcome), 0, knobs)
     assert len(np.unique(expected.batch_cap[seed, :windows])) > 1
+
+
+@contextlib.contextmanager
+def counted_compilations() -> Iterator[list[str]]:
+    """One entry for each that happens meanwhile, also where its result comes from a cache."""
+    found: list[str] = []
+
+    def listen(event: str, seconds: float, **about: Any) -> None:
+        del seconds, about
+        if event.endswith("backend_compile_duration"):
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+
+
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"alpha": 2.0, "delta": 0.5},
+    {"horizon": 20, "randomisation": 0.1},
+    {"deployment": {"num_gpus": 2, "prefix_caching": True, "token_budget": 4096}},
+    {"knobs": ["batch_cap", "quantization_tier"], "objective": {"latency_weight": 1.0}},
+]
+
+
+@pytest.mark.parametrize(
+    "task", ["static_workload", pytest.param("trace_replay", marks=pytest.mark.slow)]
+)
+def test_nothing_is_compiled_while_an_agent_drives(task: str) -> None:
+    """Everybody's steps would wait for it: all is compiled once the agent is loaded and the
+    session begun, whatever the episode's config."""
+    with counted_compilations() as compiled:
+        jax.jit(lambda x: x * 3.0 + 1.0)(jnp.zeros(7))
+    assert compiled
+    shared = Agents()
+    for config in CONFIGS:
+        episode = parse_episode(task, 3, "test", config)
+        programs.try_out(programs.simulator(episode), together=False)
+        for agent in agents.playing_agents():
+            driver = shared.load(agent, task)
+            session = begin_session("", 0, "", episode)
+            with counted_compilations() as compiled:
+                for _ in range(3):
+                    knobs = driver(session)
+                    state, outcome = programs.advance(session.simulator, session.state, knobs)
+                    session.append(state, programs.read_windows(outcome), 0, knobs)
+            assert not compiled, (agent, config)
 
 
 def test_agents_that_are_shown_the_state_are_refused_at_once(

@@ -51,6 +51,9 @@ def test_one_program_serves_all_tasks() -> None:
         ("bursty_workload", {"alpha": 2.0}),
         (HARD, {"rate_scale": 0.5, "horizon": 20}),
         ("azure_code", {}),
+        ("static_workload", {"knobs": ["batch_cap"], "objective": {"latency_weight": 1.0}}),
+        (HARD, {"deployment": {"num_gpus": 2, "prefix_caching": True, "queue_capacity": 64}}),
+        ("azure_code", {"deployment": {"token_budget": 4096, "restart_s": 1.0}}),
     ):
         episode = parse_episode(task, 1, "test", config)
         state, _ = programs.start(episode)
