@@ -258,6 +258,7 @@ class RuntimeAnswer(Said):
     max_connections: int
     max_windows: int
     """of an episode."""
+    warnings: list[str] = Field(description="variables that are set and have no effect")
     live: dict[str, Any] | None = None
 
 
