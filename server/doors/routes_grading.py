@@ -40,7 +40,9 @@ def grading_routes(service: Service) -> APIRouter:
         responses=says(GradeAnswer, *SESSION, 503),
     )
     async def grader(
-        named: Named, body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)]
+        request: Request,
+        named: Named,
+        body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)],
     ) -> Response:
         if body.mode == LIVE:
             raise InputError(
@@ -49,7 +51,8 @@ def grading_routes(service: Service) -> APIRouter:
             )
         about: dict[str, Any] = {}
         if body.actions is None and body.episode_log is None:
-            view, grade = await service.grade_session(body.session_id or named)
+            graded = service.grade_session(body.session_id or named)
+            view, grade = await while_connected(request, graded)
             episode, about = view.episode, played(view)
             _check_same(body, episode)
         else:
@@ -65,9 +68,10 @@ def grading_routes(service: Service) -> APIRouter:
                     f"{episode.task_version}"
                 )
             if body.actions is not None:
-                grade = await service.grade_actions(episode, [a.knobs() for a in body.actions])
+                replayed = service.grade_actions(episode, [a.knobs() for a in body.actions])
             else:
-                grade = await service.grade_log(episode, _plain_log(body.episode_log or []))
+                replayed = service.grade_log(episode, _plain_log(body.episode_log or []))
+            grade = await while_connected(request, replayed)
         steps = getattr(grade, "steps", None)
         if body.actions_taken is not None and body.actions_taken != steps:
             raise InputError(
