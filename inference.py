@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.compilation_cache import enable_compilation_cache
+from jaxserve.runtime.earlier_variables import EARLIER, without_effect
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import load_task
 from server.live_settings import check_simulated
@@ -30,10 +31,13 @@ def main() -> int:
     """Plays one test episode of each task; returns the exit code, 1 if a model never answered."""
     try:
         check_simulated(os.environ)
+        unused = without_effect(os.environ, [EARLIER["JAXSERVE_MODE"]], "on inference.py")
         agent = LanguageAgent(ModelSettings.from_environment()) if has_key() else None
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if unused:
+        print(f"warning: {unused}", file=sys.stderr)
     if agent is None:
         print(f"no OPENAI_API_KEY or HF_TOKEN: the {WITHOUT_A_KEY} plays", file=sys.stderr)
     enable_compilation_cache()

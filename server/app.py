@@ -60,6 +60,8 @@ def _settings() -> Settings:
 def _build() -> FastAPI:
     settings = _settings()
     started = end_while_starting()
+    for warning in settings.warnings:
+        print(f"server: {warning}", file=sys.stderr, flush=True)
     from server.sessions.compiling import Compilation
 
     # Programs compile while the web framework is imported: both take seconds.

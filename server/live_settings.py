@@ -7,22 +7,12 @@ from dataclasses import dataclass, field
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.runtime.earlier_variables import EARLIER, check_earlier
 
 OPENAI_URL = "https://api.openai.com"
 _MODES = {"simulated": False, "sim": False, "live": True, "real": True}
 _PROVIDERS = {"engine": False, "vllm": False, "sglang": False, "openai": True}
 _SWITCHES = {"auto": None, "off": False, "on": True}
-_EARLIER = {
-    "JAXSERVE_MODE": "LLMSERVE_MODE",
-    "JAXSERVE_LIVE_PROVIDER": "LLMSERVE_REAL_PROVIDER",
-    "JAXSERVE_LIVE_MODEL": "LLMSERVE_REAL_MODEL",
-    "JAXSERVE_LIVE_MAX_REQUESTS_PER_STEP": "LLMSERVE_REAL_MAX_REQUESTS_PER_STEP",
-    "JAXSERVE_LIVE_MAX_PROMPT_TOKENS": "LLMSERVE_REAL_MAX_PROMPT_TOKENS",
-    "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS": "LLMSERVE_REAL_MAX_COMPLETION_TOKENS",
-}
-"""Names that variables had in earlier projects."""
-_BASE_URL = "LLMSERVE_BASE_URL"
-"""Read by the command that scores baselines."""
 _KEY, _CONTROL_TOKEN = "JAXSERVE_LIVE_KEY", "JAXSERVE_CONTROL_TOKEN"
 _OPENAI_KEY = "OPENAI_API_KEY"
 
@@ -66,7 +56,7 @@ class LiveSettings:
         """
         if not plays_live(variables):
             return None
-        names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
+        names = {name: _of_both(name, earlier, variables) for name, earlier in EARLIER.items()}
         chat = _word("JAXSERVE_LIVE_PROVIDER", names, _PROVIDERS, "engine")
         model = names["JAXSERVE_LIVE_MODEL"]
         if chat and model is None:
@@ -103,8 +93,8 @@ def plays_live(variables: Mapping[str, str]) -> bool:
     Raises:
       InputError: it says something else, or a variable of an earlier project has no effect.
     """
-    _check_earlier(variables)
-    names = {name: _of_both(name, earlier, variables) for name, earlier in _EARLIER.items()}
+    check_earlier(variables)
+    names = {name: _of_both(name, earlier, variables) for name, earlier in EARLIER.items()}
     return _word("JAXSERVE_MODE", names, _MODES, "simulated")
 
 
@@ -119,14 +109,6 @@ def check_simulated(variables: Mapping[str, str]) -> None:
             "JAXSERVE_MODE (or LLMSERVE_MODE) asks for a real engine, on which only a server "
             "plays; it must be simulated here"
         )
-
-
-def _check_earlier(variables: Mapping[str, str]) -> None:
-    """Variables of earlier projects have an effect or are refused."""
-    for name in sorted(variables):
-        if name.startswith("LLMSERVE_") and name not in {*_EARLIER.values(), _BASE_URL}:
-            allowed = ", ".join(sorted({*_EARLIER.values(), _BASE_URL}))
-            raise InputError(f"{name} is set, which has no effect here; known are {allowed}")
 
 
 def _of_both(name: str, earlier: str, variables: Mapping[str, str]) -> str | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve import checks
+from jaxserve.runtime.earlier_variables import EARLIER, without_effect
 from jaxserve.runtime.state import state_folder
 from server.live_settings import LiveSettings
 
@@ -77,6 +78,8 @@ class Settings:
     language model; 0: none."""
     live: LiveSettings | None = None
     """the real engine that it plays on; None: episodes are simulated."""
+    warnings: tuple[str, ...] = ()
+    """what is set and has no effect, as sentences without their end."""
 
     @classmethod
     def from_environment(
@@ -100,6 +103,7 @@ class Settings:
 
         rate = variables.get("JAXSERVE_RATE_LIMIT")
         token = checks.secret(variables, "JAXSERVE_TOKEN")
+        live = LiveSettings.from_environment(variables)
         # Without a token anybody could spend the operator's money: that has to be asked for.
         model_tokens = 0 if token is None else MODEL_TOKENS
         return cls(
@@ -118,7 +122,8 @@ class Settings:
             port=whole("PORT", cls.port, 1, 65535),
             compile_ahead=whole("JAXSERVE_COMPILE_AHEAD", int(cls.compile_ahead), 0, 1) == 1,
             model_tokens=whole("JAXSERVE_MODEL_TOKENS", model_tokens, 0, 10**12),
-            live=LiveSettings.from_environment(variables),
+            live=live,
+            warnings=_warnings(variables, live),
         )
 
 
@@ -126,6 +131,14 @@ def default_database(variables: Mapping[str, str]) -> Path:
     """``jaxserve/sessions.sqlite3`` in the user's state directory."""
     folder = state_folder(variables)
     return Path(IN_MEMORY) if folder is None else folder / "sessions.sqlite3"
+
+
+def _warnings(variables: Mapping[str, str], live: LiveSettings | None) -> tuple[str, ...]:
+    read, where = [EARLIER["JAXSERVE_MODE"]], "on a server whose episodes are simulated"
+    if live is not None:
+        read, where = [*EARLIER.values()], "on a server"
+    unused = without_effect(variables, read, where)
+    return () if unused is None else (unused,)
 
 
 _OPTIONS = {"--workers": "WEB_CONCURRENCY", "--forwarded-allow-ips": "FORWARDED_ALLOW_IPS"}

@@ -29,6 +29,7 @@ from server.doors.web import add_page, page_tab
 from server.service import Service
 from server.sessions.compiling import Compilation
 from server.settings import Settings
+from server.wire.answers import TASK_API
 from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
 from server.wire.schemas import ServeAction, ServeObservation, ServeState
 
@@ -78,6 +79,9 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         mcp_route(openenv_mcp, context),
     ):
         app.include_router(router)
+    for (method, path), answer in TASK_API.items():
+        (listing,) = take_routes(app, (path,))
+        app.add_api_route(path, listing, methods=[method], response_model=answer, tags=["Task API"])
     add_page(app)
     answer_problems(app)
     describe(app)

@@ -75,6 +75,19 @@ def test_a_real_process_reports_bad_input() -> None:
     assert found.stderr.count("\n") == 1
 
 
+def test_variables_of_earlier_projects(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a server reads is said to have no effect, and what nothing reads is refused."""
+    monkeypatch.setenv("LLMSERVE_MODE", "sim")
+    assert cli.main(["tasks"]) == 0
+    said = "jaxserve: LLMSERVE_MODE is set and has no effect on jaxserve's commands\n"
+    assert capsys.readouterr().err == said
+    monkeypatch.setenv("LLMSERVE_SEED", "7")
+    assert cli.main(["tasks"]) == 2
+    assert "LLMSERVE_SEED is set, which has no effect here" in capsys.readouterr().err
+
+
 def test_a_reader_who_leaves_is_no_error() -> None:
     """Output into ``head`` ends as a shell expects it, without a traceback."""
     command = [sys.executable, "-m", "jaxserve.cli", "tasks", "bursty_workload"]

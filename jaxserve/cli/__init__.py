@@ -30,6 +30,7 @@ from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.runtime.earlier_variables import without_effect
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "evaluate": evaluate_agents,
@@ -81,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
+        unused = without_effect(os.environ, (), "on jaxserve's commands")
+        if unused:
+            warnings.warn(unused, InputWarning, stacklevel=1)
         _set_up(sys.argv[1:] if arguments is None else arguments)
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,

@@ -97,9 +97,9 @@ def episode_routes(service: Service) -> APIRouter:
         summary="The whole episode, for download or for the grader",
         responses=says(EpisodeLog, *SESSION, 503),
     )
-    async def episode_log(named: Named) -> Response:
+    async def episode_log(request: Request, named: Named) -> Response:
         history = await service.history(named)
-        windows = await service.windows(history)
+        windows = await while_connected(request, service.windows(history))
         return Answer(
             schemas.episode_log(history.view, [step.knobs for step in history.steps], windows),
             headers={"Content-Disposition": "attachment; filename=episode_log.json"},

@@ -40,7 +40,9 @@ def grading_routes(service: Service) -> APIRouter:
         responses=says(GradeAnswer, *SESSION, 503),
     )
     async def grader(
-        named: Named, body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)]
+        request: Request,
+        named: Named,
+        body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)],
     ) -> Response:
         if body.mode == LIVE:
             raise InputError(
@@ -49,7 +51,8 @@ def grading_routes(service: Service) -> APIRouter:
             )
         about: dict[str, Any] = {}
         if body.actions is None and body.episode_log is None:
-            view, grade = await service.grade_session(body.session_id or named)
+            graded = service.grade_session(body.session_id or named)
+            view, grade = await while_connected(request, graded)
             episode, about = view.episode, played(view)
             _check_same(body, episode)
         else:
@@ -65,9 +68,10 @@ def grading_routes(service: Service) -> APIRouter:
                     f"{episode.task_version}"
                 )
             if body.actions is not None:
-                grade = await service.grade_actions(episode, [a.knobs() for a in body.actions])
+                replayed = service.grade_actions(episode, [a.knobs() for a in body.actions])
             else:
-                grade = await service.grade_log(episode, _plain_log(body.episode_log or []))
+                replayed = service.grade_log(episode, _plain_log(body.episode_log or []))
+            grade = await while_connected(request, replayed)
         steps = getattr(grade, "steps", None)
         if body.actions_taken is not None and body.actions_taken != steps:
             raise InputError(
@@ -96,12 +100,10 @@ def grading_routes(service: Service) -> APIRouter:
         use_openai = use_openai or mode == "openai"
         if use_openai and mode == "deterministic":
             raise InputError("use_openai is True and mode is 'deterministic'; name one of them")
-        if use_openai and task_id is not None:
-            raise InputError("task_id is given with use_openai, whose results are of all tasks")
         tasks = None if task_id is None else (built_in_task(task_id).name,)
         # A link or an image of any page can send a GET: it never spends anything.
         scores = (
-            baselines.known_language_model(seed)
+            baselines.known_language_model(seed, tasks)
             if use_openai
             else baselines.deterministic(agent, seed, tasks)
         )

@@ -87,6 +87,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
                 "language_model": is_offered(service.settings.model_tokens),
                 "max_connections": service.settings.max_connections,
                 "max_windows": MAX_SERVED_HORIZON,
+                "warnings": list(service.settings.warnings),
             }
             | ({} if live is None else {"live": live})
         )

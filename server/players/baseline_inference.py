@@ -18,6 +18,7 @@ from typing import Any
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.compilation_cache import enable_compilation_cache
+from jaxserve.runtime.earlier_variables import BASE_URL, EARLIER, without_effect
 from jaxserve.seeds import SPLITS
 from jaxserve.show.outputs import check_output, write_output
 from jaxserve.tasks.spec import task_names
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             # The server says how it plays; what has no effect anywhere is refused.
             plays_live(os.environ)
+        unused = without_effect(os.environ, _read(chosen), f"with --runtime {chosen.runtime}")
+        if unused:
+            print(f"warning: {unused}", file=sys.stderr)
         if chosen.output is not None:
             _make_folder(chosen.output.parent)
         check_output(chosen.output, "--output")
@@ -57,6 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
     # An agent of jaxserve may have nothing to act by on some tasks; a model has.
     failed = unscored if chosen.mode == "openai" else len(unscored) == len(report["baseline"])
     return int(bool(failed))
+
+
+def _read(chosen: argparse.Namespace) -> list[str]:
+    """Variables of earlier projects that have an effect."""
+    return [BASE_URL] if chosen.runtime == "http" else [EARLIER["JAXSERVE_MODE"]]
 
 
 def _make_folder(folder: Path) -> None:
@@ -104,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--runtime", choices=["in-process", "http"], default="in-process")
     parser.add_argument(
         "--base-url",
-        default=os.environ.get("LLMSERVE_BASE_URL") or "http://localhost:7860",
+        default=os.environ.get(BASE_URL) or "http://localhost:7860",
         help="for --runtime http",
     )
     parser.add_argument("--agent", default="heuristic", help="for --mode deterministic")

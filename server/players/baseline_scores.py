@@ -60,8 +60,11 @@ class Baselines:
 
         return await self._shared.get((agent, seed, *chosen), compute, _AGENT_S)
 
-    async def known_language_model(self, seed: int) -> dict[str, Any]:
-        """What the server's language model was worth, if that has been asked for before.
+    async def known_language_model(
+        self, seed: int, tasks: tuple[str, ...] | None = None
+    ) -> dict[str, Any]:
+        """What the server's language model was worth, if that has been asked for before; on these
+        tasks, None being all.
 
         Raises:
           InputError: it has not.
@@ -72,7 +75,8 @@ class Baselines:
                 f"use_openai is True and no result is kept for seed {seed}; GET spends nothing, so "
                 'ask for one by POST /baseline with the body {"use_openai": true}'
             )
-        return json.loads(kept)
+        found = json.loads(kept)
+        return found if tasks is None else _of_tasks(found, tasks)
 
     async def language_model(self, seed: int) -> dict[str, Any]:
         """A language model, configured by the server's environment variables.
@@ -139,6 +143,12 @@ def score_tasks(
         except InputError as error:
             results[task] = {"score": None, "note": str(error)}
     return results
+
+
+def _of_tasks(found: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
+    """The part of a summary that is about these tasks."""
+    results = {task: found["baseline"][task]["grader"] for task in tasks}
+    return summary(found["agent"], found["seed"], found["split"], results)
 
 
 def summary(

@@ -258,7 +258,61 @@ class RuntimeAnswer(Said):
     max_connections: int
     max_windows: int
     """of an episode."""
+    warnings: list[str] = Field(description="variables that are set and have no effect")
     live: dict[str, Any] | None = None
+
+
+class TaskSplit(Said):
+    """A part of all episodes; the seeds of different ones never meet."""
+
+    name: str
+    type: str
+
+
+class ListedTask(Said):
+    """An episode that POST /reset plays by its split and index."""
+
+    id: str
+    index: int
+    split: str
+    task_id: str
+    number: int = Field(description="of the task")
+    seed: int
+    description: str
+
+
+class ListedTasks(Said):
+    """Some of a split's list, in its order."""
+
+    tasks: list[ListedTask]
+
+
+class AllTasks(ListedTasks):
+    """A split's whole list."""
+
+    env_name: str
+
+
+class TaskCount(Said):
+    """How long a split's list is."""
+
+    num_tasks: int
+
+
+class OneTask(Said):
+    """One entry of a split's list."""
+
+    task: ListedTask
+
+
+TASK_API: dict[tuple[str, str], Any] = {
+    ("GET", "/{env_name}/splits"): list[TaskSplit],
+    ("POST", "/{env_name}/tasks"): AllTasks,
+    ("POST", "/{env_name}/num_tasks"): TaskCount,
+    ("POST", "/{env_name}/task"): OneTask,
+    ("POST", "/{env_name}/task_range"): ListedTasks,
+}
+"""What OpenEnv's own routes answer, which OpenEnv leaves open."""
 
 
 class CallAnswer(Said):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,10 +15,12 @@ from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 from server.local import LocalServer
 from server.players.baseline_scores import summary
+from server.settings import Settings
 from server.wire.bodies import GradeBody
 from server.wire.catalogue import describe_task
 from server.wire.sentences import checked
 
+Start = Callable[..., LocalServer]
 _ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}
 
 
@@ -109,6 +112,8 @@ def test_a_baseline_of_one_task(http: httpx.Client) -> None:
     assert found["scores"] == found["summary"]["scores"] == {"static_workload": score}
     refused = http.get("/baseline", params=asked | {"mode": "magic"})
     assert "mode is 'magic'; it must be 'deterministic' or 'openai'" in refused.json()["error"]
+    refused = http.get("/baseline", params={"task_id": "1", "mode": "openai"})
+    assert "no result is kept for seed 0" in refused.json()["error"]
 
 
 def test_scores_where_they_were() -> None:
@@ -138,7 +143,24 @@ def test_variables_have_an_effect_or_are_refused() -> None:
     """None of an earlier project's is ignored without a word."""
     with pytest.raises(InputError, match="LLMSERVE_SEED is set, which has no effect here"):
         LiveSettings.from_environment({"LLMSERVE_SEED": "42"})
-    assert LiveSettings.from_environment({"LLMSERVE_BASE_URL": "x", "LLMSERVE_MODE": "sim"}) is None
+    given = {"LLMSERVE_MODE": "sim", "LLMSERVE_REAL_MODEL": "m"}
+    settings = Settings.from_environment(given)
+    assert settings.live is None
+    (said,) = settings.warnings
+    simulated = "is set and has no effect on a server whose episodes are simulated"
+    assert said == f"LLMSERVE_REAL_MODEL {simulated}"
+    live = {"JAXSERVE_MODE": "live", "JAXSERVE_LIVE_URL": "http://127.0.0.1:8000"}
+    assert Settings.from_environment(live | {"LLMSERVE_REAL_MODEL": "m"}).warnings == ()
+    (said,) = Settings.from_environment(live | {"LLMSERVE_BASE_URL": "x"}).warnings
+    assert said == "LLMSERVE_BASE_URL is set and has no effect on a server"
+
+
+def test_what_has_no_effect_is_said_at_the_start_and_later(start_server: Start) -> None:
+    """Where it is printed, and by /runtime; a deployment of an earlier project starts."""
+    server = start_server(LLMSERVE_MODE="sim", LLMSERVE_REAL_PROVIDER="openai")
+    (said,) = httpx.get(f"{server.url}/runtime").json()["warnings"]
+    assert said.startswith("LLMSERVE_REAL_PROVIDER is set and has no effect on a server")
+    assert f"server: {said}\n" in server.said()
 
 
 def test_tasks_have_the_earlier_names() -> None:

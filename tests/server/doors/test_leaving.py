@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import Request
+from fastapi import FastAPI, Request
 
+from server.doors.answers import answer_problems
 from server.doors.leaving import while_connected
+from server.doors.routes_episodes import episode_routes
+from server.doors.routes_grading import grading_routes
 from server.problems import ClientLeft, UnknownSession
+from server.settings import IN_MEMORY, Settings
+from tests.patience import PATIENCE_S
+from tests.server.doors.asgi import scope
 
 
 def request(messages: asyncio.Queue[Any]) -> Request:
@@ -56,3 +64,70 @@ def test_a_client_that_stays_gets_the_answer() -> None:
             await while_connected(request(asyncio.Queue()), none())
 
     asyncio.run(play())
+
+
+GRADED: dict[str, dict[str, Any]] = {
+    "session": {},
+    "actions": {"task_id": 1, "seed": 1, "actions": [{}]},
+    "log": {"task_id": 1, "seed": 1, "episode_log": [{"action": {}, "reward": 0.0}]},
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [("GET", "/episode_log", {})] + [("POST", "/grader", body) for body in GRADED.values()],
+    ids=["episode_log", *GRADED],
+)
+def test_what_is_computed_again_ends_with_its_client(
+    method: str, path: str, body: dict[str, Any]
+) -> None:
+    """Grades and logs, over HTTP."""
+
+    async def play() -> None:
+        begun, ended = asyncio.Event(), asyncio.Event()
+
+        async def compute(*arguments: Any) -> None:
+            del arguments
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+
+        async def history(session_id: str | None) -> None:
+            del session_id
+
+        service: Any = SimpleNamespace(
+            settings=Settings(IN_MEMORY),
+            agents=None,
+            beside=None,
+            model_budget=None,
+            history=history,
+            windows=compute,
+            grade_session=compute,
+            grade_actions=compute,
+            grade_log=compute,
+        )
+        app = FastAPI()
+        app.include_router(episode_routes(service))
+        app.include_router(grading_routes(service))
+        answer_problems(app)
+        asked = scope(method=method, path=path, headers={"content-type": "application/json"})
+        content = {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+        left: asyncio.Queue[Any] = asyncio.Queue()
+        left.put_nowait(content)
+        answering = asyncio.ensure_future(app(asked, left.get, _nowhere))
+        computing = asyncio.ensure_future(begun.wait())
+        await asyncio.wait((answering, computing), return_when=asyncio.FIRST_COMPLETED)
+        assert computing.done() and not answering.done()
+        assert not ended.is_set()
+        left.put_nowait({"type": "http.disconnect"})
+        await asyncio.wait_for(ended.wait(), PATIENCE_S)
+        await answering
+
+    asyncio.run(play())
+
+
+async def _nowhere(message: Any) -> None:
+    """Nobody is there to be answered."""
+    del message

@@ -138,6 +138,26 @@ def test_variables_without_effect_are_refused(
     assert baseline_inference.main(options) == (2 if "LLMSERVE_SEED" in variables else 1)
 
 
+def test_variables_of_something_else_are_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An address is of no use to what plays in its own process, and of use over HTTP."""
+    monkeypatch.setenv("LLMSERVE_MODE", "sim")
+    monkeypatch.setenv("LLMSERVE_REAL_MODEL", "m")
+    monkeypatch.setenv("LLMSERVE_BASE_URL", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setattr(inference, "TASKS", ())
+    assert inference.main() == 0
+    both = "LLMSERVE_BASE_URL, LLMSERVE_REAL_MODEL are set and have no effect on inference.py"
+    assert f"warning: {both}\n" in capsys.readouterr().err
+    assert baseline_inference.main(["--agent", "wizard"]) == 2
+    said = capsys.readouterr().err
+    assert "LLMSERVE_REAL_MODEL are set and have no effect with --runtime in-process\n" in said
+    assert baseline_inference.main(["--runtime", "http", "--task", "static_workload"]) == 1
+    said = capsys.readouterr().err
+    assert "LLMSERVE_MODE, LLMSERVE_REAL_MODEL are set and have no effect with --runtime" in said
+    assert "LLMSERVE_BASE_URL" not in said
+
+
 @pytest.mark.slow
 def test_inference_prints_a_line_a_step(model: Model) -> None:
     """[START], [STEP], [END] for each task, scores strictly inside (0, 1)."""

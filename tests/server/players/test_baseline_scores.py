@@ -61,6 +61,10 @@ def test_a_model_is_asked_once_for_each_seed_within_its_budget(
         assert found["mean_score"] == 0.5
         assert await baselines().language_model(1) == found
         assert await baselines().known_language_model(1) == found
+        one = await baselines().known_language_model(1, ("bursty_workload",))
+        assert one["baseline"] == {"bursty_workload": found["baseline"]["bursty_workload"]}
+        assert one["scores"] == one["summary"]["scores"] == {"bursty_workload": 0.5}
+        assert one | {key: found[key] for key in ("baseline", "scores", "summary")} == found
         assert asked == [100]
         await baselines().language_model(2)
         assert asked == [100, 40]
