@@ -15,6 +15,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import CloseCode
 from websockets.sync.client import ClientConnection, connect
 
 from server.local import LocalServer
@@ -32,6 +33,8 @@ def say(sender: ClientConnection, kind: str, **data: Any) -> Any:
     return json.loads(sender.recv())
 
 
+LARGEST_BYTES = 16 * 2**20
+"""A message that uvicorn reads by its own command, as the tests start it."""
 FRAMES: list[str | bytes] = [
     "",
     "null",
@@ -61,6 +64,7 @@ FRAMES: list[str | bytes] = [
     "[" * 100_000,
     '{"type":' * 5_000,
     "x" * 3_000_000,
+    "x" * (LARGEST_BYTES + 1),
     b"\x00\xff\xfe" * 1000,
     b"",
 ]
@@ -68,16 +72,21 @@ FRAMES: list[str | bytes] = [
 
 @pytest.mark.parametrize("frame", FRAMES, ids=lambda frame: repr(frame[:40]))
 def test_a_bad_frame_harms_nobody_else(address: str, frame: str | bytes) -> None:
-    """An error, or the end of the connection it came from; a session beside it goes on."""
+    """An answer, or the end of the connection it came from where it is too large; a session beside
+    it goes on."""
     with connect(address) as beside, connect(address) as sender:
         say(beside, "reset", task_id=1, seed=1)
         mine = say(sender, "reset", task_id=2, seed=1)["data"]["metadata"]["session_id"]
-        try:
+        if len(frame) > LARGEST_BYTES:
+            with pytest.raises(ConnectionClosed) as ended:
+                sender.send(frame)
+                sender.recv(timeout=300.0)
+            assert ended.value.rcvd is not None
+            assert ended.value.rcvd.code == CloseCode.MESSAGE_TOO_BIG
+        else:
             sender.send(frame)
             answer = json.loads(sender.recv(timeout=300.0))
             assert answer["type"] in ("error", "mcp", "observation"), answer
-        except ConnectionClosed:
-            pass
         assert say(beside, "step")["data"]["metadata"]["step"] == 1
         # Nor is its own session lost: a new connection goes on with it.
         with connect(address) as again:
