@@ -10,7 +10,7 @@ import random
 import socket
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlencode, urlsplit
 import orjson
 import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
+from hypothesis.errors import Flaky
 from schemathesis.core.result import Ok
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
@@ -25,6 +26,8 @@ from websockets.exceptions import ConnectionClosed
 PATIENCE_S = 300.0
 _SHOWN = 120
 """Characters of an answer in a table."""
+_DRAWN_AGAIN = 3
+"""Tries to make cases of an operation."""
 _SLOW = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large)
 _GETS = (
     "/state",
@@ -223,14 +226,6 @@ def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str
     for operation in schemathesis.openapi.from_url(f"{url}/openapi.json").get_all_operations():
         assert isinstance(operation, Ok)
 
-        @seed(dice.randrange(2**32))
-        @settings(
-            max_examples=cases,
-            deadline=None,
-            database=None,
-            suppress_health_check=_SLOW,
-        )
-        @given(case=operation.ok().as_strategy())
         def send(case: Any) -> None:
             nonlocal told
             # Right ones play for seconds.
@@ -242,9 +237,28 @@ def fuzz_schema(url: str, cases: int, dice: random.Random, private: Sequence[str
                 failures[f"{case.method} {case.path}: {_in_a_cell(answer.text)}"] += 1
             told += _tells(answer.text, private)
 
-        send()
+        _for_cases(operation.ok().as_strategy(), cases, dice, send)
     seen = "; ".join(filter(None, (_counted(statuses), _counted(failures))))
     return Fuzz(statuses.total(), _of_5xx(statuses), 0, seen, told)
+
+
+def _for_cases(strategy: Any, cases: int, dice: random.Random, send: Callable[[Any], None]) -> None:
+    """Sends so many cases. What makes them is seldom at odds with itself, which says nothing of the
+    server: others are made then."""
+    for again in reversed(range(_DRAWN_AGAIN)):
+
+        @seed(dice.randrange(2**32))
+        @settings(max_examples=cases, deadline=None, database=None, suppress_health_check=_SLOW)
+        @given(case=strategy)
+        def send_all(case: Any) -> None:
+            send(case)
+
+        try:
+            send_all()
+            return
+        except Flaky:
+            if not again:
+                raise
 
 
 async def fuzz_websocket(
