@@ -22,7 +22,13 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs,
 from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
-from jaxserve.fidelity.scenarios import Scenario, environment, scenario_grid, workload_at
+from jaxserve.fidelity.scenarios import (
+    Scenario,
+    at_engine,
+    environment,
+    scenario_grid,
+    workload_at,
+)
 from jaxserve.runtime.processes import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.latency import ttft_quantile
@@ -252,11 +258,7 @@ def _play_fast(
 ) -> dict[str, np.ndarray]:
     """Sums over windows (and classes) of what an outcome needs, arrays [N, ...]."""
     metrics = _rollouts(env, windows, workload, action, key)
-    zero = jnp.zeros_like(env.deployment.frontend_s)
-    at_engine = dataclasses.replace(env.deployment, frontend_s=zero, frontend_tail_s=zero)
-    without = _rollouts(
-        dataclasses.replace(env, deployment=at_engine), windows, workload, action, key
-    )
+    without = _rollouts(at_engine(env), windows, workload, action, key)
     sums = {
         "arrivals": metrics.arrivals.sum(axis=(1, 2)),
         "completed": metrics.completed.sum(axis=(1, 2)),

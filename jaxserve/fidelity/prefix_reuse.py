@@ -21,6 +21,7 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs,
 from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.fidelity.scenarios import at_engine
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.registry import make, stack
 from jaxserve.runtime.processes import map_in_processes
@@ -182,12 +183,7 @@ def compare(
     for gpus in {scenario.num_gpus for scenario in scenarios}:
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.num_gpus == gpus]
         several = stack([envs[i] for i in chosen])
-        zero = jnp.zeros_like(several.deployment.frontend_s)
-        at_engine = dataclasses.replace(several.deployment, frontend_s=zero, frontend_tail_s=zero)
-        both = [
-            _rollouts(dataclasses.replace(several, deployment=each), windows, action, key)
-            for each in (several.deployment, at_engine)
-        ]
+        both = [_rollouts(each, windows, action, key) for each in (several, at_engine(several))]
         for place, i in enumerate(chosen):
             fast[i] = _fast_served(*jax.tree.map(lambda leaf, at=place: leaf[at], both))
     played = map_in_processes(_play_reference, jobs)

@@ -27,6 +27,13 @@ from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
 LOADS = (0.3, 0.6, 0.9, 1.2)
 
 
+def at_engine(env: ServeEnv) -> ServeEnv:
+    """The environment without a front end: a TTFT in it begins at the engine."""
+    zero = jnp.zeros_like(env.deployment.frontend_s)
+    deployment = dataclasses.replace(env.deployment, frontend_s=zero, frontend_tail_s=zero)
+    return dataclasses.replace(env, deployment=deployment)
+
+
 @dataclass(frozen=True)
 class Traffic:
     """A task's traffic; with ``regime`` only that regime, without bursts and cycle."""

@@ -60,6 +60,17 @@ def result(call_id: str, content: Any) -> dict[str, Any]:
 
 NAMED = {"type": "function", "function": {"name": "lookup"}}
 LOOKUP = tool("lookup", parameters=SCHEMA)
+AS_GIVEN: dict[str, Any] = {
+    "max_tokens": 64,
+    "temperature": 0.2,
+    "top_p": 0.9,
+    "stream": True,
+    "stop": ["END"],
+    "tools": [LOOKUP],
+    "tool_choice": "auto",
+    "chat_template_kwargs": {"foo": "bar"},
+}
+"""Fields of chat that go on as they came."""
 CALLS = call("call-a", "lookup", '{"q":"a"}'), call("call-b", "lookup", '{"q":"b"}')
 PNG = {"type": "base64", "media_type": "image/png", "data": DATA}
 BOTH = [user("plan"), called(*CALLS, reasoning_content="two lookups")]
@@ -416,14 +427,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
                 {"role": "system", "content": "Be precise."},
                 user([text("Count."), image(detail="low")]),
             ],
-            "max_tokens": 64,
-            "temperature": 0.2,
-            "top_p": 0.9,
-            "stream": True,
-            "stop": ["END"],
-            "tools": [LOOKUP],
-            "tool_choice": "auto",
-            "chat_template_kwargs": {"foo": "bar"},
+            **AS_GIVEN,
         },
         {
             "model": "m",
@@ -431,14 +435,7 @@ REQUESTS: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
                 {"role": "system", "content": "Be short.\n\nBe precise."},
                 user([text("Count."), image(detail="low")]),
             ],
-            "max_tokens": 64,
-            "temperature": 0.2,
-            "top_p": 0.9,
-            "stream": True,
-            "stop": ["END"],
-            "tools": [LOOKUP],
-            "tool_choice": "auto",
-            "chat_template_kwargs": {"foo": "bar"},
+            **AS_GIVEN,
         },
     ),
     (
