@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.fast.state import Slo
@@ -112,18 +114,19 @@ def make(
     regimes = traffic_regimes(spec, owner)
     streams = [spec.streams[i] for i in owner]
     ttft_slo_s = _per_class([s.ttft_slo_s for s in streams], 10.0)
+    tpot_slo_s = _per_class([s.tpot_slo_s for s in streams], 1.0)
     return ServeEnv(
         table=latency_table(file, budget, lengths_for(longest_mean_tokens(classes))),
         deployment=deployment,
         workload=_workload(spec, classes, regimes, counts),
-        slo=Slo(ttft_s=ttft_slo_s, tpot_s=_per_class([s.tpot_slo_s for s in streams], 1.0)),
+        slo=Slo(on_device(ttft_slo_s, np.float32), on_device(tpot_slo_s, np.float32)),
         reward=_reward_model(spec, streams, regimes, deployment, ttft_slo_s),
-        knob_active=jnp.asarray([knob in spec.knobs for knob in KNOBS]),
+        knob_active=on_device([knob in spec.knobs for knob in KNOBS], np.bool_),
         locked=make_action(**spec.locked),
         lowest=make_action(**_limits(spec, 0)),
         highest=make_action(**_limits(spec, 1)),
-        horizon=jnp.int32(spec.horizon),
-        randomisation=jnp.float32(spec.randomisation),
+        horizon=on_device(spec.horizon, np.int32),
+        randomisation=_scalar(spec.randomisation),
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
@@ -154,14 +157,14 @@ def _workload(
 ) -> Workload:
     """Args: ``counts`` of a trace that is replayed, None where traffic is drawn."""
     workload = Workload(
-        classes=classes, regimes=regimes, cycle_period_s=jnp.float32(spec.cycle_period_s)
+        classes=classes, regimes=regimes, cycle_period_s=_scalar(spec.cycle_period_s)
     )
     if counts is None:
         return workload
     return dataclasses.replace(
         workload,
-        replay_counts=jnp.asarray(counts, jnp.float32),
-        replay_start_max=jnp.int32(max(len(counts) - spec.horizon, 0)),
+        replay_counts=on_device(counts, np.float32),
+        replay_start_max=on_device(max(len(counts) - spec.horizon, 0), np.int32),
     )
 
 
@@ -170,33 +173,40 @@ def _reward_model(
     streams: Sequence[Stream],
     regimes: Regimes,
     deployment: Deployment,
-    ttft_slo_s: jax.Array,
+    ttft_slo_s: NDArray[np.float32],
 ) -> RewardModel:
     objective = spec.objective
     expected_rps, mix = expected_traffic(regimes, spec.window_s)
     value = _per_class([s.value for s in streams], 0.0)
-    full_power_usd = deployment.num_gpus * (
-        deployment.usd_per_gpu_s + deployment.max_w * deployment.usd_per_joule
+    energy_usd_per_s = np.float32(deployment.max_w) * np.float32(deployment.usd_per_joule)
+    full_power_usd = np.float32(deployment.num_gpus) * (
+        np.float32(deployment.usd_per_gpu_s) + energy_usd_per_s
     )
     return RewardModel(
-        value=value,
-        quality=jnp.stack([_per_class([s.quality[t] for s in streams], 1.0) for t in Tier]),
-        ttft_slo_s=ttft_slo_s,
-        expected_value=jnp.float32(expected_rps * spec.window_s * float(np.dot(mix, value))),
-        expected_requests_per_s=jnp.float32(expected_rps),
-        memory_limit_gib=jnp.float32(objective.memory_limit_gib),
-        usd_scale=full_power_usd * spec.window_s,
-        throughput_weight=jnp.float32(objective.throughput_weight),
-        latency_weight=jnp.float32(objective.latency_weight),
-        slo_weight=jnp.float32(objective.slo_weight),
-        cost_weight=jnp.float32(objective.cost_weight),
-        memory_weight=jnp.float32(objective.memory_weight),
+        value=on_device(value, np.float32),
+        quality=on_device(
+            [_per_class([s.quality[t] for s in streams], 1.0) for t in Tier], np.float32
+        ),
+        ttft_slo_s=on_device(ttft_slo_s, np.float32),
+        expected_value=_scalar(expected_rps * spec.window_s * float(np.dot(mix, value))),
+        expected_requests_per_s=_scalar(expected_rps),
+        memory_limit_gib=_scalar(objective.memory_limit_gib),
+        usd_scale=on_device(full_power_usd * np.float32(spec.window_s), np.float32),
+        throughput_weight=_scalar(objective.throughput_weight),
+        latency_weight=_scalar(objective.latency_weight),
+        slo_weight=_scalar(objective.slo_weight),
+        cost_weight=_scalar(objective.cost_weight),
+        memory_weight=_scalar(objective.memory_weight),
     )
 
 
-def _per_class(values: list[float], fill: float) -> jax.Array:
+def _scalar(value: float) -> jax.Array:
+    return on_device(value, np.float32)
+
+
+def _per_class(values: list[float], fill: float) -> NDArray[np.float32]:
     """float32[F], filled up for classes that the task does not have."""
-    return jnp.asarray(values + [fill] * (CLASS_COUNT - len(values)), jnp.float32)
+    return np.array(values + [fill] * (CLASS_COUNT - len(values)), np.float32)
 
 
 def stack(envs: Sequence[ServeEnv]) -> ServeEnv:

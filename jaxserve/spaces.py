@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.arrays.convert import on_device
 from jaxserve.errors import InputError
 from jaxserve.fields import Entry, Knob, descriptions
 from jaxserve.types import ServeAction, ServeObservation
@@ -47,7 +48,7 @@ def validate_action(action: ServeAction | Mapping[str, object]) -> ServeAction:
     """
     checked = check_knobs(action)
     return ServeAction(
-        **{knob: jnp.asarray(value, ACTION_BOUNDS[knob].dtype) for knob, value in checked.items()}
+        **{knob: on_device(value, ACTION_BOUNDS[knob].dtype) for knob, value in checked.items()}
     )
 
 

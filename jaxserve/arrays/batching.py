@@ -30,13 +30,14 @@ def stage(live: jax.Array, step: Callable[..., Any], *args: Any) -> Any:
     Args:
       live: bool scalar that is True at run time but unknown to the compiler.
     """
-    shape = jax.eval_shape(step, *args)
+    traced_once = jax.jit(step, inline=True)
+    shape = jax.eval_shape(traced_once, *args)
 
     def zeros(*_: Any) -> Any:
         return jax.tree.map(jnp.zeros_like, shape)
 
     with jax.named_scope(step.__name__.strip("_<>")):
-        return jax.lax.cond(live, step, zeros, *args)
+        return jax.lax.cond(live, traced_once, zeros, *args)
 
 
 def add_up(values: jax.Array, axis: int = 0) -> jax.Array:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
+import jax
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from jaxserve.arrays.convert import on_device
 from jaxserve.limits import MAX_DEPTH
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.traffic.output_ages import output_ages
@@ -30,17 +31,19 @@ def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     priorities += [2] * missing
     profiles += [np.ones(MAX_DEPTH + 1)] * missing
     prompt_table, output_table = np.stack(prompts), np.stack(outputs)
+    mean_prompt = _table_mean(prompt_table)
+    prompt_spread = np.sqrt(np.maximum(_relative_square(prompt_table) - np.float32(1.0), 0.0))
     classes = TrafficClasses(
-        prompt_tokens=_table_mean(prompt_table),
-        prompt_floor=jnp.asarray(prompt_table[:, 0], jnp.float32) / _table_mean(prompt_table),
-        prompt_spread=jnp.sqrt(jnp.maximum(_relative_square(prompt_table) - 1.0, 0.0)),
-        output_tokens=_table_mean(output_table),
-        delay_weight=_delay_weight(output_table),
-        output_growth=_running_growth(output_table),
-        priority=jnp.asarray(priorities, jnp.int32),
-        tokens_per_step=jnp.asarray(np.stack(profiles), jnp.float32),
-        prompt_quantiles=jnp.asarray(prompt_table, jnp.float32),
-        output_quantiles=jnp.asarray(output_table, jnp.float32),
+        prompt_tokens=on_device(mean_prompt, np.float32),
+        prompt_floor=on_device(prompt_table[:, 0].astype(np.float32) / mean_prompt, np.float32),
+        prompt_spread=on_device(prompt_spread, np.float32),
+        output_tokens=on_device(_table_mean(output_table), np.float32),
+        delay_weight=on_device(_delay_weight(output_table), np.float32),
+        output_growth=on_device(_running_growth(output_table), np.float32),
+        priority=on_device(priorities, np.int32),
+        tokens_per_step=on_device(np.stack(profiles), np.float32),
+        prompt_quantiles=on_device(prompt_table, np.float32),
+        output_quantiles=on_device(output_table, np.float32),
         output_ages=output_ages(output_table, spec.output_ages),
     )
     return classes, owner
@@ -61,8 +64,8 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
         share = np.array([regime.mix.get(names[i], 0.0) for i in owner])
         mix[g, : len(owner)] = share / bins
 
-    def vector(values: ArrayLike) -> jnp.ndarray:
-        return jnp.asarray(values, jnp.float32)
+    def vector(values: ArrayLike) -> jax.Array:
+        return on_device(values, np.float32)
 
     return Regimes(
         rate_rps=vector([r.rate_rps for r in rows]),
@@ -105,35 +108,35 @@ def longest_mean_tokens(classes: TrafficClasses) -> float:
     """
     prompt = np.asarray(classes.prompt_tokens)
     by_tokens = prompt * (1.0 + np.asarray(classes.prompt_spread) ** 2)
-    context = prompt + np.asarray(classes.output_tokens * classes.output_growth)
+    context = prompt + np.asarray(classes.output_tokens) * np.asarray(classes.output_growth)
     return float(np.maximum(by_tokens, context).max())
 
 
-def _table_mean(table: np.ndarray) -> jnp.ndarray:
-    return jnp.asarray(np.mean((table[:, 1:] + table[:, :-1]) / 2.0, axis=1), jnp.float32)
+def _table_mean(table: np.ndarray) -> NDArray[np.float32]:
+    return np.mean((table[:, 1:] + table[:, :-1]) / 2.0, axis=1).astype(np.float32)
 
 
-def _relative_square(table: np.ndarray) -> jnp.ndarray:
+def _relative_square(table: np.ndarray) -> NDArray[np.float32]:
     """E[x^2] / E[x]^2 of the lengths."""
     low, high = table[:, :-1], table[:, 1:]
     mean = np.mean((low + high) / 2.0, axis=1)
     second = np.mean((low**2 + low * high + high**2) / 3.0, axis=1)
-    return jnp.asarray(second / mean**2, jnp.float32)
+    return (second / mean**2).astype(np.float32)
 
 
-def _delay_weight(table: np.ndarray) -> jnp.ndarray:
+def _delay_weight(table: np.ndarray) -> NDArray[np.float64]:
     """E[n] E[1/n] of the tokens after the first, of requests that have any."""
     quantiles = np.linspace(0.0, 1.0, 641)[1::2]
     knots = np.linspace(0.0, 1.0, table.shape[1])
     after_first = np.stack([np.interp(quantiles, knots, row) for row in table]) - 1.0
     after_first = np.maximum(after_first, 1.0)
-    return jnp.asarray(after_first.mean(axis=1) * (1.0 / after_first).mean(axis=1), jnp.float32)
+    return after_first.mean(axis=1) * (1.0 / after_first).mean(axis=1)
 
 
-def _running_growth(table: np.ndarray) -> jnp.ndarray:
+def _running_growth(table: np.ndarray) -> NDArray[np.float32]:
     """E[o^2] / (2 E[o]^2): how far a request that is seen running has got, in mean outputs.
 
     A running request is seen in proportion to its length (inspection paradox), half-way through
     on average.
     """
-    return _relative_square(table) / 2.0
+    return _relative_square(table) / np.float32(2.0)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, replace
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from jaxserve import checks
+from jaxserve.arrays.convert import on_device
 from jaxserve.sim.machine.energy import (
     JOULES_PER_KWH,
     SECONDS_PER_HOUR,
@@ -151,8 +152,8 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         token_budget=settings.token_budget or EngineSettings.token_budget,
     )
 
-    def vector(values: object) -> jax.Array:
-        return jnp.asarray(values, jnp.float32)
+    def vector(values: ArrayLike) -> jax.Array:
+        return on_device(values, np.float32)
 
     pool = [
         [kv_pool_bytes(gpu, model, tier, drafting, tp, engine) for drafting in (False, True)]
@@ -173,15 +174,15 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
             for columns in zip(pool, tokens, strict=True)
         ]
         tokens = [[told, told] for _ in Tier]
-    flop = [iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier]
-    weight_bytes = [body_bytes(gpu, model, tier) for tier in Tier]
+    flop = np.array([iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier], np.float32)
+    weight_bytes = np.array([body_bytes(gpu, model, tier) for tier in Tier], np.float32)
     return Deployment(
         num_gpus=vector(settings.num_gpus),
         token_budget=vector(engine.token_budget),
         queue_capacity=vector(settings.queue_capacity),
         weights_gib=vector([weights_bytes(model, tier, tp) / GIB for tier in Tier]),
         draft_gib=vector(draft_bytes(model, tp) / GIB),
-        kv_pool_gib=vector(pool) / GIB,
+        kv_pool_gib=vector(np.asarray(pool) / GIB),
         kv_pool_tokens=vector(tokens),
         activation_base_gib=vector(engine.runtime_bytes / GIB),
         activation_gib_per_token=vector(activation_bytes(model, 1, 0, tp) / GIB),
@@ -191,13 +192,13 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         rerole_s=vector(settings.rerole_s),
         oom_restart_s=vector(settings.oom_restart_s),
         kv_transfer_s_per_token=vector(model.kv_bytes_per_token / gpu.link_bytes_per_s),
-        prefix_caching=jnp.bool_(settings.prefix_caching),
+        prefix_caching=on_device(settings.prefix_caching, np.bool_),
         frontend_s=vector(settings.frontend_s),
         frontend_tail_s=vector(settings.frontend_tail_s),
         idle_w=vector(gpu.idle_w * group),
         max_w=vector(gpu.max_w * group),
-        joule_per_token=vector(flop) * gpu.joules_per_flop,
-        joule_per_weight_pass=vector(weight_bytes) * gpu.joules_per_byte,
+        joule_per_token=vector(flop * np.float32(gpu.joules_per_flop)),
+        joule_per_weight_pass=vector(weight_bytes * np.float32(gpu.joules_per_byte)),
         joule_per_kv_token=vector(model.kv_bytes_per_token * gpu.joules_per_byte),
         usd_per_gpu_s=vector(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
         usd_per_joule=vector(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),

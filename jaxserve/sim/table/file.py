@@ -35,6 +35,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.arrays.convert import numpy_of
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.limits import MAX_DEPTH, TOKEN_BUDGETS
@@ -284,7 +285,7 @@ def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         checks.refuse(f"column {name}", str(kind), "numbers")
-    values = column.cast(pa.float64()).to_numpy()  # nulls become NaN
+    values = numpy_of(column.cast(pa.float64()))
     bad = ~np.isfinite(values) if name in AXES else ~(np.isfinite(values) & (values > 0))
     if bad.any():
         row = int(bad.argmax())

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.arrays.convert import on_device
 from jaxserve.arrays.shared_rows import SharedRows
 from jaxserve.limits import MAX_DEPTH
 from jaxserve.sim.table.file import TableFile
@@ -90,7 +91,7 @@ def latency_table(
     for index in np.ndindex(model_s.shape[1:]):
         correction[:, *index] = np.interp(depths, SPEC_LENGTHS, ratio[:, *index])
     seconds = (model_s * correction)[..., :lengths]
-    return LatencyTable(jnp.asarray(seconds.ravel(), jnp.float32), lengths)
+    return LatencyTable(on_device(seconds.ravel(), np.float32), lengths)
 
 
 def lengths_for(tokens: float) -> int:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import flax.struct
 import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+
+from jaxserve.arrays.convert import on_device
 
 MEMORYLESS = 1
 """Number of ages of a simulator that does not tell sequences apart by what they have decoded."""
@@ -43,7 +44,7 @@ def output_ages(quantiles: NDArray[np.floating], bins: int) -> OutputAges | None
         return None
     tables = [_lifetime(row.astype(np.float64), bins) for row in quantiles]
     columns = (np.stack(column) for column in zip(*tables, strict=True))
-    return OutputAges(*(jnp.asarray(column, jnp.float32) for column in columns))
+    return OutputAges(*(on_device(column, np.float32) for column in columns))
 
 
 def _lifetime(quantiles: NDArray[np.float64], bins: int) -> tuple[NDArray[np.float64], ...]:

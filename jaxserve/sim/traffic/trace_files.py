@@ -29,6 +29,7 @@ import pyarrow.csv
 from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.arrays.convert import numpy_of
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks, from_ids
 
@@ -238,10 +239,11 @@ def _seconds(name: str, column: str, cells: pa.StringArray) -> NDArray[np.float6
 def _numbers(cells: pa.StringArray, pattern: str) -> NDArray[np.float64]:
     """The cells as numbers, NaN where a cell does not match ``pattern``."""
     options = pc.MatchSubstringOptions(pattern)
-    good = pc.call_function("match_substring_regex", [cells], options)
-    return (
-        pc.call_function("if_else", [good, cells, pa.scalar("nan")]).cast(pa.float64()).to_numpy()
-    )
+    matches = pc.call_function("match_substring_regex", [cells], options)
+    numbers = np.full(len(cells), np.nan)
+    good = numpy_of(matches.cast(pa.uint8())) == 1
+    numbers[good] = numpy_of(cells.filter(matches).cast(pa.float64()))
+    return numbers
 
 
 def _calendar_s(name: str, column: str, cells: pa.StringArray) -> NDArray[np.float64]:
@@ -249,7 +251,7 @@ def _calendar_s(name: str, column: str, cells: pa.StringArray) -> NDArray[np.flo
     has_offset = str(cells[0])[19:].strip("0123456789.") != ""
     kind = pa.timestamp("ns", "UTC") if has_offset else pa.timestamp("ns")
     try:
-        nanoseconds = cells.cast(kind).cast(pa.int64()).to_numpy()
+        nanoseconds = numpy_of(cells.cast(kind).cast(pa.int64()))
     except pa.ArrowInvalid:
         good = np.array([_is_time(cell, kind) for cell in cells])
         rule = "a time like 2023-11-16 18:17:03.9799600"

@@ -1,0 +1,47 @@
+"""Numbers from files to NumPy and on to the device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jaxserve.arrays.convert import numpy_of, on_device
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([1.5, 2.5]), [1.5, 2.5]),
+        (pa.array([3, 4], pa.int64()), [3, 4]),
+        (pa.chunked_array([[1.0], [2.0, None]]), [1.0, 2.0, np.nan]),
+        (pa.chunked_array([], pa.float64()), []),
+        (pa.array([1.0, 2.0, 3.0]).slice(1), [2.0, 3.0]),
+    ],
+)
+def test_values(column: Any, expected: list[float]) -> None:
+    """Also of chunks, slices and columns without rows."""
+    np.testing.assert_array_equal(numpy_of(column), expected)
+
+
+@pytest.mark.parametrize("values", [True, 3, 2.5, [1.0, 1e300], np.arange(3)])
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.bool_])
+def test_the_same_as_from_jax(values: Any, dtype: Any) -> None:
+    """To the bit, and not weakly typed."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        found, expected = on_device(values, dtype), jnp.asarray(values, dtype)
+    np.testing.assert_array_equal(found, expected)
+    assert found.aval == expected.aval
+
+
+@pytest.mark.parametrize("task", ["bursty_workload", "azure_code"])
+def test_a_task_is_made_without_pandas(task: str) -> None:
+    """Its table and its trace are read without what pyarrow would import beside."""
+    program = f"import jaxserve, sys; jaxserve.make({task!r}); print('pandas' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert found.stdout == "False\n", found.stderr
