@@ -10,9 +10,9 @@ tasks or hardware is a stacked ``env`` under the same ``jax.vmap``.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -49,7 +49,8 @@ from jaxserve.types import (
 )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class EnvState:
     """Everything an episode carries from window to window."""
 
@@ -61,7 +62,8 @@ class EnvState:
     """int32, windows finished."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ServeEnv:
     """One task on one deployment. Build it with ``jaxserve.make``."""
 
@@ -82,9 +84,9 @@ class ServeEnv:
     """int32, windows per episode."""
     randomisation: jax.Array
     """float32, half-width of the per-episode log-uniform slowness of the hardware, 0 = none."""
-    window_s: float = flax.struct.field(pytree_node=False)
+    window_s: float = dataclasses.field(metadata={"static": True})
     """seconds per control window."""
-    ticks: int = flax.struct.field(pytree_node=False)
+    ticks: int = dataclasses.field(metadata={"static": True})
     """scheduler ticks per window."""
 
     def reset(self, key: jax.Array) -> tuple[EnvState, TimeStep]:

@@ -5,7 +5,8 @@ Shapes are those of a single environment. Under ``jax.vmap`` every field gains l
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 
 from jaxserve.fields import Bound, entry, knob
@@ -16,7 +17,8 @@ PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ServeAction:
     """The six knobs, held for one control window.
 
@@ -83,7 +85,8 @@ class ServeAction:
     )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ServeObservation:
     """What an operator's dashboard shows at the end of a control window.
 
@@ -143,7 +146,8 @@ class ServeObservation:
     )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class WindowMetrics:
     """What happened in one control window. Counts are (fractional) requests; all float32.
 
@@ -206,7 +210,8 @@ class WindowMetrics:
     """int32, GPUs that only prefilled in the window, likewise; 0 = colocated."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class RewardParts:
     """The reward and its terms, each in units of the task's expected arrival value per window."""
 
@@ -224,7 +229,8 @@ class RewardParts:
     """their sum."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TimeStep:
     """What ``ServeEnv.reset`` and ``ServeEnv.step`` return beside the state."""
 

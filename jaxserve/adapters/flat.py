@@ -6,9 +6,9 @@ An action is int32[6], an index into ``jaxserve.grids.KNOB_GRIDS`` for each of `
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +29,8 @@ _EPISODE_SHARES = ("episode_progress", "cost_share")
 _ROUNDING = 1e-4
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Seen:
     """What an agent gets after a window, or at the start of an episode."""
 

@@ -6,7 +6,8 @@ the first request. The traffic is estimated from what is observed; its regimes s
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -26,7 +27,8 @@ _WAIT_VARIATION = 1.5  # (1 + cv^2) / 2 of prefill times; log-normal chat prompt
 _MOST_BUSY = 0.98  # keeps the queueing formula finite
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Load:
     """Traffic as an operator estimates it; float32 scalars but for the vectors."""
 

@@ -7,10 +7,9 @@ estimates the traffic; the hidden regimes it never sees.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -25,7 +24,8 @@ from jaxserve.types import ServeAction, ServeObservation
 _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class OperatorMemory:
     """What the operator remembers from window to window."""
 
@@ -55,11 +55,12 @@ class OperatorMemory:
     """int32, windows since requests last queued."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class HeuristicPolicy:
     """AIMD batch cap, KV up to the memory limit, SmartSpec depth, planned tier and split."""
 
-    published_tokens_per_step: jax.Array = flax.struct.field(
+    published_tokens_per_step: jax.Array = field(
         default_factory=lambda: jnp.asarray(tokens_per_step("sharegpt/eagle"), jnp.float32)
     )
     """float32[9], of the draft model on chat, what is believed before anything is observed."""

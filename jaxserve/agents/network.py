@@ -11,7 +11,6 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +28,8 @@ INPUTS = _VIEWS * len(FEATURE_NAMES) + sum(len(KNOB_GRIDS[knob]) for knob in RES
 """Length of the network's input."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Normaliser:
     """Running mean and variance of the features."""
 
@@ -63,7 +63,8 @@ class Normaliser:
         )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class NetworkMemory:
     """What a policy carries from window to window."""
 
@@ -230,14 +231,15 @@ def choose(step: Step, sizes: tuple[int, ...], key: jax.Array, greedy: bool = Fa
     return jnp.stack(chosen, axis=-1)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class NetworkPolicy:
     """A trained network as a ``Policy``."""
 
     params: Any
     normaliser: Normaliser
-    network: Network = flax.struct.field(pytree_node=False)
-    greedy: bool = flax.struct.field(pytree_node=False, default=True)
+    network: Network = dataclasses.field(metadata={"static": True})
+    greedy: bool = dataclasses.field(default=True, metadata={"static": True})
 
     def init(self, env: ServeEnv) -> NetworkMemory:
         """Nothing seen yet, knobs at the task's own values."""

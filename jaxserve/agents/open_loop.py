@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -15,7 +15,8 @@ from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class RandomPolicy:
     """Every window every knob at a random point of its grid."""
 
@@ -35,7 +36,8 @@ class RandomPolicy:
         return action_at(jnp.floor(draw * sizes).astype(jnp.int32)), memory
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class StaticPolicy:
     """One setting for the whole episode."""
 
@@ -54,7 +56,8 @@ class StaticPolicy:
         return self.action, memory
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class FlappingPolicy:
     """Two settings in turn, a new one every window: what a controller without dwell time does."""
 

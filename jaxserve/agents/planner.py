@@ -12,10 +12,9 @@ lengths to come. Those are drawn afresh for every plan, and all candidates face 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -66,13 +65,14 @@ class Intent(NamedTuple):
     """int32[2, 6], grid indices: until the next decision, and after it."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Planner(PrivilegedPolicy):
     """The planner for one task; build it with ``planner_for``."""
 
     sizes: jax.Array
     """int32[6], grid points of each knob; 1 for those that the task locks."""
-    config: PlannerConfig = flax.struct.field(pytree_node=False, default=PlannerConfig())
+    config: PlannerConfig = field(default=PlannerConfig(), metadata={"static": True})
 
     def init(self, env: ServeEnv) -> Intent:
         """Nothing planned yet: the task's own knobs."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,7 +41,8 @@ class RegimeSearch:
     cannot."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class RegimeOracle(PrivilegedPolicy):
     """One setting for each regime, and within it for calm and for a burst."""
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,8 @@ from jaxserve.seeds import policy_key
 from jaxserve.types import ServeAction, TimeStep, WindowMetrics
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Rollout:
     """Episodes, one after the other in the first axis. Without the reset TimeSteps."""
 

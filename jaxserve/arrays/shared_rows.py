@@ -8,15 +8,15 @@ are laid end to end and the offsets say whose is whose.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class SharedRows:
     """Numbers read at ``offset`` + index."""
 
@@ -28,7 +28,7 @@ class SharedRows:
     def at(self, index: jax.Array) -> jax.Array:
         """``values[offset + index]``; ``index`` broadcasts against ``offset`` and must be in
         range."""
-        chex.assert_axis_dimension(self.values.reshape(len(self.values), -1), 1, 1)
+        assert self.values.size == len(self.values), "its own batch axis is merged by unbatch_rows"
         return self.values.reshape(-1).at[self.offset + index].get(mode="promise_in_bounds")
 
 

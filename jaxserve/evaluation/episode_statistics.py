@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +21,8 @@ _RESAMPLES = 2000
 _BOOTSTRAP_SEED = 0
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class EpisodeStatistics:
     """float64[E] each, one entry per episode."""
 

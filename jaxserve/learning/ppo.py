@@ -19,7 +19,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +49,8 @@ from jaxserve.seeds import random_episode_keys
 from jaxserve.types import ServeObservation
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrainState:
     """All that an update needs and changes; a checkpoint of it continues bit by bit."""
 
@@ -70,7 +70,8 @@ class TrainState:
     """int32, updates finished."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class UpdateReport:
     """What an update says of itself; float32 scalars."""
 
@@ -86,7 +87,8 @@ class UpdateReport:
     """of the returns by the value, at most 1."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class _Windows:
     """What a rollout keeps; leaves [T, N, ...]."""
 
@@ -99,15 +101,16 @@ class _Windows:
     reward: jax.Array
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Learner:
     """PPO on one task, or on as many (of one shape) as environments when ``env`` is stacked."""
 
     env: ServeEnv
     config: PPOConfig
-    network: Network = flax.struct.field(pytree_node=False)
-    horizon: int = flax.struct.field(pytree_node=False)
-    mesh: Mesh = flax.struct.field(pytree_node=False)
+    network: Network = dataclasses.field(metadata={"static": True})
+    horizon: int = dataclasses.field(metadata={"static": True})
+    mesh: Mesh = dataclasses.field(metadata={"static": True})
     """devices that the environments are spread over."""
 
     @classmethod

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PPOConfig:
     """Sizes are static; numbers are leaves, so that they can be batched."""
 
@@ -32,19 +33,19 @@ class PPOConfig:
     """at the start, on top of the scale that gives returns unit variance."""
     reward_scale_end: Any = 1.0
     """share of it that is left at the end, after changing linearly."""
-    environments: int = flax.struct.field(pytree_node=False, default=1024)
-    rollout_windows: int = flax.struct.field(pytree_node=False, default=25)
+    environments: int = dataclasses.field(default=1024, metadata={"static": True})
+    rollout_windows: int = dataclasses.field(default=25, metadata={"static": True})
     """must divide the task's horizon."""
-    updates: int = flax.struct.field(pytree_node=False, default=200)
-    epochs: int = flax.struct.field(pytree_node=False, default=2)
-    minibatches: int = flax.struct.field(pytree_node=False, default=8)
+    updates: int = dataclasses.field(default=200, metadata={"static": True})
+    epochs: int = dataclasses.field(default=2, metadata={"static": True})
+    minibatches: int = dataclasses.field(default=8, metadata={"static": True})
     """must divide the environments of a device."""
-    traffic_group: int = flax.struct.field(pytree_node=False, default=1)
+    traffic_group: int = dataclasses.field(default=1, metadata={"static": True})
     """environments that share an episode's traffic; above 1, the mean over them is the baseline of
     each window's advantage (input-dependent baselines, Mao et al. 2019). Must divide the
     environments of a device."""
-    width: int = flax.struct.field(pytree_node=False, default=64)
-    recurrent: bool = flax.struct.field(pytree_node=False, default=False)
+    width: int = dataclasses.field(default=64, metadata={"static": True})
+    recurrent: bool = dataclasses.field(default=False, metadata={"static": True})
 
     @property
     def windows(self) -> int:

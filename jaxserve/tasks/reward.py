@@ -14,7 +14,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -32,7 +31,8 @@ REWARD_CONFIG = {
 MAX_WEIGHT = 1e3
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class RewardModel:
     """Values, weights and limits of one task."""
 

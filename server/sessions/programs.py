@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +81,8 @@ def concatenated(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
     return Windows(*[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)])
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class _Shown:
     """What leaves a program: the part of a TimeStep that a Window is made of, all float32."""
 

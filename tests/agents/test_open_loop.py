@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +45,8 @@ def environment(task: str) -> ServeEnv:
     return jaxserve.make(task)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class AnyBaseline:
     """One of the baselines by number, so that one compiled program plays them all."""
 

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +18,8 @@ SHAPES = ((CLASSES,), (CLASSES, AGES), ())
 BATCHES = (2, 5, 3)  # of the outermost vmap first
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Found:
     """Outputs of several ranks and types."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -38,7 +37,8 @@ def distinct_kv(work: PromptWork, kv: jax.Array, requests: jax.Array) -> jax.Arr
     return kv if work.shared_kv is None else jnp.maximum(kv - work.shared_kv * requests, 0.0)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class _Newcomers:
     """Requests that want in: those that wait and the tick's arrivals. Means are over them."""
 
@@ -58,7 +58,8 @@ class _Newcomers:
     """float32, the mean weighted by size: a large prompt is at the head of the line for longer."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class _Freed:
     """What a tick frees on the decoding GPUs."""
 

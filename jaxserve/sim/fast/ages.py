@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -35,7 +34,8 @@ def idle_ages(classes: OutputAges | None) -> Ages | None:
     return Ages(nobody, nobody, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Step:
     """What a while of decoding does to the running sequences; sums over ages, [F, ...]."""
 

@@ -7,7 +7,8 @@ of these is a wait with a probability, a mean and a variance.
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,8 @@ _NORMAL_PEAK = np.float32(1.0 / np.sqrt(2.0 * np.pi))
 _NORMAL_TAIL_A, _NORMAL_TAIL_B = 0.339, 5.51
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Wait:
     """A wait that some requests have; scalars, [...]."""
 
@@ -43,7 +45,8 @@ class Wait:
     """its variance, s^2."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class WaitTally:
     """Waits of a window's requests; scalars, [...]."""
 
@@ -123,7 +126,8 @@ def blocked_wait(
     return Wait(share=share, mean_s=mean_s, variance_s2=mean_s**2)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PrefillTally:
     """Prefills that requests may find in progress on their GPU; scalars, [...]."""
 

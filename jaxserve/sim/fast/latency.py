@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,8 @@ _NORMAL_OF_LOG_ODDS = 1.702  # Haley's constant: the logistic of 1.702 z is clos
 _PAGE_LINEAR, _PAGE_CUBIC = 1.5976, 0.070565992  # Page, Applied Statistics 26 (1977)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class FirstTokenDelay:
     """What a first token takes beyond the queueing that ages show; per class, [F, ...], seconds."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -12,7 +13,8 @@ from jaxserve.sim.fast.tick_state import Queues
 from jaxserve.sim.traffic.output_ages import OutputAges
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Slo:
     """Per-class service level objectives."""
 
@@ -22,7 +24,8 @@ class Slo:
     """float32[F], limit on mean time per output token after the first, s."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class SimState:
     """The simulator's state between windows."""
 

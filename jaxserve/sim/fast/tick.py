@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -266,7 +265,8 @@ def advance_tick(
     return lines, queues, stage(live, _record, conditions, queues, tally, events)
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class FirstTokens:
     """When the first tokens of a window came."""
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -21,7 +20,8 @@ TINY = 1e-6
 """Guards divisions by counts and times that may be zero."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class PromptWork:
     """What is left to prefill of a prompt, without what is found in a prefix cache; all of it where
     there is none."""
@@ -43,7 +43,8 @@ class PromptWork:
     see ``jaxserve.sim.fast.prompt_work.second_shares``; None without output ages."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class WindowPlan:
     """What is constant during a window: the knobs in force, resolved against the deployment."""
 
@@ -112,7 +113,8 @@ class WindowPlan:
     """float32, memory of one GPU without the activations of the window, GiB."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Conditions:
     """What is the same in every tick of a window."""
 
@@ -121,7 +123,8 @@ class Conditions:
     classes: TrafficClasses
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Lines:
     """Requests by age, see ``jaxserve.sim.fast.lines``.
 
@@ -134,7 +137,8 @@ class Lines:
     """float32[F, A], those admitted in the window, by the age that they had then."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Ages:
     """How far sequences have got, see ``jaxserve.sim.fast.ages``; counts in requests."""
 
@@ -148,7 +152,8 @@ class Ages:
     """float32[F], sequences that hold a slot for their prefill, beside those that run."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Queues:
     """The requests that have been admitted once, as ticks advance them; counts in requests."""
 
@@ -167,7 +172,8 @@ class Queues:
     """None where output lengths are memoryless."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Tally:
     """Sums over the ticks of a window."""
 
@@ -206,7 +212,8 @@ class Tally:
     then a mean output for each completed request."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Timing:
     """Iteration times as a tick finds them."""
 
@@ -226,7 +233,8 @@ class Timing:
     """float32, GPU seconds of prefill that fit into the tick."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Admission:
     """Who enters the batch in a tick."""
 
@@ -252,7 +260,8 @@ class Admission:
     """float32, probability that all batch slots are taken."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Decoding:
     """What decoding does in a tick."""
 
@@ -270,7 +279,8 @@ class Decoding:
     """of the running sequences at the end of the tick."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Room:
     """What newcomers find in a tick."""
 
@@ -286,7 +296,8 @@ class Room:
     """see ``Admission``."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Eviction:
     """Who loses its KV at the end of a tick."""
 
@@ -298,7 +309,8 @@ class Eviction:
     """float32[F, K], ``count`` in bins of age."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TickEvents:
     """What happens in a tick."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -151,7 +150,8 @@ def _ages_left(queues: Queues, oom: jax.Array, split: jax.Array) -> Ages | None:
     )
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class _Service:
     """Requests in service in a window, those admitted before it and in it; [F, ...]."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import flax.struct
 import jax
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,7 +31,8 @@ MAX_GPUS = 8
 MAX_KV_POOL_TOKENS = 1_000_000_000
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Deployment:
     """``num_gpus`` identical replicas of one model. Leaves may be stacked under vmap.
 

@@ -19,10 +19,10 @@ a tick gathers only the four corners of a (batch, length) cell from it: 2 ns a q
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +44,8 @@ _FIRST_EXPONENT = 6  # of the shortest length, 64
 _FIRST_SQUARE_CELL = LEAST_BUCKETS - 1  # begins at 8,192 tokens
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class LatencyTable:
     """Times of one model on one GPU. The leaf may be stacked to batch hardware under
     ``jax.vmap``."""
@@ -53,17 +54,18 @@ class LatencyTable:
     """float32[27 * 19 L]: a row of 19 L for each of 9 depths (0..8) x 3 tiers. A row has the
     seconds of 9 x L decode iterations [batch, mean context], of 9 x L prefills beside a batch
     [batch, prompt] and of L prefills alone [prompt]."""
-    lengths: int = flax.struct.field(pytree_node=False, default=LEAST_BUCKETS)
+    lengths: int = dataclasses.field(default=LEAST_BUCKETS, metadata={"static": True})
     """L, the shortest of ``PROMPT_LENGTHS``; all of them take half as much memory again."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class WindowTable:
     """A ``LatencyTable`` at one depth and tier."""
 
     rows: SharedRows
     """the same numbers, and where that row starts."""
-    lengths: int = flax.struct.field(pytree_node=False)
+    lengths: int = dataclasses.field(metadata={"static": True})
     """see ``LatencyTable``."""
 
 

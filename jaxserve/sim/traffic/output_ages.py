@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import flax.struct
+import dataclasses
+
 import jax
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,8 @@ _END = 12.0  # hazard of the cell in which the longest outputs end: exp(-12) sta
 _STEPS = 64  # places in a cell at which integrals are taken
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class OutputAges:
     """Lifetimes of F classes on K bins of age, see ``jaxserve.sim.fast.ages``. Ages are in mean
     outputs (of the tokens after the first)."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +16,8 @@ from jaxserve.sim.traffic.traces import Trace
 _SMALLEST = float(CACHE_TOKENS[0])
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class ReuseTable:
     """Means over the prompts of F classes, by the GPUs that prefill and the size of their caches.
 
@@ -32,7 +33,8 @@ class ReuseTable:
     """float32[N, F, C], tokens found times those that are left."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Found:
     """What prompts of each class find in caches of one size."""
 

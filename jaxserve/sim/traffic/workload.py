@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +27,8 @@ _EXTRA_DRAWS = 3  # burst switch, burst level, dwell
 _RESET_DRAW = 2**31 - 1
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class TrafficClasses:
     """The palette: arrays of length F."""
 
@@ -62,7 +62,8 @@ class TrafficClasses:
     alike."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Regimes:
     """G traffic regimes: arrays of length G."""
 
@@ -84,7 +85,8 @@ class Regimes:
     """float32[G], multiplies the draft tokens accepted per step beyond the first token."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Workload:
     """Traffic of one task."""
 
@@ -98,7 +100,8 @@ class Workload:
     """int32, an episode starts at a random window 0..replay_start_max of the recording."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class WorkloadState:
     """Where an episode is in its traffic."""
 
@@ -118,7 +121,8 @@ class WorkloadState:
     """int32, first window of a recording."""
 
 
-@flax.struct.dataclass
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
 class Arrivals:
     """One window's traffic."""
 
