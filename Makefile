@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-agents notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
+.PHONY: help demo test test-slow collect test-agents notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,13 +31,15 @@ demo: $(SYNCED) ## train a controller for a minute and compare it with every bas
 	@cat scripts/after_demo.txt
 
 # Many tests wait for servers: more workers than cores keep the cores busy.
-test: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
-test-slow: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 1)')
+test test-slow: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
 test: $(SYNCED) ## run the tests, without the slow ones
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 test-slow: $(SYNCED) ## run only the slow tests
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+collect: $(SYNCED) ## import every test without running any
+	$(BIN)/python -m pytest --collect-only -qq -m "" >/dev/null
 
 test-agents: $(SYNCED) ## install every agent of the presets and have it play an episode (network, npm)
 	JAXSERVE_ALL_AGENTS=1 $(BIN)/python -m pytest -m slow tests/rollouts/test_installed_agents.py

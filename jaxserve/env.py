@@ -41,6 +41,7 @@ from jaxserve.spaces import (
 from jaxserve.tasks.reward import RewardModel, compute_reward
 from jaxserve.types import (
     PRIORITY_GROUPS,
+    Replaceable,
     RewardParts,
     ServeAction,
     ServeObservation,
@@ -51,7 +52,7 @@ from jaxserve.types import (
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class EnvState:
+class EnvState(Replaceable):
     """Everything an episode carries from window to window."""
 
     workload: WorkloadState
@@ -64,7 +65,7 @@ class EnvState:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ServeEnv:
+class ServeEnv(Replaceable):
     """One task on one deployment. Build it with ``jaxserve.make``."""
 
     table: LatencyTable

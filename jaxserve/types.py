@@ -6,6 +6,7 @@ Shapes are those of a single environment. Under ``jax.vmap`` every field gains l
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, Self
 
 import jax
 
@@ -17,9 +18,17 @@ PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
 
 
+class Replaceable:
+    """What policies and wrappers take apart: a frozen dataclass with changed copies of itself."""
+
+    def replace(self, **changes: Any) -> Self:
+        """``dataclasses.replace`` as a method."""
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ServeAction:
+class ServeAction(Replaceable):
     """The six knobs, held for one control window.
 
     Inside jit out-of-range values are clipped and reals rounded; outer boundaries reject them
@@ -87,7 +96,7 @@ class ServeAction:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class ServeObservation:
+class ServeObservation(Replaceable):
     """What an operator's dashboard shows at the end of a control window.
 
     Always finite and inside ``jaxserve.spaces.OBSERVATION_BOUNDS``. Names are those of earlier
@@ -148,7 +157,7 @@ class ServeObservation:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class WindowMetrics:
+class WindowMetrics(Replaceable):
     """What happened in one control window. Counts are (fractional) requests; all float32.
 
     Conservation: ``arrivals = completed + rejected + lost + change of (waiting + running)``.
@@ -212,7 +221,7 @@ class WindowMetrics:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RewardParts:
+class RewardParts(Replaceable):
     """The reward and its terms, each in units of the task's expected arrival value per window."""
 
     throughput: jax.Array
@@ -231,7 +240,7 @@ class RewardParts:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class TimeStep:
+class TimeStep(Replaceable):
     """What ``ServeEnv.reset`` and ``ServeEnv.step`` return beside the state."""
 
     observation: ServeObservation

@@ -23,18 +23,28 @@ _LONGEST = (
     "docs/test_pages.py",
     "notebooks/test_notebooks.py",
     "test_readme.py",
-    "compare/test_command.py",
     "integrations/test_vllm_sessions.py",
     "server/test_durability.py",
-    "server/test_documents.py",
-    "integrations/test_vllm.py",
-    "live/test_kills.py",
-    "agents/test_regime_oracle.py",
+    "compare/test_command.py",
     "live/study/test_run.py",
-    "mock_engine/test_latencies.py",
+    "examples/test_examples.py",
+    "integrations/test_vllm.py",
+    "live/test_page.py",
     "learning/test_distributed.py",
+    "server/test_documents.py",
+    "compare/test_protocol.py",
+    "learning/test_training.py",
+    "live/test_kills.py",
+    "mock_engine/test_latencies.py",
+    "runtime/test_devices.py",
+    "server/test_page_pictures.py",
+    "server/players/test_baseline_inference.py",
+    "server/test_ending.py",
+    "learning/test_ppo.py",
+    "server/test_live_server.py",
+    "agents/test_regime_oracle.py",
 )
-"""Files of slow tests that take more than a minute and a half. They are begun first: one that is
+"""Files of slow tests that take about a minute or more. They are begun first: one that is
 begun last keeps all but one worker waiting."""
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.

@@ -127,6 +127,16 @@ def types(tree: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+def test_changed_copies() -> None:
+    """Of what policies and wrappers take apart, as a method."""
+    env = jaxserve.make("static_workload")
+    state, timestep = env.reset(jax.random.key(0))
+    assert int(env.locked.replace(batch_cap=jnp.int32(7)).batch_cap) == 7
+    assert int(state.replace(step=jnp.int32(3)).step) == 3
+    assert float(timestep.replace(reward=jnp.float32(0.5)).reward) == 0.5
+    assert env.replace(horizon=jnp.int32(9)).horizon == 9 != env.horizon
+
+
 def test_an_environments_state_is_small() -> None:
     """Thousands of episodes fit: below 16 KB each."""
     for task in task_names():

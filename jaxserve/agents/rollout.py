@@ -12,7 +12,7 @@ import numpy as np
 from jaxserve.agents.policy import Policy, PrivilegedPolicy
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.seeds import policy_key
-from jaxserve.types import ServeAction, TimeStep, WindowMetrics
+from jaxserve.types import ServeAction, ServeObservation, TimeStep, WindowMetrics
 
 
 @jax.tree_util.register_dataclass
@@ -55,10 +55,11 @@ def windows_of(env: ServeEnv, action: ServeAction, key: jax.Array, windows: int)
 
 @functools.partial(jax.jit, static_argnames="horizon")
 def _rollout(env: ServeEnv, policy: Policy, keys: jax.Array, horizon: int) -> Rollout:
-    def episode(key: jax.Array) -> Rollout:
+    def start(key: jax.Array) -> tuple[EnvState, ServeObservation]:
         state, timestep = env.reset(key)
-        memory = policy.init(env)
+        return state, timestep.observation
 
+    def episode(key: jax.Array, state: EnvState, observation: ServeObservation) -> Rollout:
         def window(carry, index):
             state, memory, observation = carry
             dice = policy_key(key, index)
@@ -70,7 +71,9 @@ def _rollout(env: ServeEnv, policy: Policy, keys: jax.Array, horizon: int) -> Ro
             state, timestep = env.step(state, action)
             return (state, memory, timestep.observation), Rollout(timestep, action)
 
-        start = (state, memory, timestep.observation)
-        return jax.lax.scan(window, start, jnp.arange(horizon))[1]
+        carry = (state, policy.init(env), observation)
+        return jax.lax.scan(window, carry, jnp.arange(horizon))[1]
 
-    return jax.vmap(episode)(keys)
+    # With states that a vmap returned, all of whose leaves have the batch axis, the loop is traced
+    # once. What a policy remembers may be the same for all episodes, and stays so.
+    return jax.vmap(episode)(keys, *jax.vmap(start)(keys))

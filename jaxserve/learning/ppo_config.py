@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.types import Replaceable
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(Replaceable):
     """Sizes are static; numbers are leaves, so that they can be batched."""
 
     learning_rate: Any = 1e-3

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import struct
 from flax.training.train_state import TrainState
 
@@ -164,6 +165,7 @@ def make_train(config: dict[str, Any]) -> Any:
     return train
 
 
+@pytest.mark.slow
 def test_it_learns_under_jit_and_vmap() -> None:
     """Two seeds in one program: episodes end when they should, and reward goes up in both."""
     rngs = jax.random.split(jax.random.PRNGKey(0), 2)

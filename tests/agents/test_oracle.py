@@ -32,7 +32,7 @@ def environment() -> ServeEnv:
 
 @functools.cache
 def found(seed: int = 0) -> np.ndarray:
-    return best_static(environment(), KEYS, candidates=32, rounds=1, seed=seed)
+    return best_static(environment(), KEYS, candidates=16, rounds=1, seed=seed)
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
     start = found()
     others = np.stack([start, found(1)] * (REGIME_COUNT // 2))
     return oracle_plans(
-        environment(), KEYS, start, others, sweeps=1, generations=4, offspring=1, seed=seed
+        environment(), KEYS, start, others, sweeps=1, generations=2, offspring=1, seed=seed
     )
 
 

@@ -49,6 +49,7 @@ def mean_reward(env: ServeEnv, policy: Policy, episodes: int = 2) -> float:
     return float(jnp.mean(rollout(env, policy, episode_keys(episodes, "train")).timesteps.reward))
 
 
+@pytest.mark.slow
 def test_it_solves_a_problem_without_chance() -> None:
     """Far above the knobs it starts from, and near the best constant of all."""
     env = regular_traffic()

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents import objective
 from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.regime_oracle import RegimeOracle, RegimeSearch, search_regime_oracle
 from jaxserve.agents.rollout import rollout
@@ -70,13 +69,13 @@ def test_it_refuses_to_play_on_observations() -> None:
         oracle().act(env, (), timestep.observation, jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_a_single_regime_is_not_searched_regime_by_regime(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing to know, so what is left is to tell bursts from calm."""
     env = jaxserve.make("static_workload", overrides={"horizon": HORIZON})
     monkeypatch.setattr("jaxserve.agents.regime_oracle.regime_settings", None)
-    monkeypatch.setattr(objective, "_CHUNK", 64)
     found = search_regime_oracle(env, make_action(batch_cap=48), RegimeSearch(episodes=2))
     assert found.settings.shape == (REGIME_COUNT, 2, 6)
 

@@ -186,6 +186,7 @@ def test_http_serves_where_websockets_do_not_pass(server: LocalServer) -> None:
         assert env.state()["step_count"] == 5
 
 
+@pytest.mark.slow
 def test_an_episode_survives_its_server(tmp_path: Path, server: LocalServer) -> None:
     """Killed and started again while the client waits."""
     with LocalServer(tmp_path) as mine, ServeClient(mine.url) as env:

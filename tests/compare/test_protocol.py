@@ -28,6 +28,7 @@ def case(out: Path, **changes) -> Case:
     return prepare(changes.pop("task", "static_workload"), out, **ARGUMENTS | changes)
 
 
+@pytest.mark.slow
 def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains, plays, writes; the second call trains and plays nothing; pictures and tables."""
     stages = {}
@@ -66,6 +67,7 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_results_of_other_circumstances_are_not_reused(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

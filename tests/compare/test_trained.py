@@ -41,6 +41,7 @@ def test_runs_are_those_of_the_train_command() -> None:
     assert options["environments"].default == _ENVIRONMENTS
 
 
+@pytest.mark.slow
 def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that is stopped goes on at the next call; each policy is its own seed's; and the
     finished run is found again without training."""

@@ -79,6 +79,7 @@ def resumed_is_whole(directory: Path, whole: Path, tolerance: float = 0.0) -> No
         )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpEngine]:
         yield running
 
 
+@pytest.mark.slow
 def test_the_page(
     engine: HttpEngine,
     tmp_path: Path,

@@ -105,6 +105,7 @@ def test_the_same_requests_come_more_slowly(both: tuple[ServeEnv, ServeEnv]) -> 
         assert 4 * first.arrival_s == pytest.approx(second.arrival_s, rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [24, 64])
 def test_both_simulators_serve_them_alike(both: tuple[ServeEnv, ServeEnv], cap: int) -> None:
     """The reference simulator the very same, later by the factor; the fast one within 5 %, since

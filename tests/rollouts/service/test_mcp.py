@@ -111,6 +111,7 @@ def test_an_agent_plays_over_mcp(stage: Stage) -> None:
     assert [record["dialect"] for record in records] == ["chat"] * 4
 
 
+@pytest.mark.slow
 def test_a_server_with_a_token(
     start_server: StartServer,
     tmp_path: Path,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import httpx
+import pytest
 
 from tests.conftest import StartServer
 from tests.patience import PATIENCE_S
@@ -12,6 +13,7 @@ from tests.server.doors.episode_calls import post
 from tests.server.players.stub_model import Model
 
 
+@pytest.mark.slow
 def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
     """Of this episode only, whichever of the server's own agents it was."""
     with closing(Model()) as model:
