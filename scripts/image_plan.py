@@ -28,6 +28,7 @@ sys.path.insert(0, str(ROOT))
 import httpx  # noqa: E402
 
 from jaxserve.errors import InputError  # noqa: E402
+from jaxserve.runtime.process_group import own_process  # noqa: E402
 from jaxserve.show.outputs import check_output, write_output  # noqa: E402
 from server.local import free_port  # noqa: E402
 
@@ -202,21 +203,29 @@ def _serve(stage: Stage) -> float:
         command = [*_powerless(), *_with_port(stage.command, port)]
         _write_protect(stage.at("/app"))
         started = time.monotonic()
-        server = subprocess.Popen(command, cwd=stage.at("."), env=environment)
         try:
-            probe = [word.replace("7860", str(port)) for word in stage.health]
-            while subprocess.run(probe, env=environment, capture_output=True).returncode:
-                if server.poll() is not None or time.monotonic() - started > _START_S:
-                    raise RuntimeError("the server of the image does not become healthy")
-            healthy_s = time.monotonic() - started
-            url = f"http://127.0.0.1:{port}"
-            for path, body in (("/reset", {"task_id": 1}), ("/step", {"action": {}})):
-                httpx.post(url + path, json=body, timeout=60.0).raise_for_status()
+            with own_process(command, cwd=stage.at("."), env=environment) as server:
+                healthy_s = _healthy_after_s(server, stage, environment, port, started)
+                url = f"http://127.0.0.1:{port}"
+                for path, body in (("/reset", {"task_id": 1}), ("/step", {"action": {}})):
+                    httpx.post(url + path, json=body, timeout=60.0).raise_for_status()
         finally:
-            server.terminate()
-            server.wait()
             _write_protect(stage.at("/app"), on=False)
     return healthy_s
+
+
+def _healthy_after_s(
+    server: subprocess.Popen[bytes],
+    stage: Stage,
+    environment: Mapping[str, str],
+    port: int,
+    started: float,
+) -> float:
+    probe = [word.replace("7860", str(port)) for word in stage.health]
+    while subprocess.run(probe, env=environment, capture_output=True).returncode:
+        if server.poll() is not None or time.monotonic() - started > _START_S:
+            raise RuntimeError("the server of the image does not become healthy")
+    return time.monotonic() - started
 
 
 def _with_port(command: list[str], port: int) -> list[str]:
