@@ -11,15 +11,8 @@ import pytest
 
 from jaxserve.gateway.translation.engine import EngineReader
 from jaxserve.gateway.translation.table import Answerer, translated
-from tests.gateway.translation.earlier_cases import (
-    ANSWERS,
-    ASKS,
-    GOOGLE,
-    POLICY,
-    REQUESTS,
-    STREAMS,
-    TEN_FOUR,
-)
+from tests.gateway.translation.earlier.cases import ANSWERS, REQUESTS, STREAMS
+from tests.gateway.translation.earlier.parts import ASKS, GOOGLE, POLICY, TEN_FOUR
 
 
 def holds(found: Any, expected: Any) -> bool:
