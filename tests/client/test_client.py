@@ -17,6 +17,7 @@ from jaxserve.client import AsyncServeClient, ConnectionLost, ServeClient, Serve
 from jaxserve.client.transports import HttpTransport
 from jaxserve.errors import InputError
 from server.local import LocalServer, free_port
+from tests.conftest import StartServer
 
 ACTION = {"batch_cap": 64, "speculation_depth": 2}
 
@@ -187,14 +188,17 @@ def test_http_serves_where_websockets_do_not_pass(server: LocalServer) -> None:
 
 
 @pytest.mark.slow
-def test_an_episode_survives_its_server(tmp_path: Path, server: LocalServer) -> None:
+def test_an_episode_survives_its_server(
+    tmp_path: Path, server: LocalServer, start_server: StartServer
+) -> None:
     """Killed and started again while the client waits."""
-    with LocalServer(tmp_path) as mine, ServeClient(mine.url) as env:
+    mine = start_server(tmp_path)
+    with ServeClient(mine.url) as env:
         env.reset(task_id=3, seed=5)
         found = [env.step(ACTION).reward for _ in range(4)]
         mine.kill()
-        with LocalServer(tmp_path, port=mine.port):
-            found += [env.step(ACTION).reward for _ in range(4)]
+        start_server(tmp_path, port=mine.port)
+        found += [env.step(ACTION).reward for _ in range(4)]
         assert found == rewards(server.url, 8)
 
 

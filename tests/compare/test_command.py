@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,7 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.learning.training import Interrupted
-from tests.quick_compiler import quick_environment
 from tests.sizes import EPISODES
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -25,23 +21,17 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return output.err.removeprefix("jaxserve: ").strip()
 
 
-def tiny_command(*arguments: str) -> str:
-    """What a command prints whose searches and plans take no time."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.compare.tiny", *arguments],
-        env=quick_environment(),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
-def test_a_run_is_taken_over_and_results_are_kept(tmp_path: Path) -> None:
+def test_a_run_is_taken_over_and_results_are_kept(
+    tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Tables, JSON and pictures of a run that the train command made; the second call repeats
     them without playing."""
+
+    def tiny_command(*arguments: str) -> str:
+        assert cli.main(arguments) == 0
+        return capsys.readouterr().out
+
     out, report, data = tmp_path / "out", tmp_path / "results.md", tmp_path / "results.json"
     run = str(out / "static_workload" / "ppo")
     training = ("train", "--task", "static_workload", "--seeds", "2", "--out", run)

@@ -1,14 +1,11 @@
-"""Comparisons that take seconds; ``python -m tests.compare.tiny`` makes them as a command."""
+"""Comparisons that take seconds."""
 
 from __future__ import annotations
-
-import sys
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve import cli
 from jaxserve.agents import panel
 from jaxserve.agents.planner import PlannerConfig, planner_for
 from jaxserve.agents.regime_oracle import RegimeOracle
@@ -37,9 +34,3 @@ def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
         return np.arange(len(policies) * episodes, dtype=float).reshape(-1, episodes)
 
     monkeypatch.setattr(protocol, "reference_objectives", reference)
-
-
-if __name__ == "__main__":
-    with pytest.MonkeyPatch.context() as patch:
-        shrink(patch)
-        sys.exit(cli.main(sys.argv[1:]))

@@ -11,19 +11,26 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, chdir, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, chdir, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
+import pytest
+
+from jaxserve import cli
 from tests.quick_compiler import commands_compile_quickly
 
 _BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!-- (file|shortened|not run): (.*?) -->")
 _EXCUSES = ("GPU", "network")
+_PLAYS = re.compile(
+    r"(?:jaxserve (?:evaluate|simulate|table|tasks)\b(?:\\\n|[^\n|<>$;&#])*\n)+", re.MULTILINE
+)
 LANGUAGES = ("python", "sh")
 
 
@@ -75,6 +82,8 @@ def run_page(page: Path, folder: Path) -> str:
                 where = f"{page.name}, line {block.line}"
                 if block.file is not None:
                     Path(block.file).write_text(block.code, encoding="utf-8")
+                elif block.language == "sh" and _PLAYS.fullmatch(block.code):
+                    printed.write(_played(block.code, where))
                 elif block.language == "sh":
                     with _compiler_for(block.code):
                         printed.write(_shell(block.code, where))
@@ -83,6 +92,22 @@ def run_page(page: Path, folder: Path) -> str:
                         exec(compile(block.code, where, "exec"), names)
     finally:
         sys.path.remove(str(folder))
+    return printed.getvalue()
+
+
+def _played(code: str, where: str) -> str:
+    """Commands that play and print, in this process: it has traced their programs for other pages
+    already, which takes a process of its own longer than all the rest."""
+    printed = StringIO()
+    for line in code.replace("\\\n", " ").splitlines():
+        with (
+            redirect_stdout(printed),
+            redirect_stderr(printed),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setenv("COLUMNS", "120")
+            status = cli.main(shlex.split(line)[1:])
+        assert status == 0, f"{where}: {line}\n{printed.getvalue()}"
     return printed.getvalue()
 
 
