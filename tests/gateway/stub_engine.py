@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -298,12 +299,18 @@ class RawServer:
 
     def _talk(self, connection: socket.socket) -> None:
         try:
-            received = b""
-            while b"\r\n\r\n" not in received:
+            # The whole request: what is left unread when a connection is closed resets it, and the
+            # client may lose what was said.
+            received, size = b"", None
+            while size is None or len(received) < size:
                 part = connection.recv(65536)
                 if not part:
                     return
                 received += part
+                if size is None and b"\r\n\r\n" in received:
+                    head, _, _ = received.partition(b"\r\n\r\n")
+                    length = re.search(rb"(?i)^content-length: *(\d+)", head, re.MULTILINE)
+                    size = len(head) + 4 + (int(length[1]) if length else 0)
             self.requests += 1
             connection.sendall(self._says)
             if self._stays:
