@@ -39,7 +39,7 @@ test-slow: $(SYNCED) ## run only the slow tests
 	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 collect: $(SYNCED) ## import every test without running any
-	$(BIN)/python -m pytest --collect-only -qq -m "" >/dev/null
+	$(BIN)/python -m pytest --collect-only -qq -m ""
 
 test-agents: $(SYNCED) ## install every agent of the presets and have it play an episode (network, npm)
 	JAXSERVE_ALL_AGENTS=1 $(BIN)/python -m pytest -m slow tests/rollouts/test_installed_agents.py

@@ -119,14 +119,14 @@ def make(
         table=latency_table(file, budget, lengths_for(longest_mean_tokens(classes))),
         deployment=deployment,
         workload=_workload(spec, classes, regimes, counts),
-        slo=Slo(on_device(ttft_slo_s, np.float32), on_device(tpot_slo_s, np.float32)),
+        slo=Slo(on_device(ttft_slo_s), on_device(tpot_slo_s)),
         reward=_reward_model(spec, streams, regimes, deployment, ttft_slo_s),
         knob_active=on_device([knob in spec.knobs for knob in KNOBS], np.bool_),
         locked=make_action(**spec.locked),
         lowest=make_action(**_limits(spec, 0)),
         highest=make_action(**_limits(spec, 1)),
         horizon=on_device(spec.horizon, np.int32),
-        randomisation=_scalar(spec.randomisation),
+        randomisation=on_device(spec.randomisation),
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
@@ -157,13 +157,13 @@ def _workload(
 ) -> Workload:
     """Args: ``counts`` of a trace that is replayed, None where traffic is drawn."""
     workload = Workload(
-        classes=classes, regimes=regimes, cycle_period_s=_scalar(spec.cycle_period_s)
+        classes=classes, regimes=regimes, cycle_period_s=on_device(spec.cycle_period_s)
     )
     if counts is None:
         return workload
     return dataclasses.replace(
         workload,
-        replay_counts=on_device(counts, np.float32),
+        replay_counts=on_device(counts),
         replay_start_max=on_device(max(len(counts) - spec.horizon, 0), np.int32),
     )
 
@@ -183,25 +183,19 @@ def _reward_model(
         np.float32(deployment.usd_per_gpu_s) + energy_usd_per_s
     )
     return RewardModel(
-        value=on_device(value, np.float32),
-        quality=on_device(
-            [_per_class([s.quality[t] for s in streams], 1.0) for t in Tier], np.float32
-        ),
-        ttft_slo_s=on_device(ttft_slo_s, np.float32),
-        expected_value=_scalar(expected_rps * spec.window_s * float(np.dot(mix, value))),
-        expected_requests_per_s=_scalar(expected_rps),
-        memory_limit_gib=_scalar(objective.memory_limit_gib),
-        usd_scale=on_device(full_power_usd * np.float32(spec.window_s), np.float32),
-        throughput_weight=_scalar(objective.throughput_weight),
-        latency_weight=_scalar(objective.latency_weight),
-        slo_weight=_scalar(objective.slo_weight),
-        cost_weight=_scalar(objective.cost_weight),
-        memory_weight=_scalar(objective.memory_weight),
+        value=on_device(value),
+        quality=on_device([_per_class([s.quality[t] for s in streams], 1.0) for t in Tier]),
+        ttft_slo_s=on_device(ttft_slo_s),
+        expected_value=on_device(expected_rps * spec.window_s * float(np.dot(mix, value))),
+        expected_requests_per_s=on_device(expected_rps),
+        memory_limit_gib=on_device(objective.memory_limit_gib),
+        usd_scale=on_device(full_power_usd * np.float32(spec.window_s)),
+        throughput_weight=on_device(objective.throughput_weight),
+        latency_weight=on_device(objective.latency_weight),
+        slo_weight=on_device(objective.slo_weight),
+        cost_weight=on_device(objective.cost_weight),
+        memory_weight=on_device(objective.memory_weight),
     )
-
-
-def _scalar(value: float) -> jax.Array:
-    return on_device(value, np.float32)
 
 
 def _per_class(values: list[float], fill: float) -> NDArray[np.float32]:

@@ -221,6 +221,11 @@ def _healthy_after_s(
     port: int,
     started: float,
 ) -> float:
+    """Seconds from ``started``.
+
+    Raises:
+      RuntimeError: it ends before, or takes too long.
+    """
     probe = [word.replace("7860", str(port)) for word in stage.health]
     while subprocess.run(probe, env=environment, capture_output=True).returncode:
         if server.poll() is not None or time.monotonic() - started > _START_S:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.agents.capacity import Load, decode_speed, value_share
+from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.deployment import MAX_GPUS
@@ -61,7 +62,7 @@ class HeuristicPolicy:
     """AIMD batch cap, KV up to the memory limit, SmartSpec depth, planned tier and split."""
 
     published_tokens_per_step: jax.Array = field(
-        default_factory=lambda: jnp.asarray(tokens_per_step("sharegpt/eagle"), jnp.float32)
+        default_factory=lambda: on_device(tokens_per_step("sharegpt/eagle"))
     )
     """float32[9], of the draft model on chat, what is believed before anything is observed."""
     prior_output_tokens: float = 200.0

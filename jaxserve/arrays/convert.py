@@ -25,7 +25,10 @@ def numpy_of(column: pa.Array | pa.ChunkedArray) -> NDArray[Any]:
     return np.from_dlpack(whole)
 
 
-def on_device(values: ArrayLike, dtype: DTypeLike) -> jax.Array:
+def on_device(values: ArrayLike, dtype: DTypeLike = np.float32) -> jax.Array:
     """``jnp.asarray(values, dtype)``, which by itself compiles a program for every shape and type
-    that it converts."""
-    return jax.device_put(np.asarray(values, dtype))
+    that it converts.
+
+    The array is a copy of its own: JAX may share the memory of the NumPy array that it is given.
+    """
+    return jax.device_put(np.array(values, dtype))

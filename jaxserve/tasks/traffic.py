@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from jaxserve.arrays.convert import on_device
 from jaxserve.limits import MAX_DEPTH
@@ -34,16 +33,16 @@ def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     mean_prompt = _table_mean(prompt_table)
     prompt_spread = np.sqrt(np.maximum(_relative_square(prompt_table) - np.float32(1.0), 0.0))
     classes = TrafficClasses(
-        prompt_tokens=on_device(mean_prompt, np.float32),
-        prompt_floor=on_device(prompt_table[:, 0].astype(np.float32) / mean_prompt, np.float32),
-        prompt_spread=on_device(prompt_spread, np.float32),
-        output_tokens=on_device(_table_mean(output_table), np.float32),
-        delay_weight=on_device(_delay_weight(output_table), np.float32),
-        output_growth=on_device(_running_growth(output_table), np.float32),
+        prompt_tokens=on_device(mean_prompt),
+        prompt_floor=on_device(prompt_table[:, 0].astype(np.float32) / mean_prompt),
+        prompt_spread=on_device(prompt_spread),
+        output_tokens=on_device(_table_mean(output_table)),
+        delay_weight=on_device(_delay_weight(output_table)),
+        output_growth=on_device(_running_growth(output_table)),
         priority=on_device(priorities, np.int32),
-        tokens_per_step=on_device(np.stack(profiles), np.float32),
-        prompt_quantiles=on_device(prompt_table, np.float32),
-        output_quantiles=on_device(output_table, np.float32),
+        tokens_per_step=on_device(np.stack(profiles)),
+        prompt_quantiles=on_device(prompt_table),
+        output_quantiles=on_device(output_table),
         output_ages=output_ages(output_table, spec.output_ages),
     )
     return classes, owner
@@ -64,18 +63,15 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
         share = np.array([regime.mix.get(names[i], 0.0) for i in owner])
         mix[g, : len(owner)] = share / bins
 
-    def vector(values: ArrayLike) -> jax.Array:
-        return on_device(values, np.float32)
-
     return Regimes(
-        rate_rps=vector([r.rate_rps for r in rows]),
-        class_mix=vector(mix),
-        dwell_s=vector([r.dwell_s for r in rows]),
-        burst_multiplier=vector([r.burst_multiplier for r in rows]),
-        burst_start=vector([r.burst_start_per_s for r in rows]),
-        burst_stop=vector([r.burst_stop_per_s for r in rows]),
-        cycle_amplitude=vector([r.cycle_amplitude for r in rows]),
-        acceptance_scale=vector([r.acceptance_scale for r in rows]),
+        rate_rps=on_device([r.rate_rps for r in rows]),
+        class_mix=on_device(mix),
+        dwell_s=on_device([r.dwell_s for r in rows]),
+        burst_multiplier=on_device([r.burst_multiplier for r in rows]),
+        burst_start=on_device([r.burst_start_per_s for r in rows]),
+        burst_stop=on_device([r.burst_stop_per_s for r in rows]),
+        cycle_amplitude=on_device([r.cycle_amplitude for r in rows]),
+        acceptance_scale=on_device([r.acceptance_scale for r in rows]),
     )
 
 

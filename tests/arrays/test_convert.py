@@ -38,9 +38,26 @@ def test_the_same_as_from_jax(values: Any, dtype: Any) -> None:
     assert found.aval == expected.aval
 
 
-@pytest.mark.parametrize("task", ["bursty_workload", "azure_code"])
-def test_a_task_is_made_without_pandas(task: str) -> None:
-    """Its table and its trace are read without what pyarrow would import beside."""
-    program = f"import jaxserve, sys; jaxserve.make({task!r}); print('pandas' in sys.modules)"
+def test_nobody_else_holds_its_memory() -> None:
+    """What becomes of the NumPy array afterwards does not show."""
+    for length in (1, 4, 1000, 4096):
+        source = np.zeros(length, np.float32)
+        found = on_device(source)
+        source[:] = 7.0
+        np.testing.assert_array_equal(found, np.zeros(length))
+
+
+@pytest.mark.parametrize("task", ["bursty_workload", "azure_code", "trace_replay"])
+def test_a_task_is_made_at_once(task: str) -> None:
+    """Nothing is compiled for it, and what pyarrow would import beside stays away."""
+    program = f"""
+import sys, jax, jaxserve
+compiled = []
+jax.monitoring.register_event_duration_secs_listener(
+    lambda name, seconds, **about: compiled.append(name) if "compile" in name else None
+)
+jaxserve.make({task!r})
+print(compiled, {{"pandas", "flax"}} & sys.modules.keys())
+"""
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert found.stdout == "False\n", found.stderr
+    assert found.stdout == "[] set()\n", found.stdout + found.stderr

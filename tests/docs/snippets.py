@@ -28,9 +28,7 @@ from tests.quick_compiler import commands_compile_quickly
 _BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!-- (file|shortened|not run): (.*?) -->")
 _EXCUSES = ("GPU", "network")
-_PLAYS = re.compile(
-    r"(?:jaxserve (?:evaluate|simulate|table|tasks)\b(?:\\\n|[^\n|<>$;&#])*\n)+", re.MULTILINE
-)
+_PLAYS = re.compile(r"(?:jaxserve (?:evaluate|simulate|table|tasks)\b(?:\\\n|[^\n|<>$;&#])*\n)+")
 LANGUAGES = ("python", "sh")
 
 

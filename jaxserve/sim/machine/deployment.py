@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxserve import checks
 from jaxserve.arrays.convert import on_device
@@ -152,9 +151,6 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
         token_budget=settings.token_budget or EngineSettings.token_budget,
     )
 
-    def vector(values: ArrayLike) -> jax.Array:
-        return on_device(values, np.float32)
-
     pool = [
         [kv_pool_bytes(gpu, model, tier, drafting, tp, engine) for drafting in (False, True)]
         for tier in Tier
@@ -177,29 +173,29 @@ def build_deployment(gpu: Gpu, model: LlmModel, settings: DeploymentSettings) ->
     flop = np.array([iteration_flops(gpu, model, tier, 1, 0, 0) for tier in Tier], np.float32)
     weight_bytes = np.array([body_bytes(gpu, model, tier) for tier in Tier], np.float32)
     return Deployment(
-        num_gpus=vector(settings.num_gpus),
-        token_budget=vector(engine.token_budget),
-        queue_capacity=vector(settings.queue_capacity),
-        weights_gib=vector([weights_bytes(model, tier, tp) / GIB for tier in Tier]),
-        draft_gib=vector(draft_bytes(model, tp) / GIB),
-        kv_pool_gib=vector(np.asarray(pool) / GIB),
-        kv_pool_tokens=vector(tokens),
-        activation_base_gib=vector(engine.runtime_bytes / GIB),
-        activation_gib_per_token=vector(activation_bytes(model, 1, 0, tp) / GIB),
-        logits_gib_per_row=vector(activation_bytes(model, 0, 1, tp) / GIB),
-        device_gib=vector(gpu.memory_bytes / GIB),
-        restart_s=vector(settings.restart_s),
-        rerole_s=vector(settings.rerole_s),
-        oom_restart_s=vector(settings.oom_restart_s),
-        kv_transfer_s_per_token=vector(model.kv_bytes_per_token / gpu.link_bytes_per_s),
+        num_gpus=on_device(settings.num_gpus),
+        token_budget=on_device(engine.token_budget),
+        queue_capacity=on_device(settings.queue_capacity),
+        weights_gib=on_device([weights_bytes(model, tier, tp) / GIB for tier in Tier]),
+        draft_gib=on_device(draft_bytes(model, tp) / GIB),
+        kv_pool_gib=on_device(np.asarray(pool) / GIB),
+        kv_pool_tokens=on_device(tokens),
+        activation_base_gib=on_device(engine.runtime_bytes / GIB),
+        activation_gib_per_token=on_device(activation_bytes(model, 1, 0, tp) / GIB),
+        logits_gib_per_row=on_device(activation_bytes(model, 0, 1, tp) / GIB),
+        device_gib=on_device(gpu.memory_bytes / GIB),
+        restart_s=on_device(settings.restart_s),
+        rerole_s=on_device(settings.rerole_s),
+        oom_restart_s=on_device(settings.oom_restart_s),
+        kv_transfer_s_per_token=on_device(model.kv_bytes_per_token / gpu.link_bytes_per_s),
         prefix_caching=on_device(settings.prefix_caching, np.bool_),
-        frontend_s=vector(settings.frontend_s),
-        frontend_tail_s=vector(settings.frontend_tail_s),
-        idle_w=vector(gpu.idle_w * group),
-        max_w=vector(gpu.max_w * group),
-        joule_per_token=vector(flop * np.float32(gpu.joules_per_flop)),
-        joule_per_weight_pass=vector(weight_bytes * np.float32(gpu.joules_per_byte)),
-        joule_per_kv_token=vector(model.kv_bytes_per_token * gpu.joules_per_byte),
-        usd_per_gpu_s=vector(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
-        usd_per_joule=vector(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
+        frontend_s=on_device(settings.frontend_s),
+        frontend_tail_s=on_device(settings.frontend_tail_s),
+        idle_w=on_device(gpu.idle_w * group),
+        max_w=on_device(gpu.max_w * group),
+        joule_per_token=on_device(flop * np.float32(gpu.joules_per_flop)),
+        joule_per_weight_pass=on_device(weight_bytes * np.float32(gpu.joules_per_byte)),
+        joule_per_kv_token=on_device(model.kv_bytes_per_token * gpu.joules_per_byte),
+        usd_per_gpu_s=on_device(gpu.price_usd_per_hour * group / SECONDS_PER_HOUR),
+        usd_per_joule=on_device(gpu.electricity_usd_per_kwh / JOULES_PER_KWH),
     )

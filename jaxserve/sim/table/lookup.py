@@ -93,7 +93,7 @@ def latency_table(
     for index in np.ndindex(model_s.shape[1:]):
         correction[:, *index] = np.interp(depths, SPEC_LENGTHS, ratio[:, *index])
     seconds = (model_s * correction)[..., :lengths]
-    return LatencyTable(on_device(seconds.ravel(), np.float32), lengths)
+    return LatencyTable(on_device(seconds.ravel()), lengths)
 
 
 def lengths_for(tokens: float) -> int:

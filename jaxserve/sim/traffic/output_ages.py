@@ -46,7 +46,7 @@ def output_ages(quantiles: NDArray[np.floating], bins: int) -> OutputAges | None
         return None
     tables = [_lifetime(row.astype(np.float64), bins) for row in quantiles]
     columns = (np.stack(column) for column in zip(*tables, strict=True))
-    return OutputAges(*(on_device(column, np.float32) for column in columns))
+    return OutputAges(*(on_device(column) for column in columns))
 
 
 def _lifetime(quantiles: NDArray[np.float64], bins: int) -> tuple[NDArray[np.float64], ...]:

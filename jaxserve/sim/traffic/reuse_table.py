@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxserve.arrays.convert import on_device
 from jaxserve.sim.traffic.reuse import CACHE_TOKENS, cached_tokens
 from jaxserve.sim.traffic.trace_classes import class_index
 from jaxserve.sim.traffic.traces import Trace
@@ -66,7 +67,7 @@ def reuse_table(trace: Trace, edges: Sequence[int], num_gpus: int, classes: int)
             members = group[: len(found)] == of
             if members.any():
                 tables[:, gpus - 1, of] = [moment[members].mean(axis=0) for moment in moments]
-    return ReuseTable(*(jnp.asarray(table, jnp.float32) for table in tables))
+    return ReuseTable(*(on_device(table) for table in tables))
 
 
 def look_up(table: ReuseTable, gpus: jax.Array, cache_tokens: jax.Array) -> Found:
