@@ -95,9 +95,13 @@ def value_share(
         """Little's law: as many sequences decode as arrive while one of them does."""
         return rate_per_gpu * load.output_tokens * tpot_s(batch)
 
-    batch = jnp.float32(1.0)
-    for _ in range(_BALANCE_STEPS):
-        batch = jnp.sqrt(batch * jnp.clip(wanted(batch), 1.0, most))
+    # A loop, as one that is written out takes most of what a rollout takes to compile.
+    batch = jax.lax.fori_loop(
+        0,
+        _BALANCE_STEPS,
+        lambda _, batch: jnp.sqrt(batch * jnp.clip(wanted(batch), 1.0, most)),
+        jnp.float32(1.0),
+    )
     own_s = prefill_s(batch)
     prefill_busy = load.rate_rps * own_s / prefill_gpus
     served = 1.0 / jnp.maximum(jnp.maximum(wanted(batch) / most, prefill_busy), 1.0)

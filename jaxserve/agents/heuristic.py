@@ -218,11 +218,15 @@ class HeuristicPolicy:
         splits = jnp.tile(jnp.arange(MAX_GPUS), len(Tier))
         possible = (splits < gpus) & (env.knob_active[_TIER] | (tiers == tier))
         possible &= env.knob_active[_SPLIT] | (splits == split)
-        load = memory.load
-        value = jax.vmap(lambda t, s: value_share(env, load, t, s, gpus))(tiers, splits)
-        now = value_share(env, load, tier, split, gpus)
-        # A rolling switch takes one GPU at a time.
-        fewer = value_share(env, load, tier, jnp.minimum(split, gpus - 2.0), gpus - 1.0)
+        # All others, the present one, and it while it is changed: a rolling switch takes one GPU at
+        # a time.
+        candidates = (
+            jnp.append(tiers, jnp.stack([tier, tier])),
+            jnp.append(splits, jnp.stack([split, jnp.minimum(split, gpus - 2.0)])),
+            jnp.append(jnp.full(len(tiers), gpus), jnp.stack([gpus, gpus - 1.0])),
+        )
+        share = jax.vmap(lambda t, s, n: value_share(env, memory.load, t, s, n))(*candidates)
+        value, now, fewer = share[:-2], share[-2], share[-1]
         lost_per_s = now - jnp.where(gpus > 1.0, jnp.minimum(fewer, now), 0.0)
         reload_s = jnp.where(tiers != tier, env.deployment.restart_s * gpus, 0.0)
         downtime_s = jnp.maximum(reload_s, env.deployment.rerole_s * jnp.abs(splits - split))

@@ -54,14 +54,12 @@ def _pairwise(
     operation: Callable[[jax.Array, jax.Array], jax.Array], values: jax.Array, axis: int
 ) -> jax.Array:
     """Combines the slices as a balanced tree, whose operations need not wait for each other."""
-    parts = [
-        jax.lax.index_in_dim(values, i, axis, keepdims=False) for i in range(values.shape[axis])
-    ]
+    parts = jax.lax.split(values, [1] * values.shape[axis], axis)
     while len(parts) > 1:
         last = parts[2 * (len(parts) // 2) :]
         pairs = zip(parts[:-1:2], parts[1::2], strict=True)
-        parts = [operation(first, second) for first, second in pairs] + last
-    return parts[0]
+        parts = [*(operation(first, second) for first, second in pairs), *last]
+    return jax.lax.squeeze(parts[0], [axis])
 
 
 def _written_out(leaf: jax.Array) -> jax.Array:
