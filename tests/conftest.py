@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.quick_compiler import compile_quickly, compile_sooner, quick_flags
+from tests.quick_compiler import compile_quickly
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
@@ -69,11 +69,8 @@ settings.load_profile("jaxserve")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Slow tests compute for longer than others, but for commands in documents."""
-    if "not slow" in config.option.markexpr:
-        compile_quickly()
-    else:
-        compile_sooner()
+    """Nearly every test waits for the compiler."""
+    compile_quickly()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -118,7 +115,7 @@ def _servers(factory: pytest.TempPathFactory) -> Iterator[StartServer]:
     ) -> LocalServer:
         chosen = folder or factory.mktemp("server")
         # Tests ask for little of what a server may be asked.
-        settings = quick_flags() | {"JAXSERVE_COMPILE_AHEAD": "0"} | variables
+        settings = {"JAXSERVE_COMPILE_AHEAD": "0"} | variables
         server = LocalServer(chosen, port=port, arguments=arguments, variables=settings)
         started.append(server)
         return server.wait()

@@ -18,6 +18,7 @@ from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import REGIME_COUNT, task_names
+from tests.quick_compiler import programs_compute
 
 HORIZON = 8
 EVERY_OTHER = np.array([[3 + 2 * regime + burst for burst in (0, 1)] for regime in range(4)])
@@ -81,6 +82,7 @@ def test_a_single_regime_is_not_searched_regime_by_regime(
 
 
 @pytest.mark.slow
+@programs_compute()
 def test_knowing_the_regime_pays() -> None:
     """On the medium task, whose regimes conflict, it gains on the best constant by far."""
     env = jaxserve.make("bursty_workload")

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
-from tests.quick_compiler import commands_compile_quickly
+from tests.quick_compiler import commands_compute
 
 _BLOCK = re.compile(r"((?:^<!-- [^\n]* -->\n)*)^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!-- (file|shortened|not run): (.*?) -->")
@@ -124,7 +124,7 @@ def run_code(language: str, code: str, folder: Path) -> str:
 def _compiler_for(code: str) -> AbstractContextManager[None]:
     """A quick one, but for commands on a trace: they search for its best setting, and compute for
     longer than the compiler takes."""
-    return nullcontext() if "--trace" in code else commands_compile_quickly()
+    return commands_compute() if "--trace" in code else nullcontext()
 
 
 def _shell(code: str, where: str) -> str:

@@ -21,7 +21,6 @@ from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
-from tests.quick_compiler import quick_environment
 
 SCRIPT = """
 import sys
@@ -73,7 +72,7 @@ def test_two_processes_train_one_policy(tmp_path: Path) -> None:
     """Their updates are those of one process; Ctrl-C in either stops both with a checkpoint; and
     one process alone can finish what they began."""
     out = tmp_path / "run"
-    one_device = quick_environment() | {"JAX_NUM_CPU_DEVICES": "1"}
+    one_device = os.environ | {"JAX_NUM_CPU_DEVICES": "1"}
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
     command += ["--environments", "16", "--steps", "80000", "--out", str(out)]
     both = [*command, "--coordinator", free_address(), "--processes", "2"]

@@ -16,6 +16,7 @@ from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import anchors_score, load_anchors
 from jaxserve.tasks.spec import load_task
+from tests.quick_compiler import programs_compute
 
 SMALL = PPOConfig(environments=16, rollout_windows=25, minibatches=2, updates=40)
 
@@ -214,6 +215,7 @@ def test_sizes_must_fit(change: dict[str, int], message: str) -> None:
 
 
 @pytest.mark.slow
+@programs_compute()
 def test_beats_the_best_static_setting() -> None:
     """A million windows of training score above the best static setting on test seeds."""
     task = "adversarial_multitenant"

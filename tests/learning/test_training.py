@@ -26,7 +26,6 @@ from jaxserve.learning.training import train
 from jaxserve.runtime.process_group import own_process
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import write_table_file
-from tests.quick_compiler import quick_environment
 
 SETUP = load_setup("static_workload")
 CONFIG = PPOConfig(environments=16, rollout_windows=25, minibatches=2, updates=4)
@@ -195,8 +194,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "jaxserve.cli", "train", "--task", "static_workload"]
     # Long enough not to be over before the signal is seen, which is looked for every two seconds.
     command += ["--out", str(out), "--environments", "16", "--steps", "80000"]
-    environment = quick_environment()
-    with own_process(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+    with own_process(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "windows/s" in line:
@@ -206,7 +204,7 @@ def test_control_c_in_a_real_process(tmp_path: Path) -> None:
         assert process.wait(300.0) == 130
     assert "continue with --resume" in rest and "Traceback" not in rest
     assert len(rows(out)) > 0
-    done = subprocess.run([*command, "--resume"], capture_output=True, text=True, env=environment)
+    done = subprocess.run([*command, "--resume"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(rows(out)) == 200 and (out / "weights.npz").exists()
 

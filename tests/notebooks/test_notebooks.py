@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.quick_compiler import commands_compile_quickly
+from tests.quick_compiler import commands_compute
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = {
@@ -133,7 +133,7 @@ def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     where = {"metadata": {"path": str(tmp_path)}}
     waits = {"timeout": 1800, "startup_timeout": 300}
     # To search settings for a trace takes longer than to compile.
-    with nullcontext() if "trace.csv" in str(cells(name)) else commands_compile_quickly():
+    with commands_compute() if "trace.csv" in str(cells(name)) else nullcontext():
         NotebookClient(notebook, kernel_name="python3", resources=where, **waits).execute()
 
     pictures = 0

@@ -33,7 +33,6 @@ from server.local import LocalServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.sessions.talking import Agent
 from tests.gateway.token_engine import TokenEngine
-from tests.quick_compiler import quick_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "agents"
@@ -291,7 +290,7 @@ class Stage:
 def stage(folder: Path) -> Iterator[Stage]:
     """A server, an engine and a gateway between it and the agents."""
     with (
-        LocalServer(folder, variables=quick_flags()) as server,
+        LocalServer(folder) as server,
         TokenEngine("vllm") as engine,
         RunningGateway([engine.option], sessions=folder / "sessions") as gateway,
     ):

@@ -21,7 +21,6 @@ from server.local import free_port
 from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
-from tests.quick_compiler import quick_flags
 from tests.rollouts.service.commands import client as client_of
 from tests.rollouts.service.running import ended
 
@@ -90,8 +89,6 @@ def test_an_operator_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # Agents find the project where these tests find it.
     root = DOCS.parent
     monkeypatch.setenv("PYTHONPATH", str(root))
-    for name, value in quick_flags().items():
-        monkeypatch.setenv(name, value)
     task = Path("task.json")
     task.write_text(
         task.read_text().replace(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
-
-from tests.quick_compiler import quick_environment
 
 PREPARE = """
 import dataclasses
@@ -98,12 +97,11 @@ def test_two_devices(script: str) -> None:
     """Of two devices each has half of the environments. Parameters are on both, they exchange
     nothing but sums, and the run is that of one device up to the order of these sums. Sizes that do
     not fit are named, and a stack of tasks is cut as well."""
-    environment = quick_environment()
-    flags = environment.get("XLA_FLAGS", "")
-    environment["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count=2"
+    flags = os.environ.get("XLA_FLAGS", "")
+    two = {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count=2"}
     found = subprocess.run(
         [sys.executable, "-c", PREPARE + script],
-        env=environment,
+        env=os.environ | two,
         capture_output=True,
         text=True,
         check=False,
