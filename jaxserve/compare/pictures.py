@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
+from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.panel import TaskSetup, best_static_policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.compare.intervals import Estimate, Matrix, estimate
@@ -43,8 +44,8 @@ def write_task_pictures(case: Case, policies: Trained) -> None:
     """
     setup = case.setup
     keys = episode_keys(EPISODES, "test")
-    learnt = rollout(setup.env, policies.chosen, keys)
-    static = rollout(setup.env, best_static_policy(setup), keys)
+    players = in_one_program([policies.chosen, best_static_policy(setup)])
+    learnt, static = (rollout(setup.env, player, keys) for player in players)
     regimes = [regime.name for regime in setup.spec.regimes]
     episodes = [first_episode("best static", static), first_episode("ppo", learnt)]
     title = f"{setup.spec.name}, test seed 0"

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.panel import (
     PRIVILEGED_AGENTS,
     TaskSetup,
@@ -190,10 +191,11 @@ def _plays(
     progress: Progress | None,
 ) -> dict[str, Play]:
     steps = stage_progress(stage, progress)
+    players = iter(in_one_program([policy for each in agents.values() for policy in each]))
     plays = {}
     for name, policies in agents.items():
         found = [
-            evaluate(setup, policy, episodes, progress=steps).statistics for policy in policies
+            evaluate(setup, next(players), episodes, progress=steps).statistics for _ in policies
         ]
         plays[name] = Play(
             objective=np.stack([each.objective for each in found]),

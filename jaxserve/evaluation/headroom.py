@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.table import Table
 
+from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
 from jaxserve.agents.oracle import oracle_plans
 from jaxserve.agents.policy import Policy
@@ -135,13 +136,12 @@ def measure_headroom(
         progress=progress,
     )
     values = {
-        "random": _mean_reward(env, RandomPolicy(), test),
-        "default": _mean_reward(env, default_policy(env), test),
         "best_static": float(static_objective(env, static[None], test).mean()),
         "oracle": float(oracle.mean()),
     }
-    for name, policy in exploit_policies().items():
-        values[name] = _mean_reward(env, policy, test)
+    others = {"random": RandomPolicy(), "default": default_policy(env), **exploit_policies()}
+    for name, player in zip(others, in_one_program(list(others.values())), strict=True):
+        values[name] = _mean_reward(env, player, test)
     return Headroom(spec, static, by_regime, matrix, values, budget)
 
 

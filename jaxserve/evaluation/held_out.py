@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.panel import TaskSetup, build_agent
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress, StageProgress, stage_progress
@@ -82,11 +84,12 @@ def evaluate_all(
     Raises:
       InputError: as ``evaluate``; also an unknown name.
     """
+    policies = [build_agent(name, setup, progress) for name in agents]
     found = {}
-    for name in agents:
-        policy = build_agent(name, setup, progress)
+    for name, policy, player in zip(agents, policies, in_one_program(policies), strict=True):
         steps = stage_progress(f"{setup.spec.name}, {name}", progress)
-        found[name] = evaluate(setup, policy, episodes, split, steps)
+        played = evaluate(setup, player, episodes, split, steps)
+        found[name] = dataclasses.replace(played, policy=policy)
     return Evaluations(setup, split, episodes, found)
 
 
@@ -139,7 +142,9 @@ def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
     """Episodes of an agent from seed 0 on, window by window."""
     # As many episodes as in a batch of ``evaluate``, whose compiled program plays them.
     keys = episode_keys(min(evaluated.episodes, _CHUNK), evaluated.split)
-    return rollout(evaluated.setup.env, evaluated.agents[agent].policy, keys)
+    players = in_one_program([found.policy for found in evaluated.agents.values()])
+    player = players[list(evaluated.agents).index(agent)]
+    return rollout(evaluated.setup.env, player, keys)
 
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxserve.agents.panel import build_agent, load_setup
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
-from jaxserve.evaluation.held_out import evaluate
+from jaxserve.evaluation.held_out import evaluate_all
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.runtime.processes import map_in_processes
 from jaxserve.seeds import episode_key
@@ -35,8 +35,8 @@ def policy_transfer(
     rows = []
     for task in tasks:
         setup = load_setup(task)
-        for agent in agents:
-            fast = evaluate(setup, build_agent(agent, setup), episodes).scores
+        for agent, evaluation in evaluate_all(setup, agents, episodes).agents.items():
+            fast = evaluation.scores
             assert fast is not None
             reference = np.array([found[task, agent, seed] for seed in range(episodes)])
             detail = (

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxserve
+from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.open_loop import (
     FlappingPolicy,
@@ -21,6 +20,7 @@ from jaxserve.agents.open_loop import (
     exploit_policies,
     noop_policy,
 )
+from jaxserve.agents.policy import Policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.env import ServeEnv
 from jaxserve.grids import KNOB_GRIDS
@@ -30,10 +30,8 @@ from jaxserve.spaces import (
     DEFAULT_ACTION,
     KNOBS,
     OBSERVATION_BOUNDS,
-    clip_action,
 )
 from jaxserve.tasks.spec import task_names
-from jaxserve.types import ServeAction, ServeObservation
 from tests.sizes import EPISODES
 
 HARD = "adversarial_multitenant"
@@ -45,51 +43,15 @@ def environment(task: str) -> ServeEnv:
     return jaxserve.make(task)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class AnyBaseline:
-    """One of the baselines by number, so that one compiled program plays them all."""
-
-    number: jax.Array
-    setting: ServeAction
-    """of the static baselines."""
-
-    def members(self) -> list[Any]:
-        """Policies by number."""
-        flapping = exploit_policies()["tier_flapping"]
-        return [StaticPolicy(self.setting), RandomPolicy(), flapping, HeuristicPolicy()]
-
-    def init(self, env: ServeEnv) -> Any:
-        """The memory of each."""
-        return tuple(member.init(env) for member in self.members())
-
-    def act(
-        self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
-    ) -> tuple[ServeAction, Any]:
-        """The knobs of the chosen one."""
-
-        def branch(index: int) -> Any:
-            def act(memory: Any) -> tuple[ServeAction, Any]:
-                member = self.members()[index]
-                action, own = member.act(env, memory[index], observation, key)
-                return clip_action(action), (*memory[:index], own, *memory[index + 1 :])
-
-            return act
-
-        return jax.lax.switch(self.number, [branch(i) for i in range(len(memory))], memory)
-
-
-def baselines(env: ServeEnv) -> dict[str, AnyBaseline]:
-    """Every baseline by its name."""
-    static = {
-        name: AnyBaseline(jnp.int32(0), policy.action)
-        for name, policy in {"default": default_policy(env), **exploit_policies()}.items()
-        if isinstance(policy, StaticPolicy)
+def baselines(env: ServeEnv) -> dict[str, Policy]:
+    """Every baseline by its name; one compiled program plays them all."""
+    named = {
+        "default": default_policy(env),
+        "random": RandomPolicy(),
+        "heuristic": HeuristicPolicy(),
     }
-    others = ("random", "tier_flapping", "cap_flapping", "kv_flapping", "heuristic")
-    return static | {
-        name: AnyBaseline(jnp.int32(number), env.locked) for number, name in enumerate(others, 1)
-    }
+    policies = named | exploit_policies()
+    return dict(zip(policies, in_one_program(list(policies.values())), strict=True))
 
 
 def played(task: str, policy: Any) -> Rollout:
