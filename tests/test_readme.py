@@ -92,7 +92,7 @@ def test_the_demo_runs(tmp_path: Path) -> None:
     ).stdout.replace("\\\n", "")
     steps = [line for line in listed.splitlines() if "jaxserve" in line or line.startswith("rm")]
     assert len(steps) == 3
-    short = "--steps 60_000 --environments 64"
+    short = "--steps 1600 --environments 64"
     commands = "\n".join(steps).replace("--steps 5_000_000", short)
     commands = commands.replace(".venv/bin/", "").replace("--episodes 20", "--episodes 4")
     assert short in commands and shlex.split(commands)
