@@ -49,6 +49,8 @@ def in_one_program(policies: Sequence[Policy]) -> list[Policy]:
     kinds = {_kind(policy): policy for policy in policies if not _is_privileged(policy)}
     if len(kinds) < 2:
         return list(policies)
+    # In an order of their own, so that the same kinds find the same program.
+    kinds = {kind: kinds[kind] for kind in sorted(kinds, key=str)}
 
     def wrapped(policy: Policy) -> Policy:
         members = kinds | {_kind(policy): policy}

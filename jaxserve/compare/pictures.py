@@ -14,11 +14,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
-from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.panel import TaskSetup, best_static_policy
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.compare.intervals import Estimate, Matrix, estimate
-from jaxserve.compare.protocol import Case
+from jaxserve.compare.protocol import Case, in_company
 from jaxserve.compare.result_tables import label, scores
 from jaxserve.compare.results import TaskComparison
 from jaxserve.compare.trained import Curve, Trained, learning_curve
@@ -44,7 +43,7 @@ def write_task_pictures(case: Case, policies: Trained) -> None:
     """
     setup = case.setup
     keys = episode_keys(EPISODES, "test")
-    players = in_one_program([policies.chosen, best_static_policy(setup)])
+    players = in_company([policies.chosen, best_static_policy(setup)])
     learnt, static = (rollout(setup.env, player, keys) for player in players)
     regimes = [regime.name for regime in setup.spec.regimes]
     episodes = [first_episode("best static", static), first_episode("ppo", learnt)]

@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from jaxserve.agents.choice import in_one_program
+from jaxserve.agents.heuristic import HeuristicPolicy
+from jaxserve.agents.open_loop import RandomPolicy
 from jaxserve.agents.panel import (
     PRIVILEGED_AGENTS,
     TaskSetup,
@@ -183,6 +185,12 @@ def _reference(case: Case, policies: Trained, progress: Progress | None) -> dict
     return single | {"ppo": found[len(agents) :]}
 
 
+def in_company(policies: Sequence[Policy]) -> list[Policy]:
+    """The policies in one program with all kinds that are compared, so that the task, its variants
+    and its pictures share it."""
+    return in_one_program([*policies, RandomPolicy(), HeuristicPolicy()])[: len(policies)]
+
+
 def _plays(
     stage: str,
     setup: TaskSetup,
@@ -191,7 +199,7 @@ def _plays(
     progress: Progress | None,
 ) -> dict[str, Play]:
     steps = stage_progress(stage, progress)
-    players = iter(in_one_program([policy for each in agents.values() for policy in each]))
+    players = iter(in_company([policy for each in agents.values() for policy in each]))
     plays = {}
     for name, policies in agents.items():
         found = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.learning.training import Interrupted
-from tests.sizes import EPISODES
 
 
 def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -19,44 +17,6 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     output = capsys.readouterr()
     assert output.err.count("\n") == 1 and output.err.startswith("jaxserve: ")
     return output.err.removeprefix("jaxserve: ").strip()
-
-
-@pytest.mark.slow
-def test_a_run_is_taken_over_and_results_are_kept(
-    tiny: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Tables, JSON and pictures of a run that the train command made; the second call repeats
-    them without playing."""
-
-    def tiny_command(*arguments: str) -> str:
-        assert cli.main(arguments) == 0
-        return capsys.readouterr().out
-
-    out, report, data = tmp_path / "out", tmp_path / "results.md", tmp_path / "results.json"
-    run = str(out / "static_workload" / "ppo")
-    training = ("train", "--task", "static_workload", "--seeds", "2", "--out", run)
-    tiny_command(*training, "--environments", "16", "--steps", "400")
-    arguments = ["compare", "static_workload", "--out", str(out), "--seeds", "2"]
-    arguments += ["--episodes", str(EPISODES), "--markdown", str(report), "--json", str(data)]
-    printed = tiny_command(*arguments)
-    for part in ("test episodes", "replayed there", "both simulators", "score (95 % interval)"):
-        assert part in printed
-    assert "earlier call" not in printed
-    text = report.read_text()
-    assert f"`jaxserve compare static_workload --seeds 2 --episodes {EPISODES}" in text
-    assert str(tmp_path) not in text
-    assert f"2 training seeds of PPO with 400 windows each; {EPISODES} test episodes" in text
-    (task,) = json.loads(data.read_text())["tasks"]
-    assert task["about"]["task"] == "static_workload"
-    assert len(task["plays"]["ppo"]["objective"]) == 2
-    assert len(task["plays"]["heuristic"]["objective"][0]) == EPISODES
-    assert task["about"]["seeds"] == [0, 1] and task["about"]["windows"] == 400
-    pictures = {"learning.png", "policy_map.png", "episode.png", "results.json", "ppo"}
-    assert {path.name for path in (out / "static_workload").iterdir()} == pictures
-    assert (out / "scores.png").read_bytes().startswith(b"\x89PNG")
-
-    assert "static_workload: results of an earlier call" in tiny_command(*arguments)
-    assert report.read_text() == text
 
 
 def test_interrupted_training_says_how_to_go_on(

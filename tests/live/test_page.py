@@ -20,6 +20,7 @@ from tests.docs.snippets import blocks
 from tests.gateway.running import RunningGateway
 from tests.live.calibration.batching import HttpEngine, measured_in_virtual_time
 from tests.mock_engine.conftest import running
+from tests.quick_compiler import programs_compute
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "live.md"
 H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
@@ -38,6 +39,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpEngine]:
 
 
 @pytest.mark.slow
+@programs_compute()
 def test_the_page(
     engine: HttpEngine,
     tmp_path: Path,
