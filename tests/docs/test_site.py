@@ -16,6 +16,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 @pytest.mark.skipif(
     importlib.util.find_spec("sphinx") is None, reason="needs pip install 'jaxserve[docs]'"
 )
+@pytest.mark.slow
 def test_builds_without_warnings(tmp_path: Path) -> None:
     """Links and anchors lead somewhere, every page is in the contents, and no page loads a style,
     script, font or picture from elsewhere."""

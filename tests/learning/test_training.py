@@ -99,6 +99,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     assert policy.network.sizes == Learner.create(SETUP.env, CONFIG).network.sizes
 
 
+@pytest.mark.slow
 def test_divergence_keeps_the_last_good_state(
     tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
