@@ -32,9 +32,6 @@ from tests.integrations.examples import TRAINING, run
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
 
-for client in ("openai", "anthropic", "google.genai"):
-    pytest.importorskip(client, reason=f"the package {client} is not installed")
-
 pytestmark = pytest.mark.slow
 
 CAPS = (8, 24, 48, 96, 192, 384)

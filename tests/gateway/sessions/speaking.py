@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from tests.gateway.sessions.talking import Agent
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -45,22 +47,19 @@ def told(stub: Mapping[str, Any]) -> dict[str, str]:
 
 def openai_client(agent: Agent) -> Any:
     """Theirs, of the session."""
-    import openai
-
+    openai = pytest.importorskip("openai", reason="the package openai is not installed")
     return openai.OpenAI(base_url=f"{agent.gateway.url}/v1", api_key=agent.key, max_retries=0)
 
 
 def anthropic_client(agent: Agent) -> Any:
     """Likewise."""
-    import anthropic
-
+    anthropic = pytest.importorskip("anthropic", reason="the package anthropic is not installed")
     return anthropic.Anthropic(base_url=agent.gateway.url, api_key=agent.key, max_retries=0)
 
 
 def google_client(agent: Agent, version: str = "v1beta") -> Any:
     """Likewise; of one of the two versions of the interface."""
-    from google import genai
-
+    genai = pytest.importorskip("google.genai", reason="the package google-genai is not installed")
     options: Any = {"base_url": agent.gateway.url, "api_version": version}
     return genai.Client(api_key=agent.key, http_options=options)
 
@@ -159,9 +158,9 @@ def responses(agent: Agent, stream: bool, talk: Talk = SCRIPTED) -> str:
 
 def google(agent: Agent, stream: bool, talk: Talk = SCRIPTED, version: str = "v1beta") -> str:
     """Google's generateContent."""
+    client = google_client(agent, version)
     from google.genai import types
 
-    client = google_client(agent, version)
     tool = {"function_declarations": [{"name": talk.tool, "parameters_json_schema": talk.schema}]}
 
     def say(contents: list[Any], stub: Mapping[str, Any]) -> list[Any]:

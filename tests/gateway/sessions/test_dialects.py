@@ -21,9 +21,6 @@ from tests.gateway.sessions.speaking import (
 from tests.gateway.sessions.talking import Agent, started
 from tests.gateway.token_engine import TokenEngine, message_of, prompt_of, sampled
 
-for client in ("openai", "anthropic", "google.genai"):
-    pytest.importorskip(client, reason=f"the package {client} is not installed")
-
 
 @pytest.fixture
 def agents(start: Start, tmp_path: Path) -> Iterator[dict[str, Agent]]:
