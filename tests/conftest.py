@@ -81,6 +81,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
+def pytest_collection_finish() -> None:
+    """One device in every worker, whichever test is its first: a command would make one of every
+    core, and a program that was kept for one number of devices is none for another."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].devices()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _programs_find_room() -> Iterator[None]:
     """Drops compiled programs after a file, once there are many.
