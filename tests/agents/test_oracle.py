@@ -6,6 +6,7 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jaxserve
 from jaxserve.agents import oracle
@@ -52,6 +53,7 @@ def played() -> Rollout:
     return rollout(environment(), policy, KEYS)
 
 
+@pytest.mark.slow
 def test_the_oracle_is_at_least_the_best_static_setting() -> None:
     """It starts there, and every step keeps the better plan."""
     plans, values = planned()

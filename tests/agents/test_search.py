@@ -93,6 +93,7 @@ def test_the_same_seed_finds_the_same_setting(task: str) -> None:
     assert together == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_more_rounds_are_never_worse() -> None:
     """Refinement keeps what it has."""
     values = [objective(HARD, found(HARD, rounds)) for rounds in (0, 1, 3)]

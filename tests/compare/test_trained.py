@@ -70,6 +70,7 @@ def test_every_seed_has_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert again.digest == found.digest and len(again.policies) == 2
 
 
+@pytest.mark.slow
 def test_curves_have_a_row_for_each_seed(tmp_path: Path) -> None:
     """Rewards of every update by seed, against the windows played until then."""
     train(SETUP, CONFIG, (3, 4), tmp_path)

@@ -42,6 +42,7 @@ def test_a_fault_of_one_answer(play: Play) -> None:
 EVENTS = st.dictionaries(st.integers(1, 12), st.sampled_from(sorted(FAULTS)), max_size=4)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(happen=EVENTS, end=EVENTS)
 def test_any_faults_together(

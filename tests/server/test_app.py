@@ -46,6 +46,7 @@ def ended(own: Own) -> tuple[int, str]:
         return process.returncode, output
 
 
+@pytest.mark.slow
 def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> None:
     """7860 and 8000 in a container; a session is the same on both; SIGTERM is no crash."""
     ports = [free_port(), free_port()]
@@ -82,6 +83,7 @@ def test_ctrl_c_while_the_server_compiles(tmp_path: Path) -> None:
     assert "Traceback" not in "".join(said) + output
 
 
+@pytest.mark.slow
 def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
     """Before the token is looked at; 300 MB of headers would be read otherwise."""
     port = free_port()
