@@ -46,21 +46,20 @@ def in_one_program(policies: Sequence[Policy]) -> list[Policy]:
     Those that differ in numbers only, such as two constant settings, share one anyway. A
     ``PrivilegedPolicy`` stays as it is: it is shown what the others are not.
     """
-    kinds = {_kind(policy): policy for policy in policies if not _is_privileged(policy)}
+    kinds = {_kind(one): one for one in policies if not isinstance(one, PrivilegedPolicy)}
+    # In an order of their own, so that the same kinds find the same program.
+    kinds = dict(sorted(kinds.items(), key=lambda item: str(item[0])))
     if len(kinds) < 2:
         return list(policies)
-    # In an order of their own, so that the same kinds find the same program.
-    kinds = {kind: kinds[kind] for kind in sorted(kinds, key=str)}
 
     def wrapped(policy: Policy) -> Policy:
-        members = kinds | {_kind(policy): policy}
-        return ChosenPolicy(tuple(members.values()), jnp.int32(list(members).index(_kind(policy))))
+        kind = _kind(policy)
+        members = kinds | {kind: policy}
+        return ChosenPolicy(tuple(members.values()), jnp.int32(list(members).index(kind)))
 
-    return [policy if _is_privileged(policy) else wrapped(policy) for policy in policies]
-
-
-def _is_privileged(policy: Policy) -> bool:
-    return isinstance(policy, PrivilegedPolicy)
+    return [
+        policy if isinstance(policy, PrivilegedPolicy) else wrapped(policy) for policy in policies
+    ]
 
 
 def _kind(policy: Policy) -> Hashable:

@@ -10,10 +10,20 @@ import sys
 import pytest
 
 
+def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A benchmark in a process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "message"),
     [
-        ("benchmarks.__main__", ("--markdown", "missing/x.md"), "the folder missing does not"),
+        (
+            "benchmarks.__main__",
+            ("--markdown", "missing/x.md"),
+            "the folder missing does not exist",
+        ),
         ("benchmarks.rollout_builders", ("--markdown", "missing/x.md"), "the folder missing does"),
         (
             "benchmarks.server_load",
@@ -57,13 +67,19 @@ def test_bad_arguments(
     assert printed.err.count("\n") == 1
 
 
+def test_a_real_process_reports_bad_input() -> None:
+    """What ``main`` returns is the exit code."""
+    found = run("benchmarks.server_load", "--rounds", "0")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("benchmarks: --rounds is 0") and found.stderr.count("\n") == 1
+
+
 @pytest.mark.skipif(
     importlib.util.find_spec("stable_baselines3") is not None, reason="the extra is installed"
 )
 def test_the_missing_extra_is_named() -> None:
     """Without the peer there is the command that installs it."""
-    command = [sys.executable, "-m", "benchmarks.peers", "--help"]
-    found = subprocess.run(command, capture_output=True, text=True)
+    found = run("benchmarks.peers", "--help")
     assert found.returncode == 2
     assert found.stderr.endswith("pip install 'jaxserve[peers]'\n")
     assert found.stderr.count("\n") == 1

@@ -15,7 +15,8 @@ from tests.patience import wait_until
 
 _PATH = "/v1/chat/completions"
 _PATIENT = {
-    name: 600.0 for name in ("head_s", "body_s", "connect_s", "first_byte_s", "idle_s", "write_s")
+    f"{name}_s": 600.0
+    for name in ("head", "body", "queue", "connect", "first_byte", "idle", "write")
 }
 """Settings of a gateway that a busy machine cannot make give up."""
 
