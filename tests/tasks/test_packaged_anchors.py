@@ -5,24 +5,17 @@ from __future__ import annotations
 import functools
 from itertools import pairwise
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.open_loop import (
-    FlappingPolicy,
-    RandomPolicy,
-    StaticPolicy,
-    exploit_policies,
-)
-from jaxserve.env import ServeEnv
+from jaxserve.agents.choice import in_one_program
+from jaxserve.agents.open_loop import RandomPolicy, StaticPolicy, exploit_policies
+from jaxserve.agents.rollout import rollout
 from jaxserve.grading import grade_actions
 from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import Anchors, anchors_score, load_anchors
 from jaxserve.tasks.spec import load_task
-from jaxserve.types import ServeAction
 
 GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
 EPISODES = 24
@@ -30,7 +23,7 @@ EPISODES = 24
 
 @functools.cache
 def panel_rewards(task: str) -> dict[str, np.ndarray]:
-    """float64[EPISODES], mean reward of each policy on the first test seeds."""
+    """float32[EPISODES], mean reward of each policy on the first test seeds."""
     spec = load_task(task)
     env = jaxserve.make(spec)
     keys = episode_keys(EPISODES, "test")
@@ -38,42 +31,13 @@ def panel_rewards(task: str) -> dict[str, np.ndarray]:
     policies = exploit_policies() | {
         "default": StaticPolicy(jaxserve.make_action(**spec.locked)),
         "best_static": StaticPolicy(jaxserve.make_action(**anchors.best_static_action)),
+        "random": RandomPolicy(),
     }
-    actions = {name: scripted(policy, spec.horizon) for name, policy in policies.items()}
-    actions["random"] = random_actions(env, spec.horizon)
-    crowd = jax.tree.map(lambda *leaf: jnp.concatenate(leaf), *actions.values())
-    rewards = mean_rewards(env, jnp.tile(keys, len(actions)), crowd)
-    return dict(zip(actions, np.asarray(rewards).reshape(len(actions), EPISODES), strict=True))
-
-
-def scripted(policy: StaticPolicy | FlappingPolicy, horizon: int) -> ServeAction:
-    """Actions [EPISODES, T] of a policy that looks at nothing."""
-    if isinstance(policy, StaticPolicy):
-        first = second = policy.action
-    else:
-        first, second = policy.first, policy.second
-    even = jnp.arange(horizon) % 2 == 0
-    return jax.tree.map(
-        lambda a, b: jnp.broadcast_to(jnp.where(even, a, b), (EPISODES, horizon)), first, second
-    )
-
-
-def random_actions(env: ServeEnv, horizon: int) -> ServeAction:
-    """Actions [EPISODES, T] of the random agent."""
-    _, timestep = env.reset(jax.random.key(0))
-
-    def act(key: jax.Array) -> ServeAction:
-        return RandomPolicy().act(env, (), timestep.observation, key)[0]
-
-    keys = jax.random.split(jax.random.key(7), (EPISODES, horizon))
-    return jax.jit(jax.vmap(jax.vmap(act)))(keys)
-
-
-@jax.jit
-@functools.partial(jax.vmap, in_axes=(None, 0, 0))
-def mean_rewards(env: ServeEnv, key: jax.Array, actions: ServeAction) -> jax.Array:
-    """Mean reward per window of an episode."""
-    return jnp.mean(jax.lax.scan(env.step, env.reset(key)[0], actions)[1].reward)
+    players = zip(policies, in_one_program(list(policies.values())), strict=True)
+    return {
+        name: np.asarray(rollout(env, player, keys).timesteps.reward).mean(axis=1)
+        for name, player in players
+    }
 
 
 @pytest.fixture(params=GRADED)
