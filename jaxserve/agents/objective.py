@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,21 @@ _CHUNK = 512  # episodes per compiled batch
 
 
 def mean_reward(
-    env: ServeEnv, key: jax.Array, horizon: int, action: Callable[[jax.Array], ServeAction]
+    env: ServeEnv,
+    key: jax.Array,
+    horizon: int,
+    action: Callable[[jax.Array], ServeAction],
+    slowness: jax.Array | float = 1.0,
 ) -> jax.Array:
-    """float32: of an episode under ``action``, a function of the window's number."""
+    """float32: mean reward per window of an episode.
+
+    Args:
+      action: the knobs by the number of the window.
+      slowness: factor on all times of the latency table.
+    """
     state, _ = env.reset(key)
+    sim = dataclasses.replace(state.sim, time_scale=slowness * state.sim.time_scale)
+    state = state.replace(sim=sim)
 
     def step(carry, _):
         state, total = carry
