@@ -21,6 +21,7 @@ from jaxserve.cli.arguments import (
 from jaxserve.errors import InputError
 
 if TYPE_CHECKING:
+    from jaxserve.agents.panel import TaskSetup
     from jaxserve.sim.table.file import Calibration
 
 Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
@@ -103,6 +104,7 @@ def operate_gateway(
     weights: Directory = None,
     table: File = None,
     mode: Literal["off", "shadow", "guarded", "free"] = "shadow",
+    trained_elsewhere: bool = False,
     windows: Number = None,
 ) -> None:
     """Operate the engines behind a gateway by a policy.
@@ -120,9 +122,12 @@ def operate_gateway(
         weights: Directory of a training run, for ppo.
         table: Latency table of this deployment, see jaxserve calibrate.
         mode: How much it may do.
+        trained_elsewhere: Let weights turn knobs in guarded or free mode although they were
+            trained on something else.
         windows: Control windows to operate for; without it, until it is stopped.
     """
     import asyncio
+    import dataclasses
 
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
     from jaxserve.live.show import print_report
@@ -140,8 +145,14 @@ def operate_gateway(
         from jaxserve.live.operate import Conduct, Controller
         from jaxserve.live.supervisor import Mode
     setup = load_setup(task, table=text(table), weights=weights)
+    # Traffic is real: the trace that weights were trained on is as good as the task's regimes.
+    played = dataclasses.replace(
+        setup, inputs={name: one for name, one in setup.inputs.items() if name != "trace"}
+    )
+    if agent == "ppo" and Mode(mode).steers and not trained_elsewhere:
+        _check_trained_here(mode, played)
     with progress_bars() as progress:
-        policy = build_agent(agent, setup, progress)
+        policy = build_agent(agent, played, progress)
         static = best_static_policy(setup, progress).action
     header = {"task": setup.spec.name, "inputs": dict(setup.inputs), "agent": agent, "mode": mode}
 
@@ -154,6 +165,15 @@ def operate_gateway(
                 await controller.run(windows, print_report)
 
     asyncio.run(operate())
+
+
+def _check_trained_here(mode: str, setup: TaskSetup) -> None:
+    """Raises InputError if the weights were trained on something else than ``setup``."""
+    from jaxserve.agents.trained_on import trained_elsewhere
+
+    sentence = trained_elsewhere(setup.weights, setup)
+    if sentence is not None:
+        raise InputError(f"{sentence}; --mode {mode} turns knobs by them with --trained-elsewhere")
 
 
 def send_traffic(
