@@ -16,6 +16,7 @@ from jaxserve.cli.arguments import (
     check_outputs,
     import_plots,
     needing,
+    optional,
     text,
 )
 from jaxserve.errors import InputError
@@ -105,6 +106,7 @@ def operate_gateway(
     table: File = None,
     mode: Literal["off", "shadow", "guarded", "free"] = "shadow",
     trained_elsewhere: bool = False,
+    most_changes: Annotated[str | None, optional("KNOB=N,...")] = None,
     windows: Number = None,
 ) -> None:
     """Operate the engines behind a gateway by a policy.
@@ -124,12 +126,15 @@ def operate_gateway(
         mode: How much it may do.
         trained_elsewhere: Let weights turn knobs in guarded or free mode although they were
             trained on something else.
+        most_changes: Changes of each named knob that the policy may make in a minute, for example
+            batch_cap=2,kv_budget_fraction=0; 0 keeps it where it is. Falling back is not limited.
         windows: Control windows to operate for; without it, until it is stopped.
     """
     import asyncio
     import dataclasses
 
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
+    from jaxserve.live.guard import parse_most_changes
     from jaxserve.live.show import print_report
     from jaxserve.show.terminal import progress_bars
 
@@ -145,6 +150,9 @@ def operate_gateway(
         from jaxserve.live.operate import Conduct, Controller
         from jaxserve.live.supervisor import Mode
     setup = load_setup(task, table=text(table), weights=weights)
+    most = {}
+    if most_changes is not None:
+        most = parse_most_changes("--most-changes", most_changes, setup.spec.knobs)
     # Traffic is real: the trace that weights were trained on is as good as the task's regimes.
     played = dataclasses.replace(
         setup, inputs={name: one for name, one in setup.inputs.items() if name != "trace"}
@@ -160,7 +168,7 @@ def operate_gateway(
         with EpisodeWriter(log, header) as writer:
             token, patience_s = control_token(gateway), setup.env.window_s / 4
             async with GatewayClient(gateway, token, patience_s) as client:
-                conduct = Conduct(Mode(mode))
+                conduct = Conduct(Mode(mode), most_changes=most)
                 controller = Controller(setup, policy, static, client, writer, conduct)
                 await controller.run(windows, print_report)
 

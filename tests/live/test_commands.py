@@ -77,6 +77,12 @@ def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None
         capsys, *operate, "--agent", "planner"
     )
     assert "--windows is 0" in refused(capsys, *operate, "--windows", "0")
+    assert "a knob of --most-changes is 'cap'; it must be one of batch_cap" in refused(
+        capsys, *operate, "--most-changes", "cap=2"
+    )
+    assert "batch_cap of --most-changes is 'few'" in refused(
+        capsys, *operate, "--most-changes", "batch_cap=few"
+    )
     assert "cannot be reached" in refused(capsys, "send", "--task", task, "--url", nobody)
     assert "--seed is -1" in refused(capsys, "send", "--task", task, "--seed", "-1")
     assert "the gateway cannot be reached" in refused(capsys, "switch", "off", "--gateway", nobody)
