@@ -55,9 +55,7 @@ class Played:
 
         async def operate() -> None:
             with EpisodeWriter(self.log, {"task": setup.spec.name, "agent": "moody"}) as log:
-                conduct = Conduct(
-                    mode, rules or Rules(recover=3), most_changes=most_changes or {}
-                )
+                conduct = Conduct(mode, rules or Rules(recover=3), most_changes=most_changes or {})
                 client: Any = self.deployment
                 policy: Any = Moody(caps)
                 static = make_action(**STATIC)

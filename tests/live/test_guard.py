@@ -146,7 +146,7 @@ def test_parse_most_changes() -> None:
         with pytest.raises(InputError, match=f"^a knob of --most-changes is '{name}'; {allowed}$"):
             parse(text)
     for number in ("-1", "1.5", "x", "", "10001"):
-        with pytest.raises(InputError, match="^batch_cap of --most-changes is .*a whole number"):
+        with pytest.raises(InputError, match=r"^batch_cap of --most-changes is .*a whole number"):
             parse(f"kv_budget_fraction=1,batch_cap={number}")
-    with pytest.raises(InputError, match="^--most-changes names batch_cap twice"):
+    with pytest.raises(InputError, match=r"^--most-changes names batch_cap twice"):
         parse("batch_cap=2,batch_cap=3")
