@@ -182,6 +182,8 @@ def packaged_weights(task: str) -> Path:
 def build_agent(name: str, setup: TaskSetup, progress: Progress | None = None) -> Policy:
     """The agent ``name``, ready for ``setup``.
 
+    An InputWarning says it if the weights of ppo were trained on something else than ``setup``.
+
     Args:
       progress: told about the search for the best static setting where there is none yet.
 
@@ -261,9 +263,12 @@ def find_best_static(
 
 
 def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:
+    from jaxserve.agents.trained_on import warn_trained_elsewhere
     from jaxserve.agents.weights import load_weights
 
-    return load_weights(setup.weights, setup.env, setup.spec.name)
+    policy = load_weights(setup.weights, setup.env, setup.spec.name)
+    warn_trained_elsewhere(setup.weights, setup)
+    return policy
 
 
 def _planner(setup: TaskSetup, progress: Progress | None) -> Policy:

@@ -13,6 +13,7 @@ import jax
 
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo_config import PPOConfig
@@ -117,6 +118,7 @@ def provenance(
         command=command(setup, config, seeds),
         seed=seeds[best],
         inputs=dict(setup.inputs),
+        trained_on=facts(setup),
         revision=_revision(),
         jax=jax.__version__,
         windows=config.updates * config.windows,
