@@ -127,6 +127,7 @@ def make(
         highest=make_action(**_limits(spec, 1)),
         horizon=on_device(spec.horizon, np.int32),
         randomisation=on_device(spec.randomisation),
+        time_scale=on_device(1.0),
         window_s=spec.window_s,
         ticks=spec.ticks,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -19,21 +18,10 @@ _CHUNK = 512  # episodes per compiled batch
 
 
 def mean_reward(
-    env: ServeEnv,
-    key: jax.Array,
-    horizon: int,
-    action: Callable[[jax.Array], ServeAction],
-    slowness: jax.Array | float = 1.0,
+    env: ServeEnv, key: jax.Array, horizon: int, action: Callable[[jax.Array], ServeAction]
 ) -> jax.Array:
-    """float32: mean reward per window of an episode.
-
-    Args:
-      action: the knobs by the number of the window.
-      slowness: factor on all times of the latency table.
-    """
+    """float32: of an episode under ``action``, a function of the window's number."""
     state, _ = env.reset(key)
-    sim = dataclasses.replace(state.sim, time_scale=slowness * state.sim.time_scale)
-    state = state.replace(sim=sim)
 
     def step(carry, _):
         state, total = carry

@@ -428,6 +428,7 @@ def _static_rollouts(
 ) -> jax.Array:
     def episode(env: ServeEnv, setting: jax.Array, key: jax.Array, speed: jax.Array) -> jax.Array:
         action = action_at(setting)
-        return mean_reward(env, key, horizon, lambda _: action, speed)
+        slowed = env.replace(time_scale=speed * env.time_scale)
+        return mean_reward(slowed, key, horizon, lambda _: action)
 
     return on_all_devices(episode, env, settings, keys, speeds)
