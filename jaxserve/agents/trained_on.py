@@ -61,12 +61,15 @@ def trained_elsewhere(weights: Path, setup: TaskSetup) -> str | None:
       weights: directory of ``weights.json``.
 
     Returns:
-      the sentence; None if the weights were trained on the same, or do not say on what.
+      the sentence; None if the weights were trained on the same, do not say on what, or are not
+      there.
 
     Raises:
-      InputError: the file is missing or unreadable.
+      InputError: the file is unreadable.
     """
     path = weights / "weights.json"
+    if not path.is_file():
+        return None
     provenance = _inside(read_json(path, str(path)), "provenance")
     theirs, ours = _inside(provenance, "inputs"), setup.inputs
     differs = [

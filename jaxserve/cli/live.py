@@ -162,7 +162,13 @@ def operate_gateway(
     with progress_bars() as progress:
         policy = build_agent(agent, played, progress)
         static = best_static_policy(setup, progress).action
-    header = {"task": setup.spec.name, "inputs": dict(setup.inputs), "agent": agent, "mode": mode}
+    header = {
+        "task": setup.spec.name,
+        "inputs": dict(setup.inputs),
+        "agent": agent,
+        "mode": mode,
+        "most_changes": most,
+    }
 
     async def operate() -> None:
         with EpisodeWriter(log, header) as writer:

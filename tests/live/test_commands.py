@@ -115,6 +115,7 @@ def test_weights_from_elsewhere_ask_first(
     nobody = f"http://127.0.0.1:{free_port()}"
     operate = ["operate", "--task", task, "--log", "x.jsonl", "--gateway", nobody, "--weights"]
     sentence = "were trained on other (h100-sxm-80gb); they play mine (h100-sxm-80gb) here"
+    assert "there are no weights for mine" in refused(capsys, *operate[:-1], "--mode", "guarded")
     for mode in ("guarded", "free"):
         steered = [*operate, elsewhere, "--mode", mode]
         found = refused(capsys, *steered)
