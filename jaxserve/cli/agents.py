@@ -59,7 +59,7 @@ def evaluate_agents(
     from jaxserve.agents.panel import load_setup, parse_agents, playable
     from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
     from jaxserve.show.outputs import write_output
-    from jaxserve.show.report import evaluation_markdown, evaluation_table
+    from jaxserve.show.report import evaluation_markdown, evaluation_table, tail_table
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import task_names
 
@@ -84,8 +84,9 @@ def evaluate_agents(
         chosen = agents if "ppo" in agent else playable(agents, setup)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
-        tables.append(evaluation_table(evaluations[-1]))
-        console.print(tables[-1].rich())
+        for table in (evaluation_table(evaluations[-1]), tail_table(evaluations[-1])):
+            tables.append(table)
+            console.print(table.rich())
         if chosen != agents:
             console.print(f"without ppo, which has no weights for {setup.spec.name}")
     if plot is not None:

@@ -21,15 +21,20 @@ from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
     Interval,
+    WorstHour,
     episode_statistics,
     interval,
     intervals,
+    statistics_of,
+    worst_class,
+    worst_hour,
 )
 from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import Anchors, anchors_score
+from jaxserve.tasks.traffic import stream_classes
 
 MAX_EPISODES = 100_000
-_JSON_VERSION = 1
+_JSON_VERSION = 2
 _CHUNK = 32  # episodes per compiled batch
 
 
@@ -51,14 +56,19 @@ class Evaluation:
         return np.array([anchors_score(self.anchors, reward) for reward in rewards])
 
     def summary(self) -> dict[str, Interval]:
-        """Mean and 95 % interval of every statistic; and the score of the mean reward, which is not
-        the mean of the episodes' scores, because these are clipped one by one."""
+        """Every statistic over all episodes together and its 95 % interval; and the score of the
+        mean reward, which is not the mean of the episodes' scores, because these are clipped one by
+        one."""
         found = intervals(self.statistics)
         if self.anchors is None:
             return found
         reward = found["objective"]
         ends = (reward.mean, reward.low, reward.high)
         return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
+
+    def worst_hour(self) -> WorstHour:
+        """See ``jaxserve.evaluation.episode_statistics.worst_hour``."""
+        return worst_hour(self.statistics.sums)
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,11 @@ class Evaluations:
     episodes: int
     agents: Mapping[str, Evaluation]
     """by name, in the order asked for."""
+
+    def worst_class(self, agent: str) -> tuple[str, float] | None:
+        """Name and SLO attainment, 0..1, of the stream that fares worst with an agent; None where
+        no request's fate is known."""
+        return worst_class(self.agents[agent].statistics.sums, stream_classes(self.setup.spec))
 
 
 def evaluate_all(
@@ -113,11 +128,11 @@ def evaluate(
             progress(first, episodes)
         # The last batch is as large as the others, so that one program serves all.
         keys = episode_keys(size, split, first)
-        parts.append(episode_statistics(setup.env, rollout(setup.env, policy, keys).timesteps))
-    statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
+        parts.append(episode_statistics(setup.env, rollout(setup.env, policy, keys)).sums)
+    sums = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
     if progress is not None:
         progress(episodes, episodes)
-    return Evaluation(policy, statistics, setup.anchors)
+    return Evaluation(policy, statistics_of(sums), setup.anchors)
 
 
 def gains(evaluated: Evaluations) -> dict[str, Interval]:
@@ -148,7 +163,8 @@ def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
 
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:
-    """A JSON text: each statistic's mean, interval and episodes; null where there is no value."""
+    """A JSON text: each statistic over all episodes, its interval and every episode's; the worst
+    hour and the worst class; null where there is no value."""
     data = {
         "spec_version": _JSON_VERSION,
         "evaluations": [
@@ -158,7 +174,12 @@ def to_json(evaluations: Sequence[Evaluations]) -> bytes:
                 "split": evaluated.split,
                 "note": evaluated.setup.note,
                 "agents": {
-                    agent: _statistics_data(found) for agent, found in evaluated.agents.items()
+                    agent: _statistics_data(found)
+                    | {
+                        "worst_hour": _worst_hour_data(found.worst_hour()),
+                        "worst_class": _worst_class_data(evaluated.worst_class(agent)),
+                    }
+                    for agent, found in evaluated.agents.items()
                 },
                 "gain_over_best_static": {
                     agent: _interval_data(found) for agent, found in gains(evaluated).items()
@@ -179,6 +200,15 @@ def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
         name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
         for name, found in evaluation.summary().items()
     }
+
+
+def _worst_hour_data(found: WorstHour) -> dict[str, Any]:
+    data = dict(vars(found))
+    return {"span": data.pop("span")} | {name: _plain(value) for name, value in data.items()}
+
+
+def _worst_class_data(found: tuple[str, float] | None) -> dict[str, Any] | None:
+    return None if found is None else {"name": found[0], "slo_attainment": found[1]}
 
 
 def _interval_data(found: Interval) -> dict[str, Any]:
