@@ -28,13 +28,12 @@ from jaxserve.agents.policy import Policy
 from jaxserve.agents.search import setting_text, static_objective
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
-from jaxserve.evaluation.held_out import evaluate_all, gains
+from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.grids import grid_sizes
 from jaxserve.learning.discount import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import train
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.runtime.cores import use_all_cores
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
@@ -156,8 +155,7 @@ class Finding:
 
 
 def main() -> int:
-    """Plays all scenarios and prints a page; exit code 2 where measured data are missing."""
-    enable_compilation_cache()
+    """Plays all scenarios and prints a page."""
     use_all_cores()
     return publish(page, page_parser("benchmarks.best_settings", __doc__).parse_args().markdown)
 
@@ -231,9 +229,7 @@ def play(scenario: Scenario, folder: Path) -> Finding:
 
 
 def _mean_reward(setup: TaskSetup, policy: Policy) -> float:
-    from jaxserve.evaluation.held_out import evaluate
-
-    return float(evaluate(setup, policy, _EPISODES).rewards.mean())
+    return float(evaluate(setup, policy, _EPISODES).statistics.objective.mean())
 
 
 def _write_load_test(path: Path, cost: CostModel, random: np.random.Generator) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import jaxserve
 from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.rollout import rollout
-from jaxserve.evaluation.episode_statistics import episode_statistics
+from jaxserve.evaluation.episode_statistics import episode_statistics, intervals
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.traffic.traces import load_trace
 
@@ -45,10 +45,10 @@ def main() -> None:
     keys = episode_keys(arguments.episodes)
     for cap in CAPS:
         policy = StaticPolicy(jaxserve.make_action(batch_cap=cap))
-        found = episode_statistics(env, rollout(env, policy, keys).timesteps)
+        found = intervals(episode_statistics(env, rollout(env, policy, keys)))
         print(
-            f"batch cap {cap:3}: SLO met {found.slo_attainment.mean():6.1%}, "
-            f"TTFT p99 {found.ttft_p99_s.mean():7.3f} s"
+            f"batch cap {cap:3}: SLO met {found['slo_attainment'].mean:6.1%}, "
+            f"TTFT p99 {found['ttft_p99_s'].mean:7.3f} s"
         )
 
 

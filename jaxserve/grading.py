@@ -10,11 +10,12 @@ nothing and their GPUs still cost money, and they are never worth more than rand
 stopping early does not pay; windows past the horizon are ignored. No window played scores 0.
 
 The breakdown is for information; every entry is a share in [0, 1], higher is better, and windows
-that were not played count as failed:
+that were not played count as failed. Requests whose fate is open when the whole horizon was played
+(they wait or run, and are inside their objectives so far) count in no share:
 
 | entry | share |
 |---|---|
-| throughput | of the episode's requests that were completed |
+| throughput | of the requests that were completed |
 | ttft | of the requests whose first token came within the TTFT objective |
 | slo | of the requests that were completed within all objectives |
 | memory | of the windows whose peak memory stayed within the task's limit |
@@ -246,7 +247,12 @@ def _played(episode: _Episode) -> WindowMetrics:
 def _breakdown(episode: _Episode) -> dict[str, float]:
     played, env = _played(episode), episode.env
     horizon = len(episode.timesteps.reward)
-    arrivals = _arrivals(episode)
+    decided = _decided(episode)
+    # Of the requests that run, those in time so far; all of them are in time that are not yet good.
+    in_time = played.ttft_met.sum()
+    begun = min(
+        _undecided(episode), played.running[-1:].sum(), max(in_time - played.good.sum(), 0.0)
+    )
     worth = np.asarray(env.reward.value) * np.asarray(env.reward.quality)[played.tier]
     value = (worth * played.good).sum() / float(env.reward.expected_value)
     spent = played.cost_usd.sum() / float(env.reward.usd_scale)
@@ -258,9 +264,9 @@ def _breakdown(episode: _Episode) -> dict[str, float]:
     )
     within_limit = played.memory_gib <= float(env.reward.memory_limit_gib)
     shares = (
-        played.completed.sum() / arrivals,
-        played.ttft_met.sum() / arrivals,
-        played.good.sum() / arrivals,
+        played.completed.sum() / decided,
+        in_time / (decided + begun),
+        played.good.sum() / decided,
         within_limit.sum() / horizon,
         value / spent if spent else 0.0,
         steady.sum() / horizon,
@@ -274,17 +280,15 @@ def _feedback(episode: _Episode, score: float) -> str:
     horizon = len(episode.timesteps.reward)
     if episode.steps == 0:
         return f"None of the {horizon} windows was played, so no request was served."
-    arrivals, losses = _arrivals(episode), _losses(_played(episode))
+    decided, losses = _decided(episode), _losses(episode)
     cause = max(losses, key=lambda name: losses[name])
-    goal = (
-        f"{_played(episode).good.sum() / arrivals:.0%} of {arrivals:,.0f} requests met their SLOs"
-    )
+    goal = f"{_played(episode).good.sum() / decided:.0%} of {decided:,.0f} requests met their SLOs"
     if episode.steps < horizon:
         rest = f"only {episode.steps} of {horizon} windows were played"
-    elif losses[cause] < 0.005 * arrivals:
+    elif losses[cause] < 0.005 * decided:
         rest = "hardly any request was lost"
     else:
-        rest = f"the largest loss is {losses[cause] / arrivals:.0%} that {cause}"
+        rest = f"the largest loss is {losses[cause] / decided:.0%} that {cause}"
     return f"{_rank(score)}: {goal}; {rest}."
 
 
@@ -298,8 +302,9 @@ def _rank(score: float) -> str:
     return "No better than random knobs"
 
 
-def _losses(played: WindowMetrics) -> dict[str, float]:
+def _losses(episode: _Episode) -> dict[str, float]:
     """Requests by the reason why they met no SLO."""
+    played = _played(episode)
     late = float((played.first_tokens - played.ttft_met).sum())
     completed = float(played.completed.sum())
     rejected, lost = float(played.rejected.sum()), float(played.lost.sum())
@@ -308,10 +313,24 @@ def _losses(played: WindowMetrics) -> dict[str, float]:
         "an out-of-memory restart lost": lost,
         "waited too long for their first token": late,
         "got their tokens too slowly": completed - float(played.good.sum()) - late,
-        "were never finished": float(played.arrivals.sum()) - completed - rejected - lost,
+        "were never finished": float(played.arrivals.sum())
+        - completed
+        - rejected
+        - lost
+        - _undecided(episode),
     }
 
 
-def _arrivals(episode: _Episode) -> float:
-    """Requests of the whole horizon, at least one."""
-    return max(float(np.sum(episode.timesteps.metrics.arrivals, dtype=np.float64)), 1.0)
+def _decided(episode: _Episode) -> float:
+    """Requests of the whole horizon whose fate is known, at least one."""
+    arrivals = float(np.sum(episode.timesteps.metrics.arrivals, dtype=np.float64))
+    return max(arrivals - _undecided(episode), 1.0)
+
+
+def _undecided(episode: _Episode) -> float:
+    """Requests inside their objectives so far that wait or run at the horizon. Nobody serves them
+    where windows were not played, so that all of them have failed."""
+    if episode.steps < len(episode.timesteps.reward):
+        return 0.0
+    last = jax.tree.map(lambda leaf: leaf[-1], _played(episode))
+    return max(float((last.waiting + last.running - last.overdue).sum()), 0.0)

@@ -178,6 +178,10 @@ class WindowMetrics(Replaceable):
     """[F] requests waiting at the end of the window, preempted ones included."""
     running: jax.Array
     """[F] requests decoding at the end of the window."""
+    overdue: jax.Array
+    """[F] waiting or running requests that have missed an objective whatever comes: their first
+    token is late or, in the reference simulator, so are their tokens. Windows of real engines count
+    the fewest that there can be."""
     first_tokens: jax.Array
     """[F] requests that got their first token."""
     ttft_met: jax.Array

@@ -238,6 +238,8 @@ def test_evaluate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         "heuristic",
         "TTFT",
         "goodput",
+        "bursty_workload, tail and cost",
+        "USD / month",
     ):
         assert text in printed
     (evaluated,) = json.loads(data.read_text())["evaluations"]

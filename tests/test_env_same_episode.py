@@ -45,6 +45,7 @@ REQUESTS = tuple(
         "rejected",
         "waiting",
         "running",
+        "overdue",
         "first_tokens",
         "ttft_met",
         "ttft_exceeded",

@@ -17,7 +17,7 @@ import jaxserve
 from jaxserve.agents.open_loop import StaticPolicy, exploit_policies
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
-from jaxserve.grading import BREAKDOWN, Grade, grade_actions, grade_log
+from jaxserve.grading import BREAKDOWN, Grade, grade_actions, grade_log, replay_actions
 from jaxserve.seeds import episode_key
 from jaxserve.spaces import DEFAULT_ACTION, KNOBS
 from jaxserve.tasks import anchors as anchors_module
@@ -83,6 +83,27 @@ def test_a_grade_is_what_the_episode_was_worth(task: str) -> None:
     assert grade.feedback.endswith(".")
     assert "\n" not in grade.feedback
     assert json.loads(json.dumps(dataclasses.asdict(grade)))["score"] == grade.score
+
+
+def test_requests_that_are_open_at_the_horizon_count_in_no_share() -> None:
+    """What is inside its objectives so far has neither met nor missed them; it has failed where
+    the episode was stopped, be it one window early."""
+    env = environment("static_workload")
+    state, _ = env.reset(episode_key(SEED, "test"))
+    for action in GOOD:
+        state, timestep = step(env, state, jaxserve.validate_action(action))
+    last = timestep.metrics
+    undecided = float((last.waiting + last.running - last.overdue).sum())
+    assert undecided > 1.0
+    played = replay_actions("static_workload", SEED, GOOD).metrics
+    arrivals, good = played.arrivals.sum(), played.good.sum()
+    grade = good_grade("static_workload")
+    assert grade.breakdown["slo"] == pytest.approx(good / (arrivals - undecided), rel=1e-4)
+    assert f"of {arrivals - undecided:,.0f} requests met" in grade.feedback
+    early = grade_actions("static_workload", SEED, GOOD[:-1])
+    good = played.good[:-1].sum()
+    assert early.breakdown["slo"] == pytest.approx(good / arrivals, rel=1e-4)
+    assert early.breakdown["ttft"] == pytest.approx(played.ttft_met[:-1].sum() / arrivals, rel=1e-4)
 
 
 def test_tasks_go_by_name_and_alias() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -250,6 +251,7 @@ class ReferenceEpisode:
             lost=count_requests(lost),
             waiting=count_requests([r for r in self._open if r.id in queued]),
             running=count_requests([r for r in self._open if r.id not in queued]),
+            overdue=count_requests([r for r in self._open if self._is_overdue(r, stats.end_s)]),
             first_tokens=count(first["traffic_class"]),
             ttft_met=count(first["traffic_class"][in_time]),
             ttft_exceeded=(first["ttft_s"] > TTFT_EDGES_S[:, None]).sum(axis=1),
@@ -273,6 +275,16 @@ class ReferenceEpisode:
             tier=jnp.int32(stats.tier),
             prefill_gpus=jnp.int32(stats.prefill_gpus),
         )
+
+    def _is_overdue(self, request: Request, now_s: float) -> bool:
+        """Whether an open request has missed an objective, whatever comes."""
+        group = request.traffic_class
+        if math.isnan(request.first_token_s):
+            waited_s = now_s - request.arrival_s + request.frontend_s
+            return waited_s > self._ttft_slo_s[group]
+        decoded_s = now_s - request.first_token_s
+        allowed_s = self._tpot_slo_s[group] * (request.output_tokens - 1)
+        return request.ttft_s > self._ttft_slo_s[group] or decoded_s > allowed_s
 
     def _collect_arrivals(self, until_s: float) -> None:
         while (

@@ -54,7 +54,12 @@ def evaluate_agents(
     from jaxserve.agents.panel import load_setup, parse_agents, playable
     from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
     from jaxserve.show.outputs import write_output
-    from jaxserve.show.report import evaluation_markdown, evaluation_table, search_table
+    from jaxserve.show.report import (
+        evaluation_markdown,
+        evaluation_table,
+        search_table,
+        tail_table,
+    )
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import task_names
 
@@ -78,9 +83,9 @@ def evaluate_agents(
         chosen = agents if "ppo" in agent else playable(agents, setup)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
-        search = evaluations[-1].search
-        shown = [] if search is None else [search_table(setup, search)]
-        shown.append(evaluation_table(evaluations[-1]))
+        evaluated = evaluations[-1]
+        shown = [] if evaluated.search is None else [search_table(setup, evaluated.search)]
+        shown += [evaluation_table(evaluated), tail_table(evaluated)]
         tables += shown
         for table in shown:
             console.print(table.rich())

@@ -33,6 +33,9 @@ Aggregate = Callable[..., Any]
 Scale = Callable[[Any], Any]
 """Turns the mean of a run into what is aggregated, element by element."""
 
+Figure = Callable[..., Any]
+"""What sums over a run's episodes come to: takes the sum of every column, float64[..., K]."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -64,8 +67,21 @@ def estimate(
       scales: one for each stratum; the means as they are without.
     """
     scales = scales or [_as_it_is] * len(strata)
-    drawn = [_drawn(*each, index) for index, each in enumerate(zip(strata, scales, strict=True))]
+    drawn = [
+        _drawn([matrix], _scaled_mean(matrix, scale), index)
+        for index, (matrix, scale) in enumerate(zip(strata, scales, strict=True))
+    ]
     return _summed_up(drawn, aggregate)
+
+
+def estimate_of_sums(columns: Sequence[NDArray[np.float64]], figure: Figure) -> Estimate:
+    """The ``iqm`` over runs of a figure that is not a mean over episodes: of a ratio of sums, or a
+    quantile of the requests of all episodes. Drawn as by ``estimate``.
+
+    Args:
+      columns: float64[R, E, ...] each, to be summed over the episodes.
+    """
+    return _summed_up([_drawn(columns, figure, 0)], iqm)
 
 
 def change(before: Matrix, after: Matrix, scale: Scale) -> Estimate:
@@ -75,7 +91,7 @@ def change(before: Matrix, after: Matrix, scale: Scale) -> Estimate:
       before, after: float64[R, E] both.
     """
     (first, first_drawn), (second, second_drawn) = (
-        _drawn(matrix, scale, 0) for matrix in (before, after)
+        _drawn([matrix], _scaled_mean(matrix, scale), 0) for matrix in (before, after)
     )
     return _summed_up([(second - first, second_drawn - first_drawn)], iqm)
 
@@ -104,16 +120,21 @@ def wins(values: Matrix, other: Matrix) -> Matrix:
 
 
 def _drawn(
-    matrix: Matrix, scale: Scale, stream: int
+    columns: Sequence[NDArray[np.float64]], figure: Figure, stream: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Scaled means of the runs, float64[R], and of runs drawn with replacement over episodes drawn
+    """The figure of the runs, float64[R], and of runs drawn with replacement over episodes drawn
     so, float64[B, R]; equal shapes and streams draw the same."""
-    runs, episodes = matrix.shape
+    runs, episodes = columns[0].shape[:2]
     generator = np.random.default_rng([_SEED, stream])
     counts = generator.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=_RESAMPLES)
     chosen = generator.integers(runs, size=(_RESAMPLES, runs))
-    means = scale(counts @ matrix.T / episodes)
-    return scale(matrix.mean(axis=1)), np.take_along_axis(means, chosen, axis=1)
+    resampled = figure(*(np.tensordot(counts, column, axes=(1, 1)) for column in columns))
+    own = figure(*(column.sum(axis=1) for column in columns))
+    return own, np.take_along_axis(resampled, chosen, axis=1)
+
+
+def _scaled_mean(matrix: Matrix, scale: Scale) -> Figure:
+    return lambda total: scale(total / matrix.shape[1])
 
 
 def _summed_up(

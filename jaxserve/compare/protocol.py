@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.heuristic import HeuristicPolicy
@@ -29,10 +30,18 @@ from jaxserve.agents.progress import Progress, stage_progress
 from jaxserve.checks import JsonObject
 from jaxserve.compare.intervals import Matrix
 from jaxserve.compare.reference import reference_objectives
-from jaxserve.compare.results import Play, TaskComparison, VariantPlays, from_data, to_data
+from jaxserve.compare.results import (
+    RESULTS_VERSION,
+    Play,
+    TaskComparison,
+    VariantPlays,
+    from_data,
+    to_data,
+)
 from jaxserve.compare.trained import Run, Trained, plan_run, trained
 from jaxserve.compare.variants import Variant, variants
 from jaxserve.datafiles import read_json, write_atomic
+from jaxserve.evaluation.episode_statistics import EpisodeStatistics
 from jaxserve.evaluation.held_out import check_episodes, evaluate
 from jaxserve.tasks.anchors import Anchors, load_anchors
 
@@ -129,6 +138,7 @@ def _about(case: Case, policies: Trained) -> dict[str, Any]:
     run = case.run
     anchors = {name: getattr(case.anchors, name) for name in ("random", "best_static", "oracle")}
     return {
+        "results_version": RESULTS_VERSION,
         **case.setup.inputs,
         "anchors": anchors,
         "best_static_action": dict(case.anchors.best_static_action),
@@ -205,8 +215,22 @@ def _plays(
         found = [
             evaluate(setup, next(players), episodes, progress=steps).statistics for _ in policies
         ]
-        plays[name] = Play(
-            objective=np.stack([each.objective for each in found]),
-            slo_attainment=np.stack([each.slo_attainment for each in found]),
-        )
+        plays[name] = _play(found)
     return plays
+
+
+def _play(runs: Sequence[EpisodeStatistics]) -> Play:
+    """Statistics of one agent, a row for each of its runs."""
+
+    def stacked(name: str) -> NDArray[np.float64]:
+        return np.stack([each.sums.column(name) for each in runs])
+
+    return Play(
+        objective=np.stack([each.objective for each in runs]),
+        good=stacked("good"),
+        decided=stacked("decided"),
+        first_tokens=stacked("first_tokens"),
+        # Thousandths of requests, which keeps the file small.
+        ttft_exceeded=np.round(stacked("ttft_exceeded"), 3),
+        changes_per_minute=np.stack([each.changes_per_minute for each in runs]),
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +15,13 @@ from jaxserve.compare.intervals import (
     Matrix,
     change,
     estimate,
+    estimate_of_sums,
     optimality_gap,
     score_scale,
     wins,
 )
 from jaxserve.compare.results import Play, TaskComparison
+from jaxserve.evaluation.episode_statistics import ratio, ttft_quantiles
 from jaxserve.show.text_table import TextTable
 
 STATIC = "best_static"
@@ -132,7 +136,10 @@ def _own_table(result: TaskComparison) -> TextTable:
                 _text(estimate([gain(result.plays, agent)]), 3, sign=True),
                 "-" if agent == STATIC else _text(better, 2),
                 _text(optimality_gap([play.objective], [scale]), 2),
-                _text(estimate([100.0 * play.slo_attainment]), 1),
+                _text(estimate_of_sums([100.0 * play.good, play.decided], ratio), 1),
+                _ttft_ms(play, 0.5),
+                _ttft_ms(play, 0.99),
+                _text(estimate([play.changes_per_minute]), 1),
             )
         )
     header = (
@@ -143,8 +150,20 @@ def _own_table(result: TaskComparison) -> TextTable:
         "beats best static",
         "optimality gap",
         "SLO met, %",
+        "TTFT p50, ms",
+        "TTFT p99, ms",
+        "changes / min",
     )
     return TextTable(f"{result.task}, test episodes", header, tuple(rows))
+
+
+def _ttft_ms(play: Play, probability: float) -> str:
+    """Of the requests of all episodes."""
+
+    def quantile(count: Any, exceeded: Any) -> Any:
+        return 1000.0 * ttft_quantiles(count, exceeded, probability)
+
+    return _text(estimate_of_sums([play.first_tokens, play.ttft_exceeded], quantile), 0)
 
 
 def _variant_table(result: TaskComparison) -> TextTable:
@@ -198,6 +217,8 @@ def _circumstances(result: TaskComparison) -> str:
 
 
 def _text(found: Estimate, digits: int, sign: bool = False) -> str:
+    if math.isnan(found.value):
+        return "-"
     plus = "+" if sign else ""
     value, low, high = (
         f"{number:{plus}.{digits}f}" for number in (found.value, found.low, found.high)

@@ -8,22 +8,35 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxserve.compare.intervals import Matrix
 from jaxserve.errors import InputError
 from jaxserve.tasks.anchors import Anchors
 
-RESULTS_VERSION = 1
+RESULTS_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Play:
-    """One agent in one setup; float64[R, E], a row for each training seed (one row without)."""
+    """One agent in one setup; float64[R, E], a row for each training seed (one row without).
+
+    All but the first and the last are sums over an episode, see
+    ``jaxserve.evaluation.episode_statistics.EpisodeSums``.
+    """
 
     objective: Matrix
     """mean reward per window."""
-    slo_attainment: Matrix
-    """requests that met all their SLOs over all arrivals, 0..1."""
+    good: Matrix
+    """requests that met all their SLOs."""
+    decided: Matrix
+    """requests whose fate is known."""
+    first_tokens: Matrix
+    """requests that got their first token."""
+    ttft_exceeded: NDArray[np.float64]
+    """[R, E, S], first tokens later than each edge of the histogram."""
+    changes_per_minute: Matrix
+    """knobs that were turned from one window to the next."""
 
 
 @dataclass(frozen=True)

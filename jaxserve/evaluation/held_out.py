@@ -22,14 +22,19 @@ from jaxserve.agents.search import StaticSearch
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
     Interval,
+    WorstHour,
     episode_statistics,
     interval,
     intervals,
+    statistics_of,
+    worst_class,
+    worst_hour,
 )
 from jaxserve.tasks.anchors import Anchors, anchors_score
+from jaxserve.tasks.traffic import stream_classes
 
 MAX_EPISODES = 100_000
-_JSON_VERSION = 1
+_JSON_VERSION = 2
 _CHUNK = 32  # episodes per compiled batch
 
 
@@ -51,14 +56,19 @@ class Evaluation:
         return np.array([anchors_score(self.anchors, reward) for reward in rewards])
 
     def summary(self) -> dict[str, Interval]:
-        """Mean and 95 % interval of every statistic; and the score of the mean reward, which is not
-        the mean of the episodes' scores, because these are clipped one by one."""
+        """Every statistic over all episodes together and its 95 % interval; and the score of the
+        mean reward, which is not the mean of the episodes' scores, because these are clipped one by
+        one."""
         found = intervals(self.statistics)
         if self.anchors is None:
             return found
         reward = found["objective"]
         ends = (reward.mean, reward.low, reward.high)
         return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
+
+    def worst_hour(self) -> WorstHour:
+        """See ``jaxserve.evaluation.episode_statistics.worst_hour``."""
+        return worst_hour(self.statistics.sums)
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,14 @@ class Evaluations:
     """by name, in the order asked for."""
     search: StaticSearch | None = None
     """the search for the best static setting; None where anchors hold it, or nobody asked."""
+    in_doubt: tuple[Mapping[str, NDArray[np.float64]], ...] = ()
+    """mean rewards float64[E] by agent, on hardware slower and faster by the doubt of the latency
+    table; empty where nothing is in doubt, or no gain is asked for."""
+
+    def worst_class(self, agent: str) -> tuple[str, float] | None:
+        """Name and SLO attainment, 0..1, of the stream that fares worst with an agent; None where
+        no request's fate is known."""
+        return worst_class(self.agents[agent].statistics.sums, stream_classes(self.setup.spec))
 
 
 def evaluate_all(
@@ -96,13 +114,27 @@ def evaluate_all(
         else build_agent(name, setup, progress)
         for name in agents
     ]
-    found = {}
-    for name, policy, player in zip(agents, policies, in_one_program(policies), strict=True):
-        steps = stage_progress(f"{setup.spec.name}, {name}", progress)
-        played = evaluate(setup, player, episodes, split, steps)
-        found[name] = dataclasses.replace(played, policy=policy)
-    played = max(len(each.statistics.objective) for each in found.values())
-    return Evaluations(setup, split, played, found, search)
+    players = in_one_program(policies)
+
+    def played(setup: TaskSetup, stage: str = "") -> dict[str, Evaluation]:
+        found = {}
+        for name, policy, player in zip(agents, policies, players, strict=True):
+            steps = stage_progress(f"{setup.spec.name}, {name}{stage}", progress)
+            evaluation = evaluate(setup, player, episodes, split, steps)
+            found[name] = dataclasses.replace(evaluation, policy=policy)
+        return found
+
+    found, in_doubt = played(setup), []
+    if setup.doubt and "best_static" in agents and len(agents) > 1:
+        for stage, scale in (
+            (", slower", 1.0 + setup.doubt),
+            (", faster", 1.0 / (1.0 + setup.doubt)),
+        ):
+            env = setup.env.replace(time_scale=scale * setup.env.time_scale)
+            there = played(dataclasses.replace(setup, env=env), stage)
+            in_doubt.append({name: each.statistics.objective for name, each in there.items()})
+    count = max(len(each.statistics.objective) for each in found.values())
+    return Evaluations(setup, split, count, found, search, tuple(in_doubt))
 
 
 def evaluate(
@@ -128,24 +160,34 @@ def evaluate(
             progress(first, count)
         # The last batch is as large as the others, so that one program serves all.
         batch = keys[np.arange(first, first + size) % count]
-        parts.append(episode_statistics(env, rollout(env, policy, batch).timesteps))
-    statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:count], *parts)
+        parts.append(episode_statistics(env, rollout(env, policy, batch)).sums)
+    sums = jax.tree.map(lambda *columns: np.concatenate(columns)[:count], *parts)
     if progress is not None:
         progress(count, count)
-    return Evaluation(policy, statistics, setup.anchors)
+    return Evaluation(policy, statistics_of(sums), setup.anchors)
 
 
 def gains(evaluated: Evaluations) -> dict[str, Interval]:
-    """Mean reward of each agent above that of best_static in the same episodes.
+    """Mean reward of each agent above that of best_static in the same episodes. The interval
+    contains those on slower and faster hardware, where the latency table is in doubt.
 
     Returns:
       by agent, without best_static itself; nothing where it has not played.
     """
     rewards = {agent: found.statistics.objective for agent, found in evaluated.agents.items()}
-    static = rewards.pop("best_static", None)
-    if static is None:
+    if "best_static" not in rewards:
         return {}
-    return {agent: interval(reward - static) for agent, reward in rewards.items()}
+    found = {}
+    for agent in rewards.keys() - {"best_static"}:
+        own, *others = (
+            interval(each[agent] - each["best_static"]) for each in (rewards, *evaluated.in_doubt)
+        )
+        found[agent] = Interval(
+            own.mean,
+            min(own.low, *(each.low for each in others)) if others else own.low,
+            max(own.high, *(each.high for each in others)) if others else own.high,
+        )
+    return {agent: found[agent] for agent in rewards if agent in found}
 
 
 def check_episodes(episodes: int) -> None:
@@ -163,7 +205,8 @@ def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
 
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:
-    """A JSON text: each statistic's mean, interval and episodes; null where there is no value."""
+    """A JSON text: each statistic over all episodes, its interval and every episode's; the worst
+    hour and the worst class; null where there is no value."""
     data = {
         "spec_version": _JSON_VERSION,
         "evaluations": [
@@ -173,7 +216,12 @@ def to_json(evaluations: Sequence[Evaluations]) -> bytes:
                 "split": evaluated.split,
                 "note": evaluated.setup.note,
                 "agents": {
-                    agent: _statistics_data(found) for agent, found in evaluated.agents.items()
+                    agent: _statistics_data(found)
+                    | {
+                        "worst_hour": _worst_hour_data(found.worst_hour()),
+                        "worst_class": _worst_class_data(evaluated.worst_class(agent)),
+                    }
+                    for agent, found in evaluated.agents.items()
                 },
                 "gain_over_best_static": {
                     agent: _interval_data(found) for agent, found in gains(evaluated).items()
@@ -194,6 +242,15 @@ def _statistics_data(evaluation: Evaluation) -> dict[str, Any]:
         name: _interval_data(found) | {"episodes": [_plain(value) for value in columns[name]]}
         for name, found in evaluation.summary().items()
     }
+
+
+def _worst_hour_data(found: WorstHour) -> dict[str, Any]:
+    data = dict(vars(found))
+    return {"span": data.pop("span")} | {name: _plain(value) for name, value in data.items()}
+
+
+def _worst_class_data(found: tuple[str, float] | None) -> dict[str, Any] | None:
+    return None if found is None else {"name": found[0], "slo_attainment": found[1]}
 
 
 def _interval_data(found: Interval) -> dict[str, Any]:

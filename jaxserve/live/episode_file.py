@@ -176,7 +176,10 @@ def _row(entry: JsonObject, like: TimeStep) -> tuple[WindowMetrics, ServeObserva
     entry.positive("seconds")
     for name in ("in_force", "policy", "static"):
         entry.inside("expected").inside(name).number("good")
-    metrics = WindowMetrics(**_arrays(entry.inside("metrics"), like.metrics))
+    measured = entry.inside("metrics")
+    # Logs written before it was measured do not say it.
+    known = {"overdue": np.zeros_like(like.metrics.overdue).tolist(), **measured}
+    metrics = WindowMetrics(**_arrays(JsonObject(known, measured.where), like.metrics))
     observation = ServeObservation(**_arrays(entry.inside("observation"), like.observation))
     try:
         return metrics, observation, make_action(**entry.inside("action"))

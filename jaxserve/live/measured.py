@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -190,6 +191,7 @@ def measure(
             values[name][place] = getattr(stream, name) * shares
         values["waiting"][place] = queued * stream.waiting * shares
         values["running"][place] = (stream.running + (1.0 - queued) * stream.waiting) * shares
+        values["overdue"][place] = _overdue(stream, slo_s[place[0]], window.seconds) * shares
         values["lost"][place] = stream.failed * shares
         values["ttft_met"][place] = sum(s <= slo_s[place[0]] for s in stream.ttft_s) * shares
         values["tpot_s"][place] = stream.tpot_mean_s or 0.0
@@ -278,6 +280,17 @@ def _queued_share(window: LiveWindow, after: EngineState) -> float:
     return min((window.queued + after.waiting) / without_token, 1.0)
 
 
+def _overdue(stream: ClassWindow, ttft_slo_s: float, seconds: float) -> int:
+    """The fewest requests without a first token that can have waited beyond their objective: as
+    many as are more than arrived within it. A gateway says no more of requests in flight, so it is
+    0 where the objective is longer than the window."""
+    if not stream.arrivals or ttft_slo_s > seconds:
+        return 0
+    slice_s = seconds / len(stream.arrivals)
+    recent = stream.arrivals[-max(math.ceil(ttft_slo_s / slice_s), 1) :]
+    return max(stream.waiting - sum(recent), 0)
+
+
 def _energy_j(d: Deployment, window: LiveWindow, tokens: float, tier: int) -> float:
     """Idle power, tokens and one pass over the weights each step, at most the power limit."""
     steps = window.seconds / window.itl_mean_s if window.itl_mean_s else 0.0
@@ -294,6 +307,7 @@ _BY_CLASS = (
     "lost",
     "waiting",
     "running",
+    "overdue",
     "first_tokens",
     "ttft_met",
     "tpot_s",

@@ -34,15 +34,15 @@ def print_report(report: Report) -> None:
 
 def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
     """What was measured in a live episode, beside what the simulator expected of it."""
-    from jaxserve.evaluation.episode_statistics import episode_statistics
+    from jaxserve.evaluation.episode_statistics import STATISTICS, episode_statistics
 
-    statistics = episode_statistics(setup.env, episode.rollout.timesteps)
+    statistics = episode_statistics(setup.env, episode.rollout)
     table = plain_table()
     table.title = f"{setup.spec.name}, measured, {len(episode.notes)} windows"
     table.add_column("figure")
     table.add_column("measured", justify="right")
-    for name, values in vars(statistics).items():
-        table.add_row(name, f"{values[0]:.4g}")
+    for name in STATISTICS:
+        table.add_row(name, f"{getattr(statistics, name)[0]:.4g}")
     seconds = sum(float(note["seconds"]) for note in episode.notes)
     for twin in ("in_force", "policy", "static"):
         good = sum(float(note["expected"][twin]["good"]) for note in episode.notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from rich.table import Table
@@ -26,26 +26,28 @@ if TYPE_CHECKING:
 
 
 def evaluation_table(evaluated: Evaluations) -> TextTable:
-    """One task's agents, one a row: means, and their 95 % intervals."""
+    """One task's agents, one a row: what they reach over all episodes, with 95 % intervals."""
     from jaxserve.evaluation.held_out import gains
 
-    setup = evaluated.setup
-    rows = {agent: found.summary() for agent, found in evaluated.agents.items()}
+    setup, rows = evaluated.setup, _intervals(evaluated, _COLUMNS)
     for agent, gain in gains(evaluated).items():
         rows[agent]["gain"] = gain
-    shown = set.union(*(set(found) for found in rows.values()))
-    columns = [column for column in _COLUMNS if column[0] in shown]
-    caption = ["mean over episodes, and its 95 % interval"]
-    if "gain" in shown:
+    columns = [column for column in _COLUMNS if any(column[0] in found for found in rows.values())]
+    header = ["agent", *(heading for _, heading, _ in columns)]
+    cells = [_cells(agent, rows[agent], columns) for agent in rows]
+    if len(setup.spec.streams) > 1:
+        header.append("SLO met %, worst class")
+        cells = [[*row, _worst_class(evaluated, row[0])] for row in cells]
+    caption = ["over the requests of all episodes together, and the 95 % interval"]
+    if "gain" in (name for name, _, _ in columns):
         caption[0] += "; gain: reward above that of best_static in the same episodes"
+        if evaluated.in_doubt:
+            caption[0] += f", also on hardware {100 * setup.doubt:.0f} % slower and faster"
     caption += [_best_static_text(evaluated), *adapting_texts(evaluated), setup.note]
     return TextTable(
         title=f"{setup.spec.name}, {evaluated.episodes} {evaluated.split} episodes",
-        header=("agent", *(heading for _, heading, _ in columns)),
-        rows=tuple(
-            (agent, *(_cell(found.get(name), show) for name, _, show in columns))
-            for agent, found in rows.items()
-        ),
+        header=tuple(header),
+        rows=tuple(map(tuple, cells)),
         caption="\n".join(filter(None, caption)),
     )
 
@@ -114,6 +116,30 @@ _CONTROLLERS = ("heuristic", "ppo")
 _SETTINGS_SHOWN = 8
 
 
+def tail_table(evaluated: Evaluations) -> TextTable:
+    """What the same agents' slow requests and bad hours were like, and what they cost."""
+    rows = _intervals(evaluated, _TAIL_COLUMNS)
+    span, cells = "hour", []
+    for agent, found in evaluated.agents.items():
+        worst = found.worst_hour()
+        span = worst.span
+        p99 = _cell(_point(worst.ttft_p99_s), _seconds)
+        attained = _cell(_point(worst.slo_attainment), _fixed(100.0, 1))
+        name, *figures = _cells(agent, rows[agent], _TAIL_COLUMNS)
+        cells.append((name, figures[0], p99, attained, *figures[1:]))
+    headings = [heading for _, heading, _ in _TAIL_COLUMNS]
+    worst_headings = (f"TTFT p99, worst {span}", f"SLO met %, worst {span}")
+    return TextTable(
+        title=f"{evaluated.setup.spec.name}, tail and cost",
+        header=("agent", headings[0], *worst_headings, *headings[1:]),
+        rows=tuple(cells),
+        caption=(
+            "undecided: requests inside their objectives when an episode ended; SLO met leaves "
+            "them out"
+        ),
+    )
+
+
 def evaluation_markdown(tables: Sequence[TextTable]) -> str:
     """Evaluations of several tasks, each below its title."""
     return "\n".join(
@@ -174,9 +200,13 @@ def _seconds(found: Interval) -> tuple[str, str, str]:
     return f"{mean} {unit}", low, high
 
 
-def _usd_per_million(found: Interval) -> tuple[str, str, str]:
-    mean, low, high = (_short(1000.0 * value, 2) for value in (found.mean, found.low, found.high))
+def _two_digits(found: Interval, factor: float = 1.0) -> tuple[str, str, str]:
+    mean, low, high = (_short(factor * value, 2) for value in (found.mean, found.low, found.high))
     return mean, low, high
+
+
+def _usd_per_million(found: Interval) -> tuple[str, str, str]:
+    return _two_digits(found, 1000.0)
 
 
 def _short(value: float, digits: int) -> str:
@@ -185,18 +215,54 @@ def _short(value: float, digits: int) -> str:
     return f"{value:.0f}" if large else f"{value:#.{digits}g}".removesuffix(".")
 
 
-_COLUMNS: tuple[tuple[str, str, _Show], ...] = (
+_Column: TypeAlias = "tuple[str, str, _Show]"
+"""Statistic, heading, and how it is shown."""
+
+_COLUMNS: tuple[_Column, ...] = (
     ("score", "score", _fixed(1.0, 2)),
+    ("changes_per_minute", "changes / min", _two_digits),
     ("objective", "reward", _fixed(1.0, 2)),
     ("gain", "gain", _signed),
     ("goodput_rps", "goodput req/s", _fixed(1.0, 1)),
     ("slo_attainment", "SLO met %", _fixed(100.0, 1)),
     ("ttft_p50_s", "TTFT p50", _seconds),
+)
+_TAIL_COLUMNS: tuple[_Column, ...] = (
     ("ttft_p99_s", "TTFT p99", _seconds),
     ("itl_s", "ITL", _seconds),
+    ("undecided_share", "undecided %", _fixed(100.0, 1)),
+    ("usd_per_hour", "USD / hour", _two_digits),
+    ("usd_per_month", "USD / month", _two_digits),
     ("usd_per_1k_good_tokens", "USD / 1M good tok.", _usd_per_million),
 )
-"""Statistic, heading, and how it is shown."""
+
+
+def _intervals(
+    evaluated: Evaluations, columns: Sequence[_Column]
+) -> dict[str, dict[str, Interval]]:
+    """Of each agent, the statistics that have a column."""
+    names = {name for name, _, _ in columns}
+    return {
+        agent: {name: each for name, each in found.summary().items() if name in names}
+        for agent, found in evaluated.agents.items()
+    }
+
+
+def _cells(agent: str, found: Mapping[str, Interval], columns: Sequence[_Column]) -> list[str]:
+    """A row."""
+    return [agent, *(_cell(found.get(name), show) for name, _, show in columns)]
+
+
+def _worst_class(evaluated: Evaluations, agent: str) -> str:
+    found = evaluated.worst_class(agent)
+    return "-" if found is None else f"{100.0 * found[1]:.1f} ({found[0]})"
+
+
+def _point(value: float) -> Interval:
+    """A figure without an interval."""
+    from jaxserve.evaluation.episode_statistics import Interval
+
+    return Interval(value, value, value)
 
 
 def _cell(found: Interval | None, show: _Show) -> str:

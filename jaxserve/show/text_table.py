@@ -33,8 +33,8 @@ class TextTable:
     def rich(self) -> Table:
         """For the terminal, where intervals stand below their numbers."""
         table = plain_table(self.title, self.caption)
-        if len(self.header) > 9:
-            table.padding = 0  # so that intervals of ten columns fit into 120 characters
+        if len(self.header) > 8:
+            table.padding = 0  # so that intervals of nine columns fit into 100 characters
         for index, name in enumerate(self.header):
             numbers = index > 0
             table.add_column(

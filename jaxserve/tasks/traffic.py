@@ -75,6 +75,20 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
     )
 
 
+def stream_classes(spec: TaskSpec) -> dict[str, slice]:
+    """Which traffic classes each stream of a task is split into, by the stream's name.
+
+    All classes are of a task's only stream, also those that a trace has in its place.
+    """
+    if len(spec.streams) == 1:
+        return {spec.streams[0].name: slice(None)}
+    ends = np.cumsum([stream.bins for stream in spec.streams]).tolist()
+    return {
+        stream.name: slice(end - stream.bins, end)
+        for stream, end in zip(spec.streams, ends, strict=True)
+    }
+
+
 def expected_traffic(regimes: Regimes, window_s: float) -> tuple[float, np.ndarray]:
     """Mean arrival rate over the traffic, requests per second, and the mean class mix, [F].
 

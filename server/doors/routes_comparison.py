@@ -8,6 +8,7 @@ import numpy as np
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
+from jaxserve.tasks.traffic import stream_classes
 from jaxserve.types import TimeStep
 from server.doors.answers import Answer
 from server.doors.description import SESSION, says
@@ -77,7 +78,8 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
     metrics = timesteps.metrics
     itl_p99_ms = 1000.0 * np.asarray(metrics.p99_itl_s, np.float64)
     described = []
-    for about, bins in zip(describe_task(task)["classes"], _bins(task), strict=True):
+    places = stream_classes(built_in_task(task)).values()
+    for about, bins in zip(describe_task(task)["classes"], places, strict=True):
 
         def total(counts: Any, bins: slice = bins) -> np.ndarray:
             return np.asarray(counts, np.float64)[:, bins].sum(axis=1)
@@ -101,16 +103,6 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
             }
         )
     return described
-
-
-def _bins(task: str) -> list[slice]:
-    """Which of the simulator's traffic classes each class of the task is split into."""
-    spec = built_in_task(task)
-    if spec.trace is not None:
-        # All lengths of a recording are of its one class.
-        return [slice(None)]
-    ends = np.cumsum([stream.bins for stream in spec.streams]).tolist()
-    return [slice(end - s.bins, end) for end, s in zip(ends, spec.streams, strict=True)]
 
 
 def _ratio(values: np.ndarray, counts: np.ndarray) -> list[float | None]:

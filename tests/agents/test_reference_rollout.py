@@ -61,6 +61,34 @@ def test_tier_and_split_are_those_in_force() -> None:
     assert tier.tier.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("knobs", [{"batch_cap": 16}, {"batch_cap": 256}])
+def test_overdue_requests_are_those_that_end_late(knobs: dict[str, float]) -> None:
+    """Of the requests inside at the end of a window exactly as many as the whole log tells: their
+    wait, their first token or the time since then was beyond an objective by then."""
+    env, timer = environment("static_workload")
+    strict = dataclasses.replace(env.slo, tpot_s=jnp.full_like(env.slo.tpot_s, 0.01))
+    env = dataclasses.replace(env, slo=strict)
+    episode = ReferenceEpisode(env, KEY, timer, 24)
+    overdue = [float(episode.step(make_action(**knobs)).overdue.sum()) for _ in range(24)]
+    log = episode.log()
+    group, frontend_s = (
+        log["traffic_class"],
+        log["ttft_s"] - (log["first_token_s"] - log["arrival_s"]),
+    )
+    ttft_slo_s, tpot_slo_s = (
+        np.asarray(each, np.float64)[group] for each in vars(env.slo).values()
+    )
+    for window, found in enumerate(overdue[:12], start=1):
+        now_s = window * env.window_s
+        open_ = (log["arrival_s"] <= now_s) & ~(log["finish_s"] <= now_s) & ~log["rejected"]
+        began = log["first_token_s"] <= now_s
+        known_s = np.where(began, log["ttft_s"], now_s - log["arrival_s"] + frontend_s)
+        decoded_s = np.where(began, now_s - log["first_token_s"], 0.0)
+        late = (known_s > ttft_slo_s) | (decoded_s > tpot_slo_s * (log["output_tokens"] - 1))
+        assert found == (open_ & late).sum()
+    assert max(overdue) > 0.0
+
+
 def test_only_a_restart_is_out_of_memory() -> None:
     """A request that outgrows the KV pool is lost, but nothing restarts."""
     env, timer = environment("static_workload")

@@ -71,7 +71,8 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert set(result.plays) == OWN
     for agent, play in result.plays.items():
         shape = (2 if agent == "ppo" else 1, EPISODES)
-        assert play.objective.shape == play.slo_attainment.shape == shape
+        assert play.objective.shape == play.good.shape == play.decided.shape == shape
+        assert play.ttft_exceeded.shape[:2] == play.changes_per_minute.shape == shape
         assert np.isfinite(play.objective).all()
     by_name = {variant.name: variant for variant in result.variants}
     assert set(by_name["a100-sxm-80gb"].plays) == ELSEWHERE

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from jaxserve.compare.intervals import (
     change,
     estimate,
+    estimate_of_sums,
     iqm,
     optimality_gap,
     score_scale,
@@ -92,6 +93,24 @@ def test_intervals_cover_the_truth() -> None:
         found = estimate([runs + episodes + generator.normal(size=(10, 40))], np.mean)
         covered += found.low <= 0.0 <= found.high
     assert 0.87 <= covered / 300 <= 0.99
+
+
+def test_ratios_are_of_sums_over_a_run() -> None:
+    """Episodes count by their requests, and equal columns have a ratio that is known exactly."""
+    good, decided = np.array([[1.0, 9.0], [1.0, 9.0]]), np.array([[2.0, 98.0], [2.0, 98.0]])
+    found = estimate_of_sums([good, decided], np.divide)
+    assert found.value == pytest.approx(0.1)
+    assert found.low == pytest.approx(9.0 / 98.0) and found.high == pytest.approx(0.5)
+    same = estimate_of_sums([decided, decided], np.divide)
+    assert (same.value, same.low, same.high) == (1.0, 1.0, 1.0)
+
+
+def test_means_are_sums_over_as_many() -> None:
+    """A ratio to a constant is what ``estimate`` says of the mean."""
+    matrix = np.random.default_rng(4).normal(size=(5, 20))
+    found, expected = estimate_of_sums([matrix, np.ones((5, 20))], np.divide), estimate([matrix])
+    for name, value in vars(expected).items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-9)
 
 
 def test_estimates_repeat() -> None:

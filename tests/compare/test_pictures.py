@@ -66,7 +66,7 @@ def test_curves_are_interquartile_means() -> None:
 def test_bars_are_scores(tasks: int, panels: int) -> None:
     """A bar for each agent in a panel for each task, and one for all of several."""
     plays = {
-        name: Play(np.full((2, 3), mean), np.ones((2, 3)))
+        name: Play(np.full((2, 3), mean), *[np.ones((2, 3))] * 5)
         for name, mean in (("best_static", 0.6), ("ppo", 0.7))
     }
     results = [TaskComparison({"task": f"task {i}"}, ANCHORS, plays, (), {}) for i in range(tasks)]

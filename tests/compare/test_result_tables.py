@@ -13,6 +13,7 @@ from rich.console import Console
 from jaxserve.compare.result_tables import gain, markdown, scores, summary, task_tables
 from jaxserve.compare.results import Play, TaskComparison, VariantPlays, from_data, to_data, to_json
 from jaxserve.errors import InputError
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors
 
@@ -25,7 +26,17 @@ def play(mean: float, runs: int = 1) -> Play:
     """Episodes around a mean that differ, the same way for everybody; runs that do not."""
     episodes = np.linspace(-0.05, 0.05, EPISODES)
     objective = np.tile(mean + episodes, (runs, 1))
-    return Play(objective=objective, slo_attainment=np.full((runs, EPISODES), 0.5))
+    requests = np.tile(np.linspace(10.0, 90.0, EPISODES), (runs, 1))
+    # Half of the first tokens come within 100 ms and 99 % in 10 s.
+    later = np.interp(TTFT_EDGES_S, [0.09, 0.1, 9.9, 10.0, 10.1], [1.0, 0.5, 0.5, 0.01, 0.0])
+    return Play(
+        objective=objective,
+        good=np.minimum(requests, 50.0),
+        decided=requests,
+        first_tokens=requests,
+        ttft_exceeded=requests[..., None] * later,
+        changes_per_minute=np.full((runs, EPISODES), 3.0),
+    )
 
 
 def result(task: str = "bursty_workload", ppo: float = 0.7) -> TaskComparison:
@@ -93,14 +104,19 @@ def test_the_summary_comes_first() -> None:
 
 
 def test_every_agent_has_a_row() -> None:
-    """Score, reward, gain, wins, gap and SLO attainment in the task itself."""
+    """Score, reward, gain, wins, gap, SLO attainment, TTFT and changes in the task itself. SLO met
+    and TTFT are over all requests, of which some episodes have more than others."""
     text = markdown([result()], "x")
     rows = cells(text, "test episodes:")
     assert len(rows) == len(AGENTS)
-    score, reward, gained, won, gap, met = rows["ppo"]
+    score, reward, gained, won, gap, met, p50, p99, turned = rows["ppo"]
     assert score.startswith("0.75") and reward.startswith("0.700")
     assert gained == "+0.200 (+0.200 to +0.200)"
-    assert won.startswith("1.00") and gap.startswith("0.25") and met.startswith("50.0")
+    assert won.startswith("1.00") and gap.startswith("0.25")
+    # Of 10, 26, 42, 58, 74 and 90 requests at most 50 each.
+    assert met.startswith(f"{100 * 228 / 300:.1f} (") and "76.0 to 76.0" not in met
+    assert p50 == "100 (100 to 100)" and p99 == "10000 (10000 to 10000)"
+    assert turned == "3.0 (3.0 to 3.0)"
     assert rows["best static"][3] == "-"
     assert "4 training seeds of PPO with 1,000,000 windows each; 6 test episodes" in text
 
@@ -149,7 +165,7 @@ def test_results_survive_their_file() -> None:
     assert to_data(again) == to_data(first)
     np.testing.assert_array_equal(again.plays["ppo"].objective, first.plays["ppo"].objective)
     data = json.loads(to_json([first, first]))
-    assert data["spec_version"] == 1 and len(data["tasks"]) == 2
+    assert data["spec_version"] == 2 and len(data["tasks"]) == 2
     assert data["tasks"][0]["variants"][1]["reason"] == "no trace was named with --trace"
 
 

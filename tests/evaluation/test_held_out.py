@@ -141,7 +141,12 @@ def test_json_holds_every_episode() -> None:
     data = json.loads(to_json([found]))["evaluations"][0]
     assert (data["task"], data["split"]) == ("bursty_workload", "test")
     default = data["agents"]["default"]
-    assert set(default) == {"score", *STATISTICS}
+    assert set(default) == {"score", *STATISTICS, "worst_hour", "worst_class"}
+    assert default["worst_hour"]["span"] == "episode"  # of less than two hours of traffic
+    worst = max(first.statistics.ttft_p99_s)
+    assert default["worst_hour"]["ttft_p99_s"] == pytest.approx(worst, rel=1e-5)
+    assert default["worst_class"]["name"] in {stream.name for stream in setup().spec.streams}
+    assert default["worst_class"]["slo_attainment"] < default["slo_attainment"]["mean"]
     np.testing.assert_allclose(default["objective"]["episodes"], first.statistics.objective)
     assert default["objective"]["low"] <= default["objective"]["mean"]
     assert default["itl_s"] == {

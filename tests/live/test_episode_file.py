@@ -69,6 +69,14 @@ def test_an_episode_is_replayed(setup: TaskSetup, steps: Steps, tmp_path: Path) 
     assert set(np.asarray(episode.rollout.actions.batch_cap[0])) == {16}
 
 
+def test_logs_without_overdue_requests(setup: TaskSetup, steps: Steps, tmp_path: Path) -> None:
+    """Logs of earlier controllers, which did not count them, are read with none."""
+    path = tmp_path / "log.jsonl"
+    write(path, steps[:1])
+    changed(path, 1, "metrics", "overdue")
+    assert not read_episode(path, setup.env).rollout.timesteps.metrics.overdue.any()
+
+
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=st.integers(0, 10_000), again=st.booleans())
 def test_a_writer_that_was_killed(

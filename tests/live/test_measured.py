@@ -122,6 +122,20 @@ def test_who_waits(setup: TaskSetup, in_gateway: int, in_engine: float | None, q
     assert float(found.active_requests) == 11 - queue
 
 
+@pytest.mark.parametrize(
+    ("waiting", "slo_s", "overdue"),
+    [(1, 0.5, 0), (9, 0.5, 5), (9, 0.45, 5), (9, 1.0, 1), (9, 2.0, 0)],
+)
+def test_who_is_overdue(setup: TaskSetup, waiting: int, slo_s: float, overdue: int) -> None:
+    """Those that wait and cannot have come within the objective, of which the last slices of the
+    window tell; none where it is longer than the window."""
+    strict = dataclasses.replace(setup.env.slo, ttft_s=jnp.full_like(setup.env.slo.ttft_s, slo_s))
+    answer = window_answer(in_flight={"chat": {"waiting": waiting, "running": 3}})
+    env = dataclasses.replace(setup.env, slo=strict)
+    metrics, _ = seen(dataclasses.replace(setup, env=env), parse_window(answer))
+    assert float(metrics.overdue.sum()) == overdue
+
+
 def test_tokens_without_the_engines_counter(setup: TaskSetup) -> None:
     """Those of the requests that ended."""
     silent = engines(output_tokens=None)

@@ -15,7 +15,7 @@ from rich.table import Table
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
 from jaxserve.agents.panel import load_setup
 from jaxserve.agents.search import Contender, StaticSearch
-from jaxserve.evaluation.episode_statistics import STATISTICS, EpisodeStatistics
+from jaxserve.evaluation.episode_statistics import EpisodeSums, statistics_of
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
 from jaxserve.learning.training import TrainingResult
 from jaxserve.show.report import (
@@ -25,9 +25,11 @@ from jaxserve.show.report import (
     fit_report_table,
     kernel_report_table,
     search_table,
+    tail_table,
     task_table,
     training_table,
 )
+from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.table.edges import Extrapolation
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.fit import FitReport, FittedConstant
@@ -55,42 +57,121 @@ def printed(table: Table, width: int) -> str:
     return output.getvalue()
 
 
-def compared(score: bool = False, **columns: float) -> Evaluations:
-    """Two episodes of one agent, 0.5 and 1.5 times the value given (1 by default)."""
+def sums(**columns: float) -> EpisodeSums:
+    """Two episodes with 0.5 and 1.5 times the sums given (1 by default), but as many windows,
+    seconds and requests with a known fate; half of the first tokens come within 100 ms and 99 % in
+    10 s."""
     spread = np.array([0.5, 1.5])
-    statistics = EpisodeStatistics(**{name: spread * columns.get(name, 1.0) for name in STATISTICS})
+    values = {name: spread * columns.get(name, 1.0) for name in EpisodeSums.__dataclass_fields__}
+    values |= {name: np.ones(2) for name in ("episodes", "windows", "seconds")}
+    values |= {"good": values["good"][:, None]}
+    values |= {name: np.full((2, 1), columns.get(name, 1.0)) for name in ("arrivals", "decided")}
+    values["first_tokens"] = np.full(2, columns.get("first_tokens", 100.0))
+    later = np.interp(TTFT_EDGES_S, [0.09, 0.1, 9.9, 10.0, 10.1], [1.0, 0.5, 0.5, 0.01, 0.0])
+    values["ttft_exceeded"] = np.outer(values["first_tokens"], later)
+    return EpisodeSums(**values)
+
+
+def compared(score: bool = False, **columns: float) -> Evaluations:
+    """Two episodes of one agent with the sums given."""
     setup = dataclasses.replace(load_setup("static_workload"), note=None, anchors=None)
+    statistics = statistics_of(sums(**columns))
     evaluation = Evaluation(noop_policy(), statistics, ANCHORS if score else None)
     return Evaluations(setup, "test", 2, {"default": evaluation})
 
 
-def test_units() -> None:
-    """Shares are percent, latencies ms or s by their size, prices per million tokens."""
-    found = compared(
-        objective=0.8,
-        slo_attainment=0.6,
-        ttft_p50_s=0.08,
-        ttft_p99_s=20.0,
-        usd_per_1k_good_tokens=0.0004,
+def several(agents: Evaluations) -> Evaluations:
+    """The same on a task with two streams, the first of which has the six classes that fare
+    better."""
+    spec = agents.setup.spec
+    voice = dataclasses.replace(spec.streams[0], name="voice", bins=1)
+    setup = dataclasses.replace(
+        agents.setup, spec=dataclasses.replace(spec, streams=(*spec.streams, voice))
     )
-    text = printed(evaluation_table(found).rich(), 110)
-    for cell in ("0.80", "60.0", "80.0 ms", "20.0 s", "0.40", "static_workload, 2 test episodes"):
+    found = agents.agents["default"]
+    by_class = dataclasses.replace(
+        found.statistics.sums,
+        good=np.tile([1.0] * 6 + [0.25], (2, 1)),
+        decided=np.ones((2, 7)),
+        arrivals=np.ones((2, 7)),
+    )
+    found = dataclasses.replace(found, statistics=statistics_of(by_class))
+    return dataclasses.replace(agents, setup=setup, agents={"default": found})
+
+
+def test_units() -> None:
+    """Shares are percent, latencies ms or s by their size, prices per million tokens, an hour and a
+    month of 730 hours."""
+    found = compared(
+        reward=0.8, good=0.6, arrivals=1.25, token_s=0.02, cost_usd=4e-4, good_tokens=1e3
+    )
+    text = printed(evaluation_table(found).rich(), 100)
+    for cell in ("0.80", "60.0", "100 ms", "static_workload, 2 test episodes", "0.40..1.20"):
         assert cell in text
-    assert "0.40..1.20" in text
     assert "…" not in text
     assert "score" not in text
+    text = printed(tail_table(found).rich(), 100)
+    for cell in ("10.0 s", "20.0 ms", "0.40", "1.4", "1051", "static_workload, tail and cost"):
+        assert cell in text
+    assert "…" not in text
+
+
+def test_the_tail() -> None:
+    """The worst episode is named as what it is, hours where there are two of them; what is
+    undecided stands beside what was met."""
+    found = compared(good=0.6, arrivals=1.25)
+    table = tail_table(found)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["TTFT p99"] == row["TTFT p99, worst episode"] == "10.0 s"
+    assert (row["SLO met %, worst episode"], row["undecided %"]) == ("30.0", "20.0")
+    long = dataclasses.replace(found.agents["default"].statistics.sums, seconds=np.full(2, 3600.0))
+    evaluation = dataclasses.replace(found.agents["default"], statistics=statistics_of(long))
+    hours = tail_table(dataclasses.replace(found, agents={"default": evaluation}))
+    assert "TTFT p99, worst hour" in hours.header
+    free = tail_table(compared(good_tokens=0.0))
+    assert free.rows[0][free.header.index("USD / 1M good tok.")] == "-"
+
+
+def test_the_worst_class() -> None:
+    """By its name, where there is more than one kind of requests."""
+    found = compared(score=True)
+    assert not any("worst class" in heading for heading in evaluation_table(found).header)
+    table = evaluation_table(several(found))
+    assert table.header[-1] == "SLO met %, worst class" and table.rows[0][-1] == "25.0 (voice)"
+
+
+def test_changes_stand_beside_the_score() -> None:
+    """In knobs a minute, with two digits."""
+    table = evaluation_table(compared(score=True, changes=0.7))
+    assert table.header[1:3] == ("score", "changes / min")
+    assert table.rows[0][2] == "42 (21 to 63)"
+
+
+def test_full_tables_fit_a_hundred_characters() -> None:
+    """No number and no interval of theirs is cut or broken."""
+    found = several(compared(score=True, reward=0.8, token_s=0.02, cost_usd=4e-4, changes=4.5))
+    static = dataclasses.replace(
+        found.agents["default"], policy=StaticPolicy(make_action(batch_cap=96))
+    )
+    both = dataclasses.replace(found, agents={**found.agents, "best_static": static})
+    for table in (evaluation_table(both), tail_table(both)):
+        text = printed(table.rich(), 100)
+        for row in table.rows:
+            for cell in row:
+                for part in cell.removesuffix(")").replace(" to ", "..").split(" ("):
+                    assert part in text
 
 
 def test_scores() -> None:
     """With anchors the score comes first."""
-    text = printed(evaluation_table(compared(score=True)).rich(), 110)
+    text = printed(evaluation_table(compared(score=True)).rich(), 100)
     assert "score" in text and "0.50" in text and "0.25..0.75" in text
 
 
 def test_gain() -> None:
     """Beside the reward, with the setting that it is above, in 120 characters."""
-    found = compared(score=True, objective=0.8, slo_attainment=0.6)
-    other = compared(score=True, slo_attainment=0.6).agents["default"]
+    found = compared(score=True, reward=0.8, good=0.6)
+    other = compared(score=True, good=0.6).agents["default"]
     static = dataclasses.replace(other, policy=StaticPolicy(make_action(batch_cap=96)))
     both = dataclasses.replace(found, agents={**found.agents, "best_static": static})
     text = printed(evaluation_table(both).rich(), 120)
@@ -145,8 +226,13 @@ def test_markdown() -> None:
 
 def test_missing_values() -> None:
     """A statistic that no episode has is a dash."""
-    text = printed(evaluation_table(compared(ttft_p50_s=np.nan, ttft_p99_s=np.nan)).rich(), 110)
-    assert text.count(" - ") == 2
+    found = compared(first_tokens=0.0, decided=0.0, good=0.0)
+    table, tail = evaluation_table(found), tail_table(found)
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert row["TTFT p50"] == row["SLO met %"] == "-"
+    row = dict(zip(tail.header, tail.rows[0], strict=True))
+    assert row["TTFT p99"] == row["TTFT p99, worst episode"] == "-"
+    assert row["SLO met %, worst episode"] == "-"
 
 
 def test_note_is_printed() -> None:

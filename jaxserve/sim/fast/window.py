@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxserve.arrays.batching import add_up, batch_last, stage
 from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, itl_quantile, tpot_met_share
+from jaxserve.sim.fast.lines import count_older_than
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import SimState, Slo
 from jaxserve.sim.fast.tick import run_ticks
@@ -99,6 +100,7 @@ def _run(
         lost=lost,
         waiting=waiting[:, 0] + queues.preempted,
         running=queues.running,
+        overdue=stage(live, _overdue, waiting, queues, service.ttft_met, slo, plan.tick_s),
         first_tokens=tally.admitted,
         ttft_met=first.met,
         ttft_exceeded=first.exceeded,
@@ -193,12 +195,23 @@ def _service(
     )
 
 
+def _overdue(
+    waiting: jax.Array, queues: Queues, ttft_met: jax.Array, slo: Slo, tick_s: jax.Array
+) -> jax.Array:
+    """float32[F, ...], requests that wait beyond their TTFT objective or got their first token
+    after it, and have not ended."""
+    older = count_older_than(waiting, (slo.ttft_s / tick_s)[:, None])[:, 0]
+    in_service = queues.running + queues.preempted
+    return jnp.clip(older, 0.0, waiting[:, 0]) + jnp.clip(in_service - ttft_met, 0.0, in_service)
+
+
 def idle_metrics(class_count: int) -> WindowMetrics:
     """Metrics of a window in which nothing happened."""
     zero = jnp.float32(0.0)
     idle: dict[str, jax.Array] = {name: zero for name in WindowMetrics.__dataclass_fields__}
-    requests = ("arrivals", "completed", "good", "rejected", "lost", "waiting", "running")
-    by_class = (*requests, "first_tokens", "ttft_met", "tpot_s")
+    requests = ("arrivals", "completed", "good", "rejected", "lost")
+    inside = ("waiting", "running", "overdue")
+    by_class = (*requests, *inside, "first_tokens", "ttft_met", "tpot_s")
     idle |= dict.fromkeys(by_class, jnp.zeros(class_count))
     idle |= dict.fromkeys(("regime", "tier", "prefill_gpus"), jnp.int32(0))
     idle |= {"ttft_exceeded": jnp.zeros(len(TTFT_EDGES_S)), "capacity": jnp.float32(1.0)}

@@ -190,6 +190,29 @@ def test_requests_are_conserved_under_overload(task: str) -> None:
         assert ((np.asarray(entry) >= bound.low) & (np.asarray(entry) <= bound.high)).all(), name
 
 
+@pytest.mark.parametrize("load", [1.0, 20.0])
+@pytest.mark.parametrize("task", task_names())
+def test_overdue_requests_are_some_of_those_inside(task: str, load: float) -> None:
+    """Under any knobs, crashes and preemptions included, no more than wait or run, of each class;
+    and in a queue that only grows all of the old ones."""
+    env = environment(task, load=load)
+    metrics = windows(env, random_actions(2, held=3))
+    inside = metrics.waiting + metrics.running
+    assert (metrics.overdue >= 0.0).all()
+    assert (metrics.overdue <= inside * (1.0 + 1e-6) + 1e-6).all()
+    stuck = windows(env, constant(batch_cap=1))
+    recent = int(np.ceil(np.asarray(env.slo.ttft_s).max() / env.window_s))
+    old = stuck.waiting[-1].sum() - stuck.arrivals[-recent:].sum()
+    assert stuck.overdue[-1].sum() >= min(old, 0.99 * stuck.waiting[-1].sum())
+
+
+def test_nobody_is_overdue_where_nobody_waits() -> None:
+    """A request is not late for running when a window ends."""
+    metrics = windows(environment("static_workload", load=0.5), constant(batch_cap=64))
+    assert metrics.running[-1].sum() > 1.0
+    assert metrics.overdue.sum(axis=1).max() < 0.01
+
+
 @pytest.mark.parametrize("task", task_names())
 def test_requests_are_conserved_through_memory_crashes(task: str) -> None:
     """What ran when memory ran out is lost and counted, and the rest goes on."""
