@@ -23,6 +23,7 @@ from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.reward import MAX_WEIGHT
+from jaxserve.tasks.slos import LAST_PRIORITY, TPOT_SLO_S, TTFT_SLO_S
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""
@@ -303,9 +304,9 @@ def _stream(data: Any, where: str) -> Stream:
         prompt=prompt,
         output=output,
         acceptance=item.one_of("acceptance", profile_names()),
-        ttft_slo_s=item.number("ttft_slo_s", 1e-3, 1e3),
-        tpot_slo_s=item.number("tpot_slo_s", 1e-4, 1e2),
-        priority=item.whole("priority", 0, 2, Stream.priority),
+        ttft_slo_s=item.seconds("ttft_slo_s", *TTFT_SLO_S),
+        tpot_slo_s=item.seconds("tpot_slo_s", *TPOT_SLO_S),
+        priority=item.whole("priority", 0, LAST_PRIORITY, Stream.priority),
         bins=item.whole("bins", 1, CLASS_COUNT, Stream.bins),
         value=item.number("value", 0, 1e6, Stream.value),
         quality=item.numbers("quality", 3, 0, 1, Stream.quality),
