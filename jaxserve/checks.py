@@ -49,18 +49,18 @@ def refuse(name: str, value: Any, allowed: str) -> NoReturn:
 
 def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST) -> float:
     """A finite number from ``low`` to ``high``."""
-    return _within(name, value, "a number", low, high)
+    given = _float(value)
+    if not low <= given <= high:
+        refuse(name, value, _range("a number", low, high))
+    return given
 
 
 def seconds(name: str, value: Any, low: float, high: float) -> float:
-    """A time from ``low`` to ``high`` seconds; its error names the unit, which may be mistaken."""
-    return _within(name, value, "a number of seconds", low, high)
-
-
-def _within(name: str, value: Any, kind: str, low: float, high: float) -> float:
+    """A time from ``low`` to ``high`` seconds; a larger one is most likely in milliseconds, so its
+    error says the unit."""
     given = _float(value)
     if not low <= given <= high:
-        refuse(name, value, _range(kind, low, high))
+        refuse(name, value, f"in seconds, from {low:g} to {high:g}")
     return given
 
 
@@ -111,6 +111,9 @@ def assignments(
 
     Returns:
       the name, which is not empty, and the text of each field that is assigned.
+
+    Raises:
+      InputError: the text has another form, an unknown field, or a field twice.
     """
     owner, _, listed = text.rpartition(":")
     pairs = [part.partition("=")[::2] for part in listed.split(",")]

@@ -85,6 +85,9 @@ class ServeEnv(Replaceable):
     """int32, windows per episode."""
     randomisation: jax.Array
     """float32, half-width of the per-episode log-uniform slowness of the hardware, 0 = none."""
+    time_scale: jax.Array
+    """float32, slowness of the hardware of all episodes relative to the table, 1 as a rule. Agents
+    are not told."""
     window_s: float = dataclasses.field(metadata={"static": True})
     """seconds per control window."""
     ticks: int = dataclasses.field(metadata={"static": True})
@@ -110,7 +113,11 @@ class ServeEnv(Replaceable):
         observation = self._idle_observation()
         state = EnvState(
             workload=init_workload(self.workload, workload_key),
-            sim=init_sim(class_count, jnp.exp(spread), self.workload.classes.output_ages),
+            sim=init_sim(
+                class_count,
+                self.time_scale * jnp.exp(spread),
+                self.workload.classes.output_ages,
+            ),
             observation=observation,
             step=jnp.int32(0),
         )

@@ -138,6 +138,7 @@ def make(
         highest=make_action(**_limits(spec, 1)),
         horizon=on_device(spec.horizon, np.int32),
         randomisation=on_device(spec.randomisation),
+        time_scale=on_device(1.0),
         window_s=spec.window_s,
         ticks=spec.ticks,
     )
@@ -175,7 +176,7 @@ def _workload(
     return dataclasses.replace(
         workload,
         replay_counts=on_device(counts),
-        replay_start_max=on_device(max(len(counts) - spec.horizon, 0), np.int32),
+        replay_starts=on_device(np.arange(max(len(counts) - spec.horizon, 0) + 1), np.int32),
     )
 
 

@@ -58,7 +58,7 @@ def test_good_passes_unchanged_and_bad_gets_a_sentence(value: Any, check: Any) -
         (lambda: checks.number("x", math.nan), "x is nan; it must be a finite number"),
         (lambda: checks.number("x", math.inf, 0), "x is inf; it must be a finite number from 0 on"),
         (lambda: checks.number("x", np.float32(-1), 0.5, 1e-6 + 1), "from 0.5 to 1.000001"),
-        (lambda: checks.seconds("x", 9, 0.5, 2), "x is 9; it must be a number of seconds from 0.5"),
+        (lambda: checks.seconds("x", 9, 0.5, 2), "x is 9; it must be in seconds, from 0.5"),
         (lambda: checks.positive("x", 0), "x is 0; it must be a finite number above 0"),
         (lambda: checks.whole("x", 1.0, 0, 9), "x is 1.0; it must be a whole number from 0 to 9"),
         (lambda: checks.whole("x", -1, 0), "x is -1; it must be a whole number from 0 on"),

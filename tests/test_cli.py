@@ -250,7 +250,12 @@ def test_evaluate_trace(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     """A trace of one's own replaces the traffic; there are no scores for it."""
     trace = tmp_path / "trace.jsonl"
     rows = [
-        {"timestamp": 500 * i, "input_length": 100 + i, "output_length": 50, "hash_ids": [i // 2]}
+        {
+            "timestamp": 14_000 * i,
+            "input_length": 100 + i,
+            "output_length": 50,
+            "hash_ids": [i // 2],
+        }
         for i in range(500)
     ]
     trace.write_text("".join(json.dumps(row) + "\n" for row in rows))

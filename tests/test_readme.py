@@ -70,7 +70,10 @@ def test_commands_run(tmp_path: Path) -> None:
     """On a load test and a trace of a user."""
     files = {block.file: block.code for block in blocks(ROOT / "docs" / "extend_hardware.md")}
     (tmp_path / "my_load_test.csv").write_text(files["load_test.csv"], encoding="utf-8")
-    rows = [f"2026-01-01 00:{s // 60:02}:{s % 60:02},{100 + 7 * s},{20 + s}" for s in range(300)]
+    rows = [
+        f"2026-01-01 00:{s // 60:02}:{s % 60:02},{100 + 7 * (s % 300)},{20 + s % 300}"
+        for s in range(2_000)
+    ]
     trace = "\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows, ""])
     (tmp_path / "my_trace.csv").write_text(trace, encoding="utf-8")
     printed = run_code("sh", code("sh", "train --task trace_replay"), tmp_path)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from jaxserve import checks
@@ -17,25 +18,38 @@ from jaxserve.agents.open_loop import (
     default_policy,
     exploit_policies,
 )
+from jaxserve.agents.played_settings import PlayedSettings, search_digest
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
+from jaxserve.agents.recorded_episodes import (
+    disjoint_episodes,
+    is_recorded,
+    spread_order,
+    training_part,
+)
+from jaxserve.agents.search import SearchEffort, StaticSearch, search_static
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
 from jaxserve.registry import make
+from jaxserve.runtime.compilation_cache import cache_folder
 from jaxserve.seeds import episode_keys
+from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.table.file import read_table_file
 from jaxserve.spaces import make_action
 from jaxserve.tasks.anchors import Anchors, load_anchors
 from jaxserve.tasks.inputs import task_inputs
+from jaxserve.tasks.own_deployment import OwnDeployment, with_own_deployment
 from jaxserve.tasks.spec import TaskSpec, load_task
 
-_QUICK_EPISODES = 4
-_QUICK_CANDIDATES = 128
-_QUICK_ROUNDS = 3
-_QUICK_KEEP = 4
-"""With twice as many episodes and settings kept, the search finds settings of the same
-reward within 0.001 on four built-in tasks."""
+_LEAST_DOUBT, _MOST_DOUBT = 0.1, 0.3
+_DOUBT_OF_FIT = 2.0
+"""Range of a table's doubt, and its size in mean errors of the table's fit. Fits were up to 17 %
+off where they extrapolate, and tables of data sheets up to 10 % off (docs/fidelity.md)."""
+_MOST_EPISODES = 512
+"""Training episodes of a search where traffic is drawn."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,7 @@ class TaskSetup:
     inputs: Mapping[str, Any]
     """all that ``env`` was built from, see ``jaxserve.tasks.inputs``."""
     changes: Mapping[str, Any]
-    """arguments of ``jaxserve.make`` that replace something of the task's own, as they were given;
+    """arguments of ``load_setup`` that replace something of the task's own, as they were given;
     empty for the task itself."""
     anchors: Anchors | None
     """None where scores mean nothing: other hardware or traffic than the task's own."""
@@ -55,40 +69,73 @@ class TaskSetup:
     """why there are no anchors, in one sentence."""
     weights: Path
     """directory of the weights that the agent ppo has here."""
+    doubt: float = 0.0
+    """relative doubt of the latency table's times; 0 for a task with anchors, whose table is exact
+    by definition."""
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the traffic is a recording of which one part trains and the other tests. The
+        recording of a built-in task is whole: its scores are those of random places in it."""
+        own = bool(self.changes) or self.spec.file is not None
+        return own and is_recorded(self.env)
+
+    @property
+    def training_env(self) -> ServeEnv:
+        """The environment that trains controllers.
+
+        Raises:
+          InputError: a recording is too short for a part that trains and one that tests.
+        """
+        return training_part(self.env) if self.has_parts else self.env
+
+    def episodes(self, split: str, count: int) -> tuple[ServeEnv, jax.Array]:
+        """The environment that plays episodes of a split, and their keys [N].
+
+        N is ``count``, or all episodes of the split's part where a recording has fewer.
+
+        Raises:
+          InputError: as ``training_env``; also an unknown split.
+        """
+        if self.has_parts:
+            return disjoint_episodes(self.env, split, count)
+        return self.env, episode_keys(count, split)
 
 
-def load_setup(
-    task: str | int,
-    hardware: str | None = None,
-    table: str | None = None,
-    trace: str | None = None,
-    weights: Path | None = None,
-    model: str | None = None,
-) -> TaskSetup:
-    """A task with its anchors; see ``jaxserve.make`` for the arguments.
+def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> TaskSetup:
+    """A task with its anchors.
 
     Naming the task's own hardware, model, table or trace is the same as naming none.
 
     Args:
       weights: directory with those of the agent ppo; default is the task's packaged ones, or
         NAME.weights beside a task file.
+      own: fields of ``jaxserve.tasks.own_deployment.OwnDeployment``.
 
     Raises:
       InputError: anything unknown, unreadable or out of range; or ``weights`` that do not fit.
     """
     spec = load_task(task)
-    named = {"hardware": hardware, "model": model, "table": table, "trace": trace}
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    env = make(spec, **given)
-    inputs = task_inputs(spec, **given)
-    own = _own_inputs(spec) if given else inputs
-    changes = {name: value for name, value in given.items() if inputs[name] != own.get(name)}
+    said = OwnDeployment(**own)
+    own_spec, given = with_own_deployment(spec, said)
+    env = make(
+        own_spec,
+        hardware=given.get("hardware"),
+        model=given.get("model"),
+        table=given.get("table"),
+        trace=given.get("trace"),
+    )
+    inputs = _inputs(own_spec, said, given)
+    task_itself = _inputs_of_task(spec) if said.given else inputs
+    changes = {
+        name: value
+        for name, value in said.given.items()
+        if inputs.get(name, value) != task_itself.get(name)
+    }
     if weights is not None:
         from jaxserve.agents.weights import load_weights
 
-        load_weights(
-            weights, env, spec.name
-        )  # who names some wants to hear at once that they do not fit
+        load_weights(weights, env, spec.name)  # a user who names weights hears at once if they fit
     elif spec.file is not None:
         weights = spec.file.with_suffix(".weights")
     else:
@@ -101,10 +148,25 @@ def load_setup(
             anchors = load_anchors(spec)
         except InputError as error:
             note = f"no scores: {error}"
-    return TaskSetup(env, spec, inputs, changes, anchors, note, weights)
+    doubt = 0.0 if anchors is not None else _doubt(own_spec, given)
+    return TaskSetup(env, own_spec, inputs, changes, anchors, note, weights, doubt)
 
 
-def _own_inputs(spec: TaskSpec) -> Mapping[str, Any]:
+def _inputs(spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str]) -> dict[str, Any]:
+    """See ``TaskSetup.inputs``; with the numbers and knobs of the user's own, where there are."""
+    numbers = {name: value for name, value in own.given.items() if name not in files}
+    return dict(task_inputs(spec, **files)) | ({"own": numbers} if numbers else {})
+
+
+def _doubt(spec: TaskSpec, files: Mapping[str, str]) -> float:
+    """Relative doubt of the times of the table that a task is played with."""
+    gpu, llm = load_gpu(files.get("hardware", spec.hardware)), load_model(spec.model)
+    table = files.get("table", f"{load_model(files.get('model', llm.name)).name}__{gpu.name}")
+    error = read_table_file(table).metadata.fit_error or 0.0
+    return min(max(_DOUBT_OF_FIT * error, _LEAST_DOUBT), _MOST_DOUBT)
+
+
+def _inputs_of_task(spec: TaskSpec) -> Mapping[str, Any]:
     """Those of the task itself; none where it has no packaged table, so that one must be named."""
     try:
         return task_inputs(spec)
@@ -119,6 +181,8 @@ def packaged_weights(task: str) -> Path:
 
 def build_agent(name: str, setup: TaskSetup, progress: Progress | None = None) -> Policy:
     """The agent ``name``, ready for ``setup``.
+
+    An InputWarning says it if the weights of ppo were trained on something else than ``setup``.
 
     Args:
       progress: told about the search for the best static setting where there is none yet.
@@ -157,26 +221,54 @@ def playable(names: Sequence[str], setup: TaskSetup) -> tuple[str, ...]:
 
 
 def best_static_policy(setup: TaskSetup, progress: Progress | None = None) -> StaticPolicy:
-    """The frozen best static setting of the task, or that of a quick search on training seeds."""
+    """The frozen best static setting of the task, or that of ``find_best_static``."""
     if setup.anchors is not None:
         return StaticPolicy(make_action(**setup.anchors.best_static_action))
-    from jaxserve.agents.search import best_static
+    return static_policy(find_best_static(setup, progress))
 
-    indices = best_static(
-        setup.env,
-        episode_keys(_QUICK_EPISODES, "train"),
-        candidates=_QUICK_CANDIDATES,
-        rounds=_QUICK_ROUNDS,
-        keep=_QUICK_KEEP,
+
+def static_policy(found: StaticSearch) -> StaticPolicy:
+    """The policy that plays the setting of a search."""
+    return StaticPolicy(action_at(jnp.asarray(found.setting)))
+
+
+def find_best_static(
+    setup: TaskSetup,
+    progress: Progress | None = None,
+    effort: SearchEffort | None = None,
+) -> StaticSearch:
+    """Searches the best constant setting on all training episodes of a recording, or on up to
+    ``_MOST_EPISODES`` where traffic is drawn.
+
+    Rewards are kept on disk: a second call is at once, and a search that was cut off goes on.
+
+    Raises:
+      InputError: a recording is too short, see ``TaskSetup.training_env``.
+    """
+    if setup.has_parts:
+        env, keys = disjoint_episodes(setup.env, "train")
+        keys = keys[spread_order(len(keys))]
+    else:
+        env, keys = setup.env, episode_keys(_MOST_EPISODES, "train")
+    folder = cache_folder()
+    path = None if folder is None else folder / "searches" / f"{search_digest(env, keys)}.npz"
+    return search_static(
+        env,
+        keys,
+        doubt=setup.doubt,
+        effort=effort,
+        played=PlayedSettings(path),
         progress=progress,
     )
-    return StaticPolicy(action_at(jnp.asarray(indices)))
 
 
 def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:
+    from jaxserve.agents.trained_on import warn_trained_elsewhere
     from jaxserve.agents.weights import load_weights
 
-    return load_weights(setup.weights, setup.env, setup.spec.name)
+    policy = load_weights(setup.weights, setup.env, setup.spec.name)
+    warn_trained_elsewhere(setup.weights, setup)
+    return policy
 
 
 def _planner(setup: TaskSetup, progress: Progress | None) -> Policy:
@@ -189,7 +281,7 @@ def _regime_oracle(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.regime_oracle import search_regime_oracle
 
     static = best_static_policy(setup, progress).action
-    return search_regime_oracle(setup.env, static, progress=progress)
+    return search_regime_oracle(setup.training_env, static, progress=progress)
 
 
 def _check_known(name: str) -> None:

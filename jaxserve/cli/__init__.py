@@ -27,7 +27,7 @@ from jaxserve.cli.live import (
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.simulate import simulate_log
-from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_anchors
+from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.runtime.earlier_variables import without_effect
@@ -38,7 +38,7 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "compare": compare_agents,
     "tasks": list_tasks,
     "table": table_group,
-    "search": search_anchors,
+    "search": search_settings,
     "headroom": print_headroom,
     "fidelity": check_fidelity,
     "gateway": run_gateway,

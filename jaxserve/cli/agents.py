@@ -10,30 +10,28 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxserve.cli.arguments import (
+    OWN,
     Directory,
     File,
     Name,
     Number,
+    OwnServer,
     Real,
     Task,
     check_outputs,
     import_plots,
     note_trace,
     optional,
-    text,
 )
 from jaxserve.errors import InputError
 
 
 def evaluate_agents(
-    task: Task = "all",
+    task: Name = None,
     agent: Annotated[str, tyro.conf.arg(metavar="AGENTS")] = "all",
     episodes: int = 20,
     seed_split: Literal["train", "validation", "test"] = "test",
-    trace: File = None,
-    hardware: Name = None,
-    model: Name = None,
-    table: File = None,
+    own: OwnServer = OWN,
     weights: Directory = None,
     plot: File = None,
     markdown: File = None,
@@ -42,15 +40,12 @@ def evaluate_agents(
     """Play agents on the same held-out episodes and print what they reach.
 
     Args:
-        task: Name or alias of a task (see jaxserve tasks), path of a task file, or all.
+        task: Name or alias of a task (see jaxserve tasks), path of a task file, or all; by default
+            all, or trace_replay where a trace is named.
         agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo;
             planner and regime_oracle, which are shown the simulator's state, only by name.
         episodes: Episodes that each agent plays on each task.
         seed_split: Episodes to play: those for training, for validation, or the held-out test ones.
-        trace: Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format.
-        hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
-        model: Model instead of the task's own, or path of a config.json of Hugging Face.
-        table: Latency table instead of the packaged one: a name, or path of a .parquet file.
         weights: Directory of a training run, for ppo instead of the packaged weights.
         plot: Picture of the first episode to write, ending in .png, .svg or .pdf; one task only.
         markdown: File to write the tables to.
@@ -59,33 +54,36 @@ def evaluate_agents(
     from jaxserve.agents.panel import load_setup, parse_agents, playable
     from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
     from jaxserve.show.outputs import write_output
-    from jaxserve.show.report import evaluation_markdown, evaluation_table
+    from jaxserve.show.report import evaluation_markdown, evaluation_table, search_table
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.spec import task_names
 
     agents = parse_agents(agent)
     check_episodes(episodes)
     check_outputs({"--plot": plot, "--markdown": markdown, "--json": json})
-    if trace is not None and task == "all":
-        task = "trace_replay"
-    setups = [
-        load_setup(name, hardware, text(table), text(trace), weights, model)
-        for name in (task_names() if task == "all" else (task,))
-    ]
+    if task in (None, "all"):
+        names = task_names() if own.trace is None else (own.task(None),)
+    else:
+        names = (task,)
+    setups = [load_setup(name, weights, **own.given) for name in names]
     if plot is not None:
         if len(setups) > 1:
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    note_trace(trace, setups[0].env)
+    note_trace(own.trace, setups[0].env)
     console, evaluations, tables = result_console(), [], []
     for setup in setups:
         # Who names ppo wants to hear that it has no weights; all means all that can play.
         chosen = agents if "ppo" in agent else playable(agents, setup)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
-        tables.append(evaluation_table(evaluations[-1]))
-        console.print(tables[-1].rich())
+        search = evaluations[-1].search
+        shown = [] if search is None else [search_table(setup, search)]
+        shown.append(evaluation_table(evaluations[-1]))
+        tables += shown
+        for table in shown:
+            console.print(table.rich())
         if chosen != agents:
             console.print(f"without ppo, which has no weights for {setup.spec.name}")
     if plot is not None:
@@ -106,10 +104,7 @@ def train_agent(
     learning_rate: float = 2e-3,
     discount: Real = None,
     recurrent: bool = False,
-    hardware: Name = None,
-    model: Name = None,
-    table: File = None,
-    trace: File = None,
+    own: OwnServer = OWN,
     resume: bool = False,
     tensorboard: bool = False,
     coordinator: Annotated[str | None, optional("HOST:PORT")] = None,
@@ -130,10 +125,6 @@ def train_agent(
         discount: Discount per control window, 0.5 to 0.9999; by default 0.97, or higher where a
             change of tier or split takes longer to pay off.
         recurrent: Remember with a gated recurrent unit as well as with running means.
-        hardware: GPU instead of the task's own, for example h100-sxm-80gb, or path of a GPU file.
-        model: Model instead of the task's own, or path of a config.json of Hugging Face.
-        table: Latency table instead of the packaged one: a name, or path of a .parquet file.
-        trace: Recorded traffic to train on: Azure, Mooncake or BurstGPT format.
         resume: Continue the run in --out from its last checkpoint; all else as when it began.
         tensorboard: Write the metrics for TensorBoard as well, to tensorboard in --out.
         coordinator: Where process 0 listens, when several processes train together.
@@ -150,14 +141,14 @@ def train_agent(
 
     join_processes(coordinator, processes, process)
     with together():
-        setup = load_setup(task, hardware, text(table), text(trace), model=model)
+        setup = load_setup(task, **own.given)
         chosen_discount = task_discount(setup.env) if discount is None else discount
         config = check_run(
             steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
         )
     chosen = tuple(range(seed, seed + seeds))
     if is_first():
-        note_trace(trace, setup.env)
+        note_trace(own.trace, setup.env)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,67 @@ Name = Annotated[str | None, optional("NAME")]
 Number = Annotated[int | None, optional("INT")]
 Real = Annotated[float | None, optional("FLOAT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
+
+
+@dataclass(frozen=True)
+class OwnServer:
+    """Your own server and traffic, in place of the task's."""
+
+    hardware: Name = None
+    """GPU instead of the task's or the table's: a name such as h100-sxm-80gb, or path of a file."""
+    model: Name = None
+    """Model instead of the task's or the table's, or path of a config.json of Hugging Face."""
+    table: File = None
+    """Latency table instead of the packaged one: a name, or path of a .parquet file. It also says
+    which model, GPU and tensor parallelism it was measured on."""
+    trace: File = None
+    """Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format."""
+    ttft: Real = None
+    """Objective on the time to first token, in seconds."""
+    tpot: Real = None
+    """Objective on the mean time per output token after the first, in seconds."""
+    gpus: Number = None
+    """Replicas of the model, each on --tensor-parallel GPUs."""
+    tensor_parallel: Number = None
+    """GPUs that share every layer."""
+    token_budget: Number = None
+    """Tokens that an iteration may process (max_num_batched_tokens of vLLM)."""
+    knobs: Annotated[str | None, optional("NAMES")] = None
+    """Knobs to turn, separated by commas. A table or a trace of your own leaves batch_cap alone
+    open."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields of ``jaxserve.tasks.own_deployment.OwnDeployment`` that are given."""
+        knobs = None if self.knobs is None else self.knobs.split(",")
+        fields = {
+            "hardware": self.hardware,
+            "model": self.model,
+            "table": text(self.table),
+            "trace": text(self.trace),
+            "ttft_s": self.ttft,
+            "tpot_s": self.tpot,
+            "gpus": self.gpus,
+            "tensor_parallel": self.tensor_parallel,
+            "token_budget": self.token_budget,
+            "knobs": None if knobs is None else tuple(name.strip() for name in knobs),
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def task(self, named: str | None) -> str:
+        """The task that is meant: ``trace_replay`` where only a trace is named.
+
+        Raises:
+          InputError: neither a task nor a trace is named.
+        """
+        if named is not None:
+            return named
+        if self.trace is None:
+            raise InputError("name a task, or traffic with --trace")
+        return "trace_replay"
+
+
+OWN = OwnServer()
 
 
 @contextmanager

@@ -16,11 +16,13 @@ from jaxserve.cli.arguments import (
     check_outputs,
     import_plots,
     needing,
+    optional,
     text,
 )
 from jaxserve.errors import InputError
 
 if TYPE_CHECKING:
+    from jaxserve.agents.panel import TaskSetup
     from jaxserve.sim.table.file import Calibration
 
 Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
@@ -103,6 +105,8 @@ def operate_gateway(
     weights: Directory = None,
     table: File = None,
     mode: Literal["off", "shadow", "guarded", "free"] = "shadow",
+    trained_elsewhere: bool = False,
+    most_changes: Annotated[str | None, optional("KNOB=N,...")] = None,
     windows: Number = None,
 ) -> None:
     """Operate the engines behind a gateway by a policy.
@@ -120,11 +124,17 @@ def operate_gateway(
         weights: Directory of a training run, for ppo.
         table: Latency table of this deployment, see jaxserve calibrate.
         mode: How much it may do.
+        trained_elsewhere: Let weights turn knobs in guarded or free mode although they were
+            trained on something else.
+        most_changes: Changes of each named knob that the policy may make in a minute, for example
+            batch_cap=2,kv_budget_fraction=0; 0 keeps it where it is. Falling back is not limited.
         windows: Control windows to operate for; without it, until it is stopped.
     """
     import asyncio
+    import dataclasses
 
     from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
+    from jaxserve.live.guard import parse_most_changes
     from jaxserve.live.show import print_report
     from jaxserve.show.terminal import progress_bars
 
@@ -140,20 +150,44 @@ def operate_gateway(
         from jaxserve.live.operate import Conduct, Controller
         from jaxserve.live.supervisor import Mode
     setup = load_setup(task, table=text(table), weights=weights)
+    most = {}
+    if most_changes is not None:
+        most = parse_most_changes("--most-changes", most_changes, setup.spec.knobs)
+    # Traffic is real: the trace that weights were trained on is as good as the task's regimes.
+    played = dataclasses.replace(
+        setup, inputs={name: one for name, one in setup.inputs.items() if name != "trace"}
+    )
+    if agent == "ppo" and Mode(mode).steers and not trained_elsewhere:
+        _check_trained_here(mode, played)
     with progress_bars() as progress:
-        policy = build_agent(agent, setup, progress)
+        policy = build_agent(agent, played, progress)
         static = best_static_policy(setup, progress).action
-    header = {"task": setup.spec.name, "inputs": dict(setup.inputs), "agent": agent, "mode": mode}
+    header = {
+        "task": setup.spec.name,
+        "inputs": dict(setup.inputs),
+        "agent": agent,
+        "mode": mode,
+        "most_changes": most,
+    }
 
     async def operate() -> None:
         with EpisodeWriter(log, header) as writer:
             token, patience_s = control_token(gateway), setup.env.window_s / 4
             async with GatewayClient(gateway, token, patience_s) as client:
-                conduct = Conduct(Mode(mode))
+                conduct = Conduct(Mode(mode), most_changes=most)
                 controller = Controller(setup, policy, static, client, writer, conduct)
                 await controller.run(windows, print_report)
 
     asyncio.run(operate())
+
+
+def _check_trained_here(mode: str, setup: TaskSetup) -> None:
+    """Raises InputError if the weights were trained on something else than ``setup``."""
+    from jaxserve.agents.trained_on import trained_elsewhere
+
+    sentence = trained_elsewhere(setup.weights, setup)
+    if sentence is not None:
+        raise InputError(f"{sentence}; --mode {mode} turns knobs by them with --trained-elsewhere")
 
 
 def send_traffic(

@@ -8,7 +8,16 @@ from typing import Any
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import Directory, File, Name, Task, check_outputs, import_plots
+from jaxserve.cli.arguments import (
+    OWN,
+    Directory,
+    File,
+    Name,
+    OwnServer,
+    check_outputs,
+    import_plots,
+    note_trace,
+)
 from jaxserve.errors import InputError
 
 _LITTLE_HEADROOM = 0.05
@@ -31,21 +40,33 @@ def list_tasks(task: tyro.conf.Positional[Name] = None) -> None:
         print((spec.file or task_path(spec.name)).read_text(encoding="utf-8"), end="")
 
 
-def search_anchors(task: tyro.conf.Positional[Task]) -> None:
-    """Search a task's best static setting and oracle, and freeze its anchors.
+def search_settings(task: tyro.conf.Positional[Name] = None, own: OwnServer = OWN) -> None:
+    """Search the best constant setting of your server and traffic, or the anchors of a task.
 
-    Those of a task file are written beside it, as NAME.anchors.json.
+    With a trace, a table or another option of your own the command prints the best settings and
+    how far they are apart. Without one it also searches the task's oracle and freezes its anchors;
+    those of a task file are written beside it, as NAME.anchors.json.
 
     Args:
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all for the
-            built-in ones.
+            built-in ones; trace_replay where only a trace is named.
     """
-    from jaxserve.show.terminal import result_console
+    from jaxserve.agents.panel import find_best_static, load_setup
+    from jaxserve.show.report import search_table
+    from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.anchors import write_anchors
     from jaxserve.tasks.spec import task_names
 
+    task = own.task(task)
+    if own.given:
+        setup = load_setup(task, **own.given)
+        note_trace(own.trace, setup.env)
+        with progress_bars() as progress:
+            found = find_best_static(setup, progress)
+        result_console().print(search_table(setup, found).rich())
+        return
     for name in task_names() if task == "all" else (task,):
-        result = _measured_headroom(name)
+        result = _measured_headroom(name, own)
         path = write_anchors(result.anchors(), result.spec.file)
         result_console().print(f"wrote {path}", soft_wrap=True)
         if result.headroom < _LITTLE_HEADROOM:
@@ -56,13 +77,14 @@ def search_anchors(task: tyro.conf.Positional[Task]) -> None:
             )
 
 
-def print_headroom(task: tyro.conf.Positional[Task]) -> None:
+def print_headroom(task: tyro.conf.Positional[Name] = None, own: OwnServer = OWN) -> None:
     """Print how much adapting can gain: regimes against settings, policies against each other.
 
     Args:
-        task: Name or alias of a task (see jaxserve tasks), or path of a task file.
+        task: Name or alias of a task (see jaxserve tasks), or path of a task file; trace_replay
+            where only a trace is named.
     """
-    _measured_headroom(task)
+    _measured_headroom(own.task(task), own)
 
 
 def check_fidelity(
@@ -106,14 +128,14 @@ def check_fidelity(
         write_output(plot, all_checks.fidelity_picture(rows), "--plot")
 
 
-def _measured_headroom(task: str) -> Any:
+def _measured_headroom(task: str, own: OwnServer) -> Any:
+    from jaxserve.agents.panel import load_setup
     from jaxserve.evaluation.headroom import headroom_tables, measure_headroom
     from jaxserve.show.terminal import progress_bars, result_console
-    from jaxserve.tasks.spec import load_task
 
-    spec = load_task(task)
+    setup = load_setup(task, **own.given)
     with progress_bars() as progress:
-        result = measure_headroom(spec, progress=progress)
+        result = measure_headroom(setup, progress=progress)
     for table in headroom_tables(result):
         result_console().print(table)
     return result

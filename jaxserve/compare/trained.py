@@ -151,7 +151,7 @@ def learning_curve(run: Run) -> Curve:
 
 def _final_policies(setup: TaskSetup, run: Run) -> tuple[NetworkPolicy, ...]:
     """From the last checkpoint: a run writes the weights of its best seed only."""
-    learner, seeds = Learner.create(setup.env, run.config), np.array(run.seeds)
+    learner, seeds = Learner.create(setup.training_env, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here),

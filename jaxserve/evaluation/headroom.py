@@ -18,20 +18,21 @@ from rich.table import Table
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
 from jaxserve.agents.oracle import oracle_plans
+from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
+from jaxserve.agents.recorded_episodes import spread_order
 from jaxserve.agents.regimes import regime_env
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.search import (
-    best_static,
+    SearchEffort,
     regime_settings,
+    search_static,
     setting_text,
     static_objective,
 )
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
-from jaxserve.registry import make
-from jaxserve.seeds import episode_keys
 from jaxserve.spaces import ACTION_BOUNDS
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import TaskSpec
@@ -46,7 +47,8 @@ class SearchBudget:
     """How hard to look; the defaults are what anchors are computed with."""
 
     candidates: int = 512
-    training_episodes: int = 8
+    training_episodes: int = 512
+    """at most; the search for the best static setting ends when it is found."""
     test_episodes: int = 32
     sweeps: int = 2
     generations: int = 24
@@ -57,6 +59,8 @@ class Headroom:
     """What ``measure_headroom`` found. Values are mean rewards per window."""
 
     spec: TaskSpec
+    env: ServeEnv
+    """what was played."""
     static: np.ndarray
     """int32[6], grid indices of the best static setting."""
     by_regime: np.ndarray
@@ -78,7 +82,7 @@ class Headroom:
     def anchors(self) -> Anchors:
         """The task's anchors, ready to be written."""
         # Locked knobs have one grid point, which is not their value.
-        action = make(self.spec).effective_action(action_at(jnp.asarray(self.static)))
+        action = self.env.effective_action(action_at(jnp.asarray(self.static)))
         return Anchors(
             task=self.spec.name,
             task_version=self.spec.version,
@@ -103,25 +107,30 @@ class Headroom:
 
 
 def measure_headroom(
-    spec: TaskSpec, budget: SearchBudget | None = None, progress: Progress | None = None
+    setup: TaskSetup, budget: SearchBudget | None = None, progress: Progress | None = None
 ) -> Headroom:
-    """Searches the best static setting and the oracle of a task and plays them on test seeds.
+    """Searches the best static setting and the oracle of a task and plays them on test episodes.
 
     Args:
       budget: default is ``SearchBudget()``.
     """
     budget = budget or SearchBudget()
-    env = make(spec)
-    training = episode_keys(budget.training_episodes, "train")
-    test = episode_keys(budget.test_episodes, "test")
-    static = best_static(env, training, candidates=budget.candidates, progress=progress)
+    spec = setup.spec
+    training_env, training = setup.episodes("train", budget.training_episodes)
+    env, test = setup.episodes("test", budget.test_episodes)
+    effort = SearchEffort(candidates=budget.candidates)
+    order = spread_order(len(training)) if setup.has_parts else slice(None)
+    searched = search_static(training_env, training[order], effort=effort, progress=progress)
+    static = searched.setting
     regimes = len(spec.regimes)
-    by_regime = regime_settings(env, training[:4], static, regimes=regimes, progress=progress)
+    by_regime = regime_settings(
+        training_env, training[order][:8], static, regimes=regimes, progress=progress
+    )
     settings = np.concatenate([by_regime, static[None]])
-    held_out = episode_keys(8, "validation")
+    _, held_out = setup.episodes("validation", 8)
     matrix = np.stack(
         [
-            static_objective(regime_env(env, regime), settings, held_out).mean(1)
+            static_objective(regime_env(training_env, regime), settings, held_out).mean(1)
             for regime in range(regimes)
         ],
         axis=1,
@@ -142,12 +151,12 @@ def measure_headroom(
     others = {"random": RandomPolicy(), "default": default_policy(env), **exploit_policies()}
     for name, player in zip(others, in_one_program(list(others.values())), strict=True):
         values[name] = _mean_reward(env, player, test)
-    return Headroom(spec, static, by_regime, matrix, values, budget)
+    return Headroom(spec, env, static, by_regime, matrix, values, budget)
 
 
 def headroom_tables(result: Headroom) -> tuple[Table, Table]:
     """The regime x configuration matrix and the values of all policies, for printing."""
-    sizes = grid_sizes(make(result.spec))
+    sizes = grid_sizes(result.env)
     names = [regime.name for regime in result.spec.regimes]
     matrix = Table(title=f"{result.spec.name}: mean reward of a constant setting in each regime")
     matrix.add_column("setting")

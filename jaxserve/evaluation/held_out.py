@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.agents.choice import in_one_program
-from jaxserve.agents.panel import TaskSetup, build_agent
+from jaxserve.agents.panel import TaskSetup, build_agent, find_best_static, static_policy
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress, StageProgress, stage_progress
 from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.agents.search import StaticSearch
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
     Interval,
@@ -25,7 +26,6 @@ from jaxserve.evaluation.episode_statistics import (
     interval,
     intervals,
 )
-from jaxserve.seeds import episode_keys
 from jaxserve.tasks.anchors import Anchors, anchors_score
 
 MAX_EPISODES = 100_000
@@ -68,8 +68,11 @@ class Evaluations:
     setup: TaskSetup
     split: str
     episodes: int
+    """episodes that each agent played."""
     agents: Mapping[str, Evaluation]
     """by name, in the order asked for."""
+    search: StaticSearch | None = None
+    """the search for the best static setting; None where anchors hold it, or nobody asked."""
 
 
 def evaluate_all(
@@ -84,13 +87,22 @@ def evaluate_all(
     Raises:
       InputError: as ``evaluate``; also an unknown name.
     """
-    policies = [build_agent(name, setup, progress) for name in agents]
+    search = None
+    if "best_static" in agents and setup.anchors is None:
+        search = find_best_static(setup, progress)
+    policies = [
+        static_policy(search)
+        if search is not None and name == "best_static"
+        else build_agent(name, setup, progress)
+        for name in agents
+    ]
     found = {}
     for name, policy, player in zip(agents, policies, in_one_program(policies), strict=True):
         steps = stage_progress(f"{setup.spec.name}, {name}", progress)
         played = evaluate(setup, player, episodes, split, steps)
         found[name] = dataclasses.replace(played, policy=policy)
-    return Evaluations(setup, split, episodes, found)
+    played = max(len(each.statistics.objective) for each in found.values())
+    return Evaluations(setup, split, played, found, search)
 
 
 def evaluate(
@@ -100,23 +112,26 @@ def evaluate(
     split: str = "test",
     progress: StageProgress | None = None,
 ) -> Evaluation:
-    """Plays ``episodes`` episodes, seeds 0 to ``episodes - 1`` of the split.
+    """Plays ``episodes`` episodes of the split; fewer where a recording has fewer that do not
+    overlap, see ``TaskSetup.episodes``.
 
     Raises:
       InputError: an unknown split, or a number of episodes out of range.
     """
     check_episodes(episodes)
-    size = min(episodes, _CHUNK)
+    env, keys = setup.episodes(split, episodes)
+    count = len(keys)
+    size = min(count, _CHUNK)
     parts = []
-    for first in range(0, episodes, size):
+    for first in range(0, count, size):
         if progress is not None:
-            progress(first, episodes)
+            progress(first, count)
         # The last batch is as large as the others, so that one program serves all.
-        keys = episode_keys(size, split, first)
-        parts.append(episode_statistics(setup.env, rollout(setup.env, policy, keys).timesteps))
-    statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:episodes], *parts)
+        batch = keys[np.arange(first, first + size) % count]
+        parts.append(episode_statistics(env, rollout(env, policy, batch).timesteps))
+    statistics = jax.tree.map(lambda *columns: np.concatenate(columns)[:count], *parts)
     if progress is not None:
-        progress(episodes, episodes)
+        progress(count, count)
     return Evaluation(policy, statistics, setup.anchors)
 
 
@@ -141,10 +156,10 @@ def check_episodes(episodes: int) -> None:
 def example_rollout(evaluated: Evaluations, agent: str) -> Rollout:
     """Episodes of an agent from seed 0 on, window by window."""
     # As many episodes as in a batch of ``evaluate``, whose compiled program plays them.
-    keys = episode_keys(min(evaluated.episodes, _CHUNK), evaluated.split)
+    env, keys = evaluated.setup.episodes(evaluated.split, evaluated.episodes)
     players = in_one_program([found.policy for found in evaluated.agents.values()])
     player = players[list(evaluated.agents).index(agent)]
-    return rollout(evaluated.setup.env, player, keys)
+    return rollout(env, player, keys[:_CHUNK])
 
 
 def to_json(evaluations: Sequence[Evaluations]) -> bytes:

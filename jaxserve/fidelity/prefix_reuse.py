@@ -172,7 +172,7 @@ def compare(
         workload = dataclasses.replace(
             workload,
             replay_counts=workload.replay_counts[:windows],
-            replay_start_max=jnp.int32(0),
+            replay_starts=jnp.zeros(1, jnp.int32),
         )
         env = dataclasses.replace(env, workload=workload)
         episode = ReferenceEpisode(env, key, timer, windows, faster)

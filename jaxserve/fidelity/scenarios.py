@@ -130,7 +130,7 @@ def workload_at(
     counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
     rows = (seed * windows + np.arange(windows)) % len(counts)
     return dataclasses.replace(
-        env.workload, replay_counts=jnp.asarray(counts[rows]), replay_start_max=jnp.int32(0)
+        env.workload, replay_counts=jnp.asarray(counts[rows]), replay_starts=jnp.zeros(1, jnp.int32)
     )
 
 

@@ -13,10 +13,12 @@ import jax
 
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.tasks.anchors import anchors_score
+from jaxserve.tasks.own_deployment import OwnDeployment
 
 Seeds = tuple[int, ...]
 """One for each policy that a run trains."""
@@ -116,6 +118,7 @@ def provenance(
         command=command(setup, config, seeds),
         seed=seeds[best],
         inputs=dict(setup.inputs),
+        trained_on=facts(setup),
         revision=_revision(),
         jax=jax.__version__,
         windows=config.updates * config.windows,
@@ -142,10 +145,13 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
     except InputError:
         return None
     in_a_row = seeds == tuple(range(seeds[0], seeds[0] + count))
-    if asked != config or not in_a_row or not setup.changes.keys() <= _FILES:
+    if asked != config or not in_a_row or not setup.changes.keys() <= _OPTIONS.keys():
         return None
     task = setup.spec.file or setup.spec.name
-    options = {"task": task, "steps": steps, **numbers, **setup.changes}
+    own = {_OPTIONS[name]: value for name, value in setup.changes.items()}
+    if isinstance(own.get("knobs"), tuple):
+        own["knobs"] = ",".join(own["knobs"])
+    options = {"task": task, "steps": steps, **numbers, **own}
     words = ["jaxserve", "train"]
     for name, value in options.items():
         words += [f"--{name.replace('_', '-')}", str(value)]
@@ -153,8 +159,11 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
     return shlex.join([*words, "--out", "RUN"])
 
 
-_FILES = {"hardware", "model", "table", "trace"}
-"""Changes to a task that the command line can ask for."""
+_SECONDS = {"ttft_s": "ttft", "tpot_s": "tpot"}
+_OPTIONS = {
+    field.name: _SECONDS.get(field.name, field.name) for field in dataclasses.fields(OwnDeployment)
+}
+"""Changes to a task that the command line can ask for, and the names of its options."""
 
 
 def _revision() -> str | None:

@@ -107,7 +107,7 @@ def train(
         which the last checkpoint stands.
       Interrupted: by Ctrl-C, after a checkpoint.
     """
-    learner = Learner.create(setup.env, config)
+    learner = Learner.create(setup.training_env, config)
     description = describe(setup, config, seeds)
     with together():
         event_files = EventFiles(directory) if tensorboard and is_first() else nullcontext()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from jaxserve import checks
+from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, RESTART_KNOBS
 from jaxserve.types import ServeAction
 
 Values = dict[str, float]
 """Knobs by name."""
+MINUTE_S = 60.0
+_MOST_CHANGES = 10_000
 
 
 @dataclass(frozen=True)
@@ -101,4 +105,51 @@ def guarded(
 
 def changed_costly(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
     """Whether the tier or the split differ."""
-    return any(before[name] != after[name] for name in RESTART_KNOBS)
+    return not changed(before, after).isdisjoint(RESTART_KNOBS)
+
+
+def parse_most_changes(option: str, text: str, turned: Sequence[str]) -> dict[str, int]:
+    """Largest numbers of changes per minute, by knob, from a text such as
+    ``batch_cap=2,kv_budget_fraction=0``.
+
+    Args:
+      option: what errors call the text.
+      turned: knobs that the task turns.
+
+    Raises:
+      InputError: a knob is unknown or named twice, or a number is not whole or is out of range.
+    """
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = (word.strip() for word in part.partition("="))
+        checks.one_of(f"a knob of {option}", name, turned)
+        if name in found:
+            raise InputError(f"{option} names {name} twice; name every knob once")
+        found[name] = checks.digits(f"{name} of {option}", number, 0, _MOST_CHANGES)
+    return found
+
+
+def windows_of_a_minute(window_s: float) -> int:
+    """Number of windows that can begin in one minute."""
+    return max(1, math.ceil(MINUTE_S / window_s - 1e-9))
+
+
+def limited(
+    most: Mapping[str, int],
+    changes: Mapping[str, int],
+    before: Mapping[str, float],
+    wanted: Mapping[str, float],
+) -> Values:
+    """``wanted``, but as ``before`` for knobs that may not change any more.
+
+    Args:
+      most: changes that a knob may make in a minute; knobs that are not named may make any number.
+      changes: those that it has made in the minute that ends with the next window.
+    """
+    used_up = {name for name, number in most.items() if changes.get(name, 0) >= number}
+    return {name: before[name] if name in used_up else value for name, value in wanted.items()}
+
+
+def changed(before: Mapping[str, float], after: Mapping[str, float]) -> frozenset[str]:
+    """Names of the knobs that differ."""
+    return frozenset(name for name in before if before[name] != after[name])

@@ -11,7 +11,8 @@ import asyncio
 import dataclasses
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,16 @@ from jaxserve.agents.policy import Policy
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, plain
 from jaxserve.live.gateway_client import GatewayClient, GatewayError, LateAnswer
-from jaxserve.live.guard import Guard, Limits, as_values, changed_costly, guarded
+from jaxserve.live.guard import (
+    Guard,
+    Limits,
+    as_values,
+    changed,
+    changed_costly,
+    guarded,
+    limited,
+    windows_of_a_minute,
+)
 from jaxserve.live.live_task import TURNED, check_objectives, echo, unacknowledged
 from jaxserve.live.measured import Streams, arrivals_by_tick, measure, observe
 from jaxserve.live.readings import (
@@ -70,6 +80,9 @@ class Conduct:
     mode: Mode = Mode.SHADOW
     rules: Rules = field(default_factory=Rules)
     guard: Guard = field(default_factory=Guard)
+    most_changes: Mapping[str, int] = field(default_factory=dict)
+    """changes of a knob by the policy in one minute, by name; knobs that are not named may make
+    any number."""
 
 
 class Controller:
@@ -97,6 +110,9 @@ class Controller:
         self._gateway = gateway
         self._log = log
         self._mode, self._rules, self._guard = conduct.mode, conduct.rules, conduct.guard
+        self._most_changes = conduct.most_changes
+        self._changed: deque[frozenset[str]] = deque(maxlen=windows_of_a_minute(env.window_s))
+        """knobs that changed in each window of the last minute, the latest window last."""
         self._twins = Twins(env, 3)
         self._memory = policy.init(env)
         self._act = jax.jit(lambda memory, seen, key: policy.act(env, memory, seen, key))
@@ -208,6 +224,7 @@ class Controller:
         """The end of one window and the beginning of the next; ``asked`` as for ``_look``."""
         started_s = time.monotonic()
         self._window += 1
+        self._changed.append(frozenset())
         before = self._last
         try:
             self._last = seen = await self._look(asked)
@@ -254,6 +271,8 @@ class Controller:
         told = self._next(in_force)
         if mode.steers:
             knobs = await self._steer(told, knobs, started_s)
+            self._changed[-1] = changed(in_force, self._now(knobs))
+        changes = self._changes() if mode.steers else {}
         measured = Expectation(
             good, float(np.sum(np.asarray(metrics.ttft_met))), float(metrics.itl_s), math.nan
         )
@@ -263,6 +282,7 @@ class Controller:
             reason=self._supervision.reason if mode.steers else fault,
             comparison=WindowComparison(measured, *expected),
             told=told,
+            changes={name: n for name, n in changes.items() if name in self._most_changes},
         )
         self._log.window(
             self._seen,
@@ -278,6 +298,7 @@ class Controller:
                 "acceptance_scale": self._scale,
                 "wanted": plain(make_action(**self._wanted)),
                 "told": told if mode.steers else {},
+                "changes": changes,
                 "echo": echo(knobs, told),
                 "expected": {
                     name: dataclasses.asdict(each)
@@ -330,8 +351,15 @@ class Controller:
             wanted = guarded(
                 self._guard, in_force, self._wanted, self._since_costly, self._limits.allowed
             )
+        if self._supervision.steering and self._mode.steers:
+            wanted = limited(self._most_changes, self._changes(), in_force, wanted)
         self._since_costly = 0 if changed_costly(in_force, wanted) else self._since_costly + 1
         return self._limits.nearest(wanted)
+
+    def _changes(self) -> dict[str, int]:
+        """Changes in the last minute of every knob that the task turns."""
+        counted = Counter(name for names in self._changed for name in names)
+        return {name: counted[name] for name in self._turned}
 
     async def _steer(
         self, told: dict[str, float], knobs: dict[str, Any], started_s: float

@@ -26,6 +26,9 @@ def print_report(report: Report) -> None:
             f": good {found.seen.good:.0f}, expected {found.in_force.good:.1f} (policy "
             f"{found.policy.good:.1f}, static {found.static.good:.1f}); {does} {knobs}"
         )
+    if report.changes:
+        changes = ", ".join(f"{name} {number}" for name, number in report.changes.items())
+        line += f"; changes in a minute: {changes}"
     print(line, flush=True)
 
 

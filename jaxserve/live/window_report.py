@@ -33,3 +33,5 @@ class Report:
     """None where nothing could be measured."""
     told: dict[str, float] = field(default_factory=dict)
     """knobs that were turned, or would be."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """changes in the last minute of the knobs whose changes are limited."""

@@ -1,4 +1,5 @@
-"""Compiled programs kept on disk, so that only the first run of a command waits for XLA."""
+"""Where jaxserve keeps what it can make again; compiled programs are kept there, so that only the
+first run of a command waits for XLA."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import os
 from pathlib import Path
 
 import jax
+import platformdirs
 
 _MIN_COMPILE_S = 0.3  # what compiles faster is not worth a file
 
@@ -20,14 +22,18 @@ def enable_compilation_cache() -> Path | None:
     chosen = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if chosen:
         return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        directory = (Path(base) if base else Path.home() / ".cache") / "jaxserve"
-        directory.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return None
-    if not os.access(directory, os.W_OK | os.X_OK):
+    directory = cache_folder()
+    if directory is None:
         return None
     jax.config.update("jax_compilation_cache_dir", str(directory))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _MIN_COMPILE_S)
     return directory
+
+
+def cache_folder() -> Path | None:
+    """The user's cache directory of jaxserve; None where nothing can be written."""
+    try:
+        folder = platformdirs.user_cache_path("jaxserve", ensure_exists=True)
+    except (OSError, RuntimeError):
+        return None
+    return folder if os.access(folder, os.W_OK | os.X_OK) else None

@@ -16,6 +16,7 @@ from jaxserve.tasks.spec import TaskSpec
 # What makes these takes seconds to import, and most commands print only one of them.
 if TYPE_CHECKING:
     from jaxserve.agents.panel import TaskSetup
+    from jaxserve.agents.search import StaticSearch
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult
@@ -37,7 +38,7 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
     caption = ["mean over episodes, and its 95 % interval"]
     if "gain" in shown:
         caption[0] += "; gain: reward above that of best_static in the same episodes"
-    caption += [text for text in (_best_static_text(evaluated), setup.note) if text]
+    caption += [_best_static_text(evaluated), *adapting_texts(evaluated), setup.note]
     return TextTable(
         title=f"{setup.spec.name}, {evaluated.episodes} {evaluated.split} episodes",
         header=("agent", *(heading for _, heading, _ in columns)),
@@ -45,8 +46,72 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
             (agent, *(_cell(found.get(name), show) for name, _, show in columns))
             for agent, found in rows.items()
         ),
-        caption="\n".join(caption),
+        caption="\n".join(filter(None, caption)),
     )
+
+
+def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
+    """The best constant settings, the named one first, and which of them are equal to it."""
+    from jaxserve.agents.search import equal_text, setting_text
+    from jaxserve.grids import grid_sizes
+
+    sizes = grid_sizes(setup.env)
+    percent = f"{100 * found.doubt:.0f} %"
+    doubted = found.doubt > 0.0
+    header = ["setting", "reward", "difference"]
+    header += [f"{percent} slower", f"{percent} faster"] if doubted else []
+    rows = []
+    for place, each in enumerate(found.contenders[:_SETTINGS_SHOWN]):
+        mean, low, high = each.difference
+        cells = [
+            setting_text(each.setting, sizes),
+            f"{each.reward:.3f}",
+            f"{mean:+.4f} ({low:+.4f} to {high:+.4f})" if place else "-",
+        ]
+        if doubted:
+            cells += [f"{each.slower:+.4f}", f"{each.faster:+.4f}"] if place else ["-", "-"]
+        verdict = "equal" if each.equal else "worse"
+        rows.append((*cells, verdict if place else "best"))
+    caption = [
+        "reward per window, and the difference from the best in the same episodes with its 95 % "
+        "interval"
+    ]
+    if doubted:
+        caption.append(
+            f"the table's times are in doubt by {percent}: the best setting loses least on "
+            "slower and faster hardware, and settings that are apart by less are equal"
+        )
+    caption.append(equal_text(found, sizes) or "")
+    if not found.resolved:
+        caption.append(
+            "there is no more traffic to tell the best settings further apart: a longer trace would"
+            if setup.has_parts
+            else "the best settings are not further apart after as many episodes as a search plays"
+        )
+    return TextTable(
+        title=f"{setup.spec.name}, best constant settings on {found.episodes} training episodes",
+        header=(*header, ""),
+        rows=tuple(rows),
+        caption="\n".join(filter(None, caption)),
+    )
+
+
+def adapting_texts(evaluated: Evaluations) -> list[str]:
+    """One sentence for each controller that gains nothing over the best constant setting."""
+    from jaxserve.agents.search import TIE
+    from jaxserve.evaluation.held_out import gains
+
+    found = gains(evaluated)
+    return [
+        f"adapting gains nothing here: {agent} {found[agent].mean:+.4f} "
+        f"({found[agent].low:+.4f} to {found[agent].high:+.4f}) over the best constant setting"
+        for agent in _CONTROLLERS
+        if agent in found and (found[agent].low <= 0.0 or found[agent].mean < TIE)
+    ]
+
+
+_CONTROLLERS = ("heuristic", "ppo")
+_SETTINGS_SHOWN = 8
 
 
 def evaluation_markdown(tables: Sequence[TextTable]) -> str:
@@ -80,7 +145,7 @@ def _best_static_text(evaluated: Evaluations) -> str | None:
     if found is None or not isinstance(found.policy, StaticPolicy):
         return None
     knobs = action_text(found.policy.action, setup.env.knob_active.tolist())
-    source = "a quick search" if setup.anchors is None else "the search for the anchors"
+    source = "the search above" if setup.anchors is None else "the search for the anchors"
     return f"best_static is {knobs}, by {source} on training episodes"
 
 

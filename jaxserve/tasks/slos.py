@@ -8,13 +8,8 @@ from dataclasses import dataclass
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.traces import Trace
+from jaxserve.tasks.spec import LAST_PRIORITY, TPOT_SLO_S, TTFT_SLO_S
 
-TTFT_SLO_S = (1e-3, 120.0)
-"""Least and greatest objective of TTFT, seconds."""
-TPOT_SLO_S = (1e-4, 10.0)
-"""Least and greatest objective of TPOT, seconds."""
-LAST_PRIORITY = 2
-"""Priority that is served last; the first is 0."""
 SLO_EXAMPLE = "chat:ttft=0.5,tpot=0.05"
 """How the command line names the objectives of a kind."""
 

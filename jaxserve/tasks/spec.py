@@ -23,7 +23,6 @@ from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.reward import MAX_WEIGHT
-from jaxserve.tasks.slos import LAST_PRIORITY, TPOT_SLO_S, TTFT_SLO_S
 
 CLASS_COUNT = 6
 """Traffic classes of every task (unused ones have no traffic), so that tasks can be stacked."""
@@ -32,6 +31,13 @@ REGIME_COUNT = 4
 SPEC_VERSION = 1
 MAX_HORIZON = 100_000
 MAX_RANDOMISATION = 0.5
+MAX_TENSOR_PARALLEL = 64
+TTFT_SLO_S = (1e-3, 120.0)
+"""Least and greatest objective on TTFT, s; what is longer is most likely in milliseconds."""
+TPOT_SLO_S = (1e-4, 10.0)
+"""Least and greatest objective on TPOT, s."""
+LAST_PRIORITY = 2
+"""Priority that is served last; the first is 0."""
 LEAST_OUTPUT_AGES, MAX_OUTPUT_AGES = 8, 128
 _FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
@@ -269,7 +275,7 @@ def parse_objective(data: Any, where: str) -> Objective:
 
 _DEPLOYMENT_RANGES = {
     "num_gpus": (1, MAX_GPUS),
-    "tensor_parallel": (1, 64),
+    "tensor_parallel": (1, MAX_TENSOR_PARALLEL),
     "queue_capacity": (1, 4096),
     "memory_utilization": (0.1, 1.0),
     "token_budget": TOKEN_BUDGETS,

@@ -13,7 +13,7 @@ from jaxserve.agents import oracle
 from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.oracle import SITUATIONS, Plan, episode_schedules, oracle_plans
 from jaxserve.agents.rollout import Rollout, rollout
-from jaxserve.agents.search import best_static, static_objective
+from jaxserve.agents.search import SearchEffort, search_static, static_objective
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.seeds import episode_keys
@@ -33,7 +33,8 @@ def environment() -> ServeEnv:
 
 @functools.cache
 def found(seed: int = 0) -> np.ndarray:
-    return best_static(environment(), KEYS, candidates=16, rounds=1, seed=seed)
+    effort = SearchEffort(candidates=16, rounds=1, contenders=1)
+    return search_static(environment(), KEYS, effort=effort, seed=seed).setting
 
 
 @functools.cache

@@ -30,6 +30,7 @@ from jaxserve.sim.table.file import read_table_file, table_path, write_table_fil
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors, write_anchors
 from jaxserve.tasks.spec import load_task, task_path
+from tests.searched import static_search
 
 ANCHORS = Anchors(
     task="static_workload",
@@ -81,19 +82,21 @@ def test_best_static_is_the_frozen_one() -> None:
 
 
 def test_best_static_is_searched_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On other hardware there is no frozen setting: a quick search on training seeds finds one."""
+    """On other hardware there is no frozen setting: a search on training seeds finds one, with the
+    doubt of the table."""
     calls = []
 
     def search(env, keys, **options):
-        calls.append((env is setup.env, len(keys), options["progress"]))
-        return np.array([13, 10, 0, 0, 0, 0])
+        calls.append((env is setup.env, len(keys), options["progress"], options["doubt"]))
+        return static_search(np.array([13, 10, 0, 0, 0, 0]))
 
-    monkeypatch.setattr("jaxserve.agents.search.best_static", search)
+    monkeypatch.setattr(panel, "search_static", search)
     setup = load_setup("static_workload", hardware="h100-sxm-80gb")
     policy = build_agent("best_static", setup)
     assert isinstance(policy, StaticPolicy)
     assert int(policy.action.batch_cap) == 256
-    assert calls == [(True, panel._QUICK_EPISODES, None)]
+    assert calls == [(True, panel._MOST_EPISODES, None, panel._LEAST_DOUBT)]
+    assert load_setup("static_workload").doubt == 0.0
 
 
 def test_anchors_belong_to_the_task_as_it_is(

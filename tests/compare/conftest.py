@@ -14,6 +14,7 @@ from jaxserve.grids import nearest_indices
 from jaxserve.learning import training
 from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import REGIME_COUNT
+from tests.searched import static_search
 
 
 @pytest.fixture
@@ -26,7 +27,8 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(panel._PRIVILEGED, "planner", lambda s, _: planner_for(s.env, plan))
     monkeypatch.setitem(panel._PRIVILEGED, "regime_oracle", lambda *_: RegimeOracle(settings))
     monkeypatch.setattr(
-        "jaxserve.agents.search.best_static", lambda *_, **__: np.array([13, 10, 0, 0, 0, 0])
+        "jaxserve.agents.panel.search_static",
+        lambda *_, **__: static_search(np.array([13, 10, 0, 0, 0, 0])),
     )
 
     def reference(spec, policies, episodes, progress):

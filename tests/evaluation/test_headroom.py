@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+import jaxserve
 from jaxserve.agents.open_loop import exploit_policies
 from jaxserve.evaluation.headroom import MIN_SPAN, Headroom, SearchBudget, headroom_tables
 from jaxserve.grids import KNOB_GRIDS
@@ -36,6 +37,7 @@ def measured(task: str = "adversarial_multitenant", **values: float) -> Headroom
     rewards |= {"random": 0.2, "best_static": 0.5, "oracle": 0.6}
     return Headroom(
         spec=load_task(task),
+        env=jaxserve.make(task),
         static=STATIC,
         by_regime=by_regime,
         matrix=matrix,

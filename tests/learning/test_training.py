@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from jaxserve.agents.panel import load_setup
+from jaxserve.agents.trained_on import facts
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
 from jaxserve.learning import training
@@ -56,6 +57,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert result.seeds == (0, 1) and len(result.objectives) == 2
     made = json.loads((directory / "weights.json").read_text())["provenance"]
     assert made["inputs"] == dict(SETUP.inputs) and made["seed"] == result.seeds[result.best]
+    assert made["trained_on"] == facts(SETUP)
     return directory
 
 

@@ -39,6 +39,7 @@ class Played:
         caps: list[float | None] = STEADY,
         deployment: Deployment | None = None,
         rules: Rules | None = None,
+        most_changes: dict[str, int] | None = None,
     ) -> None:
         self.deployment = deployment or Deployment()
         self.log = path / "log.jsonl"
@@ -54,7 +55,7 @@ class Played:
 
         async def operate() -> None:
             with EpisodeWriter(self.log, {"task": setup.spec.name, "agent": "moody"}) as log:
-                conduct = Conduct(mode, rules or Rules(recover=3))
+                conduct = Conduct(mode, rules or Rules(recover=3), most_changes=most_changes or {})
                 client: Any = self.deployment
                 policy: Any = Moody(caps)
                 static = make_action(**STATIC)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import pytest
 
 from jaxserve import cli
+from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
+from jaxserve.agents.open_loop import StaticPolicy
+from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.weights import save_weights
 from jaxserve.datafiles import data_dir
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, Tokens
+from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.run_options import provenance
+from jaxserve.spaces import make_action
 from server.local import free_port
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import RunningGateway
@@ -68,10 +77,58 @@ def test_operate_and_send(task: str, capsys: pytest.CaptureFixture[str]) -> None
         capsys, *operate, "--agent", "planner"
     )
     assert "--windows is 0" in refused(capsys, *operate, "--windows", "0")
+    assert "a knob of --most-changes is 'cap'; it must be one of batch_cap" in refused(
+        capsys, *operate, "--most-changes", "cap=2"
+    )
+    assert "batch_cap of --most-changes is 'few'" in refused(
+        capsys, *operate, "--most-changes", "batch_cap=few"
+    )
     assert "cannot be reached" in refused(capsys, "send", "--task", task, "--url", nobody)
     assert "--seed is -1" in refused(capsys, "send", "--task", task, "--seed", "-1")
     assert "the gateway cannot be reached" in refused(capsys, "switch", "off", "--gateway", nobody)
     assert not Path("x.jsonl").exists()
+
+
+def trained(folder: Path, setup: TaskSetup) -> str:
+    """Weights of a network that says it was trained on ``setup``."""
+    network = network_for(setup.env, width=8)
+    params = network.initial_params(jax.random.key(0))
+    policy = NetworkPolicy(params, Normaliser.create(), network)
+    made = provenance(setup, PPOConfig(), (0,), 0, 0.5, 4)
+    save_weights(folder, policy, setup.spec, made)
+    return str(folder)
+
+
+def test_weights_from_elsewhere_ask_first(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They turn no knob unless the operator says that they may; shadow says it and goes on. The
+    trace that they were trained on does not count, because the traffic is real."""
+    monkeypatch.setattr(
+        "jaxserve.agents.panel.best_static_policy", lambda *_: StaticPolicy(make_action())
+    )
+    (tmp_path / "other.json").write_text(json.dumps(TASK | {"horizon": 100}))
+    elsewhere = trained(tmp_path / "elsewhere", load_setup("other.json"))
+    own = load_setup(task)
+    recorded = dataclasses.replace(own, inputs={**own.inputs, "trace": "0" * 16})
+    here = trained(tmp_path / "here", recorded)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    operate = ["operate", "--task", task, "--log", "x.jsonl", "--gateway", nobody, "--weights"]
+    sentence = "were trained on other (h100-sxm-80gb); they play mine (h100-sxm-80gb) here"
+    assert "there are no weights for mine" in refused(capsys, *operate[:-1], "--mode", "guarded")
+    for mode in ("guarded", "free"):
+        steered = [*operate, elsewhere, "--mode", mode]
+        found = refused(capsys, *steered)
+        assert sentence in found
+        assert found.endswith(f"--mode {mode} turns knobs by them with --trained-elsewhere")
+        assert not Path("x.jsonl").exists()
+        for arguments in ([*steered, "--trained-elsewhere"], [*operate, here, "--mode", mode]):
+            assert "the gateway cannot be reached" in refused(capsys, *arguments)
+            Path("x.jsonl").unlink()
+    for weights, warned in ((elsewhere, True), (here, False)):
+        assert cli.main([*operate, weights]) == 2
+        error = capsys.readouterr().err
+        assert (sentence in error) is warned and "the gateway cannot be reached" in error
 
 
 def test_live_log(task: str, capsys: pytest.CaptureFixture[str]) -> None:

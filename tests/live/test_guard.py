@@ -4,10 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.live.guard import Guard, Limits, Values, as_values, changed_costly, guarded
+from jaxserve.errors import InputError
+from jaxserve.live.guard import (
+    Guard,
+    Limits,
+    Values,
+    as_values,
+    changed,
+    changed_costly,
+    guarded,
+    limited,
+    parse_most_changes,
+    windows_of_a_minute,
+)
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 
 
@@ -94,3 +107,46 @@ def test_pools_of_few_depths() -> None:
     limits = Limits(ranges={"speculation_depth": (0, 8)}, allowed={"speculation_depth": (0, 8)})
     found = limits.nearest(guarded(Guard(), before, wanted, 0, limits.allowed))
     assert found == {"speculation_depth": 8}
+
+
+COUNTS = st.dictionaries(st.sampled_from(KNOBS), st.integers(0, 5))
+
+
+@given(most=COUNTS, changes=COUNTS, before=VALUES, wanted=VALUES)
+def test_limited(
+    most: dict[str, int], changes: dict[str, int], before: Values, wanted: Values
+) -> None:
+    """A knob keeps its value if and only if it has made its changes."""
+    found = limited(most, changes, before, wanted)
+    for name in KNOBS:
+        kept = name in most and changes.get(name, 0) >= most[name]
+        assert found[name] == (before if kept else wanted)[name]
+    assert changed(before, found) <= changed(before, wanted)
+    assert changed_costly(before, found) <= changed_costly(before, wanted)
+
+
+@pytest.mark.parametrize(
+    ("window_s", "windows"), [(1.0, 60), (2.0, 30), (0.1, 600), (7.0, 9), (60.0, 1), (90.0, 1)]
+)
+def test_windows_of_a_minute(window_s: float, windows: int) -> None:
+    """As many as can begin in it, and one at least."""
+    assert windows_of_a_minute(window_s) == windows
+
+
+def test_parse_most_changes() -> None:
+    """Knobs of the task with whole numbers, each once; anything else is named in one sentence."""
+    turned = ("batch_cap", "kv_budget_fraction")
+
+    def parse(text: str) -> dict[str, int]:
+        return parse_most_changes("--most-changes", text, turned)
+
+    assert parse("batch_cap=2, kv_budget_fraction=0") == {"batch_cap": 2, "kv_budget_fraction": 0}
+    allowed = "it must be one of batch_cap, kv_budget_fraction"
+    for text, name in (("cap=2", "cap"), ("speculation_depth=1", "speculation_depth"), ("", "")):
+        with pytest.raises(InputError, match=f"^a knob of --most-changes is '{name}'; {allowed}$"):
+            parse(text)
+    for number in ("-1", "1.5", "x", "", "10001"):
+        with pytest.raises(InputError, match=r"^batch_cap of --most-changes is .*a whole number"):
+            parse(f"kv_budget_fraction=1,batch_cap={number}")
+    with pytest.raises(InputError, match=r"^--most-changes names batch_cap twice"):
+        parse("batch_cap=2,batch_cap=3")

@@ -173,6 +173,51 @@ def test_steps_of_the_modes(play: Play) -> None:
     assert play(2, caps=[4.0], mode=Mode.FREE).in_force == [4.0, 4.0]
 
 
+@pytest.mark.parametrize("mode", [Mode.GUARDED, Mode.FREE])
+def test_changes_of_a_minute(mode: Mode, play: Play) -> None:
+    """A knob changes as often as the operator allows in every minute, again when a minute is over,
+    and not at all where that is 0; other knobs are free. The line and the log have the number."""
+    caps: list[float | None] = [40.0, 32.0]
+    played = play(130, mode=mode, caps=caps * 65, most_changes={"batch_cap": 3})
+    every = [64.0, *played.in_force]
+    moves = [after != before for before, after in itertools.pairwise(every)]
+    minute = round(60.0 / WINDOW_S)
+    sums = [sum(moves[start : start + minute]) for start in range(len(moves) - minute + 1)]
+    assert max(sums) == 3 and sum(moves) == 9
+    # In the window between them it wants the value that it has.
+    assert moves[:3] == [True] * 3 and moves[minute + 1 : minute + 4] == [True] * 3
+    assert [report.changes["batch_cap"] for report in played.reports[:5]] == [1, 2, 3, 3, 3]
+    last = played.lines("window")[-1]
+    assert last["changes"] == {"batch_cap": 3, "kv_budget_fraction": 0}
+    assert played.deployment.values["kv_budget_fraction"] == 1.0  # after the lease
+    assert played.deployment.commands[0] == {
+        "batch_cap": 32,
+        "kv_budget_fraction": pytest.approx(0.9),
+    }
+    locked = play(6, mode=mode, caps=caps * 4, most_changes={"kv_budget_fraction": 0})
+    told = [command for command in locked.deployment.commands if command is not None]
+    assert [command["kv_budget_fraction"] for command in told] == [1.0] * 6
+    assert locked.in_force == [32.0, 40.0] * 3
+
+
+def test_falling_back_is_not_limited(play: Play) -> None:
+    """The best static setting is told whatever a knob has done; a locked one then stays there."""
+    fault = {4: lambda one: setattr(one, "engine_id", "b")}
+    played = play(12, fault, most_changes={"batch_cap": 0, "kv_budget_fraction": 1})
+    assert played.in_force == [64.0] * 4 + [48.0] * 8
+    assert played.reasons[4] is not None and played.reasons[-1] is None
+    told = [command for command in played.deployment.commands if command is not None]
+    assert told[4] == {"batch_cap": 48, "kv_budget_fraction": 1.0}
+
+
+def test_shadow_counts_no_changes(play: Play) -> None:
+    """Where nothing is turned nothing is limited."""
+    played = play(4, mode=Mode.SHADOW, most_changes={"batch_cap": 0})
+    assert [report.told["batch_cap"] for report in played.reports] == [40] * 4
+    assert all(report.changes == {} for report in played.reports)
+    assert all(line["changes"] == {} for line in played.lines("window"))
+
+
 def test_back_to_static_at_once(play: Play) -> None:
     """However far the policy has gone."""
     played = play(9, {6: lambda one: setattr(one, "engine_id", "b")}, caps=[2.0])

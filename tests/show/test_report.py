@@ -14,14 +14,17 @@ from rich.table import Table
 
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
 from jaxserve.agents.panel import load_setup
+from jaxserve.agents.search import Contender, StaticSearch
 from jaxserve.evaluation.episode_statistics import STATISTICS, EpisodeStatistics
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
 from jaxserve.learning.training import TrainingResult
 from jaxserve.show.report import (
+    adapting_texts,
     evaluation_markdown,
     evaluation_table,
     fit_report_table,
     kernel_report_table,
+    search_table,
     task_table,
     training_table,
 )
@@ -92,8 +95,43 @@ def test_gain() -> None:
     both = dataclasses.replace(found, agents={**found.agents, "best_static": static})
     text = printed(evaluation_table(both).rich(), 120)
     assert "gain" in text and "-0.20" in text and "-0.30..-0.10" in text
-    assert "best_static is batch_cap 96, kv_budget_fraction 1, by a quick search" in text
+    assert "best_static is batch_cap 96, kv_budget_fraction 1, by the search above" in text
     assert "gain" not in printed(evaluation_table(found).rich(), 120)
+
+
+def test_adapting_that_gains_nothing_is_said_in_words() -> None:
+    """A controller whose gain may be nothing gets a sentence, one that gains gets none."""
+    found = compared(objective=0.8)
+    level, better = found.agents["default"], compared(objective=0.9).agents["default"]
+    agents = {"best_static": level, "heuristic": level, "ppo": better}
+    (text,) = adapting_texts(dataclasses.replace(found, agents=agents))
+    assert text.startswith("adapting gains nothing here: heuristic +0.0000")
+
+
+def test_a_search_shows_how_far_settings_are_apart() -> None:
+    """The best setting first, differences with intervals, slower and faster hardware, and which
+    settings are equal in words."""
+    setup = load_setup("static_workload")
+    best, near, far = (np.array([cap, 10, 0, 0, 0, 0], np.int32) for cap in (15, 14, 3))
+    found = StaticSearch(
+        best,
+        (
+            Contender(best, 0.5, (0.0, 0.0, 0.0), slower=0.0, faster=0.0, equal=True),
+            Contender(near, 0.501, (0.001, -0.001, 0.003), slower=-0.002, faster=0.0, equal=True),
+            Contender(far, 0.2, (-0.3, -0.4, -0.2), slower=-0.45, faster=-0.15, equal=False),
+        ),
+        episodes=64,
+        doubt=0.1,
+        resolved=False,
+    )
+    text = printed(search_table(setup, found).rich(), 120)
+    for part in ("64 training episodes", "10 % slower", "-0.4500", "+0.0010", "equal", "worse"):
+        assert part in text
+    assert "batch_cap 384 to 512 are equal here" in text
+    assert "not further apart" in text
+    exact = dataclasses.replace(found, doubt=0.0, resolved=True)
+    text = printed(search_table(setup, exact).rich(), 120)
+    assert "slower" not in text and "further apart" not in text
 
 
 def test_markdown() -> None:

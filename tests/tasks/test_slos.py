@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.traces import Trace
-from jaxserve.tasks.slos import TPOT_SLO_S, TTFT_SLO_S, KindSlo, check_slos, parse_slo
+from jaxserve.tasks.slos import KindSlo, check_slos, parse_slo
+from jaxserve.tasks.spec import TPOT_SLO_S, TTFT_SLO_S
 
 ONES = np.ones(2, np.int32)
 PLAIN = Trace(np.zeros(2), ONES, ONES)
@@ -37,10 +38,10 @@ def test_the_command_line_says_what_python_does(
         ("chat:ttft=0.5,ttft=0.5,tpot=0.05", "is not understood; it must be like chat:"),
         ("chat:ttft=0.5", "has no tpot; it must be like chat:ttft=0.5,tpot=0.05"),
         ("chat:priority=1", "has no ttft and tpot; it must be like chat:"),
-        ("chat:ttft=500,tpot=0.05", "ttft_s is 500.0; it must be a number of seconds from 0.001"),
-        ("chat:ttft=0.5,tpot=50", "tpot_s is 50.0; it must be a number of seconds from 0.0001"),
-        ("chat:ttft=half,tpot=0.05", "ttft_s is 'half'; it must be a number of seconds"),
-        ("chat:ttft=nan,tpot=0.05", "ttft_s is nan; it must be a number of seconds"),
+        ("chat:ttft=500,tpot=0.05", "ttft_s is 500.0; it must be in seconds, from 0.001"),
+        ("chat:ttft=0.5,tpot=50", "tpot_s is 50.0; it must be in seconds, from 0.0001"),
+        ("chat:ttft=half,tpot=0.05", "ttft_s is 'half'; it must be in seconds, from"),
+        ("chat:ttft=nan,tpot=0.05", "ttft_s is nan; it must be in seconds, from"),
         ("chat:ttft=0.5,tpot=0.05,priority=3", "priority is 3; it must be a whole number from 0"),
         ("chat:ttft=0.5,tpot=0.05,priority=1.0", "priority is '1.0'; it must be a whole number"),
     ],
@@ -56,13 +57,13 @@ def test_text_that_names_no_objectives(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((1000, 0.05), "ttft_s is 1000; it must be a number of seconds from 0.001 to 120"),
-        ((120.5, 0.05), "ttft_s is 120.5; it must be a number of seconds from 0.001 to 120"),
-        ((0.0009, 0.05), "ttft_s is 0.0009; it must be a number of seconds from 0.001 to 120"),
-        ((0.5, 10.5), "tpot_s is 10.5; it must be a number of seconds from 0.0001 to 10"),
-        ((0.5, 0), "tpot_s is 0; it must be a number of seconds from 0.0001 to 10"),
-        (("0.5", 0.05), "ttft_s is '0.5'; it must be a number of seconds"),
-        ((True, 0.05), "ttft_s is True; it must be a number of seconds"),
+        ((1000, 0.05), "ttft_s is 1000; it must be in seconds, from 0.001 to 120"),
+        ((120.5, 0.05), "ttft_s is 120.5; it must be in seconds, from 0.001 to 120"),
+        ((0.0009, 0.05), "ttft_s is 0.0009; it must be in seconds, from 0.001 to 120"),
+        ((0.5, 10.5), "tpot_s is 10.5; it must be in seconds, from 0.0001 to 10"),
+        ((0.5, 0), "tpot_s is 0; it must be in seconds, from 0.0001 to 10"),
+        (("0.5", 0.05), "ttft_s is '0.5'; it must be in seconds, from"),
+        ((True, 0.05), "ttft_s is True; it must be in seconds, from"),
         ((0.5, 0.05, 3), "priority is 3; it must be a whole number from 0 to 2"),
         ((0.5, 0.05, 1.0), "priority is 1.0; it must be a whole number from 0 to 2"),
     ],

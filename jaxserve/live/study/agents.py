@@ -18,10 +18,9 @@ import numpy as np
 
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.open_loop import StaticPolicy, default_policy
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.panel import TaskSetup, find_best_static, load_setup
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.search import best_static
 from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
@@ -38,14 +37,10 @@ from jaxserve.live.readings import parse_engine_state
 from jaxserve.live.study.dilation import dilated_table, dilated_task
 from jaxserve.live.study.plan import Server, Study, setting_name
 from jaxserve.live.study.servers import Running
-from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.table.file import Calibration, read_table_file, write_table_file
 from jaxserve.spaces import make_action
 
-_SEARCH_EPISODES = 64
-_SEARCH_CANDIDATES = 32
-_SEARCH_ROUNDS = 2
 _ENVIRONMENTS = 512
 _LEARNING_RATE = 2e-3
 
@@ -166,13 +161,7 @@ def _best_static(setup: TaskSetup, path: Path, progress: Progress) -> dict[str, 
     """All knobs of the best static setting in the simulator, on training episodes."""
     env = setup.env
     if not path.is_file():
-        found = best_static(
-            env,
-            episode_keys(_SEARCH_EPISODES, "train"),
-            candidates=_SEARCH_CANDIDATES,
-            rounds=_SEARCH_ROUNDS,
-            progress=progress,
-        )
+        found = find_best_static(setup, progress).setting
         action = jax.tree.map(np.asarray, env.effective_action(action_at(jnp.asarray(found))))
         write_atomic(path, f"{json.dumps(as_values(action))}\n".encode())
     return dict(dataclasses.asdict(make_action(**read_json(path, str(path)))))

@@ -96,8 +96,8 @@ class Workload:
     """float32, period of the sinusoidal cycle, seconds."""
     replay_counts: jax.Array | None = None
     """float32[W, K, F], recorded arrivals per tick and class; replaces the random draw."""
-    replay_start_max: jax.Array | None = None
-    """int32, an episode starts at a random window 0..replay_start_max of the recording."""
+    replay_starts: jax.Array | None = None
+    """int32[S], windows of the recording at which an episode may begin; each is as likely."""
 
 
 @jax.tree_util.register_dataclass
@@ -148,7 +148,10 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
         jnp.where(rank[:, None] == jnp.arange(count), jnp.arange(count)[:, None], 0), axis=0
     ).astype(jnp.int32)
     dwell = _between(regimes.dwell_s[order[0]], draw[count])
-    start_max = 0 if workload.replay_start_max is None else workload.replay_start_max
+    starts = workload.replay_starts
+    if starts is None:
+        starts = jnp.zeros(1, jnp.int32)
+    start = jnp.floor(draw[count + 1] * len(starts)).astype(jnp.int32)
     return WorkloadState(
         key=key,
         order=order,
@@ -157,7 +160,7 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
         dwell_left_s=jnp.round(dwell * (0.4 + 0.6 * draw[count + 2])),
         burst_level=jnp.float32(1.0),
         cycle_phase=2.0 * jnp.pi * draw[count + 1],
-        replay_start=jnp.floor(draw[count + 1] * (start_max + 1)).astype(jnp.int32),
+        replay_start=starts[jnp.minimum(start, len(starts) - 1)],
     )
 
 

@@ -1,0 +1,24 @@
+"""What an operator reads of a window: one line, with what is limited only where something is."""
+
+import pytest
+
+from jaxserve.live.show import print_report
+from jaxserve.live.twins import Expectation
+from jaxserve.live.window_report import Report, WindowComparison
+
+
+def line(capsys: pytest.CaptureFixture[str], **fields: dict[str, int]) -> str:
+    """The line of a window in guarded mode."""
+    found = Expectation(8.0, 8.0, 0.01, 0.0)
+    comparison = WindowComparison(found, found, found, found)
+    print_report(Report(3, "guarded", None, comparison, {"batch_cap": 40.0}, **fields))
+    return capsys.readouterr().out
+
+
+def test_limited_changes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """The number of the last minute, of each knob that is limited, and nothing of others."""
+    plain = line(capsys)
+    assert plain.endswith("set batch_cap 40\n") and plain.count("\n") == 1
+    changes = {"batch_cap": 2, "kv_budget_fraction": 0}
+    told = "; changes in a minute: batch_cap 2, kv_budget_fraction 0\n"
+    assert line(capsys, changes=changes) == plain.rstrip("\n") + told
