@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         make_action,
         validate_action,
     )
+    from jaxserve.tasks.slos import KindSlo
     from jaxserve.tasks.spec import load_task, task_names
     from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
 
@@ -34,6 +35,7 @@ _HOMES = {
     "errors": ("InputError",),
     "registry": ("make", "stack"),
     "spaces": ("ACTION_BOUNDS", "KNOBS", "OBSERVATION_BOUNDS", "make_action", "validate_action"),
+    "tasks.slos": ("KindSlo",),
     "tasks.spec": ("load_task", "task_names"),
     "types": ("RewardParts", "ServeAction", "ServeObservation", "TimeStep", "WindowMetrics"),
 }
@@ -45,6 +47,7 @@ __all__ = [
     "OBSERVATION_BOUNDS",
     "EnvState",
     "InputError",
+    "KindSlo",
     "RewardParts",
     "ServeAction",
     "ServeEnv",

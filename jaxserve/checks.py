@@ -55,6 +55,15 @@ def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST
     return given
 
 
+def seconds(name: str, value: Any, low: float, high: float) -> float:
+    """A time from ``low`` to ``high`` seconds; a larger one is most likely in milliseconds, so its
+    error says the unit."""
+    given = _float(value)
+    if not low <= given <= high:
+        refuse(name, value, f"in seconds, from {low:g} to {high:g}")
+    return given
+
+
 def is_finite(value: Any) -> bool:
     """Whether a value is a finite number, which True and False are not."""
     return math.isfinite(_float(value))
@@ -78,6 +87,45 @@ def whole(name: str, value: Any, low: float, high: float = _LARGEST) -> int:
 def digits(name: str, text: str, low: float, high: float = _LARGEST) -> int:
     """A whole number that a variable or an option has in plain digits."""
     return whole(name, int(text) if re.fullmatch("[0-9]{1,18}", text) else text, low, high)
+
+
+def decimal(text: str) -> Any:
+    """The number that an option's text stands for; the text itself where that is none, so that the
+    check of the number shows it."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def assignments(
+    name: str, text: str, fields: Collection[str], like: str
+) -> tuple[str, dict[str, str]]:
+    """Reads ``chat:ttft=0.5,tpot=0.05``: a name, and values of one or more fields.
+
+    Args:
+      name: of the option.
+      text: its value; only the last colon ends the name.
+      fields: that may be assigned, each at most once.
+      like: an example, for the error.
+
+    Returns:
+      the name, which is not empty, and the text of each field that is assigned.
+
+    Raises:
+      InputError: the text has another form, an unknown field, or a field twice.
+    """
+    owner, _, listed = text.rpartition(":")
+    pairs = [part.partition("=")[::2] for part in listed.split(",")]
+    values = {field.strip(): value.strip() for field, value in pairs}
+    if (
+        not owner.strip()
+        or not values.keys() <= set(fields)
+        or len(values) < len(pairs)
+        or not all(value and "=" not in value for value in values.values())
+    ):
+        raise InputError(f"{name} {_short.repr(text)} is not understood; it must be like {like}")
+    return owner.strip(), values
 
 
 def secret(variables: Mapping[str, str], name: str) -> str | None:
@@ -164,6 +212,10 @@ class JsonObject(dict[str, Any]):
     ) -> float:
         """See the function."""
         return number(self.name(key), self.get(key, default), low, high)
+
+    def seconds(self, key: str, low: float, high: float) -> float:
+        """See the function."""
+        return seconds(self.name(key), self.get(key, MISSING), low, high)
 
     def positive(self, key: str) -> float:
         """See the function."""

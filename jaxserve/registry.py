@@ -36,9 +36,11 @@ from jaxserve.tasks.replay import (
     recorded_reuse,
     repeated_note,
     replay_spec,
+    shared_slo_note,
     trace_path,
 )
 from jaxserve.tasks.reward import RewardModel
+from jaxserve.tasks.slos import KindSlo
 from jaxserve.tasks.spec import CLASS_COUNT, Stream, TaskSpec, load_task
 from jaxserve.tasks.traffic import (
     expected_traffic,
@@ -56,6 +58,7 @@ def make(
     model: str | None = None,
     table: str | Path | None = None,
     trace: str | Path | Trace | None = None,
+    slos: Mapping[str, KindSlo] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> ServeEnv:
     """Builds an environment.
@@ -75,6 +78,8 @@ def make(
         sequences then end as the recorded lengths say (``TaskSpec.output_ages``). Where requests
         are not replayed as they were recorded (``Trace.note``), or prompts begin alike and the
         deployment caches no prefixes, an InputWarning says so.
+      slos: objectives of each kind of request, where the trace tells kinds. Without any all kinds
+        have the task's, and an InputWarning says so where there are several.
       overrides: fields of the task to change: ``horizon``, ``randomisation``, ``knobs``,
         ``deployment``, ``objective``, ``output_ages``, ``rate_scale``, ``burst_scale``; see
         ``jaxserve.tasks.overrides``.
@@ -101,10 +106,16 @@ def make(
     if trace is not None and not isinstance(trace, Trace):
         trace = load_trace(trace_path(_path("trace", trace)))
     counts = None
+    if slos and trace is None:
+        raise InputError(
+            f"slos has objectives of kinds of a trace, but task {spec.name} replays none; name one "
+            "as trace"
+        )
     if trace is not None:
-        spec, counts = replay_spec(spec, trace)
+        spec, counts = replay_spec(spec, trace, slos)
         unused = None if spec.deployment.prefix_caching else repeated_note(trace)
-        for note in filter(None, (trace.note, unused)):
+        shared = None if slos else shared_slo_note(spec, trace)
+        for note in filter(None, (trace.note, unused, shared)):
             warnings.warn(note, InputWarning, stacklevel=2)
     warn_beyond(file.metadata.measured, _extent(spec))
     classes, owner = traffic_classes(spec)

@@ -21,6 +21,7 @@ anything = st.recursive(
 )
 CHECKS: list[Callable[[Any], Any]] = [
     lambda value: checks.number("x", value, -1, 1),
+    lambda value: checks.seconds("x", value, 0, 1),
     lambda value: checks.positive("x", value),
     lambda value: checks.whole("x", value, 0),
     lambda value: checks.one_of("x", value, ("a", "b")),
@@ -57,6 +58,7 @@ def test_good_passes_unchanged_and_bad_gets_a_sentence(value: Any, check: Any) -
         (lambda: checks.number("x", math.nan), "x is nan; it must be a finite number"),
         (lambda: checks.number("x", math.inf, 0), "x is inf; it must be a finite number from 0 on"),
         (lambda: checks.number("x", np.float32(-1), 0.5, 1e-6 + 1), "from 0.5 to 1.000001"),
+        (lambda: checks.seconds("x", 9, 0.5, 2), "x is 9; it must be in seconds, from 0.5"),
         (lambda: checks.positive("x", 0), "x is 0; it must be a finite number above 0"),
         (lambda: checks.whole("x", 1.0, 0, 9), "x is 1.0; it must be a whole number from 0 to 9"),
         (lambda: checks.whole("x", -1, 0), "x is -1; it must be a whole number from 0 on"),
@@ -103,6 +105,49 @@ def test_digits(text: str) -> None:
         assert str(error).startswith("N is ") and text not in map(str, range(1, 101))
     else:
         assert text.isascii() and found == int(text) and 1 <= found <= 100
+
+
+@given(st.text() | st.floats().map(repr))
+def test_a_decimal_is_a_number_or_the_text_that_is_none(text: str) -> None:
+    """What Python reads as a number is that number; other text stays, for the error to show."""
+    found = checks.decimal(text)
+    if isinstance(found, float):
+        assert repr(found) == repr(float(text))
+    else:
+        assert found == text
+        with pytest.raises(ValueError, match="could not convert"):
+            float(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("chat:a=1,b=2", "chat", {"a": "1", "b": "2"}),
+        ("chat:b=x", "chat", {"b": "x"}),
+        (" long ones : b = 2 , a=1", "long ones", {"a": "1", "b": "2"}),
+        ("a:b:a=1", "a:b", {"a": "1"}),
+        ("a=1:a=-1e3", "a=1", {"a": "-1e3"}),
+    ],
+)
+def test_assignments(text: str, name: str, values: dict[str, str]) -> None:
+    """The last colon ends the name, fields are in any order, and their values are text."""
+    assert checks.assignments("--x", text, ("a", "b"), "n:a=1") == (name, values)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "chat", "chat:", ":a=1", " :a=1", "chat:c=1", "chat:a", "chat:a=", "chat:a=1,"),
+        *("chat:=1", "chat:a=1,a=2", "chat:a=1;b=2", "chat:a==1", "a=1", "x" * 999),
+    ],
+)
+def test_what_is_no_assignment(text: str) -> None:
+    """The error has an example, and stays short."""
+    with pytest.raises(InputError) as refused:
+        checks.assignments("--x", text, ("a", "b"), "n:a=1")
+    message = str(refused.value)
+    assert message.startswith(f"--x '{text[:30]}") and len(message) < 200
+    assert message.endswith("' is not understood; it must be like n:a=1")
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from jaxserve.sim.reference.settings import (
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.table.file import read_table_file
-from jaxserve.sim.traffic.trace_classes import prompt_edges
+from jaxserve.sim.traffic.trace_classes import class_map
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.tasks.reward import compute_reward
@@ -161,7 +161,7 @@ class ReferenceEpisode:
             trace = trace.within_table()
             self.requests = trace_requests(
                 trace,
-                prompt_edges(trace, CLASS_COUNT),
+                class_map(trace, CLASS_COUNT),
                 start_s=int(start) * env.window_s,
                 end_s=(int(start) + self.windows) * env.window_s,
                 priority=np.asarray(classes.priority).tolist(),

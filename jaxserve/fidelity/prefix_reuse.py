@@ -300,23 +300,12 @@ def _latency_rows(
 
 
 def _first(trace: Trace, count: int) -> Trace:
-    return _chosen(trace, np.arange(len(trace)) < count)
+    return trace.chosen(np.arange(len(trace)) < count)
 
 
 def short_prompts(trace: Trace, longest: int = LONGEST_PROMPT) -> Trace:
     """The trace without the longer prompts."""
-    return _chosen(trace, trace.prompt_tokens <= longest)
-
-
-def _chosen(trace: Trace, chosen: np.ndarray) -> Trace:
-    assert trace.blocks is not None
-    arrival_s = trace.arrival_s[chosen]
-    return Trace(
-        arrival_s - arrival_s[0],
-        trace.prompt_tokens[chosen],
-        trace.output_tokens[chosen],
-        blocks=trace.blocks.chosen(chosen),
-    )
+    return trace.chosen(trace.prompt_tokens <= longest)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxserve.env import ServeEnv
 from jaxserve.registry import make
-from jaxserve.sim.traffic.trace_classes import prompt_edges
+from jaxserve.sim.traffic.trace_classes import class_map
 from jaxserve.sim.traffic.traces import load_trace
 from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import KNOBS
@@ -138,4 +138,4 @@ def workload_at(
 def _recorded_counts(task: str, scale: float, window_s: float, ticks: int) -> np.ndarray:
     """float32[W, K, F]: the task's recording, played ``scale`` times as fast."""
     trace = load_trace(trace_path(load_task(task).trace or ""), time_scale=scale)
-    return recorded_counts(trace, prompt_edges(trace, CLASS_COUNT), window_s, ticks)
+    return recorded_counts(trace, class_map(trace, CLASS_COUNT), window_s, ticks)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxserve.checks import refuse
+from jaxserve.checks import assignments, decimal, refuse
 from jaxserve.errors import InputError
 
 DEFAULT = "default"
 OTHER = "other"
-_LIMIT = r"(?:ttft|tpot)=[^,=]+"
+_LONGEST_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -61,18 +61,16 @@ class Classes:
 
 
 def _parse(text: str) -> tuple[str, Slo]:
-    found = re.fullmatch(rf"([A-Za-z0-9_.-]{{1,64}}):({_LIMIT}(?:,{_LIMIT})?)", text)
-    if found is None:
+    name, values = assignments("--slo", text, ("ttft", "tpot"), "chat:ttft=0.5,tpot=0.05")
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
         raise InputError(
-            f"--slo {text!r} is not understood; it must be like chat:ttft=0.5,tpot=0.05"
+            f"--slo {text!r} is not understood; the name of a class has 1 to 64 letters, digits, "
+            "underscores, dots or hyphens"
         )
     limits: dict[str, float] = {}
-    for part in found[2].split(","):
-        name, _, value = part.partition("=")
-        try:
-            limits[f"{name}_s"] = float(value)
-        except ValueError:
-            limits[f"{name}_s"] = math.nan
-        if not 0.0 < limits[f"{name}_s"] <= 86_400.0:
-            refuse(f"--slo {text!r}: {name}", value, "above 0 and at most 86400 s")
-    return found[1], Slo(**limits)
+    for field, value in values.items():
+        limit_s = decimal(value)
+        if isinstance(limit_s, str) or not 0.0 < limit_s <= _LONGEST_S:
+            refuse(f"--slo {text!r}: {field}", value, f"above 0 and at most {_LONGEST_S:.0f} s")
+        limits[f"{field}_s"] = limit_s
+    return name, Slo(**limits)

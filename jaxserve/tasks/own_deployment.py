@@ -155,14 +155,4 @@ def _agreed(
 
 
 def _seconds(name: str, value: float | None, allowed: tuple[float, float], own: float) -> float:
-    """An objective in seconds; a larger one than allowed is most likely in milliseconds.
-
-    Raises:
-      InputError: out of range.
-    """
-    if value is None:
-        return own
-    low, high = allowed
-    if not low <= value <= high:
-        checks.refuse(name, value, f"in seconds, from {low:g} to {high:g}")
-    return float(value)
+    return own if value is None else checks.seconds(name, value, *allowed)

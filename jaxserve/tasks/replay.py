@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from os.path import isfile  # unlike Path.is_file, it answers to any name
 from pathlib import Path
 
@@ -15,9 +15,10 @@ from jaxserve.errors import InputError
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.traffic.reuse import MAX_MEASURED, cached_tokens
 from jaxserve.sim.traffic.reuse_table import ReuseTable, reuse_table
-from jaxserve.sim.traffic.trace_classes import prompt_edges, split_classes, to_class_counts
+from jaxserve.sim.traffic.trace_classes import ClassMap, class_map, split_classes, to_class_counts
 from jaxserve.sim.traffic.traces import Trace
-from jaxserve.tasks.spec import CLASS_COUNT, Regime, TaskSpec
+from jaxserve.tasks.slos import KindSlo, check_slos
+from jaxserve.tasks.spec import CLASS_COUNT, Regime, Stream, TaskSpec
 
 TRACE_AGES = 8
 """Bins of age in which the fast simulator counts running sequences of a user's own trace."""
@@ -29,17 +30,23 @@ def trace_path(name: str | Path) -> Path:
     return packaged if isfile(packaged) and not isfile(name) else Path(name)
 
 
-def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.float32]]:
-    """The task with its one stream split into the trace's length classes.
+def replay_spec(
+    spec: TaskSpec, trace: Trace, slos: Mapping[str, KindSlo] | None = None
+) -> tuple[TaskSpec, NDArray[np.float32]]:
+    """The task with its one stream split into the trace's classes, by kind and prompt length.
 
     Requests that are too long for a latency table are shortened, see ``Trace.within_table``.
+
+    Args:
+      slos: objectives of each of the trace's kinds; without any all kinds have the task's.
 
     Returns:
       the task, and the arrivals per window, tick and class, float32[W, K, CLASS_COUNT].
 
     Raises:
       InputError: the task has several streams (a trace does not say which request belongs to
-        which), or the trace is shorter than an episode.
+        which), the trace is shorter than an episode or has more kinds than there are classes, or
+        ``slos`` are not those of its kinds.
     """
     if len(spec.streams) != 1:
         raise InputError(
@@ -54,21 +61,47 @@ def replay_spec(spec: TaskSpec, trace: Trace) -> tuple[TaskSpec, NDArray[np.floa
             f"tasks {spec.name} > my_task.json` begins (in Python: in overrides)"
         )
     trace = trace.within_table()
-    edges = prompt_edges(trace, CLASS_COUNT)
-    classes = split_classes(trace, edges)
-    counts = recorded_counts(trace, edges, spec.window_s, spec.ticks)
+    classes = class_map(trace, CLASS_COUNT)
+    by_kind = [spec.streams[0]] * len(classes.edges)
+    if slos:
+        check_slos(slos, trace)
+        by_kind = [_with_slo(spec.streams[0], slos[kind]) for kind in classes.kinds]
+    found = split_classes(trace, classes)
+    counts = recorded_counts(trace, classes, spec.window_s, spec.ticks)
     streams = tuple(
         dataclasses.replace(
-            spec.streams[0], name=f"bin_{i}", prompt=item.prompt, output=item.output, bins=1
+            by_kind[kind], name=name, prompt=item.prompt, output=item.output, bins=1
         )
-        for i, item in enumerate(classes)
+        for kind, name, item in zip(classes.kind, classes.names, found, strict=True)
     )
     regime = Regime(
         name="recorded",
         rate_rps=float(counts.sum() / (len(counts) * spec.window_s)),
-        mix={stream.name: item.share for stream, item in zip(streams, classes, strict=True)},
+        mix={stream.name: item.share for stream, item in zip(streams, found, strict=True)},
     )
     return dataclasses.replace(spec, streams=streams, regimes=(regime,)), counts
+
+
+def _with_slo(stream: Stream, slo: KindSlo) -> Stream:
+    return dataclasses.replace(
+        stream,
+        ttft_slo_s=slo.ttft_s,
+        tpot_slo_s=slo.tpot_s,
+        priority=stream.priority if slo.priority is None else slo.priority,
+    )
+
+
+def shared_slo_note(spec: TaskSpec, trace: Trace) -> str | None:
+    """That all kinds of a trace have the task's own objectives, in one sentence; None where the
+    trace does not tell several kinds apart."""
+    if len(trace.kinds) < 2:
+        return None
+    stream = spec.streams[0]
+    return (
+        f"all {len(trace.kinds)} kinds of the trace's requests ({', '.join(trace.kinds)}) share "
+        f"the objectives of task {spec.name}, TTFT {stream.ttft_slo_s:g} s and TPOT "
+        f"{stream.tpot_slo_s:g} s; slos gives each kind its own"
+    )
 
 
 def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
@@ -77,7 +110,7 @@ def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
     if trace.blocks is None:
         return None
     trace = trace.within_table()
-    return reuse_table(trace, prompt_edges(trace, CLASS_COUNT), num_gpus, CLASS_COUNT)
+    return reuse_table(trace, class_map(trace, CLASS_COUNT), num_gpus, CLASS_COUNT)
 
 
 def repeated_note(trace: Trace) -> str | None:
@@ -116,12 +149,12 @@ def _repeated(trace: Trace) -> str:
 
 
 def recorded_counts(
-    trace: Trace, edges: Sequence[int], window_s: float, ticks: int
+    trace: Trace, classes: ClassMap, window_s: float, ticks: int
 ) -> NDArray[np.float32]:
     """Arrivals per window, tick and class, float32[W, K, CLASS_COUNT]; unused classes are empty.
 
     Raises:
       InputError: see ``jaxserve.sim.traffic.trace_classes.to_class_counts``.
     """
-    counts = to_class_counts(trace, edges, window_s=window_s, ticks=ticks)
+    counts = to_class_counts(trace, classes, window_s=window_s, ticks=ticks)
     return np.pad(counts, ((0, 0), (0, 0), (0, CLASS_COUNT - counts.shape[2])))

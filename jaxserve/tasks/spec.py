@@ -36,6 +36,8 @@ TTFT_SLO_S = (1e-3, 120.0)
 """Least and greatest objective on TTFT, s; what is longer is most likely in milliseconds."""
 TPOT_SLO_S = (1e-4, 10.0)
 """Least and greatest objective on TPOT, s."""
+LAST_PRIORITY = 2
+"""Priority that is served last; the first is 0."""
 LEAST_OUTPUT_AGES, MAX_OUTPUT_AGES = 8, 128
 _FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
@@ -308,9 +310,9 @@ def _stream(data: Any, where: str) -> Stream:
         prompt=prompt,
         output=output,
         acceptance=item.one_of("acceptance", profile_names()),
-        ttft_slo_s=item.number("ttft_slo_s", 1e-3, 1e3),
-        tpot_slo_s=item.number("tpot_slo_s", 1e-4, 1e2),
-        priority=item.whole("priority", 0, 2, Stream.priority),
+        ttft_slo_s=item.seconds("ttft_slo_s", *TTFT_SLO_S),
+        tpot_slo_s=item.seconds("tpot_slo_s", *TPOT_SLO_S),
+        priority=item.whole("priority", 0, LAST_PRIORITY, Stream.priority),
         bins=item.whole("bins", 1, CLASS_COUNT, Stream.bins),
         value=item.number("value", 0, 1e6, Stream.value),
         quality=item.numbers("quality", 3, 0, 1, Stream.quality),

@@ -37,7 +37,11 @@ def test_good() -> None:
     [
         (("chat",), "it must be like chat:ttft=0.5,tpot=0.05"),
         (("chat:",), "is not understood"),
-        (("a b:ttft=1",), "is not understood"),
+        (("a b:ttft=1",), "is not understood; the name of a class has 1 to 64 letters, digits"),
+        (("x" * 65 + ":ttft=1",), "is not understood; the name of a class has 1 to 64 letters"),
+        (("chat:ttft=1,ttft=2",), "is not understood; it must be like chat:ttft=0.5"),
+        (("chat:ttft=1,priority=0",), "is not understood; it must be like chat:ttft=0.5"),
+        (("chat:ttft=86401",), "ttft is '86401'; it must be above 0 and at most 86400 s"),
         (("chat:itl=1",), "is not understood"),
         (("chat:ttft=x",), "ttft is 'x'; it must be above 0"),
         (("chat:ttft=nan",), "ttft is 'nan'; it must be above 0"),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxserve
+from jaxserve.agents.reference_rollout import ReferenceEpisode, table_timer
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.seeds import episode_key
 from jaxserve.sim.traffic import reuse
@@ -18,7 +19,8 @@ from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.sim.traffic.workload import draw_arrivals, init_workload
 from jaxserve.tasks import replay
-from jaxserve.tasks.replay import replay_spec, reuse_note, trace_path
+from jaxserve.tasks.replay import recorded_reuse, replay_spec, reuse_note, trace_path
+from jaxserve.tasks.slos import KindSlo
 from jaxserve.tasks.spec import TaskSpec, load_task
 
 
@@ -33,6 +35,12 @@ def recording(seconds: int, seed: int = 0) -> Trace:
         prompt_tokens=generator.integers(16, 4096, count).astype(np.int32),
         output_tokens=generator.integers(4, 512, count).astype(np.int32),
     )
+
+
+def with_kinds(trace: Trace, kinds: tuple[str, ...] = ("batch", "chat")) -> Trace:
+    """The trace with kinds in turn."""
+    kind = (np.arange(len(trace)) % len(kinds)).astype(np.int32)
+    return dataclasses.replace(trace, kinds=kinds, kind=kind)
 
 
 def with_blocks(trace: Trace) -> Trace:
@@ -156,3 +164,119 @@ def test_a_long_trace_is_measured_by_its_beginning(
     for module in (replay, reuse):
         monkeypatch.setattr(module, "MAX_MEASURED", 100)
     assert "of those of its first 100 requests" in (reuse_note(named, deployment) or "")
+
+
+SLOS = {"batch": KindSlo(20.0, 0.2, priority=2), "chat": KindSlo(0.3, 0.03, priority=0)}
+
+
+def test_objectives_of_each_kind_reach_the_environment(spec: TaskSpec) -> None:
+    """Every class has the objectives and the priority of its kind, in both simulators."""
+    trace = with_kinds(recording(40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = jaxserve.make(spec, trace=trace, slos=SLOS)
+    new, counts = replay_spec(spec, trace, SLOS)
+    kinds = [stream.name.rsplit("_", 1)[0] for stream in new.streams]
+    assert len(kinds) == 6 and kinds == sorted(kinds) and set(kinds) == {"batch", "chat"}
+    slos = [SLOS[kind] for kind in kinds]
+    np.testing.assert_allclose(env.slo.ttft_s, [slo.ttft_s for slo in slos])
+    np.testing.assert_allclose(env.slo.tpot_s, [slo.tpot_s for slo in slos])
+    assert env.workload.classes.priority.tolist() == [slo.priority for slo in slos]
+    by_class = counts.sum(axis=(0, 1))
+    chat = np.array(kinds) == "chat"
+    assert by_class[chat].sum() == (trace.kind == 1).sum()
+    assert by_class.sum() == len(trace)
+
+    episode = ReferenceEpisode(env, episode_key(0), table_timer(spec), 30, trace)
+    priorities = {(kinds[each.traffic_class], each.priority) for each in episode.requests}
+    assert priorities == {("batch", 2), ("chat", 0)}
+    faced = np.bincount([each.traffic_class for each in episode.requests], minlength=6)
+    np.testing.assert_array_equal(faced, episode.traffic.counts.sum(axis=(0, 1)))
+
+
+def test_a_slo_without_priority_leaves_the_tasks(spec: TaskSpec) -> None:
+    """All else of the stream is the task's, too."""
+    trace = with_kinds(recording(40), ("only",))
+    new, _ = replay_spec(spec, trace, {"only": KindSlo(0.3, 0.03)})
+    stream = spec.streams[0]
+    for found in new.streams:
+        assert (found.ttft_slo_s, found.tpot_slo_s) == (0.3, 0.03)
+        assert (found.priority, found.value) == (stream.priority, stream.value)
+
+
+def test_kinds_without_objectives_share_the_tasks(spec: TaskSpec) -> None:
+    """A warning says so, where there are several kinds."""
+    trace = with_kinds(recording(40))
+    with pytest.warns(InputWarning) as warned:
+        env = jaxserve.make(spec, trace=trace)
+    assert [str(each.message) for each in warned] == [
+        "all 2 kinds of the trace's requests (batch, chat) share the objectives of task "
+        "trace_replay, TTFT 0.5 s and TPOT 0.05 s; slos gives each kind its own"
+    ]
+    np.testing.assert_allclose(env.slo.ttft_s, 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jaxserve.make(spec, trace=with_kinds(trace, ("chat",)))
+
+
+def test_a_trace_of_one_kind_is_replayed_as_one_without(spec: TaskSpec) -> None:
+    """Every number of the task but the names of its streams."""
+    trace = recording(40)
+    (plain, counts), (named, named_counts) = (
+        replay_spec(spec, each) for each in (trace, with_kinds(trace, ("chat",)))
+    )
+    np.testing.assert_array_equal(counts, named_counts)
+    assert [stream.name for stream in plain.streams] == [f"bin_{i}" for i in range(6)]
+    assert [stream.name for stream in named.streams] == [f"chat_{i}" for i in range(6)]
+    for one, other in zip(plain.streams, named.streams, strict=True):
+        np.testing.assert_array_equal(one.prompt.quantiles, other.prompt.quantiles)
+        np.testing.assert_array_equal(one.output.quantiles, other.output.quantiles)
+        same = {"name": other.name, "prompt": other.prompt, "output": other.output}
+        assert dataclasses.replace(one, **same) == other
+
+
+@pytest.mark.parametrize(
+    ("slos", "message"),
+    [
+        ({"chat": KindSlo(0.5, 0.05)}, "no objectives of 'batch'"),
+        (SLOS | {"code": KindSlo(0.5, 0.05)}, "objectives of 'code'; the kinds of the trace are"),
+    ],
+)
+def test_objectives_of_other_kinds_are_refused(
+    spec: TaskSpec, slos: dict[str, KindSlo], message: str
+) -> None:
+    """By ``make``, in a sentence that names the kind."""
+    with pytest.raises(InputError, match=message):
+        jaxserve.make(spec, trace=with_kinds(recording(40)), slos=slos)
+
+
+def test_objectives_need_kinds(spec: TaskSpec) -> None:
+    """A trace without kinds, and a task without a trace, have nothing that takes them."""
+    with pytest.raises(InputError, match="the trace does not say of which kind"):
+        jaxserve.make(spec, trace=recording(40), slos=SLOS)
+    with pytest.raises(InputError, match="task bursty_workload replays none; name one as trace"):
+        jaxserve.make("bursty_workload", slos=SLOS)
+
+
+def test_more_kinds_than_classes_are_refused(spec: TaskSpec) -> None:
+    """A task has six classes."""
+    with pytest.raises(InputError, match=r"has 7 kinds of requests, a, b, .*; at most 6 can be"):
+        replay_spec(spec, with_kinds(recording(40), tuple("abcdefg")))
+    six, _ = replay_spec(spec, with_kinds(recording(40), tuple("abcdef")))
+    assert [stream.name for stream in six.streams] == [f"{kind}_0" for kind in "abcdef"]
+
+
+def test_kinds_find_their_own_in_a_prefix_cache(spec: TaskSpec) -> None:
+    """Classes of a kind whose prompts are all alike find more than those of a kind whose prompts
+    are not."""
+    trace = with_kinds(recording(40))
+    rows = [
+        [0 if trace.kind is not None and trace.kind[i] else f"{i}-{block}" for block in range(8)]
+        for i in range(len(trace))
+    ]
+    blocks = from_ids(rows, trace.prompt_tokens.astype(np.int64), 512)
+    reuse = recorded_reuse(dataclasses.replace(trace, blocks=blocks), 1)
+    assert reuse is not None
+    new, _ = replay_spec(spec, trace)
+    for stream, found in zip(new.streams, np.asarray(reuse.cached_tokens)[0, :, -1], strict=True):
+        assert (found > 0.0) == stream.name.startswith("chat")

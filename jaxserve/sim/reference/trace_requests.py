@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.sim.reference.request import Request
-from jaxserve.sim.traffic.trace_classes import class_index
+from jaxserve.sim.traffic.trace_classes import ONE_CLASS, ClassMap
 from jaxserve.sim.traffic.traces import Trace
 
 
 def trace_requests(
     trace: Trace,
-    edges: Sequence[int] = (),
+    classes: ClassMap = ONE_CLASS,
     *,
     start_s: float = 0.0,
     end_s: float = np.inf,
@@ -26,13 +26,12 @@ def trace_requests(
     later prompt repeats it, the trace names it there.
 
     Args:
-      edges: prompt lengths that cut the requests into classes, see
-        ``jaxserve.sim.traffic.trace_classes.prompt_edges``.
+      classes: of the requests, see ``jaxserve.sim.traffic.trace_classes.class_map``.
       start_s, end_s: which of them, by arrival; the simulator's time begins at ``start_s``.
       priority: of each class, 0 without.
       acceptance: of each class, see ``Request``.
     """
-    group = class_index(trace, edges)
+    group = classes.of(trace)
     chosen = np.flatnonzero((trace.arrival_s >= start_s) & (trace.arrival_s < end_s))
     requests = []
     for number, index in enumerate(chosen.tolist()):

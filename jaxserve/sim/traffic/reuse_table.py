@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import numpy as np
 
 from jaxserve.arrays.convert import on_device
 from jaxserve.sim.traffic.reuse import CACHE_TOKENS, cached_tokens
-from jaxserve.sim.traffic.trace_classes import class_index
+from jaxserve.sim.traffic.trace_classes import ClassMap
 from jaxserve.sim.traffic.traces import Trace
 
 _SMALLEST = float(CACHE_TOKENS[0])
@@ -47,23 +46,22 @@ class Found:
     """float32[F]"""
 
 
-def reuse_table(trace: Trace, edges: Sequence[int], num_gpus: int, classes: int) -> ReuseTable:
+def reuse_table(trace: Trace, classes: ClassMap, num_gpus: int, count: int) -> ReuseTable:
     """Measures the table of a trace with blocks.
 
     Args:
-      edges: prompt lengths that cut the requests into classes, see
-        ``jaxserve.sim.traffic.trace_classes.prompt_edges``.
+      classes: of its requests.
       num_gpus: N.
-      classes: F, at least as many as the edges make; more of them find nothing.
+      count: F, at least as many as there are classes; more of them find nothing.
     """
-    group = class_index(trace, edges)
-    tables = np.zeros((3, num_gpus, classes, len(CACHE_TOKENS) + 1))
+    group = classes.of(trace)
+    tables = np.zeros((3, num_gpus, count, len(CACHE_TOKENS) + 1))
     for gpus in range(1, num_gpus + 1):
         found = cached_tokens(trace, CACHE_TOKENS, gpus)
         found = np.pad(found, ((0, 0), (1, 0)))
         prompt = trace.prompt_tokens[: len(found), None].astype(np.float64)
         moments = (found, (prompt - found) ** 2, found * (prompt - found))
-        for of in range(len(edges) + 1):
+        for of in range(len(classes)):
             members = group[: len(found)] == of
             if members.any():
                 tables[:, gpus - 1, of] = [moment[members].mean(axis=0) for moment in moments]

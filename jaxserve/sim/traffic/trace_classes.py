@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +21,7 @@ MAX_COUNTS = 2**26
 
 @dataclass(frozen=True)
 class TraceClass:
-    """The requests of one traffic class: one range of prompt lengths."""
+    """The requests of one traffic class: one kind, and one range of prompt lengths."""
 
     share: float
     """share of the trace's requests."""
@@ -32,84 +31,168 @@ class TraceClass:
     """output lengths, tokens."""
 
 
-def prompt_edges(trace: Trace, bins: int) -> tuple[int, ...]:
-    """Where to cut the prompt lengths into bins that matter about alike.
+@dataclass(frozen=True)
+class ClassMap:
+    """To which of F traffic classes a request belongs: by its kind, then by its prompt length.
+
+    Classes are numbered kind by kind, and those of a kind from short prompts to long ones.
+    """
+
+    edges: tuple[tuple[int, ...], ...] = ((),)
+    """of each kind, rising lengths in tokens that cut prompts into bins, see ``prompt_edges``."""
+    kinds: tuple[str, ...] = ()
+    """names of a trace's kinds; empty where requests are classed by their prompts alone, all by the
+    same edges."""
+
+    def __post_init__(self) -> None:
+        if len(self.edges) != max(len(self.kinds), 1):
+            checks.refuse("edges", self.edges, "one row for each kind")
+        for edges in self.edges:
+            if not all(low < high for low, high in pairwise([0, *edges])):
+                checks.refuse("edges", list(edges), "rising lengths above 0")
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def kind(self) -> tuple[int, ...]:
+        """Index of each class's kind in ``kinds``; 0 without kinds."""
+        return tuple(kind for kind, edges in enumerate(self.edges) for _ in range(len(edges) + 1))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """A name for each class, which no other has."""
+        kinds = self.kinds or ("bin",)
+        bins = (range(len(edges) + 1) for edges in self.edges)
+        return tuple(f"{kind}_{i}" for kind, row in zip(kinds, bins, strict=True) for i in row)
+
+    def of(self, trace: Trace) -> NDArray[np.int64]:
+        """int64[n], the class of each request.
+
+        Raises:
+          InputError: the trace does not have the kinds of this map.
+        """
+        if self.kinds and self.kinds != trace.kinds:
+            checks.refuse("the trace's kinds", trace.kinds, f"those of its classes, {self.kinds}")
+        index = np.zeros(len(trace), np.int64)
+        for kind, edges in enumerate(self.edges):
+            members = trace.kind == kind if self.kinds else slice(None)
+            bins = np.searchsorted(np.asarray(edges, np.int64), trace.prompt_tokens[members])
+            index[members] = self.kind.index(kind) + bins
+        return index
+
+
+ONE_CLASS = ClassMap()
+"""All requests in one class."""
+
+
+def class_map(trace: Trace, count: int) -> ClassMap:
+    """Cuts a trace into at most ``count`` classes that matter about alike, see ``prompt_edges``.
+
+    Each kind has a class at least. Further ones go one by one to the kind whose classes weigh most,
+    of the kinds whose prompts differ in more lengths than they have classes.
+
+    Raises:
+      InputError: the trace has more kinds than that.
+    """
+    if trace.kind is None:
+        return ClassMap((prompt_edges(trace.prompt_tokens, count),))
+    if len(trace.kinds) > count:
+        raise InputError(
+            f"the trace has {len(trace.kinds)} kinds of requests, {', '.join(trace.kinds):.200}; "
+            f"at most {count} can be told apart, so give some of them one name"
+        )
+    prompts = [trace.prompt_tokens[trace.kind == kind] for kind in range(len(trace.kinds))]
+    lengths_of = [len(np.unique(prompt)) for prompt in prompts]
+    tokens = trace.prompt_tokens.sum(dtype=np.int64)
+    weights = [len(prompt) / len(trace) + prompt.sum(dtype=np.int64) / tokens for prompt in prompts]
+    edges: list[tuple[int, ...]] = [()] * len(prompts)
+    bins = [1] * len(prompts)
+    while sum(bins) < count:
+        divisible = [kind for kind, row in enumerate(edges) if len(row) + 1 < lengths_of[kind]]
+        if not divisible:
+            break
+        heaviest = max(divisible, key=lambda kind: weights[kind] / bins[kind])
+        bins[heaviest] += 1
+        edges[heaviest] = prompt_edges(prompts[heaviest], bins[heaviest])
+    return ClassMap(tuple(edges), trace.kinds)
+
+
+def prompt_edges(prompt_tokens: NDArray[np.int32], bins: int) -> tuple[int, ...]:
+    """Where to cut prompt lengths into bins that matter about alike.
 
     A bin weighs half by its share of the requests and half by its share of the prompt tokens, so
     that neither the many short nor the few long prompts end up in one bin.
+
+    Args:
+      prompt_tokens: int32[n], at least one.
+      bins: as many as are wanted.
 
     Returns:
       at most bins - 1 increasing lengths in tokens; a bin holds prompts longer than the edge before
       it, up to and including its own. Fewer where prompts of one length outweigh a bin.
     """
     checks.whole("bins", bins, 1)
-    prompt = np.sort(trace.prompt_tokens).astype(np.float64)
+    prompt = np.sort(prompt_tokens).astype(np.float64)
     weight = np.cumsum(0.5 / len(prompt) + 0.5 * prompt / prompt.sum())
     cuts = np.searchsorted(weight, np.arange(1, bins) / bins)
     edges = np.unique(prompt[cuts].astype(int))
     return tuple(int(edge) for edge in edges if edge < prompt[-1])
 
 
-def split_classes(trace: Trace, edges: Sequence[int]) -> tuple[TraceClass, ...]:
-    """The trace's traffic classes, in the order of ``to_class_counts``.
+def split_classes(trace: Trace, classes: ClassMap) -> tuple[TraceClass, ...]:
+    """The trace's traffic classes, in the order of ``ClassMap.of``.
 
     Raises:
-      InputError: the edges do not increase, or leave a bin without any request.
+      InputError: a class has no request.
     """
-    index = class_index(trace, edges)
-    classes = []
-    for bin in range(len(edges) + 1):
-        members = index == bin
+    index = classes.of(trace)
+    found = []
+    for place, name in enumerate(classes.names):
+        members = index == place
         if not members.any():
-            raise InputError(f"edges {list(edges)} leave bin {bin} without requests")
-        classes.append(
+            raise InputError(f"edges {classes.edges} leave class {name} without requests")
+        found.append(
             TraceClass(
                 share=float(members.mean()),
                 prompt=lengths.from_samples(trace.prompt_tokens[members]),
                 output=lengths.from_samples(trace.output_tokens[members]),
             )
         )
-    return tuple(classes)
+    return tuple(found)
 
 
 def to_class_counts(
-    trace: Trace, edges: Sequence[int], *, window_s: float = 1.0, ticks: int = 8
+    trace: Trace, classes: ClassMap, *, window_s: float = 1.0, ticks: int = 8
 ) -> NDArray[np.float32]:
     """Arrivals per tick and class.
 
     Args:
       trace: n requests.
-      edges: B - 1 increasing prompt lengths that cut the requests into B bins, see
-        ``prompt_edges``; each bin is a class.
+      classes: F of them, see ``class_map``.
       window_s: length of a control window, seconds.
       ticks: K, ticks in a window.
 
     Returns:
-      float32[W, K, B], whole numbers; the last window is filled up with silence.
+      float32[W, K, F], whole numbers; the last window is filled up with silence.
 
     Raises:
-      InputError: a bad window or edges, or more than ``MAX_COUNTS`` numbers.
+      InputError: a bad window, kinds that the trace does not have, or more than ``MAX_COUNTS``
+        numbers.
     """
     checks.positive("window_s", window_s)
     checks.whole("ticks", ticks, 1)
-    classes = len(edges) + 1
+    count = len(classes)
     # One tick more, so that the last request is inside.
     windows = math.ceil((trace.duration_s + window_s / ticks) / window_s - 1e-9)
-    if windows * ticks * classes > MAX_COUNTS:
+    if windows * ticks * count > MAX_COUNTS:
         raise InputError(
-            f"{windows:,} windows of {ticks} ticks and {classes} classes are more than "
+            f"{windows:,} windows of {ticks} ticks and {count} classes are more than "
             f"{MAX_COUNTS:,} counts: cut the trace first"
         )
     tick = np.floor(trace.arrival_s * (ticks / window_s)).astype(np.int64)
     # An end that rounding puts a hair beyond the last tick.
     tick = np.minimum(tick, windows * ticks - 1)
-    cell = tick * classes + class_index(trace, edges)
-    counts = np.bincount(cell, minlength=windows * ticks * classes)
-    return counts.reshape(windows, ticks, classes).astype(np.float32)
-
-
-def class_index(trace: Trace, edges: Sequence[int]) -> NDArray[np.int64]:
-    """int64[n], the bin of each request's prompt length."""
-    if not all(low < high for low, high in pairwise([0, *edges])):
-        checks.refuse("edges", list(edges), "rising lengths above 0")
-    return np.searchsorted(np.asarray(edges, np.int64), trace.prompt_tokens, side="left")
+    cell = tick * count + classes.of(trace)
+    counts = np.bincount(cell, minlength=windows * ticks * count)
+    return counts.reshape(windows, ticks, count).astype(np.float32)

@@ -9,7 +9,8 @@ Four public formats are read, as they are or compressed with gzip:
 - ``bailian``: the same with "chat_id", a timestamp in seconds, and blocks of 16 tokens.
 - ``burstgpt``: CSV of BurstGPT, columns Timestamp (seconds), Request tokens, Response tokens.
 
-Rows must be in order of time.
+A column of a CSV file named kind, in any case, or a field "kind" of JSON lines says which kind of
+request a row is of: a text for every row, or for none. Rows must be in order of time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import gzip
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,12 +34,14 @@ from jaxserve import checks
 from jaxserve.arrays.convert import numpy_of
 from jaxserve.errors import InputError
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks, from_ids
+from jaxserve.sim.traffic.request_kinds import KIND_RULE, is_kind, number_kinds
 
 MAX_TRACE_BYTES = 256 * 2**20
 MAX_TRACE_ROWS = 6_000_000
 MAX_TOKENS = 10_000_000
 """Most tokens that a prompt or an output may have."""
 _GZIP = b"\x1f\x8b"
+_KIND = "kind"
 
 
 class Layout(NamedTuple):
@@ -74,6 +78,14 @@ class Rows(NamedTuple):
     line: NDArray[np.int64]
     blocks: PromptBlocks | None = None
     """None where blocks have no names."""
+    kinds: tuple[str, ...] = ()
+    """names of the kinds of requests, sorted."""
+    kind: NDArray[np.int32] | None = None
+    """index of each row's kind; None where rows have none."""
+
+
+_Kinds = tuple[tuple[str, ...], NDArray[np.int32] | None]
+"""``kinds`` and ``kind`` of ``Rows``."""
 
 
 def read_rows(path: str | Path, format: str | None = None) -> tuple[Rows, Layout]:
@@ -173,6 +185,9 @@ def _parse_csv(name: str, data: bytes, layout: Layout, format: str) -> Rows:
                 f"{name}, line 1: column {column!r} {problem}; the {format} format has "
                 f"{', '.join(layout[:3])}"
             )
+    kind_columns = [column for column in header if column.casefold() == _KIND]
+    if len(kind_columns) > 1:
+        raise InputError(f"{name}, line 1: column {_KIND!r} appears twice; a row has one kind")
     if b"\n" not in data:
         raise InputError(f"{name} has a header but no rows")
 
@@ -188,7 +203,7 @@ def _parse_csv(name: str, data: bytes, layout: Layout, format: str) -> Rows:
 
     # Columns are found by position, so that unused ones may have any name.
     names = [str(i) for i in range(len(header))]
-    used = [names[header.index(column)] for column in layout[:3]]
+    used = [names[header.index(column)] for column in (*layout[:3], *kind_columns)]
     try:
         table = pyarrow.csv.read_csv(
             pa.BufferReader(data),
@@ -209,18 +224,28 @@ def _parse_csv(name: str, data: bytes, layout: Layout, format: str) -> Rows:
     except pa.ArrowInvalid as error:
         problem = wrong_rows[0] if wrong_rows else f"not a CSV table: {str(error).splitlines()[0]}"
         raise InputError(f"{name}, {problem}") from None
-    time, prompt, output = (
+    time, prompt, output, *kind_cells = (
         pc.call_function("utf8_trim_whitespace", [table[column].combine_chunks()])
         for column in used
     )
     line = np.arange(2, len(table) + 2)
     convert_time = _calendar_s if format == "azure" else _seconds
-    return Rows(
+    rows = Rows(
         convert_time(name, layout.time, time),
         _tokens(name, layout.prompt, prompt),
         _tokens(name, layout.output, output),
         line,
     )
+    if not kind_cells:
+        return rows
+    kinds, kind = _csv_kinds(name, kind_columns[0], kind_cells[0], line)
+    return rows._replace(kinds=kinds, kind=kind)
+
+
+def _csv_kinds(name: str, column: str, cells: pa.StringArray, line: NDArray[np.int64]) -> _Kinds:
+    encoded = pc.call_function("dictionary_encode", [cells])
+    texts = [str(text) for text in encoded.dictionary]
+    return _kinds(name, column, texts, numpy_of(encoded.indices), line)
 
 
 def _tokens(name: str, column: str, cells: pa.StringArray) -> NDArray[np.int64]:
@@ -271,20 +296,27 @@ def _is_time(cell: pa.StringScalar, kind: pa.DataType) -> bool:
 def _parse_jsonl(name: str, data: bytes, layout: Layout) -> Rows:
     rows: list[tuple[float, int, int]] = []
     ids: list[list[Any]] = []
+    texts: dict[str, int] = {}
+    kind_texts: list[int] = []
     for line, text in enumerate(data.split(b"\n"), start=1):
         row = _json_row(f"{name}, line {line}", text)
         time = row.number(layout.time, 0, 1e15)
         rows.append((time, _json_tokens(row, layout.prompt), _json_tokens(row, layout.output)))
         listed = row.get("hash_ids")
         ids.append(listed if isinstance(listed, list) else [])
+        kind_texts.append(texts.setdefault(_json_kind(row), len(texts)))
     time, prompt, output = np.array(rows).T
     prompt = prompt.astype(int)
+    lines = np.arange(1, len(rows) + 1)
+    kinds, kind = _kinds(name, _KIND, list(texts), np.array(kind_texts), lines)
     return Rows(
         time / layout.second,
         prompt,
         output.astype(int),
-        np.arange(1, len(rows) + 1),
+        lines,
         from_ids(ids, prompt, layout.block_tokens),
+        kinds,
+        kind,
     )
 
 
@@ -302,6 +334,48 @@ def _json_tokens(row: checks.JsonObject, key: str) -> int:
     value = row.get(key, checks.MISSING)
     whole = isinstance(value, float) and value.is_integer()
     return checks.whole(row.name(key), int(value) if whole else value, 0, MAX_TOKENS)
+
+
+def _json_kind(row: checks.JsonObject) -> str:
+    """Empty where the row has none."""
+    value = row.get(_KIND)
+    if value is not None and not isinstance(value, str):
+        checks.refuse(f"{row.where}, column {_KIND}", value, KIND_RULE)
+    return (value or "").strip()
+
+
+def _kinds(
+    name: str,
+    column: str,
+    texts: Sequence[str],
+    text: NDArray[np.integer],
+    line: NDArray[np.int64],
+) -> _Kinds:
+    """The kinds of a file's rows.
+
+    Args:
+      name: of the file.
+      column: that holds them.
+      texts: all that the column has, trimmed; an empty one stands for none.
+      text: int[n], which of them each row has.
+      line: int64[n], the line of each row.
+
+    Returns:
+      the names of kinds, and the index of each row's; () and None if no row has a kind.
+
+    Raises:
+      InputError: a text is no kind, or a row has none while others have.
+    """
+    if not any(texts):
+        return (), None
+    wrong = np.array([not is_kind(each) for each in texts])[text]
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        where, found = f"{name}, line {line[first]}, column {column}", texts[text[first]]
+        if found:
+            checks.refuse(where, found, KIND_RULE)
+        raise InputError(f"{where}: there is no kind, which other rows have; give every row one")
+    return number_kinds(texts, text)
 
 
 def _check_order(name: str, rows: Rows, layout: Layout) -> None:

@@ -24,6 +24,7 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.limits import LONGEST_TOKENS
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
+from jaxserve.sim.traffic.request_kinds import check_kinds, number_kinds
 from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
 
 COARSE_TICK_S = 0.5
@@ -48,6 +49,10 @@ class Trace:
     """which prompts begin alike; None where the file does not tell."""
     tick_s: float | None = None
     """tick of a clock that was too coarse, over which requests were spread."""
+    kinds: tuple[str, ...] = ()
+    """names of the kinds of requests, sorted; empty where the file does not tell."""
+    kind: NDArray[np.int32] | None = None
+    """int32[n], index of each request's kind in ``kinds``; None where the file does not tell."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.arrival_s), len(self.prompt_tokens), len(self.output_tokens)}
@@ -60,6 +65,7 @@ class Trace:
             raise InputError("prompt_tokens and output_tokens must be at least 1")
         if self.blocks is not None and len(self.blocks.starts) != len(self) + 1:
             raise InputError("blocks must be those of as many prompts as the trace has")
+        check_kinds(self.kinds, self.kind, len(self))
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -89,6 +95,23 @@ class Trace:
         output = np.minimum(self.output_tokens, LONGEST_TOKENS - 1)
         prompt = np.minimum(self.prompt_tokens, LONGEST_TOKENS - output)
         return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
+
+    def chosen(self, requests: NDArray[np.bool_]) -> Trace:
+        """The trace of the requests for which ``requests``, bool[n], is true; the first of them
+        comes at 0."""
+        arrival_s = self.arrival_s[requests]
+        kinds, kind = self.kinds, self.kind
+        if kind is not None:
+            kinds, kind = number_kinds(kinds, kind[requests])
+        return dataclasses.replace(
+            self,
+            arrival_s=arrival_s - arrival_s[:1],
+            prompt_tokens=self.prompt_tokens[requests],
+            output_tokens=self.output_tokens[requests],
+            blocks=None if self.blocks is None else self.blocks.chosen(requests),
+            kinds=kinds,
+            kind=kind,
+        )
 
     @property
     def tick_note(self) -> str | None:
@@ -141,6 +164,9 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
     time_s = rows.time_s[served]
     tick_s = _coarse_tick_s(time_s)
     arrival_s = time_s - time_s[0] if tick_s is None else _spread(time_s - time_s[0], tick_s)
+    kinds, kind = rows.kinds, rows.kind
+    if kind is not None:  # a kind of failed requests alone is none of the trace
+        kinds, kind = number_kinds(kinds, kind[served])
     return Trace(
         arrival_s=arrival_s / time_scale,
         prompt_tokens=rows.prompt[served].astype(np.int32),
@@ -148,6 +174,8 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
         skipped=int((~served).sum()),
         blocks=None if rows.blocks is None else rows.blocks.chosen(served),
         tick_s=None if tick_s is None else round(tick_s, 3),
+        kinds=kinds,
+        kind=kind,
     )
 
 
@@ -176,8 +204,9 @@ def _spread(time_s: NDArray[np.float64], tick_s: float) -> NDArray[np.float64]:
 def _check_twins(name: str, rows: Rows, served: NDArray[np.bool_], layout: Layout) -> None:
     """Refuses equal rows where the format's clock is too fine for them, see the module."""
     time, prompt, output, line = (column[served] for column in rows[:4])
-    order = np.lexsort((output, prompt, time))
-    equal = np.diff(np.stack([time, prompt, output])[:, order]) == 0.0
+    kind = np.zeros(len(time)) if rows.kind is None else rows.kind[served]
+    order = np.lexsort((kind, output, prompt, time))
+    equal = np.diff(np.stack([time, prompt, output, kind])[:, order]) == 0.0
     twin_of_previous = np.append(False, equal.all(axis=0))
     has_twin = twin_of_previous | np.append(twin_of_previous[1:], False)
     if twin_of_previous.any() and (layout.fine_clock or has_twin.all()):

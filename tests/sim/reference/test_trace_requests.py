@@ -5,6 +5,7 @@ import pytest
 
 from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.traffic.prompt_blocks import from_ids
+from jaxserve.sim.traffic.trace_classes import ClassMap
 from jaxserve.sim.traffic.traces import Trace
 
 
@@ -17,7 +18,7 @@ def test_requests_keep_what_the_trace_says():
         np.array([1, 2, 3, 4], np.int32),
         blocks=from_ids([[1], [1, 2], [1, 2], [3]], lengths, 512),
     )
-    found = trace_requests(trace, [500], start_s=2.0, end_s=9.0, priority=[2, 0])
+    found = trace_requests(trace, ClassMap(((500,),)), start_s=2.0, end_s=9.0, priority=[2, 0])
     assert [(r.id, r.arrival_s, r.prompt_tokens, r.output_tokens) for r in found] == [
         (0, 0.0, 900, 2),
         (1, 1.5, 600, 3),

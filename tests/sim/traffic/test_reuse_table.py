@@ -1,5 +1,7 @@
 """Tables of what classes find in a prefix cache."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.reuse import CACHE_TOKENS, cached_tokens
 from jaxserve.sim.traffic.reuse_table import look_up, reuse_table
+from jaxserve.sim.traffic.trace_classes import ClassMap
 from jaxserve.sim.traffic.traces import Trace
 
 EDGES = (2000,)
@@ -28,7 +31,7 @@ def conversations(count=300):
 
 
 TRACE = conversations()
-TABLE = reuse_table(TRACE, EDGES, 2, 3)
+TABLE = reuse_table(TRACE, ClassMap((EDGES,)), 2, 3)
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -62,3 +65,12 @@ def test_more_gpus_than_it_knows_are_taken_for_the_most():
     """An index outside of the table is clamped."""
     two, nine = (look_up(TABLE, jnp.int32(n), jnp.float32(1e6)).cached_tokens for n in (2, 9))
     np.testing.assert_array_equal(two, nine)
+
+
+def test_kinds_have_rows_of_their_own():
+    """A table by kind holds what a table by length does where kinds are lengths."""
+    long = (TRACE.prompt_tokens > EDGES[0]).astype(np.int32)
+    named = dataclasses.replace(TRACE, kinds=("a", "b"), kind=long)
+    table = reuse_table(named, ClassMap(((), ()), ("a", "b")), 2, 3)
+    np.testing.assert_allclose(table.cached_tokens, TABLE.cached_tokens)
+    np.testing.assert_allclose(table.product, TABLE.product)
