@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxserve import checks
 from jaxserve.agents.heuristic import HeuristicPolicy
@@ -38,11 +39,15 @@ from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
+from jaxserve.sim.traffic.trace_classes import class_map
+from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.spaces import make_action
 from jaxserve.tasks.anchors import Anchors, load_anchors
 from jaxserve.tasks.inputs import task_inputs
-from jaxserve.tasks.own_deployment import OwnDeployment, with_own_deployment
-from jaxserve.tasks.spec import TaskSpec, load_task
+from jaxserve.tasks.own_deployment import OwnDeployment, own_slos, with_own_deployment
+from jaxserve.tasks.replay import trace_path
+from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
+from jaxserve.tasks.traffic import stream_classes
 
 _LEAST_DOUBT, _MOST_DOUBT = 0.1, 0.3
 _DOUBT_OF_FIT = 2.0
@@ -69,6 +74,8 @@ class TaskSetup:
     """why there are no anchors, in one sentence."""
     weights: Path
     """directory of the weights that the agent ppo has here."""
+    kinds: Mapping[str, slice]
+    """places of the traffic classes of each kind of request, by name."""
     doubt: float = 0.0
     """relative doubt of the latency table's times; 0 for a task with anchors, whose table is exact
     by definition."""
@@ -118,13 +125,9 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
     spec = load_task(task)
     said = OwnDeployment(**own)
     own_spec, given = with_own_deployment(spec, said)
-    env = make(
-        own_spec,
-        hardware=given.get("hardware"),
-        model=given.get("model"),
-        table=given.get("table"),
-        trace=given.get("trace"),
-    )
+    trace = _own_trace(spec, said)
+    files: dict[str, Any] = given if trace is None else {**given, "trace": trace}
+    env = make(own_spec, slos=own_slos(said), **files)
     inputs = _inputs(own_spec, said, given)
     task_itself = _inputs_of_task(spec) if said.given else inputs
     changes = {
@@ -149,7 +152,24 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
         except InputError as error:
             note = f"no scores: {error}"
     doubt = 0.0 if anchors is not None else _doubt(own_spec, given)
-    return TaskSetup(env, own_spec, inputs, changes, anchors, note, weights, doubt)
+    kinds = _kinds(own_spec, trace)
+    return TaskSetup(env, own_spec, inputs, changes, anchors, note, weights, kinds, doubt)
+
+
+def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:
+    """The trace of the user's own; None where the task's traffic stays."""
+    if own.trace is None or (spec.trace and trace_path(own.trace) == trace_path(spec.trace)):
+        return None
+    return load_trace(trace_path(own.trace))
+
+
+def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:
+    """See ``TaskSetup.kinds``."""
+    if trace is None or trace.kind is None:
+        return stream_classes(spec)
+    of_class = np.asarray(class_map(trace.within_table(), CLASS_COUNT).kind)
+    found = {kind: np.flatnonzero(of_class == i) for i, kind in enumerate(trace.kinds)}
+    return {kind: slice(int(at[0]), int(at[-1]) + 1) for kind, at in found.items()}
 
 
 def _inputs(spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str]) -> dict[str, Any]:

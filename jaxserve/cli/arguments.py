@@ -56,6 +56,8 @@ class OwnServer:
     """GPUs that share every layer."""
     token_budget: Number = None
     """Tokens that an iteration may process (max_num_batched_tokens of vLLM)."""
+    slo: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], optional("KIND:ttft=S,tpot=S")] = ()
+    """Objectives of one kind of request, where the trace has a column kind; once for each kind."""
     knobs: Annotated[str | None, optional("NAMES")] = None
     """Knobs to turn, separated by commas. A table or a trace of your own leaves batch_cap alone
     open."""
@@ -74,6 +76,7 @@ class OwnServer:
             "gpus": self.gpus,
             "tensor_parallel": self.tensor_parallel,
             "token_budget": self.token_budget,
+            "slos": self.slo or None,
             "knobs": None if knobs is None else tuple(name.strip() for name in knobs),
         }
         return {name: value for name, value in fields.items() if value is not None}

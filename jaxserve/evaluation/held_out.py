@@ -31,7 +31,6 @@ from jaxserve.evaluation.episode_statistics import (
     worst_hour,
 )
 from jaxserve.tasks.anchors import Anchors, anchors_score
-from jaxserve.tasks.traffic import stream_classes
 
 MAX_EPISODES = 100_000
 _JSON_VERSION = 2
@@ -90,7 +89,7 @@ class Evaluations:
     def worst_class(self, agent: str) -> tuple[str, float] | None:
         """Name and SLO attainment, 0..1, of the stream that fares worst with an agent; None where
         no request's fate is known."""
-        return worst_class(self.agents[agent].statistics.sums, stream_classes(self.setup.spec))
+        return worst_class(self.agents[agent].statistics.sums, self.setup.kinds)
 
 
 def evaluate_all(

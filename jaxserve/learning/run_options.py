@@ -154,14 +154,15 @@ def command(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> str | None:
     options = {"task": task, "steps": steps, **numbers, **own}
     words = ["jaxserve", "train"]
     for name, value in options.items():
-        words += [f"--{name.replace('_', '-')}", str(value)]
+        for each in value if isinstance(value, tuple) else (value,):
+            words += [f"--{name.replace('_', '-')}", str(each)]
     words += ["--recurrent"] * config.recurrent
     return shlex.join([*words, "--out", "RUN"])
 
 
-_SECONDS = {"ttft_s": "ttft", "tpot_s": "tpot"}
+_RENAMED = {"ttft_s": "ttft", "tpot_s": "tpot", "slos": "slo"}
 _OPTIONS = {
-    field.name: _SECONDS.get(field.name, field.name) for field in dataclasses.fields(OwnDeployment)
+    field.name: _RENAMED.get(field.name, field.name) for field in dataclasses.fields(OwnDeployment)
 }
 """Changes to a task that the command line can ask for, and the names of its options."""
 

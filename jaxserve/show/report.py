@@ -35,7 +35,7 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
     columns = [column for column in _COLUMNS if any(column[0] in found for found in rows.values())]
     header = ["agent", *(heading for _, heading, _ in columns)]
     cells = [_cells(agent, rows[agent], columns) for agent in rows]
-    if len(setup.spec.streams) > 1:
+    if len(setup.kinds) > 1:
         header.append("SLO met %, worst class")
         cells = [[*row, _worst_class(evaluated, row[0])] for row in cells]
     caption = ["over the requests of all episodes together, and the 95 % interval"]

@@ -21,6 +21,7 @@ from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import TableMetadata, read_table_file
 from jaxserve.tasks.inputs import task_inputs
+from jaxserve.tasks.slos import KindSlo, parse_slo
 from jaxserve.tasks.spec import (
     MAX_TENSOR_PARALLEL,
     TPOT_SLO_S,
@@ -58,6 +59,8 @@ class OwnDeployment:
     """tokens that an iteration may process (vLLM's max_num_batched_tokens)."""
     knobs: tuple[str, ...] | None = None
     """names of the knobs to turn."""
+    slos: tuple[str, ...] | None = None
+    """objectives of each kind of the trace's requests, see ``jaxserve.tasks.slos.parse_slo``."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
 
     Returns:
       the task, and the arguments ``hardware``, ``model``, ``table`` and ``trace`` of
-      ``jaxserve.make``, those that are given.
+      ``jaxserve.make``, those that are given. Objectives of kinds go by ``own_slos``.
 
     Raises:
       InputError: a value is out of range, or the table is of another model, GPU or tensor
@@ -98,6 +101,10 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
                 f"{own.tensor_parallel}: leave it out or name another table"
             )
         deployment["tensor_parallel"] = group
+    if own.ttft_s is not None:
+        checks.seconds("ttft", own.ttft_s, *TTFT_SLO_S)
+    if own.tpot_s is not None:
+        checks.seconds("tpot", own.tpot_s, *TPOT_SLO_S)
     is_own = spec.file is None and _is_own(spec, files)
     spec = dataclasses.replace(
         spec,
@@ -105,8 +112,8 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
         streams=tuple(
             dataclasses.replace(
                 stream,
-                ttft_slo_s=_seconds("ttft", own.ttft_s, TTFT_SLO_S, stream.ttft_slo_s),
-                tpot_slo_s=_seconds("tpot", own.tpot_s, TPOT_SLO_S, stream.tpot_slo_s),
+                ttft_slo_s=stream.ttft_slo_s if own.ttft_s is None else own.ttft_s,
+                tpot_slo_s=stream.tpot_slo_s if own.tpot_s is None else own.tpot_s,
             )
             for stream in spec.streams
         ),
@@ -117,6 +124,22 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
     if own.knobs is not None:
         spec = dataclasses.replace(spec, knobs=parse_open_knobs(own.knobs, "knobs"))
     return spec, {name: value for name, value in files.items() if value is not None}
+
+
+def own_slos(own: OwnDeployment) -> dict[str, KindSlo] | None:
+    """Objectives by kind; None where none are given.
+
+    Raises:
+      InputError: a text is not of the form that ``parse_slo`` reads, or a kind has two.
+    """
+    if own.slos is None:
+        return None
+    found = [parse_slo(text) for text in own.slos]
+    kinds = [kind for kind, _ in found]
+    twice = [kind for kind in kinds if kinds.count(kind) > 1]
+    if twice:
+        raise InputError(f"--slo gives objectives of {twice[0]!r} twice; give them once")
+    return dict(found)
 
 
 def _is_own(spec: TaskSpec, files: Mapping[str, str | None]) -> bool:
@@ -152,7 +175,3 @@ def _agreed(
             "name another table"
         )
     return given
-
-
-def _seconds(name: str, value: float | None, allowed: tuple[float, float], own: float) -> float:
-    return own if value is None else checks.seconds(name, value, *allowed)
