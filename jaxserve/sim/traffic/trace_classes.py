@@ -33,7 +33,7 @@ class TraceClass:
 
 @dataclass(frozen=True)
 class ClassMap:
-    """To which of F traffic classes a request belongs: by its kind, then by its prompt length.
+    """Assigns every request to one of F traffic classes: by its kind, then by its prompt length.
 
     Classes are numbered kind by kind, and those of a kind from short prompts to long ones.
     """

@@ -337,7 +337,7 @@ def _json_tokens(row: checks.JsonObject, key: str) -> int:
 
 
 def _json_kind(row: checks.JsonObject) -> str:
-    """Empty where the row has none."""
+    """The kind of a row, empty where the row has none."""
     value = row.get(_KIND)
     if value is not None and not isinstance(value, str):
         checks.refuse(f"{row.where}, column {_KIND}", value, KIND_RULE)
