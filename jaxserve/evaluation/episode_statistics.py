@@ -302,7 +302,7 @@ def _usd_per_1k_good_tokens(sums: EpisodeSums) -> Interval:
     if sums.good_tokens.sum() < _FEWEST["good_tokens"]:
         return Interval(np.nan, np.nan, np.nan)
     columns = [sums.good_tokens, 1000.0 * sums.cost_usd]
-    found = _bootstrap(columns, np.divide, ratio(*columns))
+    found = _bootstrap(columns, np.divide, ratio(columns[0], columns[1]))
     low, high = (1.0 / end if end > 0.0 else np.inf for end in (found.high, found.low))
     return Interval(1.0 / found.mean, low, high)
 
