@@ -137,8 +137,8 @@ def _own_table(result: TaskComparison) -> TextTable:
                 "-" if agent == STATIC else _text(better, 2),
                 _text(optimality_gap([play.objective], [scale]), 2),
                 _text(estimate_of_sums([100.0 * play.good, play.decided], ratio), 1),
-                _ttft_ms(play, 0.5),
-                _ttft_ms(play, 0.99),
+                _ttft(play, 0.5, 1000.0, 0),
+                _ttft(play, 0.99, 1.0, 2),
                 _text(estimate([play.changes_per_minute]), 1),
             )
         )
@@ -151,19 +151,19 @@ def _own_table(result: TaskComparison) -> TextTable:
         "optimality gap",
         "SLO met, %",
         "TTFT p50, ms",
-        "TTFT p99, ms",
+        "TTFT p99, s",
         "changes / min",
     )
     return TextTable(f"{result.task}, test episodes", header, tuple(rows))
 
 
-def _ttft_ms(play: Play, probability: float) -> str:
+def _ttft(play: Play, probability: float, factor: float, digits: int) -> str:
     """Of the requests of all episodes."""
 
     def quantile(count: Any, exceeded: Any) -> Any:
-        return 1000.0 * ttft_quantiles(count, exceeded, probability)
+        return factor * ttft_quantiles(count, exceeded, probability)
 
-    return _text(estimate_of_sums([play.first_tokens, play.ttft_exceeded], quantile), 0)
+    return _text(estimate_of_sums([play.first_tokens, play.ttft_exceeded], quantile), digits)
 
 
 def _variant_table(result: TaskComparison) -> TextTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from dataclasses import dataclass
 
 from rich import box
@@ -35,10 +36,12 @@ class TextTable:
         table = plain_table(self.title, self.caption)
         if len(self.header) > 8:
             table.padding = 0  # so that intervals of nine columns fit into 100 characters
+        rows = [[_INTERVAL.sub(r"\n\1..\2", cell) for cell in row] for row in self.rows]
         for index, name in enumerate(self.header):
             numbers = index > 0
+            lines = [line for row in rows for line in row[index].splitlines()]
             table.add_column(
-                name,
+                _wrapped(name, max(map(len, lines), default=0)),
                 justify="right" if numbers else "left",
                 no_wrap=not numbers,
                 overflow="fold" if numbers else "ellipsis",
@@ -46,3 +49,10 @@ class TextTable:
         for row in self.rows:
             table.add_row(*(_INTERVAL.sub(r"\n[dim]\1..\2[/dim]", cell) for cell in row))
         return table
+
+
+def _wrapped(heading: str, width: int) -> str:
+    """A heading in lines no longer than the numbers below it or its longest word, so that it never
+    takes the room that numbers need."""
+    words = heading.split() or [heading]
+    return "\n".join(textwrap.wrap(heading, max([width, 1, *map(len, words)])))

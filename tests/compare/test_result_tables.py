@@ -115,7 +115,7 @@ def test_every_agent_has_a_row() -> None:
     assert won.startswith("1.00") and gap.startswith("0.25")
     # Of 10, 26, 42, 58, 74 and 90 requests at most 50 each.
     assert met.startswith(f"{100 * 228 / 300:.1f} (") and "76.0 to 76.0" not in met
-    assert p50 == "100 (100 to 100)" and p99 == "10000 (10000 to 10000)"
+    assert p50 == "100 (100 to 100)" and p99 == "10.00 (10.00 to 10.00)"
     assert turned == "3.0 (3.0 to 3.0)"
     assert rows["best static"][3] == "-"
     assert "4 training seeds of PPO with 1,000,000 windows each; 6 test episodes" in text
@@ -156,6 +156,10 @@ def test_the_terminal_shows_the_same() -> None:
         console.print(table.rich())
     text = output.getvalue()
     assert "…" not in text and "+0.200..+0.200" in text and "adversarial_multitenant" in text
+    own = io.StringIO()
+    Console(file=own, width=120).print(task_tables(result())[0].rich())
+    for interval in ("0.72..0.78", "+0.200..+0.200", "-0.027..0.027", "64.5..95.7", "10.00..10.00"):
+        assert interval in own.getvalue()
 
 
 def test_results_survive_their_file() -> None:

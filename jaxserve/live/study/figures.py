@@ -1,6 +1,7 @@
 """What an episode came to, by one rule for real engines and both simulators, in the GPU's time.
 
-A request counts as good if it *ends* inside its objectives before the episode does; TTFT is the
+A request counts as good if it *ends* inside its objectives before the episode does. Requests that
+are inside them when it ends are undecided, and in no share. TTFT is the
 mean over first tokens inside the episode, ITL the mean over the tokens of requests that ended in
 it.
 """
@@ -29,7 +30,7 @@ class Figures:
     goodput_rps: float
     """requests per second that ended inside their objectives."""
     slo_attainment: float
-    """share of the arrivals that did."""
+    """share of the requests whose fate is known that did."""
     ttft_mean_s: float
     """mean time to first token, s."""
     itl_mean_s: float
@@ -71,7 +72,7 @@ def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
     tpot_s = np.array([each.tpot_s or 0.0 for each in outcomes])
     tokens = np.array([each.itl_tokens for each in outcomes], np.float64)
     good = np.array([each.good for each in outcomes], bool)
-    return _figures(sent_s, ttft_s, tpot_s, tokens, good, seconds)
+    return _figures(sent_s, ttft_s, tpot_s, tokens, good, 0.0, seconds)
 
 
 def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
@@ -91,15 +92,28 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
     )
 
 
-def of_reference(log: np.ndarray, good: NDArray[np.bool_], seconds: float) -> Figures:
+def of_reference(
+    log: np.ndarray, good: NDArray[np.bool_], undecided: float, seconds: float
+) -> Figures:
     """Of the reference simulator's log.
 
     Args:
       good: bool[n], see ``ReferenceEpisode.meets_slo``.
+      undecided: requests that had not ended, see ``undecided_at_end``.
     """
     tokens = log["output_tokens"] - 1.0
     tpot_s = np.where(tokens > 0, log["tpot_s"], 0.0)
-    return _figures(log["arrival_s"], log["ttft_s"], tpot_s, tokens, good, seconds)
+    return _figures(log["arrival_s"], log["ttft_s"], tpot_s, tokens, good, undecided, seconds)
+
+
+def undecided_at_end(metrics: WindowMetrics) -> float:
+    """Requests that wait or run after the last window and have missed no objective yet.
+
+    Args:
+      metrics: leaves [T, ...].
+    """
+    inside = np.asarray(metrics.waiting + metrics.running - metrics.overdue, np.float64)
+    return float(np.maximum(inside[-1], 0.0).sum())
 
 
 def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
@@ -112,7 +126,7 @@ def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
     exceeded = np.asarray(metrics.ttft_exceeded, np.float64).sum(axis=0)
     return Figures(
         goodput_rps=good / (len(itl_s) * float(env.window_s)),
-        slo_attainment=good / max(arrivals, 1.0),
+        slo_attainment=good / max(arrivals - undecided_at_end(metrics), 1.0),
         ttft_mean_s=_mean_of_tail(exceeded / first) if first else float("nan"),
         itl_mean_s=float((itl_s * tokens).sum() / tokens.sum()) if tokens.sum() else float("nan"),
     )
@@ -135,16 +149,22 @@ def _figures(
     tpot_s: Array,
     tokens: Array,
     good: NDArray[np.bool_],
+    undecided: float,
     seconds: float,
 ) -> Figures:
-    """float64[n] each; NaN where something has not happened."""
+    """float64[n] each; NaN where something has not happened.
+
+    Args:
+      undecided: requests without a known end, beside the good ones that end after the episode.
+    """
     first_s = _in_time(sent_s, ttft_s, seconds)
     ended = sent_s + ttft_s + tpot_s * tokens <= seconds
     count = int((good & ended).sum())
+    decided = len(sent_s) - int((good & ~ended).sum()) - undecided
     tokens_s, ended_tokens = (tpot_s * tokens)[ended].sum(), tokens[ended].sum()
     return Figures(
         goodput_rps=count / seconds,
-        slo_attainment=count / max(len(sent_s), 1),
+        slo_attainment=count / max(decided, 1.0),
         ttft_mean_s=float(first_s.mean()) if len(first_s) else float("nan"),
         itl_mean_s=float(tokens_s / ended_tokens) if ended_tokens else float("nan"),
     )

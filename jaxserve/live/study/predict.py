@@ -14,7 +14,13 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_rollou
 from jaxserve.agents.rollout import rollout
 from jaxserve.datafiles import read_json
 from jaxserve.live.study.agents import Prepared
-from jaxserve.live.study.figures import NAMES, Figures, of_reference, of_windows
+from jaxserve.live.study.figures import (
+    NAMES,
+    Figures,
+    of_reference,
+    of_windows,
+    undecided_at_end,
+)
 from jaxserve.seeds import episode_key, episode_keys
 
 
@@ -42,10 +48,11 @@ def predict(prepared: Prepared, agent: str, repeat: int) -> Predicted:
     env, policy, key = prepared.setup.env, prepared.policies[agent], episode_key(repeat, "test")
     played = rollout(env, policy, episode_keys(1, "test", first=repeat))
     metrics = jax.tree.map(lambda leaf: np.asarray(leaf[0]), played.timesteps.metrics)
-    log = reference_rollout(env, policy, key, prepared.cost).log
+    referenced = reference_rollout(env, policy, key, prepared.cost)
+    log, undecided = referenced.log, undecided_at_end(referenced.metrics)
     good = ReferenceEpisode(env, key, prepared.cost).meets_slo(log)
     seconds = int(env.horizon) * float(env.window_s)
-    return Predicted(of_windows(env, metrics), of_reference(log, good, seconds))
+    return Predicted(of_windows(env, metrics), of_reference(log, good, undecided, seconds))
 
 
 def _figures(item: checks.JsonObject) -> Figures:

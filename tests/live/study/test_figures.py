@@ -5,20 +5,25 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import jaxserve
 from jaxserve.live.player import Outcome
 from jaxserve.live.study.figures import (
     Figures,
     _mean_of_tail,
     of_outcomes,
     of_reference,
+    of_windows,
     summarise,
+    undecided_at_end,
 )
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
+from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.sim.reference.request import LOG_DTYPE
 
 
@@ -41,13 +46,13 @@ def test_what_counts() -> None:
     served = [
         outcome(0.0, 1.0, 0.5, 4, True),  # ends at 3
         outcome(1.0, 2.0, 1.0, 2, False),  # ends at 5
-        outcome(8.0, 1.0, 0.5, 4, True),  # ends at 11
-        outcome(9.5, 1.0, None, 0, True),  # first token at 10.5
+        outcome(8.0, 1.0, 0.5, 4, True),  # ends at 11: undecided at 10
+        outcome(9.5, 1.0, None, 0, True),  # first token at 10.5: undecided likewise
         outcome(5.0, None, None, 0, False),
     ]
     found = of_outcomes(served, 10.0)
     assert found.goodput_rps == pytest.approx(0.1)
-    assert found.slo_attainment == pytest.approx(1 / 5)
+    assert found.slo_attainment == pytest.approx(1 / 3)
     assert found.ttft_mean_s == pytest.approx((1 + 2 + 1) / 3)
     assert found.itl_mean_s == pytest.approx((2 + 2) / 6)
 
@@ -81,7 +86,29 @@ def test_a_log_of_the_simulator_counts_alike(served: list[Outcome]) -> None:
     for name in ("arrival_s", "ttft_s", "tpot_s", "output_tokens"):
         log[name] = [getattr(each, name) for each in served]
     good = np.array([each.good for each in served], bool)
-    assert repr(of_reference(log, good, 10.0)) == repr(of_outcomes(served, 10.0))
+    assert repr(of_reference(log, good, 0.0, 10.0)) == repr(of_outcomes(served, 10.0))
+
+
+def test_open_requests_of_the_simulators_are_undecided() -> None:
+    """Unless they are overdue; those of a log are told apart by the last window."""
+    rows = [outcome(0.0, 1.0, 0.5, 4, True), outcome(1.0, 1.0, 1.0, 2, False)]
+    log = np.zeros(4, LOG_DTYPE)
+    for name in ("arrival_s", "ttft_s", "tpot_s", "output_tokens"):
+        log[name][:2] = [getattr(each, name) for each in rows]
+    log["ttft_s"][2:] = log["tpot_s"][2:] = np.nan
+    env = jaxserve.make("static_workload")
+    idle = jax.tree.map(lambda leaf: leaf[None], idle_metrics(len(env.slo.ttft_s)))
+    first = idle.arrivals.at[0, 0]
+    metrics = idle.replace(
+        arrivals=first.set(4.0),
+        good=first.set(1.0),
+        waiting=first.set(2.0),
+        overdue=first.set(1.0),
+    )
+    assert undecided_at_end(metrics) == 1.0
+    good = np.array([True, False, False, False])
+    assert of_reference(log, good, 1.0, 10.0).slo_attainment == pytest.approx(1 / 3)
+    assert of_windows(env, metrics).slo_attainment == pytest.approx(1 / 3)
 
 
 @given(outcomes, st.sampled_from([0.5, 2.0, 8.0]))
