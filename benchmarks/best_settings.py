@@ -25,7 +25,7 @@ from benchmarks.page import page_parser, publish
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.panel import TaskSetup, find_best_static, load_setup
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.search import setting_text, static_objective
+from jaxserve.agents.search import TIE, setting_text, static_objective
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
 from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains
@@ -59,16 +59,12 @@ class Scenario:
     name: str
     hardware: str
     model: str
-    bandwidth: float
-    """hidden, as a share of the data sheet's."""
-    arithmetic: float
-    """hidden, likewise."""
+    hidden: tuple[float, float]
+    """memory bandwidth and arithmetic, as shares of the data sheet's."""
     traffic: Callable[[np.random.Generator], NDArray[np.float64]] | str
     """arrivals per second in each second; or the path of a trace below the measured data."""
-    prompt: float
-    """median prompt, tokens."""
-    output: float
-    """median output, tokens."""
+    medians: tuple[float, float] = (0.0, 0.0)
+    """median prompt and output, tokens; those of a trace are its own."""
     gpus: int = 1
     tensor_parallel: int = 1
     ttft_s: float = 0.5
@@ -96,20 +92,73 @@ def _days(low: float, high: float, seconds: int) -> Callable[..., NDArray[np.flo
 
 
 _HOUR = 3_600
+_A100, _H100, _L40S = "a100-sxm-80gb", "h100-sxm-80gb", "l40s-48gb"
+_LLAMA, _QWEN = "llama-3.1-8b", "qwen2.5-32b"
+_AZURE = "traces/AzureLLMInferenceTrace_"
 SCENARIOS = (
-    Scenario("ramp, A100", "a100-sxm-80gb", "llama-3.1-8b", 0.8, 1.0, _ramp(2, 16, 2 * _HOUR), 400, 150),
-    Scenario("bursts, A100", "a100-sxm-80gb", "llama-3.1-8b", 1.1, 0.9, _bursts(6, 3, 180, _HOUR), 500, 120),
-    Scenario("ramp and bursts, 32B TP2", "h100-sxm-80gb", "qwen2.5-32b", 0.85, 0.9, _bursts(4, 2.5, 240, 2 * _HOUR), 600, 200, 1, 2),
-    Scenario("a day, H100", "h100-sxm-80gb", "llama-3.1-8b", 0.9, 1.1, _days(1, 22, 24 * _HOUR), 500, 180),
-    Scenario("two days, 2 x A100", "a100-sxm-80gb", "llama-3.1-8b", 1.0, 0.85, _days(2, 24, 48 * _HOUR), 350, 140, 2),
-    Scenario("Azure conversation", "a100-sxm-80gb", "llama-3.1-8b", 0.95, 0.9, "traces/AzureLLMInferenceTrace_conv.csv", 0, 0),
-    Scenario("Azure code", "h100-sxm-80gb", "llama-3.1-8b", 0.9, 0.9, "traces/AzureLLMInferenceTrace_code.csv", 0, 0, 1, 1, 1.0),
-    Scenario("bursts, 4 x L40S", "l40s-48gb", "llama-3.1-8b", 0.9, 1.0, _bursts(8, 3, 120, _HOUR), 400, 120, 4, 1, 1.0),
-    Scenario("ramp, 8 x H100", "h100-sxm-80gb", "llama-3.1-8b", 1.05, 0.95, _ramp(30, 160, _HOUR), 500, 200, 8),
-    Scenario("long outputs, H100", "h100-sxm-80gb", "llama-3.1-8b", 0.85, 1.0, _bursts(1.2, 3, 300, 2 * _HOUR), 300, 1500),
-    Scenario("long prompts, H100", "h100-sxm-80gb", "llama-3.1-8b", 1.0, 0.8, _bursts(1.5, 2, 300, 2 * _HOUR), 5000, 200, 1, 1, 2.0),
-    Scenario("tight tokens, A100", "a100-sxm-80gb", "llama-3.1-8b", 0.9, 1.0, _ramp(1, 9, _HOUR), 300, 200, 1, 1, 0.5, 0.02),
-)  # fmt: skip
+    Scenario("ramp, A100", _A100, _LLAMA, (0.8, 1.0), _ramp(2, 16, 2 * _HOUR), (400, 150)),
+    Scenario("bursts, A100", _A100, _LLAMA, (1.1, 0.9), _bursts(6, 3, 180, _HOUR), (500, 120)),
+    Scenario(
+        "bursts, 32B TP2 H100",
+        _H100,
+        _QWEN,
+        (0.85, 0.9),
+        _bursts(4, 2.5, 240, 2 * _HOUR),
+        (600, 200),
+        tensor_parallel=2,
+    ),
+    Scenario("a day, H100", _H100, _LLAMA, (0.9, 1.1), _days(1, 22, 24 * _HOUR), (500, 180)),
+    Scenario(
+        "two days, 2 x A100",
+        _A100,
+        _LLAMA,
+        (1.0, 0.85),
+        _days(2, 24, 48 * _HOUR),
+        (350, 140),
+        gpus=2,
+    ),
+    Scenario("Azure conversation", _A100, _LLAMA, (0.95, 0.9), f"{_AZURE}conv.csv"),
+    Scenario("Azure code", _H100, _LLAMA, (0.9, 0.9), f"{_AZURE}code.csv", ttft_s=1.0),
+    Scenario(
+        "bursts, 4 x L40S",
+        _L40S,
+        _LLAMA,
+        (0.9, 1.0),
+        _bursts(8, 3, 120, _HOUR),
+        (400, 120),
+        gpus=4,
+        ttft_s=1.0,
+    ),
+    Scenario(
+        "ramp, 8 x H100", _H100, _LLAMA, (1.05, 0.95), _ramp(30, 160, _HOUR), (500, 200), gpus=8
+    ),
+    Scenario(
+        "long outputs, H100",
+        _H100,
+        _LLAMA,
+        (0.85, 1.0),
+        _bursts(1.2, 3, 300, 2 * _HOUR),
+        (300, 1500),
+    ),
+    Scenario(
+        "long prompts, H100",
+        _H100,
+        _LLAMA,
+        (1.0, 0.8),
+        _bursts(1.5, 2, 300, 2 * _HOUR),
+        (5000, 200),
+        ttft_s=2.0,
+    ),
+    Scenario(
+        "tight tokens, A100",
+        _A100,
+        _LLAMA,
+        (0.9, 1.0),
+        _ramp(1, 9, _HOUR),
+        (300, 200),
+        tpot_s=0.02,
+    ),
+)
 
 
 @jax.tree_util.register_dataclass
@@ -150,8 +199,11 @@ class Finding:
 
     @property
     def gains_held(self) -> bool:
-        """Whether every true gain is inside its stated interval."""
-        return all(low <= self.true[name] <= high for name, (_, low, high) in self.stated.items())
+        """Whether every true gain is inside its stated interval, or within a tie of it."""
+        return all(
+            low - TIE <= self.true[name] <= high + TIE
+            for name, (_, low, high) in self.stated.items()
+        )
 
 
 def main() -> int:
@@ -182,8 +234,8 @@ def play(scenario: Scenario, folder: Path) -> Finding:
         rescale(
             gpu,
             GpuPeaks(
-                bandwidth_gb_per_s=gpu.bandwidth_bytes_per_s / 1e9 * scenario.bandwidth,
-                bf16_tflops=gpu.linear[0].flops_per_s / 1e12 * scenario.arithmetic,
+                bandwidth_gb_per_s=gpu.bandwidth_bytes_per_s / 1e9 * scenario.hidden[0],
+                bf16_tflops=gpu.linear[0].flops_per_s / 1e12 * scenario.hidden[1],
             ),
         ),
         load_model(scenario.model),
@@ -201,7 +253,8 @@ def play(scenario: Scenario, folder: Path) -> Finding:
     setup = dataclasses.replace(setup, weights=folder / "ppo")
     stated = gains(evaluate_all(setup, ("best_static", "heuristic", "ppo"), _EPISODES))
     true_setup = dataclasses.replace(
-        load_setup("trace_replay", table=str(truth), **_own(scenario, folder)), weights=setup.weights
+        load_setup("trace_replay", table=str(truth), **_own(scenario, folder)),
+        weights=setup.weights,
     )
     env, keys = true_setup.episodes("test", _EPISODES)
     sizes = grid_sizes(env)
@@ -220,7 +273,9 @@ def play(scenario: Scenario, folder: Path) -> Finding:
         named=setting_text(found.setting, sizes),
         lost=float(rewards.max() - static),
         best=setting_text(caps[int(rewards.argmax())], sizes),
-        stated={name: (stated[name].mean, stated[name].low, stated[name].high) for name in policies},
+        stated={
+            name: (stated[name].mean, stated[name].low, stated[name].high) for name in policies
+        },
         true={
             name: float(_mean_reward(true_setup, Believing(policy, setup.env)) - static)
             for name, policy in policies.items()
@@ -236,7 +291,9 @@ def _write_load_test(path: Path, cost: CostModel, random: np.random.Generator) -
     """A closed-loop sweep as ``table fit`` reads it, every figure off by 3 % at random."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["concurrency", "input_len", "output_len", "mean_tpot_ms", "median_ttft_ms"])
+        writer.writerow(
+            ["concurrency", "input_len", "output_len", "mean_tpot_ms", "median_ttft_ms"]
+        )
         for prompt, output in ((256, 128), (1024, 256), (4096, 256)):
             for concurrency in (1, 4, 16, 32, 64, 128):
                 run = closed_loop(cost, concurrency, prompt, output)
@@ -273,16 +330,14 @@ def _own(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
-def _setup(
-    scenario: Scenario, table: Path, folder: Path, random: np.random.Generator
-) -> TaskSetup:
+def _setup(scenario: Scenario, table: Path, folder: Path, random: np.random.Generator) -> TaskSetup:
     if not isinstance(scenario.traffic, str):
         rate = scenario.traffic(random)
         second = np.repeat(np.arange(len(rate)), random.poisson(rate))
         arrival_s = np.sort(second + random.random(len(second)))
         lengths = [
             np.clip(random.lognormal(np.log(median), 0.8, len(second)), 2, 16_000).astype(int)
-            for median in (scenario.prompt, scenario.output)
+            for median in scenario.medians
         ]
         rows = zip(arrival_s, *lengths, strict=True)
         lines = [f"{time:.4f},{prompt},{output}" for time, prompt, output in rows]
@@ -317,13 +372,15 @@ def _page(findings: Sequence[Finding]) -> str:
             "",
             "Printed by `python -m benchmarks.best_settings --markdown docs/best_settings.md`.",
             "",
-            "Every scenario is a server with hidden constants. A load test of it, off by 3 % at random, "
-            "is fitted to a table; the search sees that table and the training part of the traffic. "
-            "The truth is the table of the hidden constants, in which every batch cap plays all "
-            "test episodes. Controllers are stated on the fitted table and true on the hidden one.",
+            "Every scenario is a server with hidden constants. A load test of it, off by 3 % at "
+            "random, is fitted to a table; the search sees that table and the training part of the "
+            "traffic. The truth is the table of the hidden constants, in which every batch cap "
+            f"plays {_EPISODES} test episodes or all that there are. Gains of controllers are "
+            "stated on the fitted table, with its doubt, and true on the hidden one.",
             "",
             f"The named setting is within {NEAR:g} reward of the best in {near} of {len(findings)} "
-            f"scenarios; the true gains of both controllers are inside the stated intervals in {held}.",
+            "scenarios; the true gains of both controllers are inside the stated intervals, or "
+            f"within a tie ({TIE:g}) of them, in {held}.",
             "",
             "| scenario | fit error held out, % | named | best on the test part | reward lost "
             "| heuristic, stated gain | true | PPO, stated gain | true |",
