@@ -83,11 +83,8 @@ def compared(score: bool = False, **columns: float) -> Evaluations:
 def several(agents: Evaluations) -> Evaluations:
     """The same on a task with two streams, the first of which has the six classes that fare
     better."""
-    spec = agents.setup.spec
-    voice = dataclasses.replace(spec.streams[0], name="voice", bins=1)
-    setup = dataclasses.replace(
-        agents.setup, spec=dataclasses.replace(spec, streams=(*spec.streams, voice))
-    )
+    kinds = {"chat": slice(0, 6), "voice": slice(6, 7)}
+    setup = dataclasses.replace(agents.setup, kinds=kinds)
     found = agents.agents["default"]
     by_class = dataclasses.replace(
         found.statistics.sums,
@@ -182,8 +179,8 @@ def test_gain() -> None:
 
 def test_adapting_that_gains_nothing_is_said_in_words() -> None:
     """A controller whose gain may be nothing gets a sentence, one that gains gets none."""
-    found = compared(objective=0.8)
-    level, better = found.agents["default"], compared(objective=0.9).agents["default"]
+    found = compared(reward=0.8)
+    level, better = found.agents["default"], compared(reward=0.9).agents["default"]
     agents = {"best_static": level, "heuristic": level, "ppo": better}
     (text,) = adapting_texts(dataclasses.replace(found, agents=agents))
     assert text.startswith("adapting gains nothing here: heuristic +0.0000")
@@ -205,14 +202,16 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
         doubt=0.1,
         resolved=False,
     )
-    text = printed(search_table(setup, found).rich(), 120)
-    for part in ("64 training episodes", "10 % slower", "-0.4500", "+0.0010", "equal", "worse"):
+    table = search_table(setup, found)
+    assert table.header[3:5] == ("10 % slower", "10 % faster")
+    text = printed(table.rich(), 120)
+    for part in ("64 training episodes", "-0.4500", "+0.0010", "equal", "worse"):
         assert part in text
     assert "batch_cap 384 to 512 are equal here" in text
     assert "not further apart" in text
     exact = dataclasses.replace(found, doubt=0.0, resolved=True)
-    text = printed(search_table(setup, exact).rich(), 120)
-    assert "slower" not in text and "further apart" not in text
+    table = search_table(setup, exact)
+    assert len(table.header) == 4 and "further apart" not in str(table.caption)
 
 
 def test_markdown() -> None:
