@@ -84,9 +84,9 @@ def evaluate_agents(
         chosen = agents if "ppo" in agent else playable(agents, setup)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
-        for table in (evaluation_table(evaluations[-1]), tail_table(evaluations[-1])):
-            tables.append(table)
-            console.print(table.rich())
+        tables += [evaluation_table(evaluations[-1]), tail_table(evaluations[-1])]
+        for shown in tables[-2:]:
+            console.print(shown.rich())
         if chosen != agents:
             console.print(f"without ppo, which has no weights for {setup.spec.name}")
     if plot is not None:
