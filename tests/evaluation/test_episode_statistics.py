@@ -192,9 +192,10 @@ def test_the_worst_hour() -> None:
     assert hours.ttft_p99_s > 4.0
     episodes = worst_hour(some_sums(1100.0, **columns))
     assert (episodes.span, episodes.slo_attainment) == ("episode", 0.0)
-    # A third of an hour each: the last group has one episode more than the others.
+    # A third of an hour each: of ten, the first hour has four and the others three.
     thirds = {name: values[:4] + values for name, values in columns.items()}
-    assert worst_hour(some_sums(1200.0, **thirds)).span == "hour"
+    found = worst_hour(some_sums(1200.0, **thirds))
+    assert (found.span, found.slo_attainment) == ("hour", pytest.approx(22.0 / 30.0))
 
 
 def test_the_worst_class() -> None:
