@@ -77,7 +77,7 @@ def _ramp(low: float, high: float, seconds: int) -> Callable[..., NDArray[np.flo
 
 def _bursts(base: float, factor: float, every_s: int, seconds: int) -> Callable[..., Any]:
     def rate(random: np.random.Generator) -> NDArray[np.float64]:
-        found = np.full(seconds, base)
+        found = np.full(seconds, float(base))
         for start in random.integers(0, seconds - 20, seconds // every_s):
             found[start : start + 20] *= factor
         return found
