@@ -3,10 +3,15 @@
 import json
 import os
 import secrets
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import InputError
+
+UNREADABLE_ARCHIVE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""Errors of reading a damaged .npz archive; which one depends on the place of the damage."""
 
 
 def data_dir() -> Path:

@@ -32,7 +32,7 @@ from jaxserve.agents.search import SearchEffort, StaticSearch, search_static
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
-from jaxserve.grids import action_at
+from jaxserve.grids import action_at, grid_sizes
 from jaxserve.registry import make
 from jaxserve.runtime.compilation_cache import cache_folder
 from jaxserve.seeds import episode_keys
@@ -263,8 +263,12 @@ def find_best_static(
     Rewards are kept on disk: a second call is at once, and a search that was cut off goes on.
 
     Raises:
-      InputError: a recording is too short, see ``TaskSetup.training_env``.
+      InputError: a recording is too short, see ``TaskSetup.training_env``; or no knob has a second
+        value.
     """
+    if grid_sizes(setup.env).max() == 1:
+        knobs = ", ".join(setup.spec.knobs)
+        raise InputError(f"there is nothing to search: {knobs} can take one value only here")
     if setup.has_parts:
         env, keys = disjoint_episodes(setup.env, "train")
         keys = keys[spread_order(len(keys))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.datafiles import write_atomic
+from jaxserve.datafiles import UNREADABLE_ARCHIVE, write_atomic
 from jaxserve.env import ServeEnv
 
 _Row = tuple[bytes, float]
@@ -123,7 +122,7 @@ def _read(path: Path | None) -> dict[_Row, NDArray[np.float32]]:
             ends = np.cumsum(archive["lengths"])
             pieces = np.split(archive["rewards"].astype(np.float32), ends[:-1])
             rows = [row.tobytes() for row in archive["settings"].astype(np.int32)]
-            speeds = archive["speeds"].tolist()
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            names = zip(rows, archive["speeds"].tolist(), strict=True)
+            return dict(zip(names, pieces, strict=True))
+    except (*UNREADABLE_ARCHIVE, KeyError):
         return {}
-    return dict(zip(zip(rows, speeds, strict=True), pieces, strict=True))

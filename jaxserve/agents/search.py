@@ -41,8 +41,8 @@ TIE = 0.002
 EDGE = 0.01
 """Reward per window; no setting is called equal that loses more at any speed in doubt."""
 CONFIDENCE = 0.95
-_DROPPED_AT = 3.0
-"""Standard errors from which a contender is out: the race looks at many of them many times."""
+_DROPPED_AT = 0.997
+"""Confidence from which a contender is out: the race looks at many of them many times."""
 _CAP = KNOBS.index("batch_cap")
 
 
@@ -96,8 +96,9 @@ class StaticSearch:
     doubt: float
     """relative doubt of the table's times, 0 where the table is exact by definition."""
     resolved: bool
-    """whether the race ended because every difference was known to ``TIE``, and not because there
-    were no more episodes."""
+    """whether every difference between settings that may be equal is known to ``TIE``."""
+    exhausted: bool
+    """whether all training episodes were played."""
 
     @property
     def equals(self) -> NDArray[np.int32]:
@@ -148,8 +149,8 @@ def search_static(
     speeds = (1.0,) if doubt == 0.0 else (1.0, 1.0 + doubt, 1.0 / (1.0 + doubt))
     played = PlayedSettings() if played is None else played
     search = _Search(env, keys, speeds, effort, played, progress)
-    racing, found, out, resolved = search.race(search.screen(seed))
-    return _named(racing, found, out, search.default, doubt, resolved)
+    racing, found, out = search.race(search.screen(seed))
+    return _named(racing, found, out, search.default, doubt, found.shape[1] == len(keys))
 
 
 @dataclass(frozen=True)
@@ -225,37 +226,33 @@ class _Search:
 
     def race(
         self, pool: tuple[NDArray[np.int32], NDArray[np.float32]]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_], bool]:
+    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.bool_]]:
         """Lets contenders play until they are apart or equal.
 
         Returns:
-          settings int32[N, 6] at the end, their rewards float32[N, E, K], bool[N] those certainly
-          worse, and whether every difference is known to ``TIE``.
+          settings int32[N, 6] at the end, their rewards float32[N, E, K], and bool[N] those that
+          are certainly worse.
         """
         racing, episodes = self._contenders(pool), self._screened_on
         per_episode = len(self.speeds) * horizon_of(self.env)
-        windows = 0
+        windows = len(racing) * episodes * per_episode
         while True:
             if self.progress:
                 self.progress("best static, race", episodes, len(self.keys))
             found = self.rewards(racing, episodes, self.speeds)
-            windows += len(racing) * episodes * per_episode
             regret = _regret(found)
             leader = _leader(found, regret)
             paired = found - found[leader]
-            error = _standard_error(paired)
-            ahead = paired.mean(1) + _DROPPED_AT * error
+            ahead = paired.mean(1) + _margin(paired, _DROPPED_AT)
             # Worse at every speed, or far below at one of them.
             out = (ahead < -TIE).all(1) | (ahead < -(2.0 * EDGE + regret[leader])).any(1)
             out[leader] = False
-            width = float((1.96 * error[~out]).max())
             stays = ~out | (racing == self.default).all(1)
             following = min(2 * episodes, len(self.keys))
-            resolved = width <= TIE or int((~out).sum()) == 1
-            cost = int(stays.sum()) * following * per_episode
-            last = episodes == len(self.keys) or windows + cost > self.effort.most_windows
-            if resolved or last:
-                return racing, found, out, resolved
+            windows += int(stays.sum()) * (following - episodes) * per_episode
+            last = episodes == len(self.keys) or windows > self.effort.most_windows
+            if last or _resolved(paired, out):
+                return racing, found, out
             racing, episodes = racing[stays], following
 
     def _contenders(self, pool: tuple[NDArray[np.int32], NDArray[np.float32]]) -> NDArray[np.int32]:
@@ -365,22 +362,24 @@ def _named(
     out: NDArray[np.bool_],
     default: NDArray[np.int32],
     doubt: float,
-    resolved: bool,
+    exhausted: bool,
 ) -> StaticSearch:
     """The setting that a race names, beside the others.
 
     Args:
-      racing, found, out, resolved: what ``_Search.race`` returns.
+      racing, found, out: what ``_Search.race`` returns.
       default: int32[6], the engine's own setting.
     """
     means = found.mean(1)
     regret = np.where(out, np.inf, _regret(found))
     least = regret.min()
     paired = found - found[_leader(found, regret)]
-    difference, error = paired.mean(1), _standard_error(paired)
+    difference, margin = paired.mean(1), _margin(paired, CONFIDENCE)
     robust = regret <= least + TIE
-    in_doubt = (difference.max(1) >= -TIE) & (regret <= max(EDGE, least + TIE))
-    unknown = (difference + 1.96 * error >= 0.0).all(1) & (difference >= -0.5 * EDGE).all(1)
+    # The doubt decides: ahead of the most robust setting at one speed, behind at another.
+    in_doubt = (difference.max(1) >= 0.0) & (regret <= max(EDGE, least + TIE))
+    # The traffic does not tell, and little is at stake.
+    unknown = (difference + margin >= 0.0).all(1) & (difference >= -0.5 * EDGE).all(1)
     equal = ~out & (robust | in_doubt | unknown)
     named = _preferred(racing, means[:, 0], default, equal)
     beside = found - found[named]
@@ -401,24 +400,35 @@ def _named(
         ),
         episodes=found.shape[1],
         doubt=doubt,
-        resolved=resolved,
+        resolved=_resolved(paired, out),
+        exhausted=exhausted,
     )
 
 
-def _standard_error(values: np.ndarray) -> np.ndarray:
-    """float[N, K]: of the means of float[N, E, K] over episodes; 0 for a single episode."""
-    episodes = values.shape[1]
-    if episodes == 1:
-        return np.zeros((values.shape[0], values.shape[2]))
-    return values.std(1, ddof=1) / math.sqrt(episodes)
+def _resolved(paired: NDArray[np.float32], out: NDArray[np.bool_]) -> bool:
+    """Whether one contender is left, or every difference is known to ``TIE``.
+
+    Args:
+      paired: float32[N, E, K], differences from the leader.
+      out: bool[N], contenders that are certainly worse.
+    """
+    return int((~out).sum()) == 1 or float(_margin(paired[~out], CONFIDENCE).max()) <= TIE
 
 
-def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean of float[E] and its 95 % interval by Student's t."""
+def _margin(values: NDArray[np.float32], confidence: float) -> NDArray[np.float64]:
+    """float64[N, K]: half-width of the interval of means over episodes of float32[N, E, K], by
+    Student's t; infinite for a single episode, of which nothing is known, unless no two differ."""
+    count = values.shape[1]
+    if count == 1:
+        return np.where(values[:, 0] == 0.0, 0.0, np.inf)
+    quantile = float(stats.t.ppf(0.5 + confidence / 2, count - 1))
+    return quantile * values.std(1, ddof=1) / math.sqrt(count)
+
+
+def _mean_interval(values: NDArray[np.float32]) -> tuple[float, float, float]:
+    """Mean of float32[E] and its 95 % interval."""
     mean = float(values.mean())
-    if len(values) == 1:
-        return mean, mean, mean
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
+    half = float(_margin(values[None, :, None], CONFIDENCE)[0, 0])
     return mean, mean - half, mean + half
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxserve.agents.network import Network, NetworkPolicy, Normaliser, network_for
 from jaxserve.checks import JsonObject, refuse
-from jaxserve.datafiles import read_json, write_atomic
+from jaxserve.datafiles import UNREADABLE_ARCHIVE, read_json, write_atomic
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
@@ -25,8 +23,6 @@ from jaxserve.tasks.spec import TaskSpec
 
 WEIGHTS_VERSION = 1
 _FILE = "weights"
-# What a damaged archive raises, depending on where the damage is.
-_UNREADABLE = (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def save_weights(
@@ -112,7 +108,7 @@ def _read_arrays(directory: Path) -> dict[str, np.ndarray]:
             return {name: np.asarray(array) for name, array in archive.items()}
     except FileNotFoundError:
         raise InputError(f"{directory} has no {_FILE}.npz, so it holds no weights") from None
-    except _UNREADABLE as error:
+    except UNREADABLE_ARCHIVE as error:
         raise InputError(f"{path} is not a readable .npz file: {error}") from None
 
 

@@ -66,6 +66,8 @@ def evaluate_agents(
     agents = parse_agents(agent)
     check_episodes(episodes)
     check_outputs({"--plot": plot, "--markdown": markdown, "--json": json})
+    if task == "all" and own.trace is not None:
+        raise InputError("--task all plays the tasks' own traffic; name one task for --trace")
     if task in (None, "all"):
         names = task_names() if own.trace is None else (own.task(None),)
     else:

@@ -104,15 +104,17 @@ def evaluate_all(
     Raises:
       InputError: as ``evaluate``; also an unknown name.
     """
-    search = None
-    if "best_static" in agents and setup.anchors is None:
-        search = find_best_static(setup, progress)
-    policies = [
-        static_policy(search)
-        if search is not None and name == "best_static"
-        else build_agent(name, setup, progress)
+    searches = "best_static" in agents and setup.anchors is None
+    # An agent that cannot play is refused before the search, which takes a while.
+    built = {
+        name: build_agent(name, setup, progress)
         for name in agents
-    ]
+        if not (searches and name == "best_static")
+    }
+    search = find_best_static(setup, progress) if searches else None
+    if search is not None:
+        built["best_static"] = static_policy(search)
+    policies = [built[name] for name in agents]
     players = in_one_program(policies)
 
     def played(setup: TaskSetup, stage: str = "") -> dict[str, Evaluation]:

@@ -68,11 +68,11 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
         cells = [
             setting_text(each.setting, sizes),
             f"{each.reward:.3f}",
-            f"{mean:+.4f} ({low:+.4f} to {high:+.4f})" if place else "-",
+            _difference(mean, low, high) if place else "-",
         ]
         if doubted:
             cells += [f"{each.slower:+.4f}", f"{each.faster:+.4f}"] if place else ["-", "-"]
-        verdict = "equal" if each.equal else "worse"
+        verdict = "equal" if each.equal else "worse" if high < 0.0 else "not known"
         rows.append((*cells, verdict if place else "best"))
     caption = [
         "reward per window, and the difference from the best in the same episodes with its 95 % "
@@ -87,7 +87,7 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
     if not found.resolved:
         caption.append(
             "there is no more traffic to tell the best settings further apart: a longer trace would"
-            if setup.has_parts
+            if setup.has_parts and found.exhausted
             else "the best settings are not further apart after as many episodes as a search plays"
         )
     return TextTable(
@@ -99,17 +99,29 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
 
 
 def adapting_texts(evaluated: Evaluations) -> list[str]:
-    """One sentence for each controller that gains nothing over the best constant setting."""
+    """One sentence for each controller that gains nothing over the best constant setting, or of
+    which that is not known."""
     from jaxserve.agents.search import TIE
     from jaxserve.evaluation.held_out import gains
 
-    found = gains(evaluated)
-    return [
-        f"adapting gains nothing here: {agent} {found[agent].mean:+.4f} "
-        f"({found[agent].low:+.4f} to {found[agent].high:+.4f}) over the best constant setting"
-        for agent in _CONTROLLERS
-        if agent in found and (found[agent].low <= 0.0 or found[agent].mean < TIE)
-    ]
+    texts = []
+    for agent, gain in gains(evaluated).items():
+        if agent not in _CONTROLLERS or gain.low > TIE:
+            continue
+        said = "adapting gains nothing here"
+        if gain.high > TIE:
+            said = "whether adapting gains anything here is not known"
+        texts.append(
+            f"{said}: {agent} {_difference(gain.mean, gain.low, gain.high)} over the best constant "
+            "setting"
+        )
+    return texts
+
+
+def _difference(mean: float, low: float, high: float) -> str:
+    """A difference in reward and its interval, where one is known."""
+    known = math.isfinite(low) and math.isfinite(high)
+    return f"{mean:+.4f} ({low:+.4f} to {high:+.4f})" if known else f"{mean:+.4f}"
 
 
 _CONTROLLERS = ("heuristic", "ppo")
@@ -269,7 +281,8 @@ def _cell(found: Interval | None, show: _Show) -> str:
     if found is None or math.isnan(found.mean):
         return "-"
     mean, low, high = show(found)
-    return mean if found.low == found.high else f"{mean} ({low} to {high})"
+    known = found.low != found.high and math.isfinite(found.low) and math.isfinite(found.high)
+    return f"{mean} ({low} to {high})" if known else mean
 
 
 def fit_report_table(report: FitReport) -> Table:

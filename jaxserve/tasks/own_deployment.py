@@ -134,6 +134,11 @@ def own_slos(own: OwnDeployment) -> dict[str, KindSlo] | None:
     """
     if own.slos is None:
         return None
+    if own.ttft_s is not None or own.tpot_s is not None:
+        raise InputError(
+            "objectives are given for all requests and for kinds of them; leave out --ttft and "
+            "--tpot, or --slo"
+        )
     found = [parse_slo(text) for text in own.slos]
     kinds = [kind for kind, _ in found]
     twice = [kind for kind in kinds if kinds.count(kind) > 1]

@@ -27,7 +27,8 @@ def traffic_classes(spec: TaskSpec) -> tuple[TrafficClasses, list[int]]:
     missing = CLASS_COUNT - len(owner)
     prompts += [np.full_like(prompts[0], 64.0)] * missing
     outputs += [np.full_like(outputs[0], 64.0)] * missing
-    priorities += [2] * missing
+    # No group of its own: requests of one priority are one line, with or without routing.
+    priorities += [max(priorities)] * missing
     profiles += [np.ones(MAX_DEPTH + 1)] * missing
     prompt_table, output_table = np.stack(prompts), np.stack(outputs)
     mean_prompt = _table_mean(prompt_table)

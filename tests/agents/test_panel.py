@@ -19,6 +19,7 @@ from jaxserve.agents.panel import (
     PRIVILEGED_AGENTS,
     agent_names,
     build_agent,
+    find_best_static,
     load_setup,
     packaged_weights,
     parse_agents,
@@ -97,6 +98,13 @@ def test_best_static_is_searched_elsewhere(monkeypatch: pytest.MonkeyPatch) -> N
     assert int(policy.action.batch_cap) == 256
     assert calls == [(True, panel._MOST_EPISODES, None, panel._LEAST_DOUBT)]
     assert load_setup("static_workload").doubt == 0.0
+
+
+def test_a_search_without_knobs_is_refused() -> None:
+    """A split needs a second GPU."""
+    setup = load_setup("trace_replay", knobs=("prefill_decode_split",))
+    with pytest.raises(InputError, match="nothing to search: prefill_decode_split can take one"):
+        find_best_static(setup)
 
 
 def test_anchors_belong_to_the_task_as_it_is(

@@ -183,6 +183,27 @@ def test_a_difference_smaller_than_the_doubt_is_a_tie(monkeypatch: pytest.Monkey
     assert any(each.equal and each.setting[0] > 7 for each in named.contenders)
 
 
+def test_a_setting_that_is_behind_at_every_speed_is_no_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The doubt decides nothing where one setting is ahead at the table's speed, slower and faster,
+    however little at one of them."""
+
+    def behind(row: np.ndarray, speed: float) -> float:
+        own = {1.0: 2.5, 1.1: 0.5}.get(round(speed, 1), 4.0)
+        return 0.5 - own * TIE * float(row[0] == 7) - 0.1 * float(row[0] < 7)
+
+    named = race(monkeypatch, behind, "static_workload", doubt=0.1)
+    assert named.setting[0] > 7
+    assert not any(each.equal and each.setting[0] == 7 for each in named.contenders)
+
+
+def test_one_episode_tells_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Differences of a single episode have no interval, and the search does not say it is sure."""
+    named = race(monkeypatch, lambda row, _: 0.001 * float(row[0]), "static_workload", episodes=1)
+    assert not named.resolved and named.exhausted
+    other = next(each for each in named.contenders if each.reward < named.contenders[0].reward)
+    assert not np.isfinite(other.difference[1:]).any()
+
+
 def test_a_search_goes_on_where_it_was_cut_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -209,10 +230,14 @@ def test_a_search_goes_on_where_it_was_cut_off(
     np.testing.assert_array_equal(first.setting, again.setting)
     assert first.episodes == again.episodes
     # A damaged file costs the time of a search, and no more.
-    path.write_bytes(path.read_bytes()[:100])
+    whole = path.read_bytes()
+    entry = whole.find(b"PK\x01\x02") + 6
+    damaged = (b"", whole[:100], whole[:entry] + b"\xa6" + whole[entry + 1 :])
     monkeypatch.setattr(search, "static_objective", landscape)
-    mended = search_static(env, KEYS, effort=effort, played=PlayedSettings(path))
-    np.testing.assert_array_equal(first.setting, mended.setting)
+    for content in damaged:
+        path.write_bytes(content)
+        mended = search_static(env, KEYS, effort=effort, played=PlayedSettings(path))
+        np.testing.assert_array_equal(first.setting, mended.setting)
 
 
 def test_slower_hardware_is_slower() -> None:

@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from rich.console import Console
 from rich.table import Table
 
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
 from jaxserve.agents.panel import load_setup
 from jaxserve.agents.search import Contender, StaticSearch
-from jaxserve.evaluation.episode_statistics import EpisodeSums, statistics_of
+from jaxserve.evaluation.episode_statistics import EpisodeSums, Interval, statistics_of
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
 from jaxserve.learning.training import TrainingResult
 from jaxserve.show.report import (
@@ -177,13 +178,19 @@ def test_gain() -> None:
     assert "gain" not in printed(evaluation_table(found).rich(), 120)
 
 
-def test_adapting_that_gains_nothing_is_said_in_words() -> None:
+def test_adapting_that_gains_nothing_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """A controller whose gain may be nothing gets a sentence, one that gains gets none."""
     found = compared(reward=0.8)
     level, better = found.agents["default"], compared(reward=0.9).agents["default"]
     agents = {"best_static": level, "heuristic": level, "ppo": better}
     (text,) = adapting_texts(dataclasses.replace(found, agents=agents))
     assert text.startswith("adapting gains nothing here: heuristic +0.0000")
+    # Two episodes of which one speaks for adapting: nobody knows.
+    doubtful = (Interval(0.01, -0.02, 0.04), Interval(0.001, 0.0, 0.0015))
+    for gain, said in zip(doubtful, ("is not known: ppo", "gains nothing here: ppo"), strict=True):
+        of_ppo = {"ppo": gain}
+        monkeypatch.setattr("jaxserve.evaluation.held_out.gains", lambda _, of_ppo=of_ppo: of_ppo)
+        assert said in adapting_texts(found)[0]
 
 
 def test_a_search_shows_how_far_settings_are_apart() -> None:
@@ -201,6 +208,7 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
         episodes=64,
         doubt=0.1,
         resolved=False,
+        exhausted=True,
     )
     table = search_table(setup, found)
     assert table.header[3:5] == ("10 % slower", "10 % faster")

@@ -10,7 +10,12 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.table.file import read_table_file, table_path, write_table_file
-from jaxserve.tasks.own_deployment import OWN_KNOBS, OwnDeployment, with_own_deployment
+from jaxserve.tasks.own_deployment import (
+    OWN_KNOBS,
+    OwnDeployment,
+    own_slos,
+    with_own_deployment,
+)
 from jaxserve.tasks.spec import load_task
 
 REPLAY = load_task("trace_replay")
@@ -109,3 +114,13 @@ def test_numbers_replace_the_tasks() -> None:
     deployment = spec.deployment
     assert (deployment.num_gpus, deployment.tensor_parallel) == (4, 2)
     assert deployment.token_budget == 1024
+
+
+def test_objectives_of_kinds() -> None:
+    """Each kind once, and not beside objectives of all requests."""
+    found = own_slos(OwnDeployment(slos=("chat:ttft=0.5,tpot=0.05", "bulk:ttft=9,tpot=1")))
+    assert found is not None and found["bulk"].ttft_s == 9.0 and own_slos(OwnDeployment()) is None
+    with pytest.raises(InputError, match="objectives of 'chat' twice"):
+        own_slos(OwnDeployment(slos=("chat:ttft=1,tpot=1", "chat:ttft=2,tpot=1")))
+    with pytest.raises(InputError, match="leave out --ttft and --tpot, or --slo"):
+        own_slos(OwnDeployment(slos=("chat:ttft=1,tpot=1",), ttft_s=1.0))

@@ -171,7 +171,7 @@ def _record(conditions: Conditions, queues: Queues, tally: Tally, tick: TickEven
     # does not where a request of higher priority comes: the fluid lets that overtake, but a GPU
     # finishes the prefill that it has begun.
     unqueued_s = jnp.where(
-        largest(plan.group) > 0,
+        largest(plan.group) > -largest(-plan.group),
         prefill_s,
         jnp.minimum(prefill_s, plan.prefill_gpus * plan.tick_s),
     )

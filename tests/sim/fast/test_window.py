@@ -321,6 +321,18 @@ def test_priority_moves_waits(task: str, load: float, knobs: dict[str, float]) -
     assert routed.ttft_met[:, first].sum() > in_turn.ttft_met[:, first].sum()
 
 
+def test_routing_without_priorities_changes_nothing() -> None:
+    """Where all requests have one priority, which need not be the first, there is one line."""
+    env = environment("static_workload", 1.3)
+    priority = jnp.ones_like(env.workload.classes.priority)
+    classes = dataclasses.replace(env.workload.classes, priority=priority)
+    env = env.replace(workload=dataclasses.replace(env.workload, classes=classes))
+    in_turn, routed = (windows(env, constant(priority_routing=p, batch_cap=36), 2) for p in (0, 1))
+    assert in_turn.waiting.sum() > 100.0
+    for one, other in zip(*map(jax.tree.leaves, (in_turn, routed)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 def mean_ttft_s(metrics: WindowMetrics) -> float:
     """Mean over an episode's first tokens: the integral of those that are still to come."""
     later = np.concatenate([metrics.first_tokens.sum()[None], metrics.ttft_exceeded.sum(axis=0)])
