@@ -176,7 +176,8 @@ def _workload(
     return dataclasses.replace(
         workload,
         replay_counts=on_device(counts),
-        replay_starts=on_device(np.arange(max(len(counts) - spec.horizon, 0) + 1), np.int32),
+        replay_starts=on_device(np.arange(len(counts)), np.int32),
+        replay_places=on_device(max(len(counts) - spec.horizon, 0) + 1, np.int32),
     )
 
 

@@ -125,7 +125,15 @@ def _block_windows(windows: int, horizon: int, window_s: float) -> int:
 
 
 def _beginning_at(env: ServeEnv, starts: NDArray[np.int32]) -> ServeEnv:
-    workload = dataclasses.replace(env.workload, replay_starts=jnp.asarray(starts))
+    counts = env.workload.replay_counts
+    assert counts is not None
+    # As long as the recording's own, so that all parts share compiled programs.
+    padded = np.pad(starts, (0, len(counts) - len(starts)))
+    workload = dataclasses.replace(
+        env.workload,
+        replay_starts=jnp.asarray(padded),
+        replay_places=jnp.int32(len(starts)),
+    )
     return env.replace(workload=workload)
 
 
@@ -147,9 +155,9 @@ def _keys_of(env: ServeEnv, split: str, count: int) -> jax.Array:
 
 
 def _all_starts(env: ServeEnv) -> jax.Array:
-    starts = env.workload.replay_starts
-    assert starts is not None
-    return starts
+    starts, places = env.workload.replay_starts, env.workload.replay_places
+    assert starts is not None and places is not None
+    return starts[: int(places)]
 
 
 @jax.jit

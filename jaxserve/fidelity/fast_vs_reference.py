@@ -233,7 +233,7 @@ def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
         cycle_amplitude=jnp.zeros_like(regimes.cycle_amplitude),
     )
     workload = dataclasses.replace(
-        env.workload, regimes=steady, replay_counts=None, replay_starts=None
+        env.workload, regimes=steady, replay_counts=None, replay_starts=None, replay_places=None
     )
     cases = [(workload, action, episode_key(0, "validation")) for action in actions]
     completed = np.asarray(_rollouts(env, _CAPACITY_WINDOWS, *_stack(cases)).completed.sum(axis=-1))

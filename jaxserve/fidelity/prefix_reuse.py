@@ -173,6 +173,7 @@ def compare(
             workload,
             replay_counts=workload.replay_counts[:windows],
             replay_starts=jnp.zeros(1, jnp.int32),
+            replay_places=jnp.int32(1),
         )
         env = dataclasses.replace(env, workload=workload)
         episode = ReferenceEpisode(env, key, timer, windows, faster)

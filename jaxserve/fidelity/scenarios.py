@@ -130,7 +130,10 @@ def workload_at(
     counts = _recorded_counts(traffic.task, scale, env.window_s, env.ticks)
     rows = (seed * windows + np.arange(windows)) % len(counts)
     return dataclasses.replace(
-        env.workload, replay_counts=jnp.asarray(counts[rows]), replay_starts=jnp.zeros(1, jnp.int32)
+        env.workload,
+        replay_counts=jnp.asarray(counts[rows]),
+        replay_starts=jnp.zeros(1, jnp.int32),
+        replay_places=jnp.int32(1),
     )
 
 

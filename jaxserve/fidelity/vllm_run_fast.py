@@ -96,7 +96,10 @@ def run_environment(directory: Path) -> tuple[ServeEnv, int]:
     assert replay is not None
     silence = jnp.zeros((_windows(log), *replay.shape[1:])).at[: len(replay)].set(replay)
     workload = dataclasses.replace(
-        env.workload, replay_counts=silence, replay_starts=jnp.zeros(1, jnp.int32)
+        env.workload,
+        replay_counts=silence,
+        replay_starts=jnp.zeros(1, jnp.int32),
+        replay_places=jnp.int32(1),
     )
     return dataclasses.replace(env, workload=workload), engine["max_num_seqs"]
 

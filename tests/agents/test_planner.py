@@ -39,7 +39,10 @@ def regular_traffic() -> ServeEnv:
     counts = np.zeros((HORIZON, env.ticks, env.workload.regimes.class_mix.shape[1]), np.float32)
     counts[:, ::4, 0] = 5.0
     workload = dataclasses.replace(
-        env.workload, replay_counts=jnp.asarray(counts), replay_starts=jnp.zeros(1, jnp.int32)
+        env.workload,
+        replay_counts=jnp.asarray(counts),
+        replay_starts=jnp.zeros(1, jnp.int32),
+        replay_places=jnp.int32(1),
     )
     return dataclasses.replace(env, workload=workload, locked=make_action(batch_cap=1))
 

@@ -28,11 +28,21 @@ def recording(windows: int, horizon: int = HORIZON) -> ServeEnv:
     env = jaxserve.make("trace_replay")
     counts = env.workload.replay_counts
     assert counts is not None
-    starts = jnp.arange(max(windows - horizon, 0) + 1)
+    starts, places = jnp.arange(windows), jnp.int32(max(windows - horizon, 0) + 1)
     workload = dataclasses.replace(
-        env.workload, replay_counts=jnp.zeros((windows, *counts.shape[1:])), replay_starts=starts
+        env.workload,
+        replay_counts=jnp.zeros((windows, *counts.shape[1:])),
+        replay_starts=starts,
+        replay_places=places,
     )
     return env.replace(workload=workload, horizon=jnp.int32(horizon))
+
+
+def starts_of(env: ServeEnv) -> np.ndarray:
+    """All windows at which an episode may begin."""
+    starts, places = env.workload.replay_starts, env.workload.replay_places
+    assert starts is not None and places is not None
+    return np.asarray(starts)[: int(places)]
 
 
 def begins(env: ServeEnv, keys) -> np.ndarray:
@@ -50,9 +60,9 @@ def test_training_and_test_never_overlap(windows: int) -> None:
         part, keys = disjoint_episodes(env, split, None if windows < 50_000 else 8)
         found = begins(part, keys)
         assert (np.diff(found) >= HORIZON).all() and (found <= windows - HORIZON).all()
-        starts = np.asarray(part.workload.replay_starts)
+        starts = starts_of(part)
         used[split] = {w for start in starts for w in range(start, start + HORIZON)}
-    anywhere = np.asarray(training_part(env).workload.replay_starts)
+    anywhere = starts_of(training_part(env))
     trained = {w for start in anywhere for w in range(start, start + HORIZON)}
     assert not trained & used["test"] and used["train"] <= trained
     assert min(map(len, used.values())) >= 0.2 * windows
@@ -66,7 +76,7 @@ def test_no_hour_of_the_day_belongs_to_one_part() -> None:
     hours = {}
     for split in ("train", "test"):
         part, _ = disjoint_episodes(env, split, 1)
-        hours[split] = {int(start) // 60 % 24 for start in np.asarray(part.workload.replay_starts)}
+        hours[split] = {int(start) // 60 % 24 for start in starts_of(part)}
     assert hours["train"] == hours["test"] == set(range(24))
 
 

@@ -44,7 +44,7 @@ def test_a_task_from_its_page(tmp_path: Path) -> None:
     """The file on the page is a task that agents play."""
     printed = run_page(DOCS / "extend_task.md", tmp_path)
     assert "night_shift, 4 test episodes" in printed
-    means = _first_numbers(printed, ("random", "default", "batch_512"))
+    means = _rewards(printed, ("random", "default", "batch_512"))
     assert len(set(means.values())) == 3
     assert re.search(r"^reward -?\d\.\d{3}$", printed, re.MULTILINE)
     _check_length("extend_task.md", "night_shift.json")
@@ -58,7 +58,7 @@ def test_hardware_from_its_page(tmp_path: Path) -> None:
     _check_length("extend_hardware.md", "my_gpu.json")
     assert "fit to 8 rows" in printed
     assert (tmp_path / "mine.parquet").is_file()
-    assert set(_first_numbers(printed, ("default", "batch_512"))) == {"default", "batch_512"}
+    assert set(_rewards(printed, ("default", "batch_512"))) == {"default", "batch_512"}
 
 
 @pytest.mark.slow
@@ -81,12 +81,12 @@ def test_every_excuse_is_a_good_one() -> None:
     assert all((DOCS.parent / place).exists() for place in ELSEWHERE.values())
 
 
-def _first_numbers(printed: str, names: tuple[str, ...]) -> dict[str, float]:
-    """The first number in each of the rows that begin with a name."""
+def _rewards(printed: str, names: tuple[str, ...]) -> dict[str, float]:
+    """The reward in each of the rows that begin with a name, after the changes a minute."""
     return {
         name: float(found[1])
         for name in names
-        if (found := re.search(rf"^ ?{name} +(-?\d\.\d+)", printed, re.MULTILINE))
+        if (found := re.search(rf"^ ?{name} +\S+ +(-?\d\.\d+)", printed, re.MULTILINE))
     }
 
 

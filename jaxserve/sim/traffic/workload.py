@@ -97,7 +97,10 @@ class Workload:
     replay_counts: jax.Array | None = None
     """float32[W, K, F], recorded arrivals per tick and class; replaces the random draw."""
     replay_starts: jax.Array | None = None
-    """int32[S], windows of the recording at which an episode may begin; each is as likely."""
+    """int32[S], windows of the recording at which an episode may begin, the first
+    ``replay_places`` of them; each is as likely."""
+    replay_places: jax.Array | None = None
+    """int32, how many. Only the length of an array makes another program, and not this number."""
 
 
 @jax.tree_util.register_dataclass
@@ -148,10 +151,10 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
         jnp.where(rank[:, None] == jnp.arange(count), jnp.arange(count)[:, None], 0), axis=0
     ).astype(jnp.int32)
     dwell = _between(regimes.dwell_s[order[0]], draw[count])
-    starts = workload.replay_starts
-    if starts is None:
-        starts = jnp.zeros(1, jnp.int32)
-    start = jnp.floor(draw[count + 1] * len(starts)).astype(jnp.int32)
+    start = jnp.int32(0)
+    if workload.replay_starts is not None and workload.replay_places is not None:
+        place = jnp.floor(draw[count + 1] * workload.replay_places).astype(jnp.int32)
+        start = workload.replay_starts[jnp.minimum(place, workload.replay_places - 1)]
     return WorkloadState(
         key=key,
         order=order,
@@ -160,7 +163,7 @@ def init_workload(workload: Workload, key: jax.Array) -> WorkloadState:
         dwell_left_s=jnp.round(dwell * (0.4 + 0.6 * draw[count + 2])),
         burst_level=jnp.float32(1.0),
         cycle_phase=2.0 * jnp.pi * draw[count + 1],
-        replay_start=starts[jnp.minimum(start, len(starts) - 1)],
+        replay_start=start,
     )
 
 
