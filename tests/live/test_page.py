@@ -70,7 +70,7 @@ def test_the_page(
     assert "36 points in at most 6 minutes" in printed
     assert "of them held out: " in printed and "only tier 0 (FP16) was measured" in printed
     assert "KV pool: 60,000 tokens, as the engine says" in printed
-    assert "wrote trace.csv: 3,000 requests in 3498.0 s; 500 left out (500 failed)" in printed
+    assert "wrote trace.csv: 3000 requests in 3498.0 s; 500 left out (500 failed)" in printed
     assert "4 test episodes" in printed
     assert "batch_cap: exact, 1 to 64" in printed
     assert "speculation_depth: restart_required" in printed or "speculation_depth: uns" in printed
