@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow collect test-agents notebooks lint fmt bench bench-gpu fidelity docs tables serve check wheel clean
+.PHONY: help demo test test-slow collect test-agents notebooks lint fmt bench bench-gpu fidelity settings docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-gpu: $(SYNCED) ## measure speed against batch size on a CUDA GPU
 fidelity: $(SYNCED) ## compare the simulators with measurements and with each other
 	$(BIN)/jaxserve fidelity --markdown docs/fidelity_results.md
 	$(BIN)/python scripts/fill_readme.py
+
+settings: $(SYNCED) ## check the search for settings on servers with hidden constants
+	$(BIN)/python -m benchmarks.best_settings --markdown docs/best_settings.md
 
 docs: $(SYNCED) ## build the documentation in build/docs
 	$(BIN)/python scripts/generate_docs.py

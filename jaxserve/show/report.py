@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.table import Table
 
 from jaxserve.show.text_table import TextTable, plain_table
-from jaxserve.spaces import action_text
+from jaxserve.spaces import KNOB_FIELDS, action_text
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
@@ -53,27 +53,30 @@ def evaluation_table(evaluated: Evaluations) -> TextTable:
 
 
 def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
-    """The best constant settings, the named one first, and which of them are equal to it."""
-    from jaxserve.agents.search import equal_text, setting_text
+    """The best constant settings, the named one first, and which of them are equal to it. Each open
+    knob has a column."""
+    from jaxserve.agents.search import equal_text
     from jaxserve.grids import grid_sizes
 
     sizes = grid_sizes(setup.env)
+    knobs = [(i, knob) for i, knob in enumerate(KNOB_FIELDS.values()) if sizes[i] > 1]
     percent = f"{100 * found.doubt:.0f} %"
     doubted = found.doubt > 0.0
-    header = ["setting", "reward", "difference"]
+    header = ["", *(knob.label for _, knob in knobs), "reward", "difference"]
     header += [f"{percent} slower", f"{percent} faster"] if doubted else []
     rows = []
     for place, each in enumerate(found.contenders[:_SETTINGS_SHOWN]):
         mean, low, high = each.difference
-        cells = [
-            setting_text(each.setting, sizes),
-            f"{each.reward:.3f}",
-            _difference(mean, low, high) if place else "-",
+        verdict = "equal" if each.equal else "worse" if high < 0.0 else "not known"
+        values = [
+            knob.names[each.setting[i]] if knob.names else f"{knob.grid[each.setting[i]]:g}"
+            for i, knob in knobs
         ]
+        cells = [verdict if place else "best", *values, f"{each.reward:.3f}"]
+        cells.append(_difference(mean, low, high) if place else "-")
         if doubted:
             cells += [f"{each.slower:+.4f}", f"{each.faster:+.4f}"] if place else ["-", "-"]
-        verdict = "equal" if each.equal else "worse" if high < 0.0 else "not known"
-        rows.append((*cells, verdict if place else "best"))
+        rows.append(tuple(cells))
     caption = [
         "reward per window, and the difference from the best in the same episodes with its 95 % "
         "interval"
@@ -81,7 +84,7 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
     if doubted:
         caption.append(
             f"the table's times are in doubt by {percent}: the best setting loses least on "
-            "slower and faster hardware, and settings that are apart by less are equal"
+            "slower and faster hardware, and settings are equal where the doubt decides"
         )
     caption.append(equal_text(found, sizes) or "")
     if not found.resolved:
@@ -92,7 +95,7 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
         )
     return TextTable(
         title=f"{setup.spec.name}, best constant settings on {found.episodes} training episodes",
-        header=(*header, ""),
+        header=tuple(header),
         rows=tuple(rows),
         caption="\n".join(filter(None, caption)),
     )

@@ -211,7 +211,13 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
         exhausted=True,
     )
     table = search_table(setup, found)
-    assert table.header[3:5] == ("10 % slower", "10 % faster")
+    assert table.header[:3] == ("", "batch cap", "KV budget")
+    assert table.header[5:] == ("10 % slower", "10 % faster")
+    assert [row[:3] for row in table.rows] == [
+        ("best", "512", "1"),
+        ("equal", "384", "1"),
+        ("worse", "8", "1"),
+    ]
     text = printed(table.rich(), 120)
     for part in ("64 training episodes", "-0.4500", "+0.0010", "equal", "worse"):
         assert part in text
@@ -219,7 +225,7 @@ def test_a_search_shows_how_far_settings_are_apart() -> None:
     assert "not further apart" in text
     exact = dataclasses.replace(found, doubt=0.0, resolved=True)
     table = search_table(setup, exact)
-    assert len(table.header) == 4 and "further apart" not in str(table.caption)
+    assert len(table.header) == 5 and "further apart" not in str(table.caption)
 
 
 def test_markdown() -> None:
