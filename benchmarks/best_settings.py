@@ -37,6 +37,7 @@ from jaxserve.learning.training import train
 from jaxserve.runtime.cores import use_all_cores
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
+from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import closed_loop
@@ -243,7 +244,10 @@ def play(scenario: Scenario, folder: Path) -> Finding:
     )
     fitted, truth = folder / "fitted.parquet", folder / "truth.parquet"
     load_test = folder / "load_test.csv"
-    _write_load_test(load_test, hidden, random)
+    room = kv_capacity_tokens(
+        gpu, load_model(scenario.model), 0, 1.0, False, scenario.tensor_parallel
+    )
+    _write_load_test(load_test, hidden, room, random)
     engine = MeasuredEngine(tensor_parallel=scenario.tensor_parallel)
     report = fit(load_test, scenario.hardware, scenario.model, fitted, engine=engine)
     write_table_file(truth, _true_table(hidden, report.table, scenario))
@@ -287,7 +291,9 @@ def _mean_reward(setup: TaskSetup, policy: Policy) -> float:
     return float(evaluate(setup, policy, _EPISODES).statistics.objective.mean())
 
 
-def _write_load_test(path: Path, cost: CostModel, random: np.random.Generator) -> None:
+def _write_load_test(
+    path: Path, cost: CostModel, kv_tokens: float, random: np.random.Generator
+) -> None:
     """A closed-loop sweep as ``table fit`` reads it, every figure off by 3 % at random."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
@@ -296,7 +302,7 @@ def _write_load_test(path: Path, cost: CostModel, random: np.random.Generator) -
         )
         for prompt, output in ((256, 128), (1024, 256), (4096, 256)):
             for concurrency in (1, 4, 16, 32, 64, 128):
-                run = closed_loop(cost, concurrency, prompt, output)
+                run = closed_loop(cost, concurrency, prompt, output, kv_tokens=kv_tokens)
                 tpot_ms, ttft_ms = (
                     1e3 * float(seconds) * np.exp(random.normal(0.0, 0.03))
                     for seconds in (run.tpot_s, run.ttft_p50_s)
