@@ -185,7 +185,7 @@ class Believing:
 
 @dataclass(frozen=True)
 class Finding:
-    """What the search and the evaluation said of a scenario, and what is true."""
+    """Statements of the search and the evaluation about a scenario, beside the truth."""
 
     scenario: Scenario
     fit_error: float

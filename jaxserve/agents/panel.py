@@ -28,7 +28,7 @@ from jaxserve.agents.recorded_episodes import (
     spread_order,
     training_part,
 )
-from jaxserve.agents.search import SearchEffort, StaticSearch, search_static
+from jaxserve.agents.search import StaticSearch, search_static
 from jaxserve.datafiles import data_dir
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
@@ -174,14 +174,19 @@ def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:
 
 def _inputs(spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str]) -> dict[str, Any]:
     """See ``TaskSetup.inputs``; with the numbers and knobs of the user's own, where there are."""
-    numbers = {name: value for name, value in own.given.items() if name not in files}
+    numbers = {
+        name: list(value) if isinstance(value, tuple) else value  # as a file gives it back
+        for name, value in own.given.items()
+        if name not in files
+    }
     return dict(task_inputs(spec, **files)) | ({"own": numbers} if numbers else {})
 
 
 def _doubt(spec: TaskSpec, files: Mapping[str, str]) -> float:
     """Relative doubt of the times of the table that a task is played with."""
-    gpu, llm = load_gpu(files.get("hardware", spec.hardware)), load_model(spec.model)
-    table = files.get("table", f"{load_model(files.get('model', llm.name)).name}__{gpu.name}")
+    gpu = load_gpu(files.get("hardware", spec.hardware))
+    llm = load_model(files.get("model", spec.model))
+    table = files.get("table", f"{llm.name}__{gpu.name}")
     error = read_table_file(table).metadata.fit_error or 0.0
     return min(max(_DOUBT_OF_FIT * error, _LEAST_DOUBT), _MOST_DOUBT)
 
@@ -252,11 +257,7 @@ def static_policy(found: StaticSearch) -> StaticPolicy:
     return StaticPolicy(action_at(jnp.asarray(found.setting)))
 
 
-def find_best_static(
-    setup: TaskSetup,
-    progress: Progress | None = None,
-    effort: SearchEffort | None = None,
-) -> StaticSearch:
+def find_best_static(setup: TaskSetup, progress: Progress | None = None) -> StaticSearch:
     """Searches the best constant setting on all training episodes of a recording, or on up to
     ``_MOST_EPISODES`` where traffic is drawn.
 
@@ -280,7 +281,6 @@ def find_best_static(
         env,
         keys,
         doubt=setup.doubt,
-        effort=effort,
         played=PlayedSettings(path),
         progress=progress,
     )

@@ -106,10 +106,10 @@ def _source_digest() -> bytes:
     """Digest of the package's source, because rewards of another version mean nothing."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256(jax.__version__.encode())
-    for part in ("sim", "arrays", "tasks", "agents"):
-        for path in sorted((root / part).rglob("*.py")):
-            digest.update(path.read_bytes())
-    digest.update((root / "env.py").read_bytes())
+    # The modules at the top hold the environment, and the grids that settings are indices of.
+    folders = [(root / part).rglob("*.py") for part in ("sim", "arrays", "tasks", "agents")]
+    for path in sorted([*root.glob("*.py"), *(path for folder in folders for path in folder)]):
+        digest.update(path.read_bytes())
     return digest.digest()
 
 

@@ -77,6 +77,9 @@ def trained_elsewhere(weights: Path, setup: TaskSetup) -> str | None:
         for name in _COMPARED
         if name in theirs and name in ours and not _same(name, theirs[name], ours[name])
     ]
+    # Numbers and knobs of the user's own; a task as it is has none.
+    if theirs.get("own") != ours.get("own"):
+        differs.append("own")
     if not differs:
         return None
     here = facts(setup)
@@ -120,6 +123,8 @@ def _unnamed(theirs: Mapping[str, Any], ours: Mapping[str, Any], differs: list[s
     # Another GPU or model has another table anyway.
     if "table" in differs and not {"hardware", "model"} & set(differs):
         found.append("another latency table")
+    if "own" in differs:
+        found.append("other objectives, knobs or deployment")
     if "trace" in differs:
         found.append("no trace" if theirs["trace"] is None else "another trace")
     return found

@@ -132,7 +132,7 @@ _SETTINGS_SHOWN = 8
 
 
 def tail_table(evaluated: Evaluations) -> TextTable:
-    """What the same agents' slow requests and bad hours were like, and what they cost."""
+    """Slow requests, bad hours and cost of the same agents."""
     rows = _intervals(evaluated, _TAIL_COLUMNS)
     span, cells = "hour", []
     for agent, found in evaluated.agents.items():

@@ -37,7 +37,7 @@ _FILES = ("hardware", "model", "table", "trace")
 
 @dataclass(frozen=True)
 class OwnDeployment:
-    """What a user says in place of a task's own; None where the task's own stands."""
+    """Statements of a user in place of a task's own; None where the task's own stands."""
 
     hardware: str | None = None
     """GPU name, or path of a GPU file."""

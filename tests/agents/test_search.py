@@ -207,7 +207,7 @@ def test_one_episode_tells_nothing_apart(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_search_goes_on_where_it_was_cut_off(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What was played is kept, and a second search plays nothing."""
+    """Rewards that were played are kept, and a second search plays nothing."""
     env = environment("static_workload")
     effort = SearchEffort(candidates=16, rounds=1)
     landscape = Landscape(lambda row, _: -abs(float(row[0]) - 9) / 100)

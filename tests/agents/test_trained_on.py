@@ -23,7 +23,7 @@ WORSE = "on which they may do worse than a constant setting"
 
 
 def weights_of(setup: TaskSetup, folder: Path, **inputs: Any) -> Path:
-    """What a training run on ``setup`` says of its weights, with other ``inputs``."""
+    """Folder with the description of weights from a run on ``setup``, with other ``inputs``."""
     made = provenance(setup, PPOConfig(), (0,), 0, 0.5, 4)
     about = {"provenance": made | {"inputs": made["inputs"] | inputs}}
     (folder / "weights.json").write_text(json.dumps(about))
@@ -149,3 +149,15 @@ def test_weights_that_do_not_say(about: Any, tmp_path: Path) -> None:
     (tmp_path / "weights.json").write_text("{")
     with pytest.raises(InputError, match=r"weights\.json"):
         trained_elsewhere(tmp_path, SETUP)
+
+
+def test_objectives_and_knobs_of_ones_own(tmp_path: Path) -> None:
+    """Weights for one objective say it where they play for another, and not where for the same."""
+    loose, tight = (
+        load_setup("trace_replay", ttft_s=ttft_s, knobs=("batch_cap",)) for ttft_s in (2.0, 0.2)
+    )
+    weights = weights_of(loose, tmp_path)
+    assert trained_elsewhere(weights, loose) is None
+    found = trained_elsewhere(weights, tight)
+    assert found is not None and "TTFT objectives 2.0 s, other objectives, knobs" in found
+    assert trained_elsewhere(weights, load_setup("trace_replay")) is not None

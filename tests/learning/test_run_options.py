@@ -142,3 +142,10 @@ def test_what_no_command_asks_for_has_none() -> None:
     assert command(SETUP, CONFIG, (0, 2)) is None
     changed = dataclasses.replace(SETUP, changes={"overrides": {"burst_scale": 2.0}})
     assert command(changed, CONFIG, (0, 1)) is None
+
+
+def test_knobs_of_ones_own_go_on() -> None:
+    """A description that was read from its file is that of the same setup."""
+    setup = load_setup("trace_replay", knobs=("batch_cap",), ttft_s=1.0)
+    described = describe(setup, CONFIG, (0,))
+    assert json.loads(json.dumps(described)) == described
