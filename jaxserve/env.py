@@ -158,7 +158,8 @@ class ServeEnv(Replaceable):
         )
         sim, metrics = self.simulate(state.sim, action, arrivals)
         step = state.step + 1
-        parts = compute_reward(self.reward, metrics)
+        # A state beyond the horizon has had the credit of its last window.
+        parts = compute_reward(self.reward, metrics, step == self.horizon)
         observation = self.next_observation(state.observation, metrics, step)
         state = EnvState(workload=workload_state, sim=sim, observation=observation, step=step)
         return state, TimeStep(

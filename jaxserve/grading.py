@@ -130,7 +130,7 @@ def grade_log(
     seen = episode.timesteps
     if config:
         model = reweight(episode.env.reward, config)
-        parts = jax.vmap(compute_reward, (None, 0))(model, seen.metrics)
+        parts = jax.vmap(compute_reward, (None, 0, 0))(model, seen.metrics, seen.truncated)
         seen = replace(seen, parts=parts, reward=parts.total)
     return _grade(episode, verified=verify(stated[: episode.steps], stated_figures(seen)))
 

@@ -50,7 +50,7 @@ class ServeAction(Replaceable):
         default=1.0,
         grid=(0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
         label="KV budget",
-        meaning="share of the memory left for KV blocks that is reserved for them",
+        meaning="share of the KV blocks that sequences may use",
         effect="a smaller one preempts sequences that no longer fit",
         unit="share",
     )
@@ -182,6 +182,9 @@ class WindowMetrics(Replaceable):
     """[F] waiting or running requests that have missed an objective whatever comes: their first
     token is late or, in the reference simulator, so are their tokens. Windows of real engines count
     the fewest that there can be."""
+    on_track: jax.Array
+    """[F] requests in service whose first token came in time and whose mean time per output token
+    so far is inside its limit. Gateways of real engines do not measure it and say 0."""
     first_tokens: jax.Array
     """[F] requests that got their first token."""
     ttft_met: jax.Array
@@ -253,6 +256,7 @@ class TimeStep(Replaceable):
     terminated: jax.Array
     """bool, an unrecoverable end; this environment has none, so always False."""
     truncated: jax.Array
-    """bool, the horizon was reached: learners bootstrap through it."""
+    """bool, the horizon was reached. The reward has credited the requests that are on track, so
+    that a learner need not bootstrap."""
     metrics: WindowMetrics
     parts: RewardParts

@@ -46,6 +46,7 @@ REQUESTS = tuple(
         "waiting",
         "running",
         "overdue",
+        "on_track",
         "first_tokens",
         "ttft_met",
         "ttft_exceeded",

@@ -46,8 +46,6 @@ class OperatorMemory:
     """float32, queue depth a window ago."""
     active: jax.Array
     """float32, active requests a window ago."""
-    tier_before: jax.Array
-    """int32, tier before the last switch."""
     since_switch: jax.Array
     """int32, windows since a tier or split was last changed."""
     persistent: jax.Array
@@ -59,7 +57,7 @@ class OperatorMemory:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class HeuristicPolicy:
-    """AIMD batch cap, KV up to the memory limit, SmartSpec depth, planned tier and split."""
+    """AIMD batch cap, the whole KV pool, SmartSpec depth, planned tier and split."""
 
     published_tokens_per_step: jax.Array = field(
         default_factory=lambda: on_device(tokens_per_step("sharegpt/eagle"))
@@ -89,7 +87,7 @@ class HeuristicPolicy:
     evictions_allowed: float = 0.5
     """preemptions per window that do not count as congestion."""
     memory_margin_gib: float = 0.1
-    """left free below the memory limit for what the estimate of activations misses."""
+    """left free on the device for what the estimate of activations misses."""
     payback_s: float = 30.0
     """a switch must earn its downtime back in this time: half of a regime that lasts a minute is
     left on average when it is noticed."""
@@ -122,7 +120,6 @@ class HeuristicPolicy:
             acceptance=jnp.float32(1.0),
             queue=zero,
             active=zero,
-            tier_before=count,
             since_switch=jnp.int32(self.dwell),
             persistent=count,
             since_queue=count,
@@ -142,12 +139,11 @@ class HeuristicPolicy:
         present = (observation.active_requests + observation.queue_depth) / decode_gpus
         batch = jnp.clip(present, 1.0, memory.action.batch_cap)
         depth = self._depth(env, memory, batch)
-        fraction = self._kv_fraction(env, memory, depth, batch)
         since_queue = jnp.where(observation.queue_depth > 0.0, 0, memory.since_queue + 1)
         action = env.effective_action(
             ServeAction(
-                batch_cap=self._batch_cap(env, memory, observation, depth, fraction, decode_gpus),
-                kv_budget_fraction=fraction,
+                batch_cap=self._batch_cap(env, memory, observation, depth, decode_gpus),
+                kv_budget_fraction=jnp.float32(1.0),
                 speculation_depth=depth,
                 quantization_tier=tier,
                 prefill_decode_split=split,
@@ -246,7 +242,6 @@ class HeuristicPolicy:
                 quantization_tier=jnp.where(goes, tiers[best], tier).astype(jnp.int32),
                 prefill_decode_split=jnp.where(goes, splits[best], split).astype(jnp.int32),
             ),
-            tier_before=jnp.where(goes, tier, memory.tier_before),
             since_switch=jnp.where(goes, 0, memory.since_switch + 1),
             persistent=jnp.where(goes, 0, persistent),
         )
@@ -259,30 +254,14 @@ class HeuristicPolicy:
             jnp.int32
         )
 
-    def _kv_fraction(
-        self, env: ServeEnv, memory: OperatorMemory, depth: jax.Array, batch: jax.Array
-    ) -> jax.Array:
-        """All memory below the limit that weights and activations leave: unused KV is free."""
+    def _largest_batch(self, env: ServeEnv, depth: jax.Array, tier: jax.Array) -> jax.Array:
+        """Sequences per GPU whose activations fit beside weights and KV pool in a full chunk."""
         d = env.deployment
         drafting = (depth > 0).astype(jnp.int32)
-        rows = (batch + self.cap_step) * (depth + 1)
-        activations = (
-            d.activation_base_gib
-            + d.activation_gib_per_token * (d.token_budget + rows)
-            + d.logits_gib_per_row * rows
-        )
-        limit = jnp.minimum(env.reward.memory_limit_gib, d.device_gib) - self.memory_margin_gib
-
-        def fraction(tier: jax.Array) -> jax.Array:
-            taken = d.weights_gib[tier] + d.draft_gib * drafting + activations
-            return (limit - taken) / d.kv_pool_gib[tier, drafting]
-
-        # While a switch runs, GPUs of both tiers serve under one setting.
-        running = memory.since_switch * env.window_s < d.restart_s * d.num_gpus
-        tier = memory.action.quantization_tier
-        before = jnp.where(running, memory.tier_before, tier)
-        bound = ACTION_BOUNDS["kv_budget_fraction"]
-        return jnp.clip(jnp.minimum(fraction(tier), fraction(before)), bound.low, bound.high)
+        taken = d.weights_gib[tier] + d.kv_pool_gib[tier, drafting] + d.draft_gib * drafting
+        taken = taken + d.activation_base_gib + d.activation_gib_per_token * d.token_budget
+        left = d.device_gib - self.memory_margin_gib - taken
+        return left / (d.activation_gib_per_token + d.logits_gib_per_row) / (depth + 1)
 
     def _batch_cap(
         self,
@@ -290,13 +269,13 @@ class HeuristicPolicy:
         memory: OperatorMemory,
         o: ServeObservation,
         depth: jax.Array,
-        fraction: jax.Array,
         decode_gpus: jax.Array,
     ) -> jax.Array:
-        """int32: up to what the KV pool holds; additive increase, multiplicative decrease."""
-        drafting = (depth > 0).astype(jnp.int32)
-        pool = env.deployment.kv_pool_tokens[memory.action.quantization_tier, drafting]
-        ceiling = self.kv_overcommit * fraction * pool / memory.load.context_tokens
+        """int32: up to what the memory holds; additive increase, multiplicative decrease."""
+        tier, drafting = memory.action.quantization_tier, (depth > 0).astype(jnp.int32)
+        pool = env.deployment.kv_pool_tokens[tier, drafting]
+        ceiling = self.kv_overcommit * pool / memory.load.context_tokens
+        ceiling = jnp.minimum(ceiling, self._largest_batch(env, depth, tier))
         # A switch evicts as well, which says nothing about the batch.
         congested = (o.eviction_events > self.evictions_allowed) & (o.reconfiguring <= 0.0)
         cap = memory.action.batch_cap.astype(jnp.float32)

@@ -97,7 +97,6 @@ class DeploymentMemory:
     def used_bytes(
         self,
         *,
-        kv_capacity_tokens: int,
         tokens: int,
         logits_rows: int,
         speculation_depth: int,
@@ -105,12 +104,11 @@ class DeploymentMemory:
     ) -> float:
         """Bytes in use during an iteration, the whole KV pool included."""
         d, drafting = self.deployment, int(speculation_depth > 0)
-        pool_gib, pool_tokens = d.kv_pool_gib[tier, drafting], d.kv_pool_tokens[tier, drafting]
         return GIB * float(
             d.weights_gib[tier]
             + d.activation_base_gib
             + drafting * d.draft_gib
-            + kv_capacity_tokens * pool_gib / pool_tokens
+            + d.kv_pool_gib[tier, drafting]
             + d.activation_gib_per_token * tokens
             + d.logits_gib_per_row * logits_rows
         )
@@ -232,14 +230,10 @@ class ReferenceEpisode:
         completed = count(done["traffic_class"])
         in_time = first["ttft_s"] <= self._ttft_slo_s[first["traffic_class"]]
         tpot_sum = np.bincount(done["traffic_class"], done["tpot_s"], minlength=classes)
-        in_force = reference_knobs(
-            self.env.deployment, dataclasses.replace(action, quantization_tier=stats.tier)
-        )
         idle_bytes = self._memory.used_bytes(
-            kv_capacity_tokens=in_force.kv_capacity_tokens,
             tokens=0,
             logits_rows=0,
-            speculation_depth=in_force.speculation_depth,
+            speculation_depth=int(action.speculation_depth),
             tier=stats.tier,
         )
         energy_j = self._energy_j(stats)
@@ -252,6 +246,7 @@ class ReferenceEpisode:
             waiting=count_requests([r for r in self._open if r.id in queued]),
             running=count_requests([r for r in self._open if r.id not in queued]),
             overdue=count_requests([r for r in self._open if self._is_overdue(r, stats.end_s)]),
+            on_track=count_requests([r for r in self._open if self._is_on_track(r, stats.end_s)]),
             first_tokens=count(first["traffic_class"]),
             ttft_met=count(first["traffic_class"][in_time]),
             ttft_exceeded=(first["ttft_s"] > TTFT_EDGES_S[:, None]).sum(axis=1),
@@ -285,6 +280,14 @@ class ReferenceEpisode:
         decoded_s = now_s - request.first_token_s
         allowed_s = self._tpot_slo_s[group] * (request.output_tokens - 1)
         return request.ttft_s > self._ttft_slo_s[group] or decoded_s > allowed_s
+
+    def _is_on_track(self, request: Request, now_s: float) -> bool:
+        """Whether an open request would meet its objectives if it went on as it did so far."""
+        group = request.traffic_class
+        if not request.ttft_s <= self._ttft_slo_s[group]:  # NaN without a first token
+            return False
+        # As many times between tokens as there would be if the next token came now.
+        return now_s - request.first_token_s <= self._tpot_slo_s[group] * request.generated
 
     def _collect_arrivals(self, until_s: float) -> None:
         while (
@@ -340,7 +343,7 @@ def reference_rollout(
     def observe(
         observation: ServeObservation, metrics: WindowMetrics, step: jax.Array
     ) -> tuple[ServeObservation, RewardParts]:
-        parts = compute_reward(env.reward, metrics)
+        parts = compute_reward(env.reward, metrics, step == env.horizon)
         return env.next_observation(observation, metrics, step), parts
 
     _, timestep = env.reset(key)

@@ -9,8 +9,9 @@ configurations for hyper-parameters, whose numbers are leaves.
     state, report = jax.jit(learner.update)(state)
 
 Rollouts divide the horizon, and environments start at different rollouts of an episode. So an
-episode ends only where a rollout does, where the value of the final observation stands for what
-would have followed: the horizon is a truncation and not an end.
+episode ends only where a rollout does. Between rollouts the value of the final observation stands
+for what follows; at the horizon nothing does, since the last window's reward has credited the
+requests that are on track.
 """
 
 from __future__ import annotations
@@ -238,7 +239,9 @@ class Learner:
         state = dataclasses.replace(
             state, env_states=env_states, observations=observations, memory=memory
         )
-        return state, windows, said.value
+        # The last window of an episode has credited the requests that are on track.
+        final_value = jnp.where(env_states.step >= self.horizon, 0.0, said.value)
+        return state, windows, final_value
 
     def _advantages(
         self, windows: _Windows, rewards: jax.Array, final_value: jax.Array

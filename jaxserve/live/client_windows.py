@@ -7,8 +7,7 @@ What is measured, and in which window it counts, is as at the gateway
 from __future__ import annotations
 
 import time
-from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.records import Records, RequestRecord
@@ -44,8 +43,6 @@ class ClientWindows:
     """What became of requests, by the stream of the task that each belongs to."""
 
     spec: TaskSpec
-    in_flight: dict[str, Counter[str]] = field(init=False)
-    """by stream: waiting for a first token, and running with one."""
 
     def __post_init__(self) -> None:
         self._stream_of = stream_of_class(self.spec)
@@ -57,7 +54,7 @@ class ClientWindows:
         )
         self._windows = Windows(self._classes, _KEPT_S)
         self._records = Records(_KEPT)
-        self.in_flight = {stream.name: Counter() for stream in self.spec.streams}
+        self._in_flight: dict[str, RequestRecord] = {}
 
     def arrived(self, request: Request, due_s: float) -> Sending:
         """A request is to be sent.
@@ -77,7 +74,7 @@ class ClientWindows:
         )
         sending = Sending(record, self._windows.class_index(name))
         self._windows.arrivals.add(time.monotonic(), request.priority, sending.class_index)
-        self.in_flight[name]["waiting"] += 1
+        self._in_flight[record.id] = record
         return sending
 
     def output(self, sending: Sending, time_s: float) -> None:
@@ -85,9 +82,6 @@ class ClientWindows:
         record = sending.record
         if record.last_token_s is None:
             record.first_token_s = time_s
-            flight = self.in_flight[record.class_name]
-            flight["waiting"] -= 1
-            flight["running"] += 1
             self._windows.ttft_s.add(time_s, time_s - record.arrival_s, sending.class_index)
         else:
             self._windows.itl_s.add(time_s, time_s - record.last_token_s, sending.class_index)
@@ -110,17 +104,26 @@ class ClientWindows:
     def window(self, since_s: float, until_s: float) -> LiveWindow:
         """What happened in ``(since_s, until_s]``, monotonic clock."""
         found = self._windows.window(self._records, since_s, until_s, slices=1)
-        flight = {
-            name: {word: counts[word] for word in ("waiting", "running")}
-            for name, counts in self.in_flight.items()
-        }
+        states = ("waiting", "running", "on_track")
+        flight = {stream.name: dict.fromkeys(states, 0) for stream in self.spec.streams}
+        for record in self._in_flight.values():
+            counts = flight[record.class_name]
+            counts["waiting" if record.first_token_s is None else "running"] += 1
+            counts["on_track"] += self._is_on_track(record, until_s)
         return parse_window({"gateway": "none", "in_flight": flight, "pools": {}, **found})
+
+    def _is_on_track(self, record: RequestRecord, now_s: float) -> bool:
+        """Whether a request would meet its objectives if it went on as it did so far. An event may
+        bring several tokens, which counts as one: a request on track may be missed."""
+        if record.first_token_s is None or record.ttft_s is None:
+            return False
+        tpot_s = (now_s - record.first_token_s) / record.token_events
+        return self._classes.slos[record.class_name].met(record.ttft_s, tpot_s)
 
     def _ended(self, sending: Sending, outcome: str) -> None:
         record = sending.record
         record.outcome, record.ended_s = outcome, time.monotonic()
-        flight = self.in_flight[record.class_name]
-        flight["waiting" if record.first_token_s is None else "running"] -= 1
+        del self._in_flight[record.id]
         self._records.add(record)
 
 

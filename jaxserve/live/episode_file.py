@@ -156,8 +156,8 @@ def read_episode(path: Path, env: ServeEnv) -> LiveEpisode:
     _, idle = env.reset(jax.random.key(0))
     rows = [_row(entry, idle) for entry in windows]
     metrics, observations, actions = jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
-    parts = jax.vmap(compute_reward, (None, 0))(env.reward, metrics)
     over = jnp.zeros(len(rows), bool)
+    parts = jax.vmap(compute_reward, (None, 0, 0))(env.reward, metrics, over)
     timesteps = TimeStep(
         observation=observations,
         reward=parts.total,
@@ -177,8 +177,9 @@ def _row(entry: JsonObject, like: TimeStep) -> tuple[WindowMetrics, ServeObserva
     for name in ("in_force", "policy", "static"):
         entry.inside("expected").inside(name).number("good")
     measured = entry.inside("metrics")
-    # Logs written before it was measured do not say it.
-    known = {"overdue": np.zeros_like(like.metrics.overdue).tolist(), **measured}
+    # Logs of earlier versions lack these two.
+    nobody = np.zeros_like(like.metrics.overdue).tolist()
+    known = {"overdue": nobody, "on_track": nobody, **measured}
     metrics = WindowMetrics(**_arrays(JsonObject(known, measured.where), like.metrics))
     observation = ServeObservation(**_arrays(entry.inside("observation"), like.observation))
     try:

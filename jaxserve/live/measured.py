@@ -78,10 +78,9 @@ MEASURED: Mapping[str, Source] = {
     ),
     "gpu_memory_used_gb": Source(
         "configured",
-        "weights, workspace, draft model and the KV budget's share of the pool, as in the "
-        "simulator, of the calibrated deployment under the knobs in force",
-        "a KV budget frees no memory of a running engine, which keeps all of the pool; without "
-        "what the largest step of the window takes",
+        "weights, workspace, draft model and KV pool, as in the simulator, of the calibrated "
+        "deployment under the knobs in force",
+        "without what the largest step of the window takes",
     ),
     "estimated_cost_per_1k": Source(
         "derived",
@@ -187,7 +186,7 @@ def measure(
         shares = np.full(len(places), 1.0 / len(places))
         place = list(places)
         values["arrivals"][place] = sum(stream.arrivals) * shares
-        for name in ("completed", "good", "rejected", "first_tokens"):
+        for name in ("completed", "good", "rejected", "first_tokens", "on_track"):
             values[name][place] = getattr(stream, name) * shares
         values["waiting"][place] = queued * stream.waiting * shares
         values["running"][place] = (stream.running + (1.0 - queued) * stream.waiting) * shares
@@ -213,7 +212,7 @@ def measure(
         preemptions=counted(before, after, "preemptions") or 0.0,
         memory_gib=deployment.weights_gib[tier]
         + deployment.activation_base_gib
-        + float(in_force.kv_budget_fraction) * deployment.kv_pool_gib[tier, drafting]
+        + deployment.kv_pool_gib[tier, drafting]
         + drafting * deployment.draft_gib,
         energy_j=energy_j,
         cost_usd=deployment.cost_usd(window.seconds, energy_j),
@@ -308,6 +307,7 @@ _BY_CLASS = (
     "waiting",
     "running",
     "overdue",
+    "on_track",
     "first_tokens",
     "ttft_met",
     "tpot_s",

@@ -17,6 +17,7 @@ HOW = ("exact", "approximated", "restart_required", "unsupported")
 COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
 """What engines count from their start."""
 _RANGE = ("least", "most")
+_NOBODY = {"waiting": 0, "running": 0}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class ClassWindow:
     """requests without a first token at the end of the window, in prefill or queued."""
     running: int
     """requests with one."""
+    on_track: int
+    """of those, the ones inside their objectives so far; 0 at a gateway, which does not say it."""
     prompt_tokens: int
     """of those that ended."""
     output_tokens: int
@@ -203,8 +206,7 @@ def fell(before: EngineState, after: EngineState) -> str | None:
 
 
 def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
-    nothing = {"waiting": 0, "running": 0}
-    flight = JsonObject(nothing if in_flight is None else in_flight, f"{data.where}: in flight")
+    flight = JsonObject(_NOBODY if in_flight is None else in_flight, f"{data.where}: in flight")
     times = data.get("ttft_s")
     if not isinstance(times, list):
         raise InputError(f"{data.where}: ttft_s is no list; ask for slices")
@@ -221,6 +223,7 @@ def _class(data: JsonObject, in_flight: Any) -> ClassWindow:
         tpot_mean_s=_optional(data, "tpot_mean_s"),
         waiting=flight.whole("waiting", 0),
         running=flight.whole("running", 0),
+        on_track=flight.whole("on_track", 0) if "on_track" in flight else 0,
         prompt_tokens=data.whole("prompt_tokens", 0),
         output_tokens=data.whole("output_tokens", 0),
     )

@@ -87,7 +87,7 @@ def _advance(
 
     def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
         state, metrics = env.simulate(state, env.effective_action(action), arrivals)
-        return state, metrics, compute_reward(env.reward, metrics).total
+        return state, metrics, compute_reward(env.reward, metrics, False).total
 
     return jax.vmap(window)(states, actions)
 

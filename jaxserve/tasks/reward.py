@@ -5,7 +5,9 @@
 
 credited when the request completes, with V the expected value of a window's arrivals and C the cost
 of a window at full power; so it is with throughput and slo weights of 1 and a latency weight of 0.
-Requests that are shed, starved or still queued at the end earn nothing.
+The last window of an episode also credits the requests in service that are on track: their first
+token came in time, and their TPOT so far is inside its limit. Requests that are shed, starved or
+still queued at the end earn nothing.
 """
 
 from __future__ import annotations
@@ -75,22 +77,29 @@ def reweight(model: RewardModel, config: Mapping[str, Any]) -> RewardModel:
     return dataclasses.replace(model, **weights)
 
 
-def compute_reward(model: RewardModel, metrics: WindowMetrics) -> RewardParts:
+def compute_reward(
+    model: RewardModel, metrics: WindowMetrics, last: bool | jax.Array
+) -> RewardParts:
     """The reward of one window and its terms.
 
     With weights (1, 0, 1, ...) throughput + slo is the value of the requests that met their SLOs
     (goodput in value units). All terms are in units of the expected value per window.
+
+    Args:
+      last: bool, the window is the last one of its episode, so that requests on track count as
+        completed inside their SLOs.
     """
-    return _parts(model, metrics)
+    return _parts(model, metrics, jnp.asarray(last))
 
 
 @batch_last
-def _parts(model: RewardModel, metrics: WindowMetrics) -> RewardParts:
+def _parts(model: RewardModel, metrics: WindowMetrics, last: jax.Array) -> RewardParts:
     at_tier = [
         jnp.where(metrics.tier == tier, quality, 0.0) for tier, quality in enumerate(model.quality)
     ]
     worth = model.value * sum(at_tier)
-    completed = add_up(worth * metrics.completed) / model.expected_value
+    counted = metrics.completed + jnp.where(last, metrics.on_track, 0.0)
+    completed = add_up(worth * counted) / model.expected_value
     missed = add_up(worth * (metrics.completed - metrics.good)) / model.expected_value
     late = add_up(worth * (metrics.first_tokens - metrics.ttft_met)) / model.expected_value
     over = jnp.maximum(metrics.memory_gib - model.memory_limit_gib, 0.0) / model.memory_limit_gib

@@ -377,7 +377,7 @@ def _cut(asked: Sequence[Request], planned: Sequence[_Planned], name: str) -> in
 
 
 def _window(env: ServeEnv, seen: Any, metrics: WindowMetrics, done: bool) -> Window:
-    parts = _reward(env.reward, metrics)
+    parts = _reward(env.reward, metrics, done)
     completed, good, failed = (
         float(np.sum(np.asarray(value)))
         for value in (

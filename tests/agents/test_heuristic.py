@@ -49,22 +49,26 @@ def test_beats_the_default(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_memory_stays_below_the_limit(task: str) -> None:
-    """KV takes what the limit leaves: windows over it are rare and by little, none is lost."""
-    metrics = operated(task).timesteps.metrics
-    limit = float(environment(task).reward.memory_limit_gib)
-    assert not metrics.oom.any()
-    assert np.quantile(metrics.memory_gib, 0.99) < limit + 0.2
-    assert np.max(metrics.memory_gib) < limit + 1.0
+def test_memory_stays_on_the_device(task: str) -> None:
+    """No batch is so large that a GPU runs out of memory, and the KV pool is used as a whole."""
+    found = operated(task)
+    assert not found.timesteps.metrics.oom.any()
+    assert (found.actions.kv_budget_fraction == 1.0).all()
 
 
-def test_kv_follows_the_limit() -> None:
-    """A lower limit is kept by reserving less."""
-    env = environment(MEDIUM, objective={"memory_limit_gib": 28.0})
-    found = played(env, HeuristicPolicy())
-    assert np.quantile(found.timesteps.metrics.memory_gib, 0.99) < 28.2
-    ample = operated(MEDIUM).actions.kv_budget_fraction
-    assert found.actions.kv_budget_fraction.max() < ample.min()
+def test_the_batch_leaves_room_for_activations() -> None:
+    """An engine that keeps little memory free is asked for smaller batches where they are
+    speculated for deeply, whose logits take the most."""
+    found = [
+        played(
+            environment(MEDIUM, rate_scale=0.3, deployment={"memory_utilization": share}),
+            HeuristicPolicy(),
+        )
+        for share in (0.92, 0.99)
+    ]
+    assert not any(each.timesteps.metrics.oom.any() for each in found)
+    ample, scarce = (each.actions.batch_cap.max() for each in found)
+    assert scarce < 0.6 * ample
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -99,7 +103,7 @@ def test_priority_routing_follows_the_queue() -> None:
 
 def test_batch_cap_is_cut_by_evictions() -> None:
     """Preemptions shrink the cap at once; without them it recovers."""
-    env = environment(MEDIUM, rate_scale=4.0, objective={"memory_limit_gib": 18.0})
+    env = environment(MEDIUM, rate_scale=4.0, deployment={"kv_pool_tokens": 20_000})
     found = played(env, HeuristicPolicy())
     evicted = found.timesteps.observation.eviction_events[:, :-1] > 1.0
     change = np.diff(found.actions.batch_cap.astype(int), axis=1)

@@ -1,4 +1,4 @@
-"""What an episode says of the SLOs is what comes out once every request has been served."""
+"""What an episode says of SLOs and reward is what comes out once every request is served."""
 
 from __future__ import annotations
 
@@ -96,3 +96,33 @@ def test_an_overloaded_server_does_not_look_better_than_it_is(
     env = jaxserve.make(task, overrides={"rate_scale": load})
     found, truth, _ = attainment(env, batch_cap=cap)
     assert found == pytest.approx(truth, abs=0.03)
+
+
+@pytest.mark.parametrize(("load", "cap"), [(0.5, 64), (1.0, 256), (3.0, 64), (3.0, 512)])
+@pytest.mark.parametrize(
+    "task", ["static_workload", "bursty_workload", "adversarial_multitenant", "azure_code"]
+)
+def test_the_reward_credits_what_is_served_after_the_end(task: str, load: float, cap: int) -> None:
+    """The requests on track at the horizon are about those in service that end well when nobody
+    comes any more; an episode's reward is that of all its requests."""
+    env = jaxserve.make(task, overrides={"rate_scale": load})
+    played, after = play(env, episode_keys(EPISODES, "validation"), make_action(batch_cap=cap), 200)
+    metrics = jax.tree.map(np.asarray, played.timesteps.metrics)
+    arrivals = metrics.arrivals.sum()
+    inside = metrics.running[:, -1] + metrics.waiting[:, -1]
+    assert (metrics.on_track <= metrics.ttft_met.cumsum(1) + 1e-3).all()
+    assert (metrics.on_track[:, -1] + metrics.overdue[:, -1] <= inside + 1e-3).all()
+    later = np.asarray(after.good).sum()
+    assert metrics.on_track[:, -1].sum() == pytest.approx(later, abs=float(0.01 * arrivals))
+
+
+def test_an_idle_server_earns_all_there_is() -> None:
+    """Long answers that no episode sees the end of are worth as much as others."""
+    env = idle_h100(8)
+    played, _ = play(env, episode_keys(EPISODES, "validation"), make_action(batch_cap=64), 200)
+    parts = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).sum(), played.timesteps.parts)
+    metrics = played.timesteps.metrics
+    worth = np.asarray(metrics.arrivals, np.float64) @ np.asarray(env.reward.value, np.float64)
+    assert parts.throughput + parts.slo == pytest.approx(
+        worth.sum() / float(env.reward.expected_value), rel=1e-3
+    )

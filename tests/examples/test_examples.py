@@ -49,13 +49,12 @@ def test_custom_task(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_custom_reward(tmp_path: Path) -> None:
-    """Scarce memory makes a smaller KV budget the best one, and changes no reward within it."""
+    """Where late answers count, a larger batch is the best one, and no batch earns less."""
     printed = run(tmp_path, "custom_reward")
-    own, scarce = numbers(r"best: (\d\.\d)", printed)
-    assert scarce < own
+    own, lenient = numbers(r"best: (\d+)", printed)
+    assert lenient > own
     rewards = numbers(r"mean reward +(-?\d+\.\d+)", printed)
-    assert rewards[0] == rewards[5]
-    assert rewards[4] > rewards[9]
+    assert all(late >= strict for strict, late in zip(rewards[:5], rewards[5:], strict=True))
 
 
 @pytest.mark.slow

@@ -54,12 +54,13 @@ def test_good_requests_earn_their_value_at_the_tiers_quality() -> None:
     for tier in range(3):
         metrics = window(completed=[3.0, 2.0], good=[3.0, 2.0], tier=tier)
         expected = float(QUALITY[tier] @ (VALUE * [3.0, 2.0])) / 10.0
-        assert float(compute_reward(model(), metrics).total) == pytest.approx(expected, rel=1e-6)
+        earned = float(compute_reward(model(), metrics, False).total)
+        assert earned == pytest.approx(expected, rel=1e-6)
 
 
 def test_completed_but_late_requests_earn_nothing() -> None:
     """Throughput and the SLO term cancel for a request that missed its objectives."""
-    parts = compute_reward(model(), window(completed=[4.0, 0.0], good=[1.0, 0.0]))
+    parts = compute_reward(model(), window(completed=[4.0, 0.0], good=[1.0, 0.0]), False)
     assert float(parts.throughput) == pytest.approx(0.8)
     assert float(parts.slo) == pytest.approx(-0.6)
     assert float(parts.total) == pytest.approx(0.2)
@@ -67,10 +68,10 @@ def test_completed_but_late_requests_earn_nothing() -> None:
 
 def test_money_and_memory_are_subtracted_in_their_own_scales() -> None:
     """Full power costs the cost weight; only memory beyond the limit counts."""
-    parts = compute_reward(model(), window(cost_usd=0.002, memory_gib=39.6))
+    parts = compute_reward(model(), window(cost_usd=0.002, memory_gib=39.6), False)
     assert float(parts.cost) == pytest.approx(-0.05)
     assert float(parts.memory) == pytest.approx(-0.1)
-    assert float(compute_reward(model(), window(memory_gib=36.0)).memory) == 0.0
+    assert float(compute_reward(model(), window(memory_gib=36.0), False).memory) == 0.0
 
 
 counts = st.floats(0.0, 1e4, width=32)
@@ -84,7 +85,7 @@ def test_parts_have_their_signs_and_sum_to_the_reward(
     metrics = window(
         completed=[done, done], good=[good * done, done], cost_usd=cost, memory_gib=memory
     )
-    parts = compute_reward(model(latency_weight=0.5), metrics)
+    parts = compute_reward(model(latency_weight=0.5), metrics, False)
     total = sum(float(getattr(parts, f.name)) for f in dataclasses.fields(parts)[:-1])
     assert np.isfinite(total)
     assert float(parts.total) == pytest.approx(total, rel=1e-4, abs=1e-4)
@@ -96,7 +97,7 @@ def test_parts_have_their_signs_and_sum_to_the_reward(
 @pytest.mark.parametrize("name", ["rejected", "lost", "waiting", "arrivals"])
 def test_requests_that_never_finish_earn_nothing(name: str) -> None:
     """Shedding, losing, starving: the denominator is fixed, so none of them helps."""
-    assert float(compute_reward(model(), window(**{name: [50.0, 50.0]})).total) == 0.0
+    assert float(compute_reward(model(), window(**{name: [50.0, 50.0]}), False).total) == 0.0
 
 
 def test_config_changes_the_four_weights() -> None:
@@ -106,7 +107,7 @@ def test_config_changes_the_four_weights() -> None:
     assert [float(weight) for weight in weights] == [2.0, 0.5, 0.0, 3.0]
     assert float(new.memory_weight) == 1.0
     late = window(first_tokens=[2.0, 0.0], ttft_met=[1.0, 0.0], completed=[1.0, 0.0])
-    assert float(compute_reward(new, late).total) == pytest.approx(0.4 - 0.1)
+    assert float(compute_reward(new, late, False).total) == pytest.approx(0.4 - 0.1)
 
 
 @pytest.mark.parametrize(
@@ -127,3 +128,12 @@ def test_a_wrong_config_is_named(config: object, named: str) -> None:
     with pytest.raises(InputError, match=r"^config") as error:
         reweight(model(), config)
     assert named in str(error.value)
+
+
+def test_requests_on_track_count_in_the_last_window_alone() -> None:
+    """They are worth what good ones are."""
+    metrics = window(completed=[3.0, 2.0], good=[2.0, 2.0], on_track=[1.0, 4.0])
+    later = window(completed=[4.0, 6.0], good=[3.0, 6.0])
+    assert compute_reward(model(), metrics, True) == compute_reward(model(), later, False)
+    none = window(completed=[3.0, 2.0], good=[2.0, 2.0])
+    assert compute_reward(model(), metrics, False) == compute_reward(model(), none, True)

@@ -61,7 +61,6 @@ def plan_window(
     # An output ends anywhere in its last step: half of the tokens after that step's first are lost.
     last_step = 0.5 * (1.0 - 1.0 / per_step)
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
-    pool_gib = _kv_pool(deployment.kv_pool_gib, tier, action)
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
     work = prompt_work(classes, None)
     if classes.reuse is not None:
@@ -108,9 +107,10 @@ def plan_window(
         clock=state.ticks,
         up_s=up_share * (window_s / ticks),
         capacity=up_share * serving,
+        # An engine reserves its whole pool when it starts, and a smaller budget frees none of it.
         reserved_gib=deployment.weights_gib[tier]
         + deployment.activation_base_gib
-        + action.kv_budget_fraction * pool_gib
+        + _kv_pool(deployment.kv_pool_gib, tier, action)
         + jnp.where(depth > 0, deployment.draft_gib, 0.0),
     )
 

@@ -101,6 +101,7 @@ def _run(
         waiting=waiting[:, 0] + queues.preempted,
         running=queues.running,
         overdue=stage(live, _overdue, waiting, queues, service.ttft_met, slo, plan.tick_s),
+        on_track=(queues.running + queues.preempted) * service.met_share,
         first_tokens=tally.admitted,
         ttft_met=first.met,
         ttft_exceeded=first.exceeded,
@@ -210,7 +211,7 @@ def idle_metrics(class_count: int) -> WindowMetrics:
     zero = jnp.float32(0.0)
     idle: dict[str, jax.Array] = {name: zero for name in WindowMetrics.__dataclass_fields__}
     requests = ("arrivals", "completed", "good", "rejected", "lost")
-    inside = ("waiting", "running", "overdue")
+    inside = ("waiting", "running", "overdue", "on_track")
     by_class = (*requests, *inside, "first_tokens", "ttft_met", "tpot_s")
     idle |= dict.fromkeys(by_class, jnp.zeros(class_count))
     idle |= dict.fromkeys(("regime", "tier", "prefill_gpus"), jnp.int32(0))

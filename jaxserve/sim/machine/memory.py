@@ -116,7 +116,6 @@ def memory_used_bytes(
     gpu: Gpu,
     model: LlmModel,
     tier: int,
-    kv_fraction: Any,
     speculating: bool,
     tokens_in_iteration: Any,
     logits_rows: Any,
@@ -124,7 +123,7 @@ def memory_used_bytes(
 ) -> Any:
     """Bytes in use during an iteration; more than ``gpu.memory_bytes`` is an out-of-memory restart.
 
-    The KV pool counts as a whole because the engine reserves it.
+    The KV pool counts as a whole, whatever the KV budget is, because the engine reserves it.
 
     Raises:
       InputError: the model does not fit.
@@ -133,6 +132,6 @@ def memory_used_bytes(
         weights_bytes(model, tier, tensor_parallel)
         + DEFAULT_ENGINE.runtime_bytes
         + (draft_bytes(model, tensor_parallel) if speculating else 0.0)
-        + kv_fraction * kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
+        + kv_pool_bytes(gpu, model, tier, speculating, tensor_parallel)
         + activation_bytes(model, tokens_in_iteration, logits_rows, tensor_parallel)
     )

@@ -16,7 +16,6 @@ class MemoryMeter(Protocol):
     def used_bytes(
         self,
         *,
-        kv_capacity_tokens: int,
         tokens: int,
         logits_rows: int,
         speculation_depth: int,

@@ -124,7 +124,6 @@ class Engine:
         tokens = verified + sum(chunk for chunk, _ in chunks)
         if self.memory is not None:
             used_bytes = self.memory.used_bytes(
-                kv_capacity_tokens=self.knobs.kv_capacity_tokens,
                 tokens=tokens,
                 logits_rows=verified + len(chunks),
                 speculation_depth=depth,

@@ -217,8 +217,8 @@ def _tier_columns(
     )
     memory = np.where(
         depth > 0,
-        memory_used_bytes(gpu, model, tier, kv, True, tokens, rows, tp),
-        memory_used_bytes(gpu, model, tier, kv, False, tokens, rows, tp),
+        memory_used_bytes(gpu, model, tier, True, tokens, rows, tp),
+        memory_used_bytes(gpu, model, tier, False, tokens, rows, tp),
     )
     usd_per_s = _usd_per_s(metadata, gpu, model, loop, tier, rows, prompt, output_tokens)
     tokens_per_s = loop.requests_per_s * output_tokens

@@ -216,7 +216,7 @@ def test_nobody_is_overdue_where_nobody_waits() -> None:
 @pytest.mark.parametrize("task", task_names())
 def test_requests_are_conserved_through_memory_crashes(task: str) -> None:
     """What ran when memory ran out is lost and counted, and the rest goes on."""
-    metrics = windows(deployed(environment(task), device_gib=30.0), random_actions(4, held=3))
+    metrics = windows(deployed(environment(task), device_gib=35.9), random_actions(4, held=3))
     assert_conserved(metrics)
     crashed = metrics.oom > 0.0
     assert crashed.any() and not crashed.all()
@@ -351,7 +351,8 @@ def test_waits_are_those_of_littles_law(task: str, load: float, knobs: dict[str,
 
 @pytest.mark.parametrize("task", [*GPUS, "trace_replay"])
 def test_memory_that_nobody_needs_changes_nothing(task: str) -> None:
-    """Above twice the KV in use the budget is only reserved; far below it requests wait for it."""
+    """Above twice the KV in use the budget changes nothing; far below it requests wait for it. It
+    never frees memory."""
     env = environment(task)
     found = {}
     for fraction in (1.0, 0.8, 0.6, 0.4, 0.2, 0.1):
@@ -365,7 +366,10 @@ def test_memory_that_nobody_needs_changes_nothing(task: str) -> None:
         if peak < 0.5:
             np.testing.assert_allclose(steps.reward, whole.reward, atol=1e-5)
             np.testing.assert_allclose(held_up, 0.0, atol=1e-2)
+            np.testing.assert_allclose(
+                steps.metrics.memory_gib, whole.metrics.memory_gib, rtol=1e-5
+            )
         if peak > 1.2:
             assert held_up > 10.0
-    reserved = [steps.metrics.memory_gib.max() for steps in found.values()]
-    assert (np.diff(reserved) < 0.0).all()
+    idle = [steps.metrics.memory_gib.min() for steps in found.values()]
+    np.testing.assert_allclose(idle, idle[0], atol=0.05)

@@ -27,7 +27,7 @@ def test_memory_of_an_iteration_is_that_of_the_memory_model(depth: int, tier: in
         + BUILT.kv_pool_gib[tier, drafting]
         + rows * (BUILT.activation_gib_per_token + BUILT.logits_gib_per_row)
     )
-    expected = memory_used_bytes(GPU, MODEL, tier, 1.0, depth > 0, rows, rows) / GIB
+    expected = memory_used_bytes(GPU, MODEL, tier, depth > 0, rows, rows) / GIB
     assert used_gib == pytest.approx(expected, rel=1e-5)
     if tier == 0:
         assert (used_gib > float(BUILT.device_gib)) == (depth == 8)

@@ -19,14 +19,10 @@ fractions = st.floats(0.1, 1.0)
 tiers = st.integers(0, 2)
 
 
-def _used_gb(
-    batch: int, depth: int, fraction: float, prompt_tokens: int = 0, tier: int = FP16
-) -> float:
+def _used_gb(batch: int, depth: int, prompt_tokens: int = 0, tier: int = FP16) -> float:
     """GiB in use on the 40 GB device during one iteration."""
     rows = batch * (depth + 1)
-    used = memory.memory_used_bytes(
-        A100_40, MODEL, tier, fraction, depth > 0, rows + prompt_tokens, rows
-    )
+    used = memory.memory_used_bytes(A100_40, MODEL, tier, depth > 0, rows + prompt_tokens, rows)
     return used / GIB
 
 
@@ -45,26 +41,25 @@ def test_pool_of_the_task_device() -> None:
 
 
 def test_ordinary_settings_fit_the_device() -> None:
-    """Every batch cap fits at fraction 1 without speculation and with a moderate depth."""
+    """Every batch cap fits without speculation and with a moderate depth."""
     device_gb = A100_40.memory_bytes / GIB
     for tier in (FP16, INT8, INT4):
-        assert _used_gb(512, 0, 1.0, 1536, tier) < device_gb
-        assert _used_gb(128, 4, 1.0, 1408, tier) < device_gb
-        assert _used_gb(512, 2, 1.0, 512, tier) < device_gb
+        assert _used_gb(512, 0, 1536, tier) < device_gb
+        assert _used_gb(128, 4, 1408, tier) < device_gb
+        assert _used_gb(512, 2, 512, tier) < device_gb
 
 
 def test_logits_of_deep_speculation_run_out_of_memory() -> None:
-    """Batch 512 at depth 8 and fraction 1 exceeds the device; a smaller fraction does not."""
+    """Batch 512 at depth 8 exceeds the device; half of it does not."""
     device_gb = A100_40.memory_bytes / GIB
-    assert _used_gb(512, 8, 1.0) > device_gb
-    assert _used_gb(512, 8, 0.9) < device_gb
-    assert _used_gb(256, 8, 1.0) < device_gb
+    assert _used_gb(512, 8) > device_gb
+    assert _used_gb(256, 8) < device_gb
 
 
 def test_task_limits_bind() -> None:
     """Limits of 36 and 38 GiB are crossed by aggressive settings and kept by moderate ones."""
-    assert _used_gb(512, 0, 1.0, 1536) > 36 > _used_gb(32, 0, 1.0, 1536)
-    assert _used_gb(512, 4, 1.0) > 38 > _used_gb(256, 4, 1.0, 768)
+    assert _used_gb(512, 0, 1536) > 36 > _used_gb(32, 0, 1536)
+    assert _used_gb(512, 4) > 38 > _used_gb(256, 4, 768)
 
 
 @given(st.sampled_from(gpu_names()), tiers, fractions, st.booleans())
@@ -84,27 +79,22 @@ def test_capacity_is_linear_in_the_fraction(
         assert capacity(fraction, tier + 1, speculating) > at
 
 
-@given(tiers, fractions, st.integers(0, 8192), st.integers(0, 4608), st.booleans())
-def test_memory_grows_with_work(
-    tier: int, fraction: float, tokens: int, rows: int, speculating: bool
-) -> None:
-    """More KV, tokens or logits never use less; the weights of a draft come out of the KV pool."""
+@given(tiers, st.integers(0, 8192), st.integers(0, 4608), st.booleans())
+def test_memory_grows_with_work(tier: int, tokens: int, rows: int, speculating: bool) -> None:
+    """More tokens or logits use more."""
 
-    def used(share: float, of_tokens: int, of_rows: int) -> float:
-        return memory.memory_used_bytes(
-            A100_40, MODEL, tier, share, speculating, of_tokens, of_rows
-        )
+    def used(of_tokens: int, of_rows: int) -> float:
+        return memory.memory_used_bytes(A100_40, MODEL, tier, speculating, of_tokens, of_rows)
 
-    base = used(fraction, tokens, rows)
-    assert used(min(fraction * 1.1, 1.1), tokens, rows) > base
-    assert used(fraction, tokens + 1, rows) > base
-    assert used(fraction, tokens, rows + 1) > base
+    base = used(tokens, rows)
+    assert used(tokens + 1, rows) > base
+    assert used(tokens, rows + 1) > base
 
 
 def test_the_nominal_iteration_fills_the_planned_memory() -> None:
-    """At fraction 1 a full chunk with nominal logits uses what the engine planned, drafting too."""
+    """A full chunk with nominal logits uses what the engine planned, drafting too."""
     for speculating in (False, True):
-        used = memory.memory_used_bytes(A100_40, MODEL, FP16, 1.0, speculating, 2048, 512)
+        used = memory.memory_used_bytes(A100_40, MODEL, FP16, speculating, 2048, 512)
         assert used == pytest.approx(0.92 * A100_40.memory_bytes)
 
 

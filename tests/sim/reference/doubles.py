@@ -33,7 +33,7 @@ class RowLimit:
     rows: int
     device_bytes: float = 1.0
 
-    def used_bytes(self, *, kv_capacity_tokens, tokens, logits_rows, speculation_depth, tier):
+    def used_bytes(self, *, tokens, logits_rows, speculation_depth, tier):
         """As a memory model of the simulator."""
         return 0.9 if logits_rows <= self.rows else 1.1
 

@@ -7,11 +7,12 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.hardware import load_gpu
-from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.memory import kv_pool_bytes, weights_bytes
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import BUILT_IN, OUTPUT_TOKENS, build, build_built_in
 from jaxserve.sim.table.file import LOAD_TEST_COLUMNS, read_table_file, table_names
-from jaxserve.sim.table.grid import KV_BUDGETS, LEAST_BUCKETS, PROMPT_LENGTHS
+from jaxserve.sim.table.grid import LEAST_BUCKETS, PROMPT_LENGTHS
+from jaxserve.tiers import Tier
 
 GPU, MODEL = "a100-sxm-40gb", "llama-3.1-8b"
 BUILT = build(GPU, MODEL)
@@ -58,14 +59,14 @@ def test_primitives_are_the_cost_model() -> None:
     np.testing.assert_allclose(alone_ms, 1e3 * cost.prefill_alone_s(prompts, 0, depth=1))
 
 
-def test_memory_grows_with_the_kv_budget() -> None:
-    """Each budget reserves its share of the pool; quantised weights leave more of it."""
-    memory_gib = BUILT.columns["gpu_mem_gb"]
-    assert (np.diff(memory_gib, axis=1) > 0).all()
+def test_a_kv_budget_frees_no_memory() -> None:
+    """Every cell holds the whole pool beside the weights; what differs is activations."""
     gpu, model = load_gpu(GPU), load_model(MODEL)
-    pool_gb = kv_capacity_tokens(gpu, model, 0, 1.0, False) * model.kv_bytes_per_token / 2**30
-    step = memory_gib[0, 4, 0, 0, 0] - memory_gib[0, 3, 0, 0, 0]
-    assert step == pytest.approx((KV_BUDGETS[4] - KV_BUDGETS[3]) * pool_gb, rel=1e-6)
+    memory = 2.0**30 * BUILT.columns["gpu_mem_gb"]
+    for tier in Tier:
+        held = kv_pool_bytes(gpu, model, tier, False) + weights_bytes(model, tier)
+        assert (memory[:, :, 0, tier] > held).all()
+    assert np.ptp(memory[0, :, 0], axis=0).max() < 1e6  # of 35 GiB
 
 
 def test_load_test_columns_make_sense() -> None:
