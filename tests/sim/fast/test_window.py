@@ -216,7 +216,9 @@ def test_nobody_is_overdue_where_nobody_waits() -> None:
 @pytest.mark.parametrize("task", task_names())
 def test_requests_are_conserved_through_memory_crashes(task: str) -> None:
     """What ran when memory ran out is lost and counted, and the rest goes on."""
-    metrics = windows(deployed(environment(task), device_gib=35.9), random_actions(4, held=3))
+    env, actions = environment(task), random_actions(4, held=3)
+    usual_gib = windows(env, actions).memory_gib
+    metrics = windows(deployed(env, device_gib=float(np.quantile(usual_gib, 0.8))), actions)
     assert_conserved(metrics)
     crashed = metrics.oom > 0.0
     assert crashed.any() and not crashed.all()
@@ -372,4 +374,4 @@ def test_memory_that_nobody_needs_changes_nothing(task: str) -> None:
         if peak > 1.2:
             assert held_up > 10.0
     idle = [steps.metrics.memory_gib.min() for steps in found.values()]
-    np.testing.assert_allclose(idle, idle[0], atol=0.05)
+    np.testing.assert_allclose(idle, idle[0], atol=0.1)
