@@ -7,10 +7,28 @@ columns, schemas, prompts and the tables of the documentation are read from ther
 from __future__ import annotations
 
 import dataclasses
+import enum
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+MAX_BATCH = 512
+"""Largest batch cap: sequences per GPU that may run at once."""
+MAX_DEPTH = 8
+"""Deepest speculation: draft tokens in a verify step, at most."""
+MAX_CONTEXT_TOKENS = 131_072
+"""Longest context, prompt and output together, whose times latency tables know."""
+TOKEN_BUDGETS = (64, 65_536)
+"""Least and most tokens that one engine iteration may process."""
+
+
+class Tier(enum.IntEnum):
+    """FP16 is bf16, INT8 is W8A8, INT4 is weight-only, where a deployment names no formats."""
+
+    FP16 = 0
+    INT8 = 1
+    INT4 = 2
 
 
 @dataclass(frozen=True)

@@ -17,15 +17,16 @@ from jaxserve import checks
 from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.fields import Tier
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import Deployment, build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
+from jaxserve.sim.table.extent import Extent, warn_beyond
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.grid import PROMPT_LENGTHS
 from jaxserve.sim.table.lookup import latency_table, lengths_for
-from jaxserve.sim.table.measured import Extent, warn_beyond
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses, Workload
@@ -48,7 +49,6 @@ from jaxserve.tasks.traffic import (
     traffic_classes,
     traffic_regimes,
 )
-from jaxserve.tiers import Tier
 
 
 def make(

@@ -10,9 +10,7 @@ from typing import Any, Self
 
 import jax
 
-from jaxserve.fields import Bound, entry, knob
-from jaxserve.limits import LARGEST_BATCH, LONGEST_TOKENS, MAX_DEPTH
-from jaxserve.tiers import Tier
+from jaxserve.fields import MAX_BATCH, MAX_CONTEXT_TOKENS, MAX_DEPTH, Bound, Tier, entry, knob
 
 PRIORITY_GROUPS = 3
 """Of requests, 0 the highest."""
@@ -36,9 +34,9 @@ class ServeAction(Replaceable):
     """
 
     batch_cap: jax.Array = knob(
-        Bound(1, LARGEST_BATCH, integer=True),
+        Bound(1, MAX_BATCH, integer=True),
         default=32,
-        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, LARGEST_BATCH),
+        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, MAX_BATCH),
         label="batch cap",
         meaning="sequences per GPU that may run at once (vLLM's max_num_seqs)",
         effect="more of them raise throughput and slow tokens down",
@@ -109,7 +107,7 @@ class ServeObservation(Replaceable):
     active_requests: jax.Array = entry(4096, "requests", "decoding now")
     kv_cache_occupancy: jax.Array = entry(1, "share", "reserved KV blocks in use")
     mean_prompt_length: jax.Array = entry(
-        LONGEST_TOKENS,
+        MAX_CONTEXT_TOKENS,
         "tokens",
         "mean prompt of the window's arrivals (last known when there were none)",
     )

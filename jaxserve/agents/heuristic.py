@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxserve.agents.capacity import Load, decode_speed, value_share
 from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
-from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.env import ServeEnv
+from jaxserve.fields import Tier
 from jaxserve.grids import KNOB_GRIDS, action_at
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
-from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 

@@ -139,8 +139,8 @@ def train_agent(
         process: Number of this process, from 0.
     """
     from jaxserve.agents.panel import load_setup
-    from jaxserve.learning.discount import task_discount
     from jaxserve.learning.distributed import is_first, join_processes, together
+    from jaxserve.learning.returns import task_discount
     from jaxserve.learning.run_options import check_run
     from jaxserve.learning.training import Interrupted, train
     from jaxserve.show.report import training_table

@@ -16,9 +16,9 @@ from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
-from jaxserve.learning.discount import task_discount
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_directory import (
     check_description,
     has_run,

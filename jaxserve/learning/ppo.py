@@ -44,7 +44,7 @@ from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
 from jaxserve.learning.ppo_config import PPOConfig
-from jaxserve.learning.reward_scale import RewardScale
+from jaxserve.learning.returns import RewardScale
 from jaxserve.runtime.devices import EVERYWHERE, all_devices, on_each, place, spread
 from jaxserve.seeds import random_episode_keys
 from jaxserve.types import ServeObservation

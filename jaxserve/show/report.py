@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult
-    from jaxserve.sim.table.edges import Extrapolation
-    from jaxserve.sim.table.fit import FitReport
-    from jaxserve.sim.table.kernel_table import KernelReport
+    from jaxserve.sim.fit.extrapolation import Extrapolation
+    from jaxserve.sim.fit.kernel_table import KernelReport
+    from jaxserve.sim.fit.load_test import FitReport
 
 
 def evaluation_table(evaluated: Evaluations) -> TextTable:
@@ -330,7 +330,7 @@ def _beyond(edge: Extrapolation) -> str:
 
 def kernel_report_table(report: KernelReport) -> Table:
     """A fit to kernels: how far off it is, also on rows that it was not shown."""
-    from jaxserve.sim.table.kernel_table import LABELS
+    from jaxserve.sim.fit.kernel_table import LABELS
 
     metadata = report.table.metadata
     caption = ["errors are shares of the time of the layer that has the kernel"]

@@ -14,7 +14,7 @@ from typing import Any
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
-from jaxserve.limits import LONGEST_TOKENS, TOKEN_BUDGETS
+from jaxserve.fields import MAX_CONTEXT_TOKENS, TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import profile_names
 from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
 from jaxserve.sim.machine.stack import Stack
@@ -302,8 +302,8 @@ def _stream(data: Any, where: str) -> Stream:
     item = JsonObject(data, where, _field_names(Stream))
     prompt, output = (_lengths(item.inside(name)) for name in ("prompt", "output"))
     longest = prompt.quantiles[-1] + output.quantiles[-1]
-    if longest > LONGEST_TOKENS:
-        allowed = f"at most {LONGEST_TOKENS}, the longest context of a latency table"
+    if longest > MAX_CONTEXT_TOKENS:
+        allowed = f"at most {MAX_CONTEXT_TOKENS}, the longest context of a latency table"
         refuse(f"{where}: longest prompt with longest output, tokens", f"{longest:.0f}", allowed)
     return Stream(
         name=item.text("name"),

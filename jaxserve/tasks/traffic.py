@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.arrays.convert import on_device
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.traffic.output_ages import output_ages
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses

@@ -25,7 +25,7 @@ from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
-from jaxserve.learning.discount import task_discount
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import train
 from jaxserve.live.calibration.calibrate import Deployed, calibrate, report_sentences

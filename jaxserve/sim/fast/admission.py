@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up
 from jaxserve.sim.fast.ages import advance, age_sum, ages_of, still_random
-from jaxserve.sim.fast.chance_waits import Wait, blocked_wait, either_wait
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
@@ -26,6 +25,7 @@ from jaxserve.sim.fast.tick_state import (
     WindowPlan,
 )
 from jaxserve.sim.fast.timing import alive_share, chunks, held_s
+from jaxserve.sim.fast.waiting_times import Wait, blocked_wait, either_wait
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import TrafficClasses

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.arrays.batching import add_up, largest, stage
-from jaxserve.sim.fast.chance_waits import Wait, carrying_share
 from jaxserve.sim.fast.lines import count_older_than
 from jaxserve.sim.fast.prompt_work import mean_of_points
 from jaxserve.sim.fast.tick_state import TINY, Tally
+from jaxserve.sim.fast.waiting_times import Wait, carrying_share
 
 TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
 """float32[25], edges of the TTFT histogram, 10 ms to 100 s, six a decade."""

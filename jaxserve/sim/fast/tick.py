@@ -33,16 +33,6 @@ from jaxserve.sim.fast.ages import (
     join,
     prefill,
 )
-from jaxserve.sim.fast.chance_waits import (
-    ROUTING_MIXED,
-    ROUTING_SPLIT,
-    add_prefills,
-    add_wait,
-    either_wait,
-    mean_wait,
-    prefill_share,
-    prefill_wait,
-)
 from jaxserve.sim.fast.eviction import evict, evictions
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, FirstTokenDelay, ttft_exceeded
 from jaxserve.sim.fast.lines import age_by_one_tick, fifo_cut
@@ -62,6 +52,16 @@ from jaxserve.sim.fast.tick_state import (
     empty_tally,
 )
 from jaxserve.sim.fast.timing import alive_share, chunks, find_timing, held_s, prefill_seconds
+from jaxserve.sim.fast.waiting_times import (
+    ROUTING_MIXED,
+    ROUTING_SPLIT,
+    add_prefills,
+    add_wait,
+    either_wait,
+    mean_wait,
+    prefill_share,
+    prefill_wait,
+)
 from jaxserve.sim.traffic.output_ages import OutputAges
 from jaxserve.sim.traffic.workload import TrafficClasses
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up
-from jaxserve.sim.fast.chance_waits import PrefillTally, Wait, WaitTally, empty_prefills
+from jaxserve.sim.fast.waiting_times import PrefillTally, Wait, WaitTally, empty_prefills
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import WindowTable
 from jaxserve.sim.traffic.workload import TrafficClasses

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.arrays.convert import on_device
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.energy import (
     JOULES_PER_KWH,
     SECONDS_PER_HOUR,
@@ -24,7 +25,6 @@ from jaxserve.sim.machine.memory import (
     weights_bytes,
 )
 from jaxserve.sim.machine.stack import Stack
-from jaxserve.tiers import Tier
 
 MAX_GPUS = 8
 MAX_KV_POOL_TOKENS = 1_000_000_000

@@ -14,9 +14,8 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
-from jaxserve.limits import LARGEST_BATCH
+from jaxserve.fields import MAX_BATCH, Tier
 from jaxserve.sim.machine.collectives import AllReduce
-from jaxserve.tiers import Tier
 
 GIB = 2**30
 
@@ -106,7 +105,7 @@ class Gpu:
     bandwidth_bytes_per_s: float
     """peak memory bandwidth."""
     linear: tuple[LinearFit, LinearFit, LinearFit]
-    """fits by tier, see ``jaxserve.tiers.Tier``."""
+    """fits by tier, see ``jaxserve.fields.Tier``."""
     head_bandwidth_efficiency: float
     """reached share of memory bandwidth in the output head (bf16)."""
     head_flops_efficiency: float
@@ -252,7 +251,7 @@ class EngineSettings:
 
     token_budget: int = 2048
     """tokens that one iteration may schedule (chunked prefill)."""
-    max_sequences: int = LARGEST_BATCH
+    max_sequences: int = MAX_BATCH
     """largest batch cap; also what the nominal logits buffer is sized for."""
     memory_utilization: float = 0.92
     """share of device memory that the engine plans with."""

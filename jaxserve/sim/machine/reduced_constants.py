@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.beyond import Beyond, by_tier
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.moe_terms import Beyond, by_tier
 from jaxserve.sim.machine.stack import ServedGpu
 
 # Architecture that attention, elementwise and draft constants were measured with.

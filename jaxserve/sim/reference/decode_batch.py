@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.reference.request import Request
 
 

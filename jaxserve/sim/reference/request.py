@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 
 LOG_DTYPE = np.dtype(
     [

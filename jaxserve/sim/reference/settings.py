@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 

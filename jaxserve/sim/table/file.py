@@ -38,10 +38,11 @@ from jaxserve import checks
 from jaxserve.arrays.convert import numpy_of
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
-from jaxserve.limits import MAX_DEPTH, TOKEN_BUDGETS
+from jaxserve.fields import MAX_DEPTH, TOKEN_BUDGETS, Tier
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
 from jaxserve.sim.machine.stack import Stack
+from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.grid import (
     AXES,
     LEAST_BUCKETS,
@@ -51,8 +52,6 @@ from jaxserve.sim.table.grid import (
     grid_rows,
     grid_shape,
 )
-from jaxserve.sim.table.measured import Extent
-from jaxserve.tiers import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")

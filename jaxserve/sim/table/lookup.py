@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxserve.arrays.convert import on_device
 from jaxserve.arrays.shared_rows import SharedRows
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.table.file import TableFile
 from jaxserve.sim.table.grid import (
     BATCH_SIZES,

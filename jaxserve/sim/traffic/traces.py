@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import LONGEST_TOKENS
+from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.request_kinds import check_kinds, number_kinds
 from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
@@ -84,7 +84,7 @@ class Trace:
     @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""
-        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - LONGEST_TOKENS
+        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - MAX_CONTEXT_TOKENS
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
@@ -92,8 +92,8 @@ class Trace:
         themselves."""
         if not self.beyond_table[0]:
             return self
-        output = np.minimum(self.output_tokens, LONGEST_TOKENS - 1)
-        prompt = np.minimum(self.prompt_tokens, LONGEST_TOKENS - output)
+        output = np.minimum(self.output_tokens, MAX_CONTEXT_TOKENS - 1)
+        prompt = np.minimum(self.prompt_tokens, MAX_CONTEXT_TOKENS - output)
         return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
 
     def chosen(self, requests: NDArray[np.bool_]) -> Trace:
@@ -132,8 +132,8 @@ class Trace:
         if requests:
             notes.append(
                 f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
-                f"than the {LONGEST_TOKENS:,} tokens that latency tables know; they are shortened "
-                f"by {tokens:,} tokens in all"
+                f"than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; they are "
+                f"shortened by {tokens:,} tokens in all"
             )
         return "; ".join(notes) or None
 

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import jaxserve
 from jaxserve.sim.fast import admission
-from jaxserve.sim.fast.chance_waits import Wait
 from jaxserve.sim.fast.lines import AGE_KNOTS, age_by_one_tick, fifo_cut
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import init_sim
 from jaxserve.sim.fast.tick_state import Admission, Queues, Room, Timing, WindowPlan
+from jaxserve.sim.fast.waiting_times import Wait
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction

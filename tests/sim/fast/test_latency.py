@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.sim.fast.chance_waits import Wait
 from jaxserve.sim.fast.latency import (
     TTFT_EDGES_S,
     FirstTokenDelay,
@@ -20,6 +19,7 @@ from jaxserve.sim.fast.latency import (
 )
 from jaxserve.sim.fast.lines import AGE_KNOTS
 from jaxserve.sim.fast.tick_state import Queues, Tally, empty_tally
+from jaxserve.sim.fast.waiting_times import Wait
 
 TICK_S = jnp.float32(0.125)
 ttft_exceeded = jax.jit(ttft_exceeded)

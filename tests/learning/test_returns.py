@@ -1,10 +1,14 @@
-"""The learner's reward scale: returns of unit variance about zero, whatever the task pays."""
+"""Discounts of tasks, and the reward scale: returns of unit variance about zero."""
+
+import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.learning.reward_scale import RewardScale
+import jaxserve
+from jaxserve.learning.returns import QUEUE_DISCOUNT, RewardScale, task_discount
 
 DISCOUNT = 0.9
 
@@ -48,3 +52,22 @@ def test_a_task_that_pays_always_the_same_gives_zero() -> None:
     """Without any variance there is nothing to learn, and nothing that is not a number."""
     scaled = after(np.full((200, 4), 0.5), rollouts=200)(np.full((25, 4), 0.5))
     assert np.isfinite(scaled).all() and np.abs(scaled).max() < 0.1
+
+
+def test_as_far_as_a_regime_lasts() -> None:
+    """With knobs that restart engines: the mean stay in a regime, in windows."""
+    env = jaxserve.make("adversarial_multitenant")
+    assert task_discount(env) == pytest.approx(1.0 - 1.0 / 47.5)
+
+
+def test_to_the_end_of_an_episode_without_other_regimes() -> None:
+    """Where traffic stays the same, what a restart gains lasts to the end of the episode."""
+    env = jaxserve.make("azure_conversation")
+    assert task_discount(env) == pytest.approx(1.0 - 1.0 / 200.0)
+    shorter = dataclasses.replace(env, horizon=jnp.int32(100))
+    assert task_discount(shorter) == pytest.approx(1.0 - 1.0 / 100.0)
+
+
+def test_short_without_knobs_that_restart() -> None:
+    """Batch cap and KV budget act at once."""
+    assert task_discount(jaxserve.make("static_workload")) == QUEUE_DISCOUNT

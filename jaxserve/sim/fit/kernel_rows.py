@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
-from jaxserve.limits import LARGEST_BATCH
+from jaxserve.fields import MAX_BATCH
+from jaxserve.sim.fit.columns import numbers, read_columns
 from jaxserve.sim.machine.hardware import LlmModel
-from jaxserve.sim.table.columns import numbers, read_columns
 
 Array = NDArray[np.float64]
 
@@ -143,7 +143,7 @@ def _attention_columns(
 def decode_rows(path: Path, model: LlmModel, tensor_parallel: int = 1) -> KernelRows:
     """Decode attention of ``size`` sequences with ``length`` KV tokens; see ``linear_rows``."""
     columns, keep = _attention_columns(path, model, tensor_parallel)
-    keep &= columns["batch_size"] <= LARGEST_BATCH
+    keep &= columns["batch_size"] <= MAX_BATCH
     context = columns["isl"] + columns["step"]
     return KernelRows(columns["batch_size"][keep], context[keep], columns["latency"][keep] * 1e-3)
 

@@ -14,8 +14,8 @@ import jaxserve
 from jaxserve import cli
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.sim.table.extent import Extent, warn_beyond
 from jaxserve.sim.table.file import TableFile, read_table_file, write_table_file
-from jaxserve.sim.table.measured import Extent, warn_beyond
 
 _TABLE = "llama-3.1-8b__a100-sxm-40gb"
 _MEASURED = Extent.of_rows([4, 64], [128, 2048], [128, 512])

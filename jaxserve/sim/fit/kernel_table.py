@@ -21,25 +21,25 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import TOKEN_BUDGETS
-from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LinearFit, LlmModel
-from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.table import kernel_fit
-from jaxserve.sim.table.build import fill_measured
-from jaxserve.sim.table.edges import Extrapolation, edges
-from jaxserve.sim.table.file import TableFile, write_table_file
-from jaxserve.sim.table.kernel_files import read_kernels
-from jaxserve.sim.table.kernel_rows import KernelRows
-from jaxserve.sim.table.layer_profile import (
+from jaxserve.fields import TOKEN_BUDGETS
+from jaxserve.sim.fit import kernel_fit
+from jaxserve.sim.fit.extrapolation import Extrapolation, edges
+from jaxserve.sim.fit.kernel_files import read_kernels
+from jaxserve.sim.fit.kernel_rows import KernelRows
+from jaxserve.sim.fit.layer_profile import (
     ATTENTION_COLUMNS,
     PRODUCTS,
     SHORTEST_CHUNK,
     LayerProfile,
     ProfileTimer,
 )
-from jaxserve.sim.table.plausible import check_unit
+from jaxserve.sim.fit.plausible import check_unit
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LinearFit, LlmModel
+from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.table.build import fill_measured
+from jaxserve.sim.table.file import TableFile, write_table_file
 
 WORST_ERROR = 0.15
 """Mean relative error on rows that a fit was not shown, or on whole iterations, beyond which there

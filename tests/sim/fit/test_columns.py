@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table.columns import numbers, read_columns
+from jaxserve.sim.fit.columns import numbers, read_columns
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])

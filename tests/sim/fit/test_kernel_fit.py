@@ -7,10 +7,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxserve.sim.fit import kernel_fit
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import CacheFit
-from jaxserve.sim.table import kernel_fit
-from tests.sim.table.kernel_samples import GPU, MODEL, exact_rows
+from tests.sim.fit.kernel_samples import GPU, MODEL, exact_rows
 
 
 @pytest.mark.parametrize("kind", ["linear", "decode", "prefill"])

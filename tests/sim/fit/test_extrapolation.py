@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.sim.table.edges import Extrapolation, edges
-from jaxserve.sim.table.sweep import Sweep
+from jaxserve.sim.fit.extrapolation import Extrapolation, edges
+from jaxserve.sim.fit.sweep import Sweep
 
 
 def _sweep(concurrency: list[float], prompt: list[float]) -> Sweep:

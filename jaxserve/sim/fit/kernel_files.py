@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
+from jaxserve.sim.fit import kernel_rows, layer_profile
+from jaxserve.sim.fit.columns import read_columns
+from jaxserve.sim.fit.kernel_rows import FORMAT, KernelRows
+from jaxserve.sim.fit.layer_profile import LayerProfile
 from jaxserve.sim.machine.hardware import LlmModel
-from jaxserve.sim.table import kernel_rows, layer_profile
-from jaxserve.sim.table.columns import read_columns
-from jaxserve.sim.table.kernel_rows import FORMAT, KernelRows
-from jaxserve.sim.table.layer_profile import LayerProfile
 
 _KERNEL_UNIT = "latency must be in milliseconds, for the model and the GPUs that are named"
 _PROFILE_UNIT = "time_us must be in microseconds, for the model and the GPUs that are named"
@@ -51,7 +51,7 @@ class Measured:
     """What the files say."""
 
     rows: dict[str, KernelRows]
-    """by kind of kernel, see ``jaxserve.sim.table.kernel_fit``."""
+    """by kind of kernel, see ``jaxserve.sim.fit.kernel_fit``."""
     unit: str
     """what unit times must be in, as the end of an error."""
     source: str

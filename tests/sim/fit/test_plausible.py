@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.sim.fit.plausible import check_plausible
+from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
-from jaxserve.sim.table.plausible import check_plausible
-from jaxserve.sim.table.sweep import Sweep
 
 _POINTS = np.array(
     [(c, p, o) for c in (1, 4, 16, 64, 128) for p, o in ((128, 256), (1024, 128), (4096, 512))]

@@ -12,8 +12,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table.kernel_files import read_kernels
-from tests.sim.table.kernel_samples import MODEL, write_kernels, write_profile
+from jaxserve.sim.fit.kernel_files import read_kernels
+from tests.sim.fit.kernel_samples import MODEL, write_kernels, write_profile
 
 
 def test_kinds_are_told_by_columns(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table.kernel_fit import predicted_s
-from jaxserve.sim.table.layer_profile import LayerProfile, ProfileTimer
-from tests.sim.table.kernel_samples import GPU, MODEL, write_profile
+from jaxserve.sim.fit.kernel_fit import predicted_s
+from jaxserve.sim.fit.layer_profile import LayerProfile, ProfileTimer
+from tests.sim.fit.kernel_samples import GPU, MODEL, write_profile
 
 
 def write_plane(directory: Path, attention_us, skip=None) -> LayerProfile:

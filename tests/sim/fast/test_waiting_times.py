@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.sim.fast.chance_waits import (
+from jaxserve.sim.fast.waiting_times import (
     ROUTING_MIXED,
     ROUTING_SPLIT,
     Wait,

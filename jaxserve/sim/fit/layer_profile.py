@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table.columns import numbers, read_columns
-from jaxserve.sim.table.kernel_rows import KernelRows
+from jaxserve.sim.fit.columns import numbers, read_columns
+from jaxserve.sim.fit.kernel_rows import KernelRows
 
 Array = NDArray[np.float64]
 Curves = dict[str, tuple[Array, Array]]

@@ -10,8 +10,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
-from tests.sim.table.kernel_samples import MODEL
+from jaxserve.sim.fit.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
+from tests.sim.fit.kernel_samples import MODEL
 
 _HEADS = {
     "num_heads": [32, 32, 32, 64, 32],

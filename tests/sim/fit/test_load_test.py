@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
 from jaxserve.fidelity.sources import shared_data
-from jaxserve.sim.machine.cost_model import CostModel
-from jaxserve.sim.machine.hardware import Gpu, load_gpu
-from jaxserve.sim.machine.memory import kv_capacity_tokens
-from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.closed_loop import closed_loop
-from jaxserve.sim.table.file import read_table_file
-from jaxserve.sim.table.fit import (
+from jaxserve.sim.fit.load_test import (
     FitReport,
     GpuPeaks,
     MeasuredEngine,
@@ -25,8 +19,14 @@ from jaxserve.sim.table.fit import (
     fit_sweep,
     rescale,
 )
+from jaxserve.sim.fit.sweep import Sweep
+from jaxserve.sim.machine.cost_model import CostModel
+from jaxserve.sim.machine.hardware import Gpu, load_gpu
+from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.models import load_model
+from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.lookup import latency_table
-from jaxserve.sim.table.sweep import Sweep
 
 GPU, MODEL = load_gpu("a100-sxm-80gb"), load_model("llama-3.1-8b")
 MEASURED = "measured_h100_llama31_8b_trtllm.csv"

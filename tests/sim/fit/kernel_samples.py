@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from jaxserve.sim.fit.kernel_fit import predicted_s
+from jaxserve.sim.fit.kernel_rows import KernelRows
 from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.kernel_fit import predicted_s
-from jaxserve.sim.table.kernel_rows import KernelRows
 
 MODEL = load_model("llama-3.1-8b")
 GPU = load_gpu("h100-sxm-80gb")

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from jaxserve.sim.fit.kernel_rows import FOLDS, KernelRows
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
-from jaxserve.sim.table.kernel_rows import FOLDS, KernelRows
 
 Array = NDArray[np.float64]
 

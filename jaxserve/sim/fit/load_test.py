@@ -23,22 +23,21 @@ from scipy.optimize import OptimizeResult, least_squares
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import TOKEN_BUDGETS
+from jaxserve.fields import TOKEN_BUDGETS, Tier
+from jaxserve.sim.fit.extrapolation import Extrapolation, edges
+from jaxserve.sim.fit.plausible import check_plausible
+from jaxserve.sim.fit.sweep import Sweep, read_sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import GIB, EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
-from jaxserve.sim.table.edges import Extrapolation, edges
+from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.file import (
     TableFile,
     write_table_file,
 )
-from jaxserve.sim.table.measured import Extent
-from jaxserve.sim.table.plausible import check_plausible
-from jaxserve.sim.table.sweep import Sweep, read_sweep
-from jaxserve.tiers import Tier
 
 FOLDS = 3
 """Every third row is held out in turn."""
@@ -159,7 +158,7 @@ def fit(
     """Fits the sweep in ``path`` and writes the table that it gives to ``out``.
 
     Args:
-      path: measured sweep, see ``jaxserve.sim.table.sweep``.
+      path: measured sweep, see ``jaxserve.sim.fit.sweep``.
       gpu_name: GPU whose constants are the prior.
       model_name: model that was measured.
       out: path of the table, ending in .parquet.

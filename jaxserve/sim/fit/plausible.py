@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
+from jaxserve.sim.fit.sweep import MIN_ROWS, Sweep
 from jaxserve.sim.table.closed_loop import ClosedLoop
-from jaxserve.sim.table.sweep import MIN_ROWS, Sweep
 
 Array = NDArray[np.float64]
 Predict = Callable[[Sweep], ClosedLoop]

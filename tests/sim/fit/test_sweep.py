@@ -9,8 +9,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.sim.table import sweep
-from jaxserve.sim.table.sweep import MIN_ROWS, Sweep, read_sweep
+from jaxserve.sim.fit import sweep
+from jaxserve.sim.fit.sweep import MIN_ROWS, Sweep, read_sweep
 
 HEADER = "max_concurrency,random_input_len,random_output_len,mean_ttft_ms,mean_tpot_ms"
 ROWS = [[2**i, 512, 128, 20.0 + i, 7.0 + i / 2] for i in range(MIN_ROWS)]
