@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.arrays.batching import add_up, largest, stage
+from jaxserve.arrays.batching import add_up, largest, stage, staged
 from jaxserve.types import PRIORITY_GROUPS
 
 _FINE_KNOTS = 8
@@ -68,17 +68,18 @@ def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.A
       float32[F, ...], served requests; no resource is overdrawn beyond rounding.
     """
     total = waiting[:, 0]
-    demand = stage(live, _demand, total, group, usage)
-    marginal, left = stage(live, _marginal_group, demand)
-    weight, shares = stage(live, _scarcest_resource, total, group == marginal, usage, left)
+    demand = _demand(live, total, group, usage)
+    marginal, left = _marginal_group(live, demand)
+    weight, shares = _scarcest_resource(live, total, group == marginal, usage, left)
     load = stage(live, lambda weight, waiting: add_up(weight[:, None] * waiting), weight, waiting)
-    served_share = stage(live, _served_share, load)
-    from_marginal = stage(live, _served_by_share, waiting, served_share)
+    served_share = _served_share(live, load)
+    from_marginal = _served_by_share(live, waiting, served_share)
     over = largest(add_up(shares * from_marginal, axis=1))
     from_marginal = from_marginal / jnp.maximum(over, 1.0)
     return jnp.where(group < marginal, total, jnp.where(group == marginal, from_marginal, 0.0))
 
 
+@staged
 def _demand(total: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
     """float32[G, R, ...]: what each group and all before it would take of each resource."""
     need = usage * total
@@ -87,6 +88,7 @@ def _demand(total: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
     )
 
 
+@staged
 def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first group that does not fit, and what the ones before leave of each resource."""
     fits = largest(demand, axis=1) <= 1.0
@@ -95,6 +97,7 @@ def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
     return marginal, 1.0 - before
 
 
+@staged
 def _scarcest_resource(
     total: jax.Array, is_marginal: jax.Array, usage: jax.Array, left: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -105,6 +108,7 @@ def _scarcest_resource(
     return weight, shares
 
 
+@staged
 def _served_share(load: jax.Array) -> jax.Array:
     """float32[A, ...]: served share of the cohort between each knot and the next.
 
@@ -114,6 +118,7 @@ def _served_share(load: jax.Array) -> jax.Array:
     return jnp.clip((1.0 - older) / jnp.maximum(load - older, 1e-9), 0.0, 1.0)
 
 
+@staged
 def _served_by_share(waiting: jax.Array, served_share: jax.Array) -> jax.Array:
     """sum_a served_share[a] (waiting[a] - waiting[a + 1]), summed by parts and in halves."""
     terms = waiting * (served_share - _shift(served_share, 1))

@@ -1,4 +1,4 @@
-"""Waits that mean counts do not show: for a slot, for KV, and for the prefills of others.
+"""Waiting times that mean counts do not show: for a slot, for KV, for the prefills of others.
 
 A tick advances mean counts and knows no iterations. A real batch varies around its mean and may be
 full where the mean has room; and a request may arrive in the middle of another one's prefill. Each
@@ -26,8 +26,8 @@ The value is calibrated on stationary traffic of the reference simulator with 2 
 ROUTING_SPLIT = 0.65
 """The same exponent where GPUs only prefill, so that the router sees which are idle. Erlang's
 formula for 2 and 4 servers that are busy for 0.4 to 0.8 of the time gives 0.61 to 0.69."""
-_MOST_PREFILL = 0.9  # share of the time; beyond, the fluid queues
-_LONGEST_WAIT_S = 10.0  # the fluid queues for longer ones
+_MAX_PREFILL_SHARE = 0.9  # share of the time; beyond, the fluid queues
+_MAX_WAIT_S = 10.0  # the fluid queues for longer ones
 _NORMAL_PEAK = np.float32(1.0 / np.sqrt(2.0 * np.pi))
 _NORMAL_TAIL_A, _NORMAL_TAIL_B = 0.339, 5.51
 
@@ -35,31 +35,31 @@ _NORMAL_TAIL_A, _NORMAL_TAIL_B = 0.339, 5.51
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Wait:
-    """A wait that some requests have; scalars, [...]."""
+    """Waiting time of a random request; float32[...] each."""
 
     share: jax.Array
     """probability of having to wait."""
     mean_s: jax.Array
-    """mean wait of those who do, s."""
+    """mean wait of the requests that wait, s."""
     variance_s2: jax.Array
-    """its variance, s^2."""
+    """variance of their wait, s^2."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WaitTally:
-    """Waits of a window's requests; scalars, [...]."""
+    """Sums over the waits of a window's requests; float32[...] each."""
 
     count: jax.Array
     """requests that wait."""
     wait_s: jax.Array
-    """sum of their waits, s."""
+    """sum of waits, s."""
     wait_s2: jax.Array
-    """sum of the squares, s^2."""
+    """sum of squared waits, s^2."""
 
 
 def add_wait(tally: WaitTally, wait: Wait, requests: jax.Array) -> WaitTally:
-    """Adds so many ``requests``, each of which may have the ``wait``."""
+    """The tally with ``requests`` float32[...] added, each of which may have the ``wait``."""
     waiting = requests * wait.share
     return WaitTally(
         count=tally.count + waiting,
@@ -69,7 +69,7 @@ def add_wait(tally: WaitTally, wait: Wait, requests: jax.Array) -> WaitTally:
 
 
 def mean_wait(tally: WaitTally, requests: jax.Array) -> Wait:
-    """The wait of a random one of ``requests``."""
+    """The wait of a random one of ``requests``, float32[...]."""
     count = jnp.maximum(tally.count, 1e-6)
     mean_s = tally.wait_s / count
     return Wait(
@@ -81,6 +81,7 @@ def mean_wait(tally: WaitTally, requests: jax.Array) -> Wait:
 
 def either_wait(first: Wait, second: Wait) -> Wait:
     """The wait of a request that has two independent reasons to wait."""
+    # P(either) = 1 - (1 - p)(1 - q); the moments are those of the mixture weighted by p and q.
     share = 1.0 - (1.0 - first.share) * (1.0 - second.share)
     divisor = jnp.maximum(first.share + second.share, 1e-6)
     mean_s = (first.share * first.mean_s + second.share * second.mean_s) / divisor
@@ -106,12 +107,14 @@ def blocked_wait(
     the side.
 
     Args:
-      mean, variance: of what all requests, waiting ones included, would use without the limit.
-      limit: what there is.
-      need: what a request takes.
-      freed: what becomes free in a tick.
-      tick_s: seconds per tick.
+      mean: float32[...], mean demand of all requests, waiting ones included, without the limit.
+      variance: float32[...], its variance.
+      limit: float32[...], amount of the resource.
+      need: float32[...], amount that a request takes.
+      freed: float32[...], amount that becomes free in a tick.
+      tick_s: float32[...], seconds per tick.
     """
+    # Distance of the mean from the limit in standard deviations, on either side.
     deviation = jnp.sqrt(jnp.maximum(variance, 1e-6))
     place = jnp.abs(limit - mean) / deviation
     # P(Z > x) = density(x) / ((1 - a) x + a sqrt(x^2 + b)) within 0.3 % (Borjesson and Sundberg,
@@ -120,16 +123,17 @@ def blocked_wait(
     density = _NORMAL_PEAK * jnp.exp(-0.5 * place**2)
     share = density / ((1.0 - _NORMAL_TAIL_A) * place + _NORMAL_TAIL_A * root)
     ahead = _NORMAL_TAIL_A * deviation * (root - place) + need
-    # At the limit, more is freed than below it.
+    # A request waits until what is ahead of it and its own need are freed, at the rate of a
+    # resource in full use; such waits are taken as exponential: variance = mean^2.
     freed = freed * jnp.maximum(limit / jnp.maximum(mean, 1e-3), 1.0)
-    mean_s = jnp.minimum(ahead / jnp.maximum(freed, 1e-6) * tick_s, _LONGEST_WAIT_S)
+    mean_s = jnp.minimum(ahead / jnp.maximum(freed, 1e-6) * tick_s, _MAX_WAIT_S)
     return Wait(share=share, mean_s=mean_s, variance_s2=mean_s**2)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PrefillTally:
-    """Prefills that requests may find in progress on their GPU; scalars, [...]."""
+    """Sums over prefills that requests may find in progress on their GPU; float32[...] each."""
 
     shared_s: jax.Array
     """GPU seconds of iterations that hold the end of a prompt and have room for more, s."""
@@ -138,13 +142,13 @@ class PrefillTally:
     wait_s2: jax.Array
     """wait of a request that arrives during a prefill, integrated over its arrival time, s^2."""
     wait_s3: jax.Array
-    """the squared wait, integrated likewise, s^3."""
+    """squared wait, integrated over the arrival time, s^3."""
     iterations: jax.Array
     """iterations with a prefill, as if no two prompts shared one."""
     added_s: jax.Array
     """GPU seconds that prefills add to decode iterations, s."""
     full_s: jax.Array
-    """what an iteration full of prompts adds, summed over the prefills, s."""
+    """GPU seconds that an iteration full of prompts adds, summed over the prefills, s."""
 
 
 def empty_prefills(zero: jax.Array) -> PrefillTally:
@@ -162,23 +166,27 @@ def add_prefills(
     full_chunk_s: jax.Array,
     skewed: bool = False,
 ) -> PrefillTally:
-    """Adds the prefills of a tick.
+    """The tally with the prefills of a tick added.
 
     A prefill takes n iterations, of which all but the last are full. A request that arrives in a
-    full one waits for the last one and shares it. One that arrives in the last waits for its end.
+    full iteration waits for the last one and shares it. A request that arrives in the last one
+    waits for its end.
 
     Args:
+      tally: earlier prefills of the window.
       admitted: float32[F, ...], prefills.
       prompt_spread: float32[F, ...], standard deviation of a prefill's seconds as a share of the
         mean.
-      prefill_s: float32[F, ...], duration of one.
-      chunks: float32[F, ...], n.
-      added_s: float32[F, ...], what it adds to those iterations.
-      full_chunk_s: float32[...], what an iteration full of prompts adds.
+      prefill_s: float32[F, ...], duration of a prefill, s.
+      chunks: float32[F, ...], iterations n of a prefill.
+      added_s: float32[F, ...], seconds that a prefill adds to those iterations.
+      full_chunk_s: float32[...], seconds that an iteration full of prompts adds.
       skewed: whether durations are lognormal, else the mean cube is as if they were narrow.
     """
     iteration_s = prefill_s / chunks
-    # A request is more likely to arrive during a long prefill than during a short one.
+    # Wait integrated over the arrival time, for n iterations of d seconds: d^2 / 2 in the last one
+    # and n (n - 1) d^2 / 2 in those before it.
+    # A request is more likely to arrive during a long prefill: E[s^2] = (1 + spread^2) E[s]^2.
     square = 1.0 + prompt_spread**2
     wait_s2 = 0.5 * square * iteration_s**2 * (chunks * (chunks - 1.0) + 1.0)
     # The mean cube of a lognormal is (1 + spread^2)^2 times its mean square times its mean.
@@ -195,9 +203,9 @@ def add_prefills(
 
 
 def prefill_share(tally: PrefillTally, gpu_s: jax.Array) -> jax.Array:
-    """Share of the GPUs' time that prefill takes; the fluid's queue shows what is beyond
-    ``_MOST_PREFILL``."""
-    return jnp.minimum(tally.added_s / jnp.maximum(gpu_s, 1e-6), _MOST_PREFILL)
+    """Share of the GPUs' seconds ``gpu_s`` that prefill takes; more than ``_MAX_PREFILL_SHARE``
+    shows in the fluid's queue."""
+    return jnp.minimum(tally.added_s / jnp.maximum(gpu_s, 1e-6), _MAX_PREFILL_SHARE)
 
 
 def carrying_share(tally: PrefillTally, requests: jax.Array, iterations: jax.Array) -> jax.Array:
@@ -206,6 +214,7 @@ def carrying_share(tally: PrefillTally, requests: jax.Array, iterations: jax.Arr
     All but the last iteration of a long prompt are full. Prompts end in any of the others, several
     perhaps in the same one.
     """
+    # N ends fall into I iterations at random, so exp(-N / I) of those not full carry none.
     iterations = jnp.maximum(iterations, 1e-6)
     full = jnp.minimum((tally.iterations - requests) / iterations, 1.0)
     return 1.0 - (1.0 - full) * jnp.exp(-requests / iterations)
@@ -228,22 +237,27 @@ def prefill_wait(
     1 / (1 - r) times as long on average, at most by a full chunk.
 
     Args:
-      gpus: GPUs that prefill.
-      gpu_s: GPU seconds of the window.
-      step_s: length of a decode step without prefill.
-      requests: first tokens in the window.
+      tally: prefills of the window.
+      gpus: float32[...], GPUs that prefill.
+      gpu_s: float32[...], GPU seconds of the window.
+      step_s: float32[...], seconds of a decode step without prefill.
+      requests: float32[...], first tokens in the window.
       routing: ``ROUTING_MIXED`` or ``ROUTING_SPLIT``.
     """
+    # Probability that a GPU prefills at a random moment (PASTA, Wolff, Operations Research 1982).
     gpu_s = jnp.maximum(gpu_s, 1e-6)
     exclusive = jnp.clip(tally.exclusive_s / gpu_s, 0.0, 1.0)
     # Prompts that arrive together share an iteration that has room. Each still adds its own time.
     busy = 1.0 - (1.0 - exclusive) * jnp.exp(-tally.shared_s / gpu_s)
     added = jnp.minimum(tally.added_s / gpu_s, 1.0)
     busy = jnp.maximum(busy, added)
+    # Residual time of the prefill found: mean = integral of the wait / time in prefill, E[s^2] /
+    # (2 E[s]) for a single iteration; its variance at least that of a uniform wait.
     met_s = jnp.maximum(tally.shared_s + tally.exclusive_s, 1e-6)
     mean_s = tally.wait_s2 / met_s
     variance_s2 = jnp.maximum(tally.wait_s3 / met_s - mean_s**2, mean_s**2 / 3.0)
 
+    # Iterations stretch to 1 / (1 - r) of their length, and carry the prompts of their neighbours.
     share = prefill_share(tally, gpu_s)
     full_s = tally.full_s / requests
     alone_s = met_s / jnp.maximum(tally.iterations, 1e-6)
