@@ -36,7 +36,7 @@ def idle_ages(classes: OutputAges | None) -> Ages | None:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Step:
+class Decoded:
     """What a while of decoding does to the running sequences; sums over ages, [F, ...]."""
 
     alive: jax.Array
@@ -78,7 +78,7 @@ def begin(count: jax.Array, phase: jax.Array, bins: int) -> jax.Array:
 
 def join(
     classes: OutputAges, ages: Ages, count: jax.Array, progress: jax.Array
-) -> tuple[Ages, Step]:
+) -> tuple[Ages, Decoded]:
     """Sequences begin, evenly spread over the while that ends now.
 
     Args:
@@ -101,7 +101,7 @@ def join(
     age = classes.width[:, None] * places
     ended_age = decoded - age * (1.0 - gone)
     worked = add_up(begun * decoded, axis=1) + older * count
-    step = Step(
+    step = Decoded(
         # On average they are there for half of the while, or less.
         alive=jnp.clip(worked / jnp.maximum(progress, TINY), 0.0, 0.5 * count),
         completed=add_up(begun * gone, axis=1) + older * count,
@@ -112,7 +112,7 @@ def join(
     ), step
 
 
-def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages, Step]:
+def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages, Decoded]:
     """The running sequences decode.
 
     Args:
@@ -138,7 +138,7 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
     kept = _towards_end(staying, moved)
     ended = ages.running - jnp.where(_places(bins, whole) + whole[:, None] < bins, staying, 0.0)
     age = ages_of(classes, ages) + 0.5 * progress[:, None]
-    step = Step(
+    step = Decoded(
         alive=add_up(alive, axis=1),
         completed=add_up(ended, axis=1),
         completed_age=add_up(ended * age, axis=1),

@@ -47,7 +47,7 @@ _READ = {
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredKernels:
     """What the files say."""
 
     rows: dict[str, KernelRows]
@@ -62,7 +62,7 @@ class Measured:
     """rows in other number formats than the one that is used, by the format."""
 
 
-def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -> Measured:
+def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -> MeasuredKernels:
     """Reads files of single kernels or of a layer profile.
 
     Raises:
@@ -89,7 +89,7 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
             for kind, form in _KERNELS.items()
         }
         engine = " ".join(", ".join(sorted(said[name])) for name in ("framework", "version"))
-        return Measured(
+        return MeasuredKernels(
             _in_layers(rows, model.layers),
             _KERNEL_UNIT,
             f"kernels of {engine}".strip(),
@@ -98,7 +98,7 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
     if {*found} == {*_PROFILE}:
         profile = LayerProfile.read(*(found[form] for form in _PROFILE))
         rows = _in_layers(profile.rows(model.layers), model.layers)
-        return Measured(rows, _PROFILE_UNIT, "a layer profile", profile)
+        return MeasuredKernels(rows, _PROFILE_UNIT, "a layer profile", profile)
     raise InputError(
         f"the files are {', '.join(sorted(found))}; needed are {', '.join(_KERNELS.values())}, or "
         f"{', '.join(_PROFILE)} of a layer profile"
