@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from benchmarks.page import page_parser, publish
 from jaxserve.agents.heuristic import HeuristicPolicy
-from jaxserve.agents.panel import TaskSetup, find_best_static, load_setup
+from jaxserve.agents.panel import find_best_static
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.search import TIE, setting_text, static_objective
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
 from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains

@@ -13,7 +13,7 @@ from jaxserve.sim.machine.hardware import gpu_names
 from jaxserve.sim.machine.models import model_names
 
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.agents.task_setup import TaskSetup
 
 _COMPARED = ("task_digest", "hardware", "model", "table", "trace")
 """Inputs (``jaxserve.tasks.inputs``) that an agent's rewards depend on. A copy of a task under

@@ -12,8 +12,8 @@ import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.progress import Progress
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
 from jaxserve.learning.ppo import Learner

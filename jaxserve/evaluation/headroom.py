@@ -18,10 +18,8 @@ from rich.table import Table
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
 from jaxserve.agents.oracle import oracle_plans
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.recorded_episodes import spread_order
 from jaxserve.agents.regimes import regime_env
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.search import (
@@ -31,6 +29,7 @@ from jaxserve.agents.search import (
     setting_text,
     static_objective,
 )
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.spaces import ACTION_BOUNDS
@@ -116,15 +115,14 @@ def measure_headroom(
     """
     budget = budget or SearchBudget()
     spec = setup.spec
-    training_env, training = setup.episodes("train", budget.training_episodes)
+    training_env, training = setup.search_episodes(budget.training_episodes)
     env, test = setup.episodes("test", budget.test_episodes)
     effort = SearchEffort(candidates=budget.candidates)
-    order = spread_order(len(training)) if setup.has_parts else slice(None)
-    searched = search_static(training_env, training[order], effort=effort, progress=progress)
+    searched = search_static(training_env, training, effort=effort, progress=progress)
     static = searched.setting
     regimes = len(spec.regimes)
     by_regime = regime_settings(
-        training_env, training[order][:8], static, regimes=regimes, progress=progress
+        training_env, training[:8], static, regimes=regimes, progress=progress
     )
     settings = np.concatenate([by_regime, static[None]])
     _, held_out = setup.episodes("validation", 8)

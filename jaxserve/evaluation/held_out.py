@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.agents.choice import in_one_program
-from jaxserve.agents.panel import TaskSetup, build_agent, find_best_static, static_policy
+from jaxserve.agents.panel import build_agent, find_best_static, static_policy
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress, StageProgress, stage_progress
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import StaticSearch
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
     Interval,

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxserve import checks
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError

@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import save_weights
 from jaxserve.errors import InputError
 from jaxserve.evaluation.held_out import evaluate

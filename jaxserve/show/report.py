@@ -15,8 +15,8 @@ from jaxserve.tasks.spec import TaskSpec
 
 # What makes these takes seconds to import, and most commands print only one of them.
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
     from jaxserve.agents.search import StaticSearch
+    from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult

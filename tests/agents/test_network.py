@@ -24,8 +24,8 @@ from jaxserve.agents.network import (
     sample_action,
     sticky_action,
 )
-from jaxserve.agents.panel import packaged_weights
 from jaxserve.agents.rollout import rollout
+from jaxserve.agents.task_setup import packaged_weights
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.evaluation.episode_statistics import interval

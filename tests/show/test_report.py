@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
-from jaxserve.agents.panel import load_setup
 from jaxserve.agents.search import Contender, StaticSearch
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.evaluation.episode_statistics import EpisodeSums, Interval, statistics_of
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
 from jaxserve.learning.training import TrainingResult
