@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from jaxserve.errors import InputError
 
-_LARGEST = sys.float_info.max
-_LONGEST = 120
+_MAX_NUMBER = sys.float_info.max
+_MAX_QUOTED = 120
 """Characters of a value in an error."""
 _ADDRESS = re.compile(
     r"https?://(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE
@@ -43,11 +43,11 @@ def refuse(name: str, value: Any, allowed: str) -> NoReturn:
     """Raises the InputError of ``value``; ``allowed`` completes "it must be"."""
     plain = isinstance(value, Real) and not isinstance(value, int)  # NumPy's repr names the type
     shown = str(value) if plain else _short.repr(value)
-    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
+    shown = shown if len(shown) <= _MAX_QUOTED else f"{shown[: _MAX_QUOTED - 3]}..."
     raise InputError(f"{name} is {shown}; it must be {allowed}") from None
 
 
-def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST) -> float:
+def number(name: str, value: Any, low: float = -_MAX_NUMBER, high: float = _MAX_NUMBER) -> float:
     """A finite number from ``low`` to ``high``."""
     given = _float(value)
     if not low <= given <= high:
@@ -72,19 +72,19 @@ def is_finite(value: Any) -> bool:
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     given = _float(value)
-    if not 0 < given <= _LARGEST:
+    if not 0 < given <= _MAX_NUMBER:
         refuse(name, value, "a finite number above 0")
     return given
 
 
-def whole(name: str, value: Any, low: float, high: float = _LARGEST) -> int:
+def whole(name: str, value: Any, low: float, high: float = _MAX_NUMBER) -> int:
     """A whole number from ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         refuse(name, value, _range("a whole number", low, high))
     return int(value)
 
 
-def digits(name: str, text: str, low: float, high: float = _LARGEST) -> int:
+def digits(name: str, text: str, low: float, high: float = _MAX_NUMBER) -> int:
     """A whole number that a variable or an option has in plain digits."""
     return whole(name, int(text) if re.fullmatch("[0-9]{1,18}", text) else text, low, high)
 
@@ -208,7 +208,7 @@ class JsonObject(dict[str, Any]):
         return f"{self.where}: {key if key.isprintable() else _short.repr(key)}"
 
     def number(
-        self, key: str, low: float = -_LARGEST, high: float = _LARGEST, default: Any = MISSING
+        self, key: str, low: float = -_MAX_NUMBER, high: float = _MAX_NUMBER, default: Any = MISSING
     ) -> float:
         """See the function."""
         return number(self.name(key), self.get(key, default), low, high)
@@ -221,7 +221,7 @@ class JsonObject(dict[str, Any]):
         """See the function."""
         return positive(self.name(key), self.get(key, MISSING))
 
-    def whole(self, key: str, low: float, high: float = _LARGEST, default: Any = MISSING) -> int:
+    def whole(self, key: str, low: float, high: float = _MAX_NUMBER, default: Any = MISSING) -> int:
         """See the function."""
         return whole(self.name(key), self.get(key, default), low, high)
 
@@ -254,8 +254,8 @@ class JsonObject(dict[str, Any]):
         self,
         key: str,
         count: int,
-        low: float = -_LARGEST,
-        high: float = _LARGEST,
+        low: float = -_MAX_NUMBER,
+        high: float = _MAX_NUMBER,
         default: Any = MISSING,
     ) -> Any:
         """A tuple of ``count`` finite numbers from ``low`` to ``high``."""
@@ -290,7 +290,7 @@ def _float(value: Any) -> float:
 def _range(kind: str, low: float, high: float) -> str:
     if low == high:
         return f"{low:.15g}"
-    if high < _LARGEST:
+    if high < _MAX_NUMBER:
         return f"{kind} from {low:.15g} to {high:.15g}"
     kind = kind.replace("a number", "a finite number")
-    return kind if low == -_LARGEST else f"{kind} from {low:.15g} on"
+    return kind if low == -_MAX_NUMBER else f"{kind} from {low:.15g} on"

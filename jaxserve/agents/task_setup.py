@@ -23,11 +23,10 @@ from jaxserve.registry import make
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.trace_classes import class_map
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.tasks.anchors import Anchors, load_anchors
-from jaxserve.tasks.inputs import task_inputs
+from jaxserve.tasks.inputs import InputFiles, task_inputs
 from jaxserve.tasks.own_deployment import OwnDeployment, own_slos, with_own_deployment
 from jaxserve.tasks.replay import trace_path
 from jaxserve.tasks.spec import CLASS_COUNT, TaskSpec, load_task
@@ -124,12 +123,13 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
     """
     spec = load_task(task)
     said = OwnDeployment(**own)
-    own_spec, given = with_own_deployment(spec, said)
+    reader = InputFiles()
+    own_spec, given = with_own_deployment(spec, said, reader)
     trace = _own_trace(spec, said)
     files: dict[str, Any] = given if trace is None else {**given, "trace": trace}
     env = make(own_spec, slos=own_slos(said), **files)
-    inputs = _inputs(own_spec, said, given)
-    task_itself = _inputs_of_task(spec) if said.given else inputs
+    inputs = _inputs(own_spec, said, given, reader)
+    task_itself = _inputs_of_task(spec, reader) if said.given else inputs
     changes = {
         name: value
         for name, value in said.given.items()
@@ -151,7 +151,7 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
             anchors = load_anchors(spec)
         except InputError as error:
             note = f"no scores: {error}"
-    doubt = 0.0 if anchors is not None else _doubt(own_spec, given)
+    doubt = 0.0 if anchors is not None else _doubt(own_spec, given, reader)
     kinds = _kinds(own_spec, trace)
     return TaskSetup(env, own_spec, inputs, changes, anchors, note, weights, kinds, doubt)
 
@@ -172,29 +172,31 @@ def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:
     return {kind: slice(int(at[0]), int(at[-1]) + 1) for kind, at in found.items()}
 
 
-def _inputs(spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str]) -> dict[str, Any]:
-    """See ``TaskSetup.inputs``; with the numbers and knobs of the user's own, where there are."""
+def _inputs(
+    spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str], reader: InputFiles
+) -> dict[str, Any]:
+    """See ``TaskSetup.inputs``; with the user's own numbers and knobs, if there are any."""
     numbers = {
         name: list(value) if isinstance(value, tuple) else value  # as a file gives it back
         for name, value in own.given.items()
         if name not in files
     }
-    return dict(task_inputs(spec, **files)) | ({"own": numbers} if numbers else {})
+    return dict(task_inputs(spec, files=reader, **files)) | ({"own": numbers} if numbers else {})
 
 
-def _doubt(spec: TaskSpec, files: Mapping[str, str]) -> float:
+def _doubt(spec: TaskSpec, files: Mapping[str, str], reader: InputFiles) -> float:
     """Relative doubt of the times of the table that a task is played with."""
     gpu = load_gpu(files.get("hardware", spec.hardware))
     llm = load_model(files.get("model", spec.model))
     table = files.get("table", f"{llm.name}__{gpu.name}")
-    error = read_table_file(table).metadata.fit_error or 0.0
+    error = reader.table(table).metadata.fit_error or 0.0
     return min(max(_DOUBT_OF_FIT * error, _MIN_DOUBT), _MAX_DOUBT)
 
 
-def _inputs_of_task(spec: TaskSpec) -> Mapping[str, Any]:
-    """Those of the task itself; none where it has no packaged table, so that one must be named."""
+def _inputs_of_task(spec: TaskSpec, reader: InputFiles) -> Mapping[str, Any]:
+    """Inputs of the task itself; empty if it has no packaged table, so that one must be named."""
     try:
-        return task_inputs(spec)
+        return task_inputs(spec, files=reader)
     except InputError:
         return {}
 

@@ -154,7 +154,7 @@ _RATIOS: Mapping[str, tuple[str, str, float]] = {
 }
 """Numerator, denominator and factor of each figure that is a ratio of sums."""
 _QUANTILES = {"ttft_p50_s": 0.5, "ttft_p99_s": 0.99}
-_FEWEST = {"good_tokens": 1.0}
+_MIN_COUNTS = {"good_tokens": 1.0}
 """Least sum that is not taken for none; the fast simulator has fractions of requests."""
 
 
@@ -208,7 +208,7 @@ def ratio(above: Any, below: Any, name: str = "") -> Column:
       name: of the denominator, which may be too little to count.
     """
     above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
-    known = (below > 0.0) & (below >= _FEWEST.get(name, 0.0))
+    known = (below > 0.0) & (below >= _MIN_COUNTS.get(name, 0.0))
     return np.where(known, above / np.where(known, below, 1.0), np.nan)
 
 
@@ -299,7 +299,7 @@ def _pooled(name: str, statistics: EpisodeStatistics) -> Interval:
 def _usd_per_1k_good_tokens(sums: EpisodeSums) -> Interval:
     """The inverse of tokens per dollar, of which a resample without good tokens has a finite
     number: 0."""
-    if sums.good_tokens.sum() < _FEWEST["good_tokens"]:
+    if sums.good_tokens.sum() < _MIN_COUNTS["good_tokens"]:
         return Interval(np.nan, np.nan, np.nan)
     columns = [sums.good_tokens, 1000.0 * sums.cost_usd]
     found = _bootstrap(columns, np.divide, ratio(columns[0], columns[1]))

@@ -23,7 +23,7 @@ from jaxserve.tasks.own_deployment import OwnDeployment
 Seeds = tuple[int, ...]
 """One for each policy that a run trains."""
 
-_LARGEST = 10**12
+_MAX_NUMBER = 10**12
 
 
 def check_run(
@@ -42,7 +42,7 @@ def check_run(
     Raises:
       InputError: a number out of range.
     """
-    checks.whole("steps", steps, 1, _LARGEST)
+    checks.whole("steps", steps, 1, _MAX_NUMBER)
     checks.whole("seeds", seeds, 1, 1024)
     checks.whole("seed", seed, 0, 2**31 - seeds)
     checks.whole("environments", environments, 8, 2**20)
@@ -97,9 +97,9 @@ def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Se
         if isinstance(default, bool):
             config.flag(name)
         elif isinstance(default, int):
-            config.whole(name, 1, _LARGEST)
+            config.whole(name, 1, _MAX_NUMBER)
         else:
-            config.number(name, 0, _LARGEST)
+            config.number(name, 0, _MAX_NUMBER)
     seeds = [checks.whole(about.name("seeds"), seed, 0) for seed in about.entries("seeds")]
     return PPOConfig(**config), tuple(seeds)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from jaxserve.errors import InputError
 
-_LARGEST = 1e12
+_MAX_VALUE = 1e12
 
 
 def read_columns(path: Path) -> dict[str, np.ndarray]:
@@ -43,11 +43,11 @@ def numbers(columns: dict[str, np.ndarray], name: str, where: str) -> NDArray[np
         values = columns[name].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"{where}: column {name} has other than numbers") from None
-    wrong = np.flatnonzero(~((values >= 0) & (values <= _LARGEST)))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _MAX_VALUE)))
     if len(wrong):
         raise InputError(
             f"{where}: row {wrong[0] + 1}, column {name} is {values[wrong[0]]:g}; it must be a "
-            f"number from 0 to {_LARGEST:g}"
+            f"number from 0 to {_MAX_VALUE:g}"
         )
     return values
 

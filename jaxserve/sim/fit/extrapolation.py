@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 _SHARE = 1 / 3
 """of the different values of an axis, at least one."""
-_FEWEST_LEFT = 4
+_MIN_LEFT = 4
 """rows from which the fit to the others must do."""
 
 
@@ -65,5 +65,5 @@ def edges(axes: Mapping[str, NDArray[np.float64]]) -> Iterator[Edge]:
     for axis, values in axes.items():
         levels = np.unique(values)
         rows = values > levels[len(levels) - 1 - max(1, int(_SHARE * len(levels)))]
-        if len(levels) > 1 and (~rows).sum() >= _FEWEST_LEFT:
+        if len(levels) > 1 and (~rows).sum() >= _MIN_LEFT:
             yield Edge(axis, float(values[~rows].max()), float(levels[-1]), rows)

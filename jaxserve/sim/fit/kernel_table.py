@@ -44,8 +44,8 @@ from jaxserve.sim.table.file import TableFile, write_table_file
 WORST_ERROR = 0.15
 """Mean relative error on rows that a fit was not shown, or on whole iterations, beyond which there
 is no table."""
-FEWEST_ROWS = 8
-FEWEST_SIZES = 3
+MIN_KERNEL_ROWS = 8
+MIN_SIZES = 3
 """Different values that an axis has at least."""
 
 LABELS = {
@@ -202,16 +202,16 @@ def _check_rows(
 ) -> None:
     """Refuses rows that say too little, or that no GPU can have given."""
     label, count = LABELS[kind], len(rows.seconds)
-    if count < FEWEST_ROWS:
+    if count < MIN_KERNEL_ROWS:
         raise InputError(
             f"{count} rows are of {label} of {model.name} in bf16, tensor parallelism "
-            f"{tensor_parallel}; at least {FEWEST_ROWS} are needed"
+            f"{tensor_parallel}; at least {MIN_KERNEL_ROWS} are needed"
         )
     for axis, values in _axes(kind, rows).items():
         sizes = len(np.unique(values))
-        if sizes < FEWEST_SIZES and not (sizes == 1 and axis in _MAY_BE_ONE):
+        if sizes < MIN_SIZES and not (sizes == 1 and axis in _MAY_BE_ONE):
             raise InputError(
-                f"the rows of {label} have {sizes} different {axis}; at least {FEWEST_SIZES} are "
+                f"the rows of {label} have {sizes} different {axis}; at least {MIN_SIZES} are "
                 "needed"
             )
     if not min(rows.seconds.min(), rows.size.min()) > 0:

@@ -20,7 +20,7 @@ from jaxserve.sim.table.closed_loop import ClosedLoop
 Array = NDArray[np.float64]
 Predict = Callable[[Sweep], ClosedLoop]
 
-FEWEST_CONCURRENCIES = 3
+MIN_CONCURRENCIES = 3
 """Fewer say nothing of how a batch adds to an iteration."""
 _OTHER_UNIT = 50.0
 """No GPU is this many times as fast or slow as another that runs the same model."""
@@ -28,7 +28,7 @@ _OTHER_ROW = 20.0
 """Times the usual distance from the prior, for a single row."""
 _WAITING = 1000.0
 """Times the prior's TTFT that a wait for a slot may take."""
-_MOST_ROWS = 0.5
+_MAX_ROWS_SHARE = 0.5
 _TTFT_BELOW_TPOT = 0.7
 _BETTER = 0.5
 """Share of the distance that is left after swapping, for columns to count as swapped."""
@@ -75,9 +75,9 @@ def _check_variety(sweep: Sweep) -> None:
             "needed"
         )
     levels = len(np.unique(sweep.concurrency))
-    if levels < FEWEST_CONCURRENCIES:
+    if levels < MIN_CONCURRENCIES:
         raise InputError(
-            f"its rows have {levels} different concurrencies; at least {FEWEST_CONCURRENCIES} are "
+            f"its rows have {levels} different concurrencies; at least {MIN_CONCURRENCIES} are "
             "needed"
         )
 
@@ -87,7 +87,7 @@ def _check_swapped_times(sweep: Sweep) -> None:
     if sweep.ttft_s is None:
         return
     below = sweep.ttft_s < _TTFT_BELOW_TPOT * sweep.tpot_s
-    if below.mean() > _MOST_ROWS:
+    if below.mean() > _MAX_ROWS_SHARE:
         raise InputError(
             f"in {int(below.sum())} of {len(sweep)} rows TTFT is far below TPOT; the two columns "
             "are swapped, or in different units"

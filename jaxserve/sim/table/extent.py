@@ -15,7 +15,7 @@ from jaxserve.errors import InputWarning
 TAIL = 0.05
 """Share of the requests at either end of a distribution of lengths that may lie beyond."""
 
-_MOST = 1e9
+_MAX = 1e9
 _LABELS = {
     "in_flight": "requests in flight",
     "prompts": "tokens in a prompt",
@@ -66,7 +66,7 @@ class Extent:
         Raises:
           InputError: a field is missing, or not two numbers of which the second is as large.
         """
-        return cls(**{field.name: item.rising_pair(field.name, 0, _MOST) for field in fields(cls)})
+        return cls(**{field.name: item.rising_pair(field.name, 0, _MAX) for field in fields(cls)})
 
     def beyond(self, measured: Extent) -> str | None:
         """What of this was not measured, in one sentence; None if all was."""

@@ -29,7 +29,7 @@ from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
 
 COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
-_FEWEST_TICKS = 10
+_MIN_TICKS = 10
 _TICK_TOLERANCE = 0.01
 
 
@@ -182,7 +182,7 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
 def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
     """The step of which all times are multiples, if it is long and times are shared."""
     steps_s = np.diff(np.unique(time_s))
-    if len(steps_s) < _FEWEST_TICKS or len(steps_s) + 1 == len(time_s):
+    if len(steps_s) < _MIN_TICKS or len(steps_s) + 1 == len(time_s):
         return None
     shortest_s = steps_s.min()
     if shortest_s < COARSE_TICK_S:
