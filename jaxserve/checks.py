@@ -137,7 +137,7 @@ def secret(variables: Mapping[str, str], name: str) -> str | None:
 
 
 def one_of(name: str, value: Any, allowed: Collection[str]) -> str:
-    """One of several words."""
+    """Checks that a value is one of several words."""
     if not isinstance(value, str) or value not in allowed:
         refuse(name, value, f"one of {', '.join(allowed)}")
     return value
@@ -174,7 +174,7 @@ def _is_host(text: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """What may be shown of an address."""
+    """Address without its password, to be shown."""
     shown = re.sub(r"^([\w=+.-]*://)?.*@", r"\1...@", url, flags=re.DOTALL)
     return re.sub(r"([?#]).+", r"\1...", shown, flags=re.DOTALL)
 
@@ -204,7 +204,7 @@ class JsonObject(dict[str, Any]):
             )
 
     def name(self, key: str) -> str:
-        """What a field is called in an error, in one line whatever its name is."""
+        """Name of a field in errors, in one line whatever its name is."""
         return f"{self.where}: {key if key.isprintable() else _short.repr(key)}"
 
     def number(

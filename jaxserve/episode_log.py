@@ -58,7 +58,7 @@ def read_log(log: Any) -> tuple[list[Any], list[StatedFigures]]:
 
 
 def stated_figures(timestep: TimeStep) -> StatedFigures:
-    """What a log may state, float64[T, ...] by name, from a replay's stacked TimeStep."""
+    """Figures that a log may state, float64[T, ...] by name, from a replay's stacked TimeStep."""
     figures = {"reward": timestep.reward, **vars(timestep.parts), **vars(timestep.observation)}
     return jax.tree.map(lambda value: np.asarray(value, np.float64), figures)
 

@@ -1,4 +1,4 @@
-"""What is said of a field of an action or an observation, once.
+"""Descriptions of the fields of actions and observations, limits of both, and quantisation tiers.
 
 ``ServeAction`` and ``ServeObservation`` (``jaxserve.types``) carry it; bounds, grids, labels,
 columns, schemas, prompts and the tables of the documentation are read from there.
@@ -41,7 +41,7 @@ class Bound:
 
     @property
     def dtype(self) -> type[np.number]:
-        """Of arrays of such values."""
+        """Type of arrays of such values."""
         return np.int32 if self.integer else np.float32
 
     def number(self, value: float) -> float:
@@ -61,17 +61,17 @@ class Knob:
 
     bound: Bound
     default: float
-    """what an operator gets who does not turn it, and its value where a task locks it."""
+    """value of an operator who does not turn the knob, and of a task that locks it."""
     grid: tuple[float, ...]
     """rising values that searches, learners and adapters choose from."""
     label: str
-    """in pictures and on the server's page."""
+    """label in pictures and on the server's page."""
     meaning: str
     effect: str = ""
-    """what turning it does."""
+    """effect of turning the knob."""
     unit: str = ""
     names: tuple[str, ...] = ()
-    """of the values 0, 1 and so on, where they have names."""
+    """names of the values 0, 1 and so on; empty where they have none."""
     octaves: bool = False
     """whether differences count in octaves."""
     restarts: bool = False
@@ -81,7 +81,7 @@ class Knob:
 
     @property
     def text(self) -> str:
-        """What it is, the names of its values and what it does, in one line."""
+        """Meaning, names of the values and effect in one line."""
         names = ", ".join(f"{value} {name}" for value, name in enumerate(self.names))
         return "; ".join(filter(None, (self.meaning, names, self.effect)))
 
@@ -103,7 +103,7 @@ class Entry:
 
     @property
     def bound(self) -> Bound:
-        """Its range."""
+        """Range of the observation."""
         return Bound(0, self.high)
 
 

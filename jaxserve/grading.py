@@ -57,14 +57,14 @@ Actions = ServeAction | Sequence[ServeAction | Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Grade:
-    """What an episode is worth."""
+    """Grade of an episode."""
 
     score: float
     """0 at random knobs, 0.5 at the best static setting, 1 at the oracle."""
     breakdown: dict[str, float]
     """shares by name, see the module."""
     feedback: str
-    """one sentence for a person."""
+    """feedback for a person, in one sentence."""
     goodput_rps: float
     """requests per second, over the horizon, that met all their objectives."""
     mean_reward: float

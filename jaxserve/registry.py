@@ -194,7 +194,7 @@ def _assemble(resolved: _Resolved) -> ServeEnv:
 
 
 def _extent(spec: TaskSpec) -> Extent:
-    """What the task's traffic and knobs ask of a table."""
+    """Extent of the task's traffic and knobs, to be compared with that of a table."""
     cap = make_action(**spec.locked).batch_cap
     if "batch_cap" in spec.knobs:
         cap = _limits(spec, 1)["batch_cap"]
@@ -298,7 +298,7 @@ def _differing(first: ServeEnv, other: ServeEnv) -> str:
 
 
 def _layout(env: ServeEnv) -> dict[str, str]:
-    """What decides which arrays an environment has, and their shapes."""
+    """Properties that decide which arrays an environment has, and their shapes."""
     classes, counts = env.workload.classes, env.workload.replay_counts
     ages, reuse = classes.output_ages, classes.reuse
     return {

@@ -13,11 +13,11 @@ import jax
 from jaxserve.fields import MAX_BATCH, MAX_CONTEXT_TOKENS, MAX_DEPTH, Bound, Tier, entry, knob
 
 PRIORITY_GROUPS = 3
-"""Of requests, 0 the highest."""
+"""Number of priority groups of requests, 0 the highest."""
 
 
 class Replaceable:
-    """What policies and wrappers take apart: a frozen dataclass with changed copies of itself."""
+    """Mixin of frozen dataclasses that policies and wrappers change: ``replace`` returns a copy."""
 
     def replace(self, **changes: Any) -> Self:
         """``dataclasses.replace`` as a method."""
@@ -95,7 +95,7 @@ class ServeAction(Replaceable):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ServeObservation(Replaceable):
-    """What an operator's dashboard shows at the end of a control window.
+    """Observation at the end of a control window, as an operator's dashboard shows it.
 
     Always finite and inside ``jaxserve.spaces.OBSERVATION_BOUNDS``. Names are those of earlier
     projects, whatever their ``_gb`` says: memory is in GiB.
@@ -156,7 +156,7 @@ class ServeObservation(Replaceable):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WindowMetrics(Replaceable):
-    """What happened in one control window. Counts are (fractional) requests; all float32.
+    """Metrics of a control window. Counts are (fractional) requests; all float32.
 
     Conservation: ``arrivals = completed + rejected + lost + change of (waiting + running)``.
     """
@@ -196,7 +196,8 @@ class WindowMetrics(Replaceable):
     p50_itl_s: jax.Array
     """median inter-token latency over the window, s."""
     p99_itl_s: jax.Array
-    """its 99th percentile, s; not observed, and 0 where a real engine was measured."""
+    """99th percentile of the inter-token latency, s; not observed, and 0 where a real engine was
+    measured."""
     tokens: jax.Array
     """output tokens produced."""
     preemptions: jax.Array
@@ -240,13 +241,13 @@ class RewardParts(Replaceable):
     memory: jax.Array
     """memory beyond the limit, <= 0."""
     total: jax.Array
-    """their sum."""
+    """sum of all terms."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TimeStep(Replaceable):
-    """What ``ServeEnv.reset`` and ``ServeEnv.step`` return beside the state."""
+    """Results of ``ServeEnv.reset`` and ``ServeEnv.step`` beside the state."""
 
     observation: ServeObservation
     reward: jax.Array

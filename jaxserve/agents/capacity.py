@@ -1,4 +1,4 @@
-"""What a configuration would deliver at a load: an operator's capacity planning, from load tests.
+"""Capacity planning: the service of a configuration at a load, from load tests.
 
 An operator knows the latency table of model and GPU, memory sizes, delays, SLOs and values before
 the first request. The traffic is estimated from what is observed; its regimes stay hidden.

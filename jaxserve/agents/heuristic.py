@@ -28,7 +28,7 @@ _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_sp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OperatorMemory:
-    """What the operator remembers from window to window."""
+    """Memory of the operator from window to window."""
 
     action: ServeAction
     """knobs of the last window."""
@@ -69,7 +69,7 @@ class HeuristicPolicy:
     """weight of a new window in running means: twenty windows average several bursts, and a
     regime lasts longer than that."""
     forget_acceptance: float = 0.9
-    """the same for draft acceptance, which hundreds of drafts per window measure well."""
+    """smoothing of draft acceptance, which hundreds of drafts per window measure well."""
     reconsider: float = 0.02
     """per window, how fast a low acceptance that is not measured (depth 0) is forgotten, so that
     speculation is tried again within a minute."""

@@ -81,7 +81,7 @@ class Outputs(NamedTuple):
     """Outputs of the network for a window."""
 
     logits: tuple[jax.Array, ...]
-    """one float32[..., N] for each knob that the task leaves to the agent."""
+    """logits of each knob that the task leaves to the agent, float32[..., N] each."""
     value: jax.Array
     """float32[...], discounted reward to come, scaled."""
 

@@ -1,4 +1,4 @@
-"""What searches maximise, a task's mean reward per window, over many episodes on all devices."""
+"""Objective of searches: a task's mean reward per window, over many episodes on all devices."""
 
 from __future__ import annotations
 

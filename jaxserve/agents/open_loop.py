@@ -39,7 +39,7 @@ class RandomPolicy:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class StaticPolicy:
-    """One setting for the whole episode."""
+    """A constant setting for the whole episode."""
 
     action: ServeAction
 

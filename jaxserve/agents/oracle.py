@@ -59,7 +59,7 @@ def oracle_plans(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> tuple[OraclePlan, np.ndarray]:
-    """One plan per episode and its mean reward.
+    """Plans of the oracle, one per episode, and their mean rewards.
 
     First a plan that all episodes share is improved setting by setting (``sweeps`` passes of
     coordinate ascent), then each episode's copy by evolution.

@@ -61,7 +61,7 @@ def parse_agents(text: str) -> tuple[str, ...]:
 
 
 def playable(names: Sequence[str], setup: TaskSetup) -> tuple[str, ...]:
-    """Those of ``names`` that need no weights, or have them."""
+    """Agents among ``names`` that need no weights, or have them."""
     trained = (setup.weights / "weights.json").is_file()
     return tuple(name for name in names if trained or name != "ppo")
 
@@ -137,7 +137,7 @@ _AGENTS: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {
     "heuristic": lambda setup, progress: HeuristicPolicy(),
     "ppo": _trained_policy,
 }
-"""Those that ``all`` stands for, in the order of the table."""
+"""Agents that ``all`` stands for, in the order of the table."""
 
 _PRIVILEGED: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {
     "planner": _planner,

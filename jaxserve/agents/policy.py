@@ -1,4 +1,4 @@
-"""What every controller is: a pure function from what it sees to what it turns."""
+"""The interface of every controller: a pure function from observations to knobs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PrivilegedPolicy(abc.ABC):
     def act_on_state(
         self, env: ServeEnv, memory: Any, state: EnvState, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """As ``Policy.act``, knowing the state before the window."""
+        """Action of ``Policy.act`` from the simulator's state before the window."""
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array

@@ -87,7 +87,7 @@ class DeploymentMemory:
     simulator."""
 
     deployment: Deployment
-    """on the host."""
+    """deployment with NumPy leaves."""
 
     @property
     def device_bytes(self) -> float:
@@ -127,7 +127,7 @@ class SlowTimer:
 
 
 class ReferenceEpisode:
-    """One episode of ``env`` in the reference simulator, advanced window by window.
+    """Episode of ``env`` in the reference simulator, advanced window by window.
 
     Args:
       env: what to play.
@@ -311,7 +311,7 @@ class ReferenceEpisode:
 
 @dataclass(frozen=True)
 class ReferenceRollout:
-    """What a policy did to an episode of T windows in the reference simulator."""
+    """Episode of T windows of a policy in the reference simulator."""
 
     metrics: WindowMetrics
     """the windows, every leaf stacked to [T, ...]."""

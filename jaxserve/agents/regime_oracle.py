@@ -30,12 +30,12 @@ from jaxserve.types import ServeAction
 
 @dataclass(frozen=True)
 class RegimeSearch:
-    """How hard to look for the settings."""
+    """Effort of the search for the settings."""
 
     episodes: int = 8
     """training episodes that the settings are tuned on."""
     held_episodes: int = 4
-    """of these, those on which a regime is held from start to end."""
+    """episodes of these on which a regime is held from start to end."""
     sweeps: int = 1
     """passes of coordinate ascent. In the first one plans do not look ahead, as this agent
     cannot."""
@@ -44,7 +44,7 @@ class RegimeSearch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RegimeOracle(PrivilegedPolicy):
-    """One setting for each regime, and within it for calm and for a burst."""
+    """Settings by regime, and within a regime for calm and for a burst."""
 
     settings: jax.Array
     """int32[G, 2, 6], grid indices by regime and whether a burst is running."""

@@ -48,7 +48,7 @@ _CAP = KNOBS.index("batch_cap")
 
 @dataclass(frozen=True)
 class SearchEffort:
-    """How hard to look for a constant setting."""
+    """Effort of the search for a constant setting."""
 
     candidates: int = 512
     """random settings screened first; all settings where the grid has no more."""
@@ -66,7 +66,7 @@ class SearchEffort:
 
 @dataclass(frozen=True)
 class Contender:
-    """One setting of the race beside the one that was named."""
+    """A setting of the race beside the winner."""
 
     setting: NDArray[np.int32]
     """int32[6], grid indices."""
@@ -75,9 +75,9 @@ class Contender:
     difference: tuple[float, float, float]
     """reward above the named setting in the same episodes: mean, and its 95 % interval."""
     slower: float
-    """the same difference on hardware that is slower by the table's doubt."""
+    """difference on hardware that is slower by the table's doubt."""
     faster: float
-    """the same difference on faster hardware."""
+    """difference on hardware that is faster by the table's doubt."""
     equal: bool
     """whether the setting is equal to the named one."""
 

@@ -47,7 +47,8 @@ class TaskSetup:
     env: ServeEnv
     spec: TaskSpec
     inputs: Mapping[str, Any]
-    """all that ``env`` was built from, see ``jaxserve.tasks.inputs``."""
+    """names and digests of everything that ``env`` was built from, see
+    ``jaxserve.tasks.inputs``."""
     changes: Mapping[str, Any]
     """arguments of ``load_setup`` that replace something of the task's own, as they were given;
     empty for the task itself."""

@@ -1,4 +1,4 @@
-"""What weights were trained on, in facts for people, and whether a task is something else."""
+"""Facts about the training of weights, and their differences from a task, in words for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WORDS = {
     "tpot_slo_s": "TPOT objectives {} s",
     "arrival_rate_rps": "{} requests/s",
 }
-"""How a sentence says a fact of ``facts`` that differs; the GPU is always said."""
+"""Words for a fact of ``facts`` that differs; the GPU is always named."""
 
 
 def facts(setup: TaskSetup) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def facts(setup: TaskSetup) -> dict[str, Any]:
 
 
 def trained_elsewhere(weights: Path, setup: TaskSetup) -> str | None:
-    """One sentence if weights were trained on something else than ``setup``.
+    """Sentence that weights were trained on something else than ``setup``; None if they were not.
 
     Inputs are compared by their contents, where both sides name them. Packaged GPUs and models are
     compared by name, because later versions describe them by more constants; what an agent sees of

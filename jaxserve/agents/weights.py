@@ -96,7 +96,7 @@ def _text(knobs: Mapping[str, Any]) -> str:
 
 
 def _by_path(params: Any, normaliser: Normaliser) -> dict[str, Any]:
-    """All arrays of a policy by the name that they have in the file."""
+    """Arrays of a policy by their names in the file."""
     return flatten_dict({**params, "normaliser": vars(normaliser)}, sep="/")
 
 

@@ -1,4 +1,4 @@
-"""How the tick loop is laid out for XLA: batch axis last, and stages that fusion cannot cross.
+"""Layout of the tick loop for XLA: batch axis last, and stages that fusion cannot cross.
 
 Two facts about XLA's CPU compiler, measured on the tick (batch 4096), decide the form of the code:
 

@@ -1,4 +1,4 @@
-"""What episodes came to: sums that add up, the figures that they make, and how sure these are.
+"""Statistics of episodes: sums that add up, the figures made of them, and their intervals.
 
 A figure of a run is over its requests, tokens or dollars, not a mean over episodes: a ratio of sums
 over all episodes, or a quantile of the requests of all of them. A figure of an episode is the same
@@ -99,7 +99,7 @@ class EpisodeStatistics:
     goodput_rps: Column
     """requests per second that met all their SLOs."""
     slo_attainment: Column
-    """those over all requests whose fate is known, 0..1; NaN where there are none."""
+    """good requests over all requests whose fate is known, 0..1; NaN where there are none."""
     undecided_share: Column
     """arrivals that waited or ran at the end and had missed no objective yet, 0..1."""
     ttft_p50_s: Column
@@ -111,9 +111,9 @@ class EpisodeStatistics:
     cost_usd: Column
     """GPU time and energy of an episode, US dollars."""
     usd_per_hour: Column
-    """the same of an hour."""
+    """cost of an hour, US dollars."""
     usd_per_month: Column
-    """the same of ``HOURS_PER_MONTH``."""
+    """cost of ``HOURS_PER_MONTH``, US dollars."""
     usd_per_1k_good_tokens: Column
     """US dollars per 1,000 output tokens of good requests; NaN where there is not one token."""
     rejected_share: Column
@@ -129,7 +129,7 @@ class EpisodeStatistics:
     changes_per_minute: Column
     """knobs that were turned from one window to the next, as they acted, per minute of traffic."""
     sums: EpisodeSums
-    """what all of these are made of."""
+    """sums of which all figures are made."""
 
 
 STATISTICS = tuple(

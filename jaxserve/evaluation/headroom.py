@@ -1,4 +1,4 @@
-"""What adapting can gain on a task, measured: anchors, headroom and the conflict between regimes.
+"""Headroom: the measured gain of adapting on a task, its anchors, and the conflict between regimes.
 
     headroom = (switch-aware oracle - best static) / |best static|
 
@@ -37,17 +37,17 @@ from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import TaskSpec
 
 MIN_SPAN = 0.02
-"""Where adapting gains less than this, a score of 1 still asks for this much more than the best
-static setting: the scale of a task without headroom would otherwise be a step."""
+"""Least share of the best static reward between scores of 0 and 1: the scale of a task without
+headroom would otherwise be a step."""
 
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """How hard to look; the defaults are what anchors are computed with."""
+    """Effort of the searches; the defaults are what anchors are computed with."""
 
     candidates: int = 512
     training_episodes: int = 512
-    """at most; the search for the best static setting ends when it is found."""
+    """episodes at most; the search for the best static setting ends when it is found."""
     test_episodes: int = 32
     sweeps: int = 2
     generations: int = 24
@@ -55,11 +55,11 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class Headroom:
-    """What ``measure_headroom`` found. Values are mean rewards per window."""
+    """Result of ``measure_headroom``. Values are mean rewards per window."""
 
     spec: TaskSpec
     env: ServeEnv
-    """what was played."""
+    """environment that was played."""
     static: np.ndarray
     """int32[6], grid indices of the best static setting."""
     by_regime: np.ndarray

@@ -40,7 +40,7 @@ _CHUNK = 32  # episodes per compiled batch
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One policy on one task."""
+    """Evaluation of a policy on a task."""
 
     policy: Policy
     statistics: EpisodeStatistics
@@ -80,7 +80,7 @@ class Evaluations:
     episodes: int
     """episodes that each agent played."""
     agents: Mapping[str, Evaluation]
-    """by name, in the order asked for."""
+    """evaluations by agent, in the order asked for."""
     search: StaticSearch | None = None
     """the search for the best static setting; None where anchors hold it, or nobody asked."""
     in_doubt: tuple[Mapping[str, NDArray[np.float64]], ...] = ()

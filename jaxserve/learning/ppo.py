@@ -172,7 +172,7 @@ class Learner:
         return place(self.mesh, state, _PLACES)
 
     def update(self, state: TrainState) -> tuple[TrainState, UpdateReport]:
-        """One rollout of every environment, and the epochs over it."""
+        """Plays a rollout of every environment and trains on it for several epochs."""
         config = self.config
         key = jax.random.fold_in(state.key, state.update)
         rollout_key, reset_key, epoch_key = jax.random.split(key, 3)

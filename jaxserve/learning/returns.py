@@ -56,7 +56,7 @@ class RewardScale:
         return cls(Normaliser.create(1), Normaliser.create(1), jnp.zeros(environments))
 
     def updated(self, rewards: jax.Array, discount: Any) -> RewardScale:
-        """With the rewards float32[T, N] of a rollout."""
+        """The scale after the rewards float32[T, N] of a rollout."""
 
         def window(latest: jax.Array, reward: jax.Array) -> tuple[jax.Array, jax.Array]:
             latest = discount * latest + reward

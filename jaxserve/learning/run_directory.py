@@ -58,7 +58,7 @@ def has_run(directory: Path) -> bool:
 
 
 def read_description(directory: Path, missing: str) -> Mapping[str, Any]:
-    """What the run in a directory was begun with, as ``claim`` wrote it.
+    """Description of the run in a directory, as ``claim`` wrote it.
 
     Args:
       missing: what it means if there is no run.

@@ -1,4 +1,4 @@
-"""What a training run is begun with: checked, written down, and as the command that asks for it."""
+"""Options of a training run: checked, written down, and as the command that asks for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.own_deployment import OwnDeployment
 
 Seeds = tuple[int, ...]
-"""One for each policy that a run trains."""
+"""Seeds of a run, one for each policy that it trains."""
 
 _MAX_NUMBER = 10**12
 
@@ -75,7 +75,7 @@ def check_place(directory: Path) -> None:
 
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
-    """All that a run's results depend on but the code, ready for JSON."""
+    """Description of a run, ready for JSON: everything that its results depend on but the code."""
     return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config)}
 
 
@@ -107,7 +107,7 @@ def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Se
 def provenance(
     setup: TaskSetup, config: PPOConfig, seeds: Seeds, best: int, objective: float, episodes: int
 ) -> dict[str, Any]:
-    """How weights were made.
+    """Provenance of weights: command, revision and configuration.
 
     Args:
       best: index of the seed that they are of.

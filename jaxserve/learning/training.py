@@ -51,17 +51,17 @@ Watcher = Callable[["TrainingStatus"], None]
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """Where a run is."""
+    """Status of a run."""
 
     windows: int
     """played by each seed."""
     total: int
     windows_per_s: float
-    """of all seeds together, compilation left out."""
+    """windows per second of all seeds together, compilation left out."""
     reward: float
     """mean over the seeds, of policies that still explore."""
     score: float | None
-    """what that is worth; None without anchors."""
+    """score of that reward; None without anchors."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class TrainingResult:
     objectives: tuple[float, ...]
     """mean reward of each seed's final policy on validation episodes."""
     episodes: int
-    """that this is the mean of."""
+    """episodes in this mean."""
     best: int
     """index of the seed whose weights were written."""
     compile_s: float

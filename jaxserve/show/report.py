@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def evaluation_table(evaluated: Evaluations) -> TextTable:
-    """One task's agents, one a row: what they reach over all episodes, with 95 % intervals."""
+    """Table of a task's agents, one a row: figures over all episodes, with 95 % intervals."""
     from jaxserve.evaluation.held_out import gains
 
     setup, rows = evaluated.setup, _intervals(evaluated, _COLUMNS)
@@ -102,8 +102,8 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
 
 
 def adapting_texts(evaluated: Evaluations) -> list[str]:
-    """One sentence for each controller that gains nothing over the best constant setting, or of
-    which that is not known."""
+    """Sentences on controllers that gain nothing over the best constant setting, or whose gain is
+    not known."""
     from jaxserve.agents.search import TIE
     from jaxserve.evaluation.held_out import gains
 
@@ -179,7 +179,7 @@ def task_table(specs: Sequence[TaskSpec]) -> Table:
 
 
 def _best_static_text(evaluated: Evaluations) -> str | None:
-    """Which setting that is, and where it comes from."""
+    """Sentence that names the best static setting and its origin."""
     from jaxserve.agents.open_loop import StaticPolicy
 
     setup, found = evaluated.setup, evaluated.agents.get("best_static")
@@ -209,7 +209,7 @@ def _signed(found: Interval) -> tuple[str, str, str]:
 
 
 def _seconds(found: Interval) -> tuple[str, str, str]:
-    """In milliseconds below a second."""
+    """Seconds as text, in milliseconds below a second."""
     unit, factor = ("ms", 1000.0) if found.mean < 1.0 else ("s", 1.0)
     mean, low, high = (_short(factor * value, 3) for value in (found.mean, found.low, found.high))
     return f"{mean} {unit}", low, high
@@ -255,7 +255,7 @@ _TAIL_COLUMNS: tuple[_Column, ...] = (
 def _intervals(
     evaluated: Evaluations, columns: Sequence[_Column]
 ) -> dict[str, dict[str, Interval]]:
-    """Of each agent, the statistics that have a column."""
+    """Intervals of each agent's statistics that have a column."""
     names = {name for name, _, _ in columns}
     return {
         agent: {name: each for name, each in found.summary().items() if name in names}
@@ -321,7 +321,7 @@ def fit_report_table(report: FitReport) -> Table:
 
 
 def _beyond(edge: Extrapolation) -> str:
-    """How a fit extrapolates, from rows that it was not shown."""
+    """Extrapolation errors of a fit, from rows that it was not shown."""
     return (
         f"from {edge.largest_left:g} to {edge.largest:g} {edge.axis} {100 * edge.error:.1f} % "
         f"(worst {100 * edge.worst_error:+.1f} %)"

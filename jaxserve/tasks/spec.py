@@ -44,10 +44,10 @@ _FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
 @dataclass(frozen=True)
 class Stream:
-    """One kind of request; its prompt lengths may be split into several traffic classes."""
+    """A kind of request; its prompt lengths may be split into several traffic classes."""
 
     name: str
-    """what the mixes of regimes call it."""
+    """name in the mixes of regimes."""
     prompt: LengthDistribution
     """prompt lengths, tokens."""
     output: LengthDistribution
@@ -70,10 +70,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Regime:
-    """One traffic regime."""
+    """A traffic regime."""
 
     name: str
-    """for reports."""
+    """name in reports."""
     rate_rps: float
     """arrivals per second outside bursts."""
     mix: Mapping[str, float]
@@ -136,9 +136,9 @@ class TaskSpec:
     """least and greatest value that a knob takes, where that is less than its range: what a real
     engine was started with."""
     file: Path | None = None
-    """where a task that is not built in was read from; its anchors lie beside it."""
+    """file of a task that is not built in; its anchors lie beside it."""
     digest: str = ""
-    """of all that the file says, but for the texts that are for people."""
+    """digest of the file's content, but for the texts that are for people."""
 
 
 def task_names() -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_path(name: str) -> Path:
-    """Where the file of a built-in task lies."""
+    """Path of the file of a built-in task."""
     return data_dir() / "tasks" / f"{name}.json"
 
 
@@ -289,7 +289,7 @@ _DEPLOYMENT_RANGES = {
 
 
 def _digest(top: Mapping[str, Any]) -> str:
-    """Of the numbers as they are written, which is the same on every platform."""
+    """Digest of the numbers as they are written, which is the same on every platform."""
     known = {name: value for name, value in top.items() if name not in _FOR_PEOPLE}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -77,7 +77,7 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
 
 
 def stream_classes(spec: TaskSpec) -> dict[str, slice]:
-    """Which traffic classes each stream of a task is split into, by the stream's name.
+    """Traffic classes that each stream of a task is split into, by the stream's name.
 
     All classes are of a task's only stream, also those that a trace has in its place.
     """

@@ -1,4 +1,4 @@
-"""How far running sequences have got, where output lengths have memory.
+"""Ages of running sequences, where output lengths have memory.
 
 Without ages every running sequence is as likely to end as any other, whatever it has decoded: that
 is right in the mean, and for exponential lengths. With them, running sequences are counted by age,
@@ -26,7 +26,7 @@ from jaxserve.sim.traffic.output_ages import OutputAges
 
 
 def idle_ages(classes: OutputAges | None) -> Ages | None:
-    """Nobody runs; None where outputs have no memory."""
+    """Ages of an idle deployment, all counts 0; None where outputs have no memory."""
     if classes is None:
         return None
     count, knots = classes.hazard.shape
@@ -37,7 +37,7 @@ def idle_ages(classes: OutputAges | None) -> Ages | None:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoded:
-    """What a while of decoding does to the running sequences; sums over ages, [F, ...]."""
+    """Effect of decoding for a time on the running sequences; sums over ages, float32[F, ...]."""
 
     alive: jax.Array
     """sequences that decode, averaged over the while."""
@@ -204,7 +204,7 @@ def _towards_end(values: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def _towards_start(values: jax.Array, by: jax.Array) -> jax.Array:
-    """The same the other way, the last entry being repeated."""
+    """Moves entries along axis 1 towards its start; the last entry is repeated."""
     step, size = 1, values.shape[1]
     while step <= size:
         last = [values[:, -1:]] * min(step, size)

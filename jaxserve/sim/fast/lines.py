@@ -35,7 +35,7 @@ _OLDEST = 2.0 * (AGE_KNOTS[-1] + AGE_PERIODS[-1])
 
 
 def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -> jax.Array:
-    """Everybody is one tick older and this tick's arrivals are in.
+    """Ages waiting requests by a tick and adds the arrivals of this one.
 
     Args:
       waiting: float32[F, A, ...].
@@ -53,7 +53,7 @@ def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -
 
 
 def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
-    """How many of each class are served, oldest first inside a group, groups in order.
+    """Requests served of each class, oldest first inside a priority group, groups in order.
 
     Nobody overtakes: the first request that does not fit blocks those behind it.
 

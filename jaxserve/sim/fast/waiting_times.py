@@ -24,8 +24,8 @@ deployment sees the tokens on each GPU, of which prefills are one part and decod
 The value is calibrated on stationary traffic of the reference simulator with 2 and 4 GPUs.
 """
 ROUTING_SPLIT = 0.65
-"""The same exponent where GPUs only prefill, so that the router sees which are idle. Erlang's
-formula for 2 and 4 servers that are busy for 0.4 to 0.8 of the time gives 0.61 to 0.69."""
+"""Exponent r where GPUs only prefill, so that the router sees the idle ones. Erlang's formula for 2
+and 4 servers that are busy for 0.4 to 0.8 of the time gives 0.61 to 0.69."""
 _MAX_PREFILL_SHARE = 0.9  # share of the time; beyond, the fluid queues
 _MAX_WAIT_S = 10.0  # the fluid queues for longer ones
 _NORMAL_PEAK = np.float32(1.0 / np.sqrt(2.0 * np.pi))

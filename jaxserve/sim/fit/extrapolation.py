@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SHARE = 1 / 3
-"""of the different values of an axis, at least one."""
+"""Share of the different values of an axis that are its edge, at least one value."""
 _MIN_LEFT = 4
 """rows from which the fit to the others must do."""
 
@@ -20,7 +20,7 @@ class Edge:
     """The rows with the largest values of an axis."""
 
     axis: str
-    """what is large in them."""
+    """quantity that is large in these rows."""
     largest_left: float
     """largest value of the other rows."""
     largest: float
@@ -31,10 +31,10 @@ class Edge:
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """How far off a fit is beyond the rows it was made of."""
+    """Error of a fit on rows beyond those that it was fitted to."""
 
     axis: str
-    """what is larger there."""
+    """quantity that is larger in the rows beyond."""
     largest_left: float
     """largest value that the fit saw."""
     largest: float
@@ -46,7 +46,7 @@ class Extrapolation:
 
     @classmethod
     def of(cls, edge: Edge, errors: NDArray[np.float64]) -> Extrapolation:
-        """From the relative errors on the rows of an edge."""
+        """Extrapolation of a fit from its relative errors on the rows of an edge."""
         return cls(
             axis=edge.axis,
             largest_left=edge.largest_left,

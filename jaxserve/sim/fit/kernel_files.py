@@ -48,16 +48,16 @@ _READ = {
 
 @dataclass(frozen=True)
 class MeasuredKernels:
-    """What the files say."""
+    """Measured kernel times of a model, from one or several files."""
 
     rows: dict[str, KernelRows]
-    """by kind of kernel, see ``jaxserve.sim.fit.kernel_fit``."""
+    """rows by kind of kernel, see ``jaxserve.sim.fit.kernel_fit``."""
     unit: str
-    """what unit times must be in, as the end of an error."""
+    """unit that times must have, as the end of an error."""
     source: str
-    """what was measured, with the engine and its version where they are known."""
+    """measured system, with the engine and its version where they are known."""
     profile: LayerProfile | None = None
-    """what the rows are of; None where files are of single kernels."""
+    """layer profile that the rows come from; None where files are of single kernels."""
     left_out: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """rows in other number formats than the one that is used, by the format."""
 
@@ -132,7 +132,7 @@ def _in_layers(rows: dict[str, KernelRows], layers: int) -> dict[str, KernelRows
 
 
 def _form(path: Path, columns: Mapping[str, np.ndarray]) -> str:
-    """Which file it is, by its columns."""
+    """Form of a file, by its columns."""
     form = next((form for form, names in _FORMS.items() if {*names} <= {*columns}), None)
     if form is None:
         known = "; ".join(f"{form}: {', '.join(names)}" for form, names in _FORMS.items())

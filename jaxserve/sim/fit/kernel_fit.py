@@ -27,13 +27,13 @@ CONSTANTS: dict[str, tuple[str, ...]] = {
         "attention.prefill_flops_efficiency",
     ),
 }  # fmt: skip
-"""What each kind of kernel says of a ``Gpu``; ``linear`` is the fit of bf16, and not every GPU has
-a ``cache``."""
+"""Constants of a ``Gpu`` by kind of kernel; ``linear`` is the fit of bf16, and not every GPU has a
+``cache``."""
 
 _MAX_FACTOR = 20.0
 _NOISE = 0.03  # relative; steps of tiles and waves that the equations average
 _FROM_ZERO = 1e-5
-"""Where a fit begins if the prior says 0; the only constants that may be 0 are seconds."""
+"""Starting values of constants whose prior is 0; only seconds may be 0."""
 _STEP = 1e-4
 
 
@@ -157,8 +157,8 @@ def held_out_errors(
 def uncertainty(
     gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
 ) -> dict[str, float]:
-    """How far each fitted constant may be from what it is, relative: its standard deviation where
-    rows scatter by some percent (Laplace approximation)."""
+    """Relative standard deviation of each fitted constant, if rows scatter by some percent (Laplace
+    approximation)."""
     found = constants(gpu, kind)
 
     def log_s(path: str, factor: float) -> Array:

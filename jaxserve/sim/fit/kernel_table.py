@@ -78,7 +78,7 @@ _PEAKS = {
 
 @dataclass(frozen=True)
 class KernelFit:
-    """One kind of kernel, fitted. Errors are mean absolute ones, relative to the layer that has the
+    """Fit of one kind of kernel. Errors are mean absolute ones, relative to the layer that has the
     kernel, or to all layers where it is the output head."""
 
     kind: str
@@ -86,13 +86,13 @@ class KernelFit:
     rows: int
     """measured rows that were used."""
     error: float
-    """of the fit, on the rows it was fitted to."""
+    """error of the fit on the rows it was fitted to."""
     held_out_error: float
-    """on each third of the rows, by a fit to the others."""
+    """error on each third of the rows, by a fit to the others."""
     worst_error: float
     """the farthest of those, with its sign."""
     extrapolations: tuple[Extrapolation, ...]
-    """on the rows with the largest sizes of each axis, by a fit to the others."""
+    """errors on the rows with the largest sizes of each axis, by a fit to the others."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class KernelReport:
     """Result of a fit to kernels."""
 
     fits: tuple[KernelFit, ...]
-    """by kind."""
+    """fits by kind of kernel."""
     kept: tuple[str, ...]
     """kinds of which no file has rows; their constants are those of the GPU that was named."""
     iterations: IterationErrors | None

@@ -51,7 +51,7 @@ class LayerProfile:
 
     @classmethod
     def read(cls, dense: Path, per_sequence: Path, attention: Path) -> "LayerProfile":
-        """From its three files.
+        """Reads a profile from its three files.
 
         Raises:
           InputError: one is not readable, or has other than numbers where they belong.
@@ -160,7 +160,7 @@ class ProfileTimer:
 
 
 def times_run(dense: Curves, layers: int) -> dict[str, float]:
-    """How often an iteration runs each layer."""
+    """Times that an iteration runs each layer."""
     once = {"embedding": 1, "final_layernorm": 1, "layernorm": 2 * layers}
     return {layer: float(once.get(layer, layers)) for layer in dense}
 

@@ -73,10 +73,10 @@ _CONSTANTS = (
 
 @dataclass(frozen=True)
 class FittedConstant:
-    """One factor on the prior's times."""
+    """Fitted factor on some of the prior's times."""
 
     name: str
-    """what the times are spent on."""
+    """part of an iteration that takes these times."""
     factor: float
     """fitted time / prior time."""
     known: float
@@ -89,8 +89,7 @@ class FittedConstant:
 
 @dataclass(frozen=True)
 class GpuPeaks:
-    """How the measured GPU differs from the one whose constants are the prior; None where it does
-    not."""
+    """Peaks of the measured GPU where they differ from the prior's; None where they do not."""
 
     bandwidth_gb_per_s: float | None = None
     """memory bandwidth, 10**9 bytes/s."""
@@ -102,7 +101,7 @@ class GpuPeaks:
 
 @dataclass(frozen=True)
 class MeasuredEngine:
-    """How the engine was started that was measured."""
+    """Settings of the measured engine."""
 
     tensor_parallel: int = 1
     """GPUs that shared every layer."""
@@ -139,7 +138,7 @@ class FitReport:
     single_lengths: dict[str, float]
     """lengths of which all rows have one, tokens: beyond them nothing is known."""
     prior_tpot_error: float
-    """of the prior."""
+    """mean absolute relative error of the prior's TPOT."""
     worst_row: tuple[int, float]
     """row (from 1) with the largest held-out TPOT error, and that error with its sign."""
     table: TableFile
@@ -252,7 +251,7 @@ def fit_sweep(
 def _predictor(
     gpu: Gpu, model: LlmModel, engine: MeasuredEngine
 ) -> Callable[[CostModel, Sweep], ClosedLoop]:
-    """What a cost model says of rows, with the memory that ``gpu`` has for KV."""
+    """Function that predicts rows by a cost model, with the memory that ``gpu`` has for KV."""
     kv_tokens = kv_capacity_tokens(gpu, model, engine.tier, 1.0, False, engine.tensor_parallel)
 
     def predict(cost: CostModel, rows: Sweep) -> ClosedLoop:
@@ -270,7 +269,7 @@ def _predictor(
 
 
 def _prediction(gpu: Gpu, model: LlmModel, engine: MeasuredEngine) -> Callable[[Sweep], ClosedLoop]:
-    """What the prior says of rows."""
+    """Prediction of rows by the prior."""
     prior = CostModel.of(gpu, model, engine.tensor_parallel)
     return partial(_predictor(gpu, model, engine), prior)
 

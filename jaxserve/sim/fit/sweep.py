@@ -49,7 +49,8 @@ several columns for the same setting are an error."""
 _SETTINGS = ("concurrency", "prompt length", "output length")
 _LOWEST = {"concurrency": 1.0, "prompt length": 1.0, "output length": 2.0}
 _OPEN_LOOP = ("request_rate",)
-"""Where it is finite, requests arrive by a clock, however many are in flight."""
+"""Columns of a request rate: where it is finite, requests arrive by a clock, however many are in
+flight."""
 _TENSOR_PARALLEL = ("tp_size", "tensor_parallel", "tensor_parallel_size", "tp")
 # Columns of the same tools that say nothing about the cost of an iteration.
 _IGNORED = re.compile(
@@ -80,7 +81,7 @@ class Sweep:
         return len(self.tpot_s)
 
     def axes(self) -> dict[str, NDArray[np.float64]]:
-        """What a fit may have to extrapolate in, by its name."""
+        """Axes of the rows in which a fit may extrapolate, by name."""
         return {
             "requests in flight": self.concurrency,
             "tokens in a sequence": self.prompt_tokens + self.output_tokens,

@@ -50,7 +50,7 @@ class SlidingWindow:
     """Layers that attend to the last tokens only. Their KV is not counted."""
 
     layers: int
-    """how many of the model's layers."""
+    """number of the model's layers with a sliding window."""
     tokens: int
     """context that they read."""
 
@@ -164,7 +164,8 @@ class LargeModel(LlmModel):
         return round(self.active_parameters / self.layers) + 2 * self.hidden**2
 
     def elementwise_bytes_per_token(self, tensor_parallel: int = 1) -> float:
-        """As of a dense model, with the widths that one token runs through."""
+        """Elementwise bytes per token as of a dense model, with the widths that one token runs
+        through."""
         if self.experts is None:
             return super().elementwise_bytes_per_token(tensor_parallel)
         qkv = self.attention_width + self.kv_elements_per_token_layer

@@ -83,7 +83,7 @@ class CostModel:
     allreduce_s: float
     """seconds of the two collectives of a layer, 0 without tensor parallelism."""
     allreduce_s_per_token: float
-    """the same, for each token in the iteration."""
+    """seconds of one all-reduce for each token in the iteration."""
     head_read_s: float
     """seconds to read the output head, always bf16."""
     head_s_per_row: float
@@ -94,9 +94,9 @@ class CostModel:
     attention_constant_s: float
     """fixed seconds of decode attention, per layer."""
     attention_base_s: float
-    """its scheduling seconds, per layer."""
+    """scheduling seconds of attention, per layer."""
     attention_s_per_sequence: float
-    """its scheduling seconds for each sequence, per layer."""
+    """scheduling seconds of attention for each sequence, per layer."""
     kv_read_s_per_token: float
     """per layer and KV token, decode."""
     attention_q: float
@@ -108,7 +108,7 @@ class CostModel:
     prefill_s_per_pair: float
     """seconds for each (query, key) pair, per layer."""
     draft_fixed_s: float
-    """one draft costs ``draft_fixed_s max(1, depth / draft_flat_depth)``."""
+    """seconds of a draft are ``draft_fixed_s max(1, depth / draft_flat_depth)``."""
     draft_flat_depth: float
     """deepest draft that costs no more than the shallowest."""
     draft_s_per_token: float

@@ -100,13 +100,13 @@ class Deployment:
         return self.num_gpus * seconds * self.usd_per_gpu_s + energy_j * self.usd_per_joule
 
     def on_host(self) -> Deployment:
-        """The same with float64 NumPy leaves."""
+        """The deployment with float64 NumPy leaves."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
 
 
 @dataclass(frozen=True)
 class DeploymentSettings:
-    """What an operator chooses once. Delays in seconds."""
+    """Choices of an operator that last for an episode. Delays in seconds."""
 
     num_gpus: int = 1
     tensor_parallel: int = 1

@@ -21,7 +21,7 @@ GIB = 2**30
 
 _OWN_LINK = "own_link"
 _WORDS = ("base", "description", "source")
-"""What a GPU file may say beside constants."""
+"""Words of a GPU file beside constants."""
 _MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s", "expert_layer_s")
 
 
@@ -52,7 +52,7 @@ class AttentionFit:
     base_s: float
     """scheduling seconds, joined with the KV read by ``q_norm``."""
     per_sequence_s: float
-    """the same for each sequence."""
+    """seconds added for each sequence."""
     bandwidth_efficiency: float
     """reached share of memory bandwidth while reading KV."""
     q_norm: float
@@ -96,7 +96,7 @@ class DraftFit:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator."""
+    """Constants of one accelerator."""
 
     name: str
     """file name of its data."""
@@ -324,7 +324,7 @@ def _merged(base: dict[str, Any], own: JsonObject) -> dict[str, Any]:
 
 
 def gpu_data(name: str) -> JsonObject:
-    """All that the file of GPU ``name`` says; see ``load_gpu``.
+    """Content of the file of GPU ``name``; see ``load_gpu``.
 
     Raises:
       InputError: unknown name, or a file that is not one of a GPU.

@@ -56,7 +56,7 @@ _OWN_FILE = "a file like those in data/models"
 
 
 def own_architecture(path: Path) -> JsonObject:
-    """What ``architecture`` holds in a file of ``data/models``.
+    """Parses ``architecture`` of a file in ``data/models``.
 
     Raises:
       InputError: it cannot be read, a size is missing, or it is no transformer of the kind that is
@@ -137,7 +137,7 @@ def _latent(config: JsonObject) -> dict[str, Any]:
 
 
 def _experts(config: JsonObject, layers: int) -> dict[str, int]:
-    """Of the layers that have them: all but the first ones, or but those that are listed."""
+    """Number of layers with experts: all but the first ones, or but the listed ones."""
     for key in _EVERY_LAYER:
         if config.get(key, 1) != 1:
             checks.refuse(config.name(key), config[key], "1")

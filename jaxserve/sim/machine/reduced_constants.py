@@ -1,4 +1,4 @@
-"""What is divided out of the files of GPU and model: the fields of ``CostModel``."""
+"""Constants of ``CostModel`` divided out of the files of GPU and model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFERENCE = LlmModel("llama-3.1-8b", 32, 4096, 32, 8, 128, 14336, 128256)
 
 
 def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
-    """Those of a dense model on ``tp`` GPUs."""
+    """Constants of a dense model on ``tp`` GPUs."""
     bandwidth, bf16 = gpu.bandwidth_bytes_per_s, gpu.linear[0].flops_per_s
     # Fewer KV heads than GPUs: each GPU keeps a copy of one head.
     kv_heads = math.ceil(model.kv_heads / tp)
@@ -81,7 +81,7 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
 def served_constants(
     dense: Mapping[str, Any], gpu: ServedGpu, model: LargeModel, tp: int
 ) -> dict[str, Any]:
-    """Those of them that differ where a stack serves the model."""
+    """Constants that differ where a stack serves the model."""
     bandwidth, attention = gpu.bandwidth_bytes_per_s, gpu.attention
     pp, share = model.pipeline_parallel, model.kv_share(tp) * model.pipeline_parallel
     body = model.body_parameters / tp

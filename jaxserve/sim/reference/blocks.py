@@ -26,8 +26,8 @@ class BlockPool:
         self.used += blocks
 
     def find(self, request: Request, most: int) -> tuple[int, int]:
-        """How many of the first ``most`` blocks of ``request`` are here, and how many of them
-        nobody holds."""
+        """Number of the first ``most`` blocks of ``request`` that are cached, and how many of them
+        no sequence holds."""
         return 0, 0
 
     def reuse(self, request: Request, blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""What the reference simulator asks about device memory."""
+"""Interface of the reference simulator to device memory."""
 
 from __future__ import annotations
 

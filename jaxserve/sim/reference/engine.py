@@ -25,7 +25,7 @@ from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 
 class Role(Enum):
-    """What a GPU does: everything, only prefill (then hand over), or only decode."""
+    """Role of a GPU: everything, only prefill (then hand over), or only decode."""
 
     MIXED = "mixed"
     PREFILL = "prefill"
@@ -62,7 +62,7 @@ class Engine:
         self.held: list[Request] = []
         """prefilled sequences whose KV waits here for a decoding GPU."""
         self.handoffs: list[Request] = []
-        """those of ``held`` that the deployment has not collected."""
+        """requests of ``held`` that the deployment has not collected."""
         self.displaced: list[Request] = []
         """preempted sequences of a decode-only GPU, to be prefilled elsewhere."""
         self.crashed = False
@@ -382,7 +382,7 @@ class Engine:
             self.decoding.join(request, request.blocks)
 
     def _advance_decoding(self, now: float) -> None:
-        """One step of the decoding sequences that are in the iteration."""
+        """Advances the decoding sequences of the iteration by a step."""
         tokens, through = self.decoding.advance(self._rows, self._depth, self._rng)
         self.counters.tokens += tokens
         self.counters.decodes.append((self._duration_s, self._rows))

@@ -29,7 +29,7 @@ _FIRST_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class ServedBy:
-    """How the engines were started that served a log."""
+    """Settings of the engines that served a log."""
 
     kv_tokens: int
     """KV tokens that one engine has room for."""
@@ -60,11 +60,11 @@ class Quantity:
     """A figure of a log."""
 
     name: str
-    """what it is, with its unit."""
+    """figure, with its unit."""
     simulated: float
-    """by the reference simulator; NaN where nothing was served."""
+    """value in the reference simulator; NaN where nothing was served."""
     measured: float | None = None
-    """in the log; None where it does not tell."""
+    """value in the log; None where the log lacks it."""
 
     @property
     def error(self) -> float | None:

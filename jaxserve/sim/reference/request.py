@@ -32,7 +32,8 @@ LOG_DTYPE = np.dtype(
         ("lost", "?"),
     ]
 )
-"""One row per request. Times that have not happened are NaN; ``tier`` is -1 until it finishes."""
+"""Columns of a log with a row per request. Times that have not happened are NaN; ``tier`` is -1
+until the request finishes."""
 
 
 _NO_IDS = np.zeros(0, np.int64)
@@ -41,7 +42,7 @@ _PLACES = 1 << 24  # more blocks than a sequence has
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request and its history."""
+    """A request and its history."""
 
     id: int
     """unique; breaks ties between equal arrival times."""

@@ -35,7 +35,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class GpuKnobs:
-    """What an operator sets on one GPU."""
+    """Knobs of one GPU."""
 
     batch_cap: int
     """sequences that may run at once (vLLM's ``max_num_seqs``)."""
@@ -78,7 +78,7 @@ class ShiftedExponentialFrontEnd:
 
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """What an operator can not change while serving."""
+    """Settings that an operator cannot change while serving."""
 
     num_gpus: int = 1
     """engines."""

@@ -32,11 +32,11 @@ from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
 
 @dataclass(eq=False)
 class _Gpu:
-    """One GPU's place in the deployment."""
+    """A GPU of the deployment, with its switch."""
 
     engine: Engine
     prefills: bool = False
-    """its place in a split."""
+    """whether the GPU prefills in a split."""
     busy: bool = False
     up: bool = True
     down_since_s: float = 0.0

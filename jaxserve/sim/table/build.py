@@ -123,7 +123,7 @@ def fill_grid(
     output_tokens: int = OUTPUT_TOKENS,
     buckets: int = len(PROMPT_LENGTHS),
 ) -> TableFile:
-    """All cells of the grid from ``metadata.cost_model``; memory and money from ``gpu`` and
+    """Fills all cells of the grid from ``metadata.cost_model``, memory and money from ``gpu`` and
     ``model``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a load test covered, and a warning of what lies beyond: times there are extrapolated."""
+"""Extent of a load test, and a warning where traffic leaves it: times there are extrapolated."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Extent:
     def of_rows(
         cls, concurrency: ArrayLike, prompt_tokens: ArrayLike, output_tokens: ArrayLike
     ) -> Extent:
-        """Of the points of a load test."""
+        """The extent of the points of a load test."""
         sequences = np.add(prompt_tokens, output_tokens)
         return cls(*(_ends(values) for values in (concurrency, prompt_tokens, sequences)))
 
@@ -46,7 +46,7 @@ class Extent:
     def of_requests(
         cls, most_in_flight: float, prompt_tokens: ArrayLike, output_tokens: ArrayLike
     ) -> Extent:
-        """Of requests, without the ``TAIL`` of the shortest and that of the longest."""
+        """The extent of requests, without the ``TAIL`` of the shortest and that of the longest."""
         prompt = np.asarray(prompt_tokens, np.float64)
         lengths = (prompt, prompt + np.asarray(output_tokens, np.float64))
         prompts, sequences = (_ends(np.quantile(each, (TAIL, 1 - TAIL))) for each in lengths)
@@ -54,14 +54,14 @@ class Extent:
 
     @classmethod
     def around(cls, several: Sequence[Extent]) -> Extent:
-        """From the smallest to the largest of several."""
+        """The extent from the smallest to the largest of several."""
         return cls(
             *(_ends([getattr(each, field.name) for each in several]) for field in fields(cls))
         )
 
     @classmethod
     def from_dict(cls, item: JsonObject) -> Extent:
-        """From the fields of a JSON object.
+        """Parses an extent from the fields of a JSON object.
 
         Raises:
           InputError: a field is missing, or not two numbers of which the second is as large.
@@ -69,7 +69,7 @@ class Extent:
         return cls(**{field.name: item.rising_pair(field.name, 0, _MAX) for field in fields(cls)})
 
     def beyond(self, measured: Extent) -> str | None:
-        """What of this was not measured, in one sentence; None if all was."""
+        """The part of this extent that was not measured, in one sentence; None if all was."""
         found = []
         for name, label in _LABELS.items():
             (least, most), (low, high) = getattr(self, name), getattr(measured, name)

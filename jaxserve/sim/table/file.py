@@ -66,7 +66,7 @@ _TOLERANCE = 1e-5  # relative; beyond float32 rounding
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured on a running engine; a live task locks what was not."""
+    """Measurements of a running engine; a live task locks knobs that were not measured."""
 
     tier: int
     """the quantisation tier that was measured; the table has the same times in the others."""
@@ -80,7 +80,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, fields: checks.JsonObject) -> "Calibration":
-        """From the fields of a JSON object.
+        """Parses measurements from the fields of a JSON object.
 
         Raises:
           InputError: a field is missing or out of range.
@@ -101,7 +101,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """What a table describes and where it comes from."""
+    """Description and origin of a table."""
 
     model: str
     """name of the model's data file."""
@@ -110,7 +110,7 @@ class TableMetadata:
     engine: str
     """serving engine that the times stand for."""
     source: str
-    """how the constants were obtained."""
+    """origin of the constants."""
     fit_error: float | None
     """mean relative error against held-out measurements: of TPOT in a load test, else of steps or
     kernels; None where the constants were not fitted."""
@@ -125,10 +125,10 @@ class TableMetadata:
     calibration: Calibration | None = None
     """None where no running engine was measured."""
     stack: Stack | None = None
-    """what serves the model; None for a dense model with the constants of its GPU's file, whose
-    tiers are FP16, INT8 and INT4."""
+    """serving stack; None for a dense model with the constants of its GPU's file, whose tiers are
+    FP16, INT8 and INT4."""
     measured: Extent | None = None
-    """what the load test covered that it was fitted to; None where it was fitted to none."""
+    """extent of the load test that the table was fitted to; None where there was none."""
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
@@ -178,7 +178,7 @@ class TableFile:
     """The contents of a table file, in the order of the grid."""
 
     metadata: TableMetadata
-    """what the table describes."""
+    """description of the table."""
     columns: dict[str, NDArray[np.float64]]
     """float64 arrays of shape ``grid_shape(buckets)`` for every column but the axes."""
 
@@ -294,7 +294,7 @@ def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
 
 
 def _buckets(column: NDArray[np.float64]) -> int:
-    """How many lengths the file has, from its highest bucket."""
+    """Number of lengths in the file, from its highest bucket."""
     return int(np.clip(np.rint(column.max()) + 1, LEAST_BUCKETS, len(PROMPT_LENGTHS)))
 
 

@@ -64,7 +64,7 @@ class WindowTable:
     """A ``LatencyTable`` at one depth and tier."""
 
     rows: SharedRows
-    """the same numbers, and where that row starts."""
+    """numbers of the table, and the place where this depth and tier start."""
     lengths: int = dataclasses.field(metadata={"static": True})
     """see ``LatencyTable``."""
 
@@ -206,7 +206,7 @@ def _length_weights(tokens: jax.Array, lengths: int) -> tuple[jax.Array, jax.Arr
 
 
 def _prefill_weights(tokens: jax.Array, lengths: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same for prefills."""
+    """Weights of the table's cells for prefills."""
     cell, left, right = _length_weights(tokens, lengths)
     if lengths == LEAST_BUCKETS:
         return cell, left, right

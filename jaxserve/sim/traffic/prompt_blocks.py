@@ -33,7 +33,7 @@ class PromptBlocks:
         return self.names[self.starts[prompt] : self.starts[prompt + 1]]
 
     def chosen(self, prompts: NDArray[np.bool_]) -> PromptBlocks:
-        """Those of the prompts for which ``prompts``, bool[n], is true."""
+        """The prompts for which ``prompts``, bool[n], is true."""
         counts = np.diff(self.starts)
         return PromptBlocks(
             self.tokens,

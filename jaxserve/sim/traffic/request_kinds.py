@@ -13,7 +13,7 @@ from jaxserve.errors import InputError
 MAX_KIND_LENGTH = 64
 """Most characters in the name of a kind."""
 KIND_RULE = f"a text of 1 to {MAX_KIND_LENGTH} printable characters"
-"""What ``is_kind`` allows, for errors."""
+"""Rule of ``is_kind``, for errors."""
 
 
 def is_kind(text: str) -> bool:

@@ -83,7 +83,7 @@ _Reader = Callable[[str, Any, bytes], Iterator[_Row | None]]
 
 
 def _reader(first: dict[str, Any] | None) -> _Reader | None:
-    """For a file that is or begins with an object; None where it is no log."""
+    """Reader of a file that is or begins with an object; None where it is no log."""
     for field, reader in (
         ("ttfts", _of_benchmark),
         ("queued_ts", _of_engine),

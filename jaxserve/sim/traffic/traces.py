@@ -46,7 +46,7 @@ class Trace:
     skipped: int = 0
     """requests that the file records as failed (no tokens) and that were left out."""
     blocks: PromptBlocks | None = None
-    """which prompts begin alike; None where the file does not tell."""
+    """blocks in which prompts begin alike; None where the file lacks them."""
     tick_s: float | None = None
     """tick of a clock that was too coarse, over which requests were spread."""
     kinds: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Trace:
 
     @property
     def tick_note(self) -> str | None:
-        """What was made of a coarse clock; None if it was none."""
+        """Note on the spreading of a coarse clock's arrivals; None for a fine clock."""
         if self.tick_s is None:
             return None
         return (
@@ -125,8 +125,8 @@ class Trace:
 
     @property
     def note(self) -> str | None:
-        """What of the recording a latency table does not replay as it is; None if nothing is known
-        of."""
+        """Note on requests that a latency table does not replay as recorded; None if there are
+        none."""
         notes = [] if self.tick_note is None else [self.tick_note]
         requests, tokens = self.beyond_table
         if requests:
