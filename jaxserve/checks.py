@@ -1,4 +1,4 @@
-"""Checks of what comes from outside. Every error says: X is V; it must be this.
+"""Checks of input from outside. Every error says: X is V; it must be this.
 
 A check of one value takes its name first and returns the value. ``JsonObject`` applies the same
 checks to its fields.
@@ -210,23 +210,23 @@ class JsonObject(dict[str, Any]):
     def number(
         self, key: str, low: float = -_MAX_NUMBER, high: float = _MAX_NUMBER, default: Any = MISSING
     ) -> float:
-        """See the function."""
+        """The field as ``number`` checks it."""
         return number(self.name(key), self.get(key, default), low, high)
 
     def seconds(self, key: str, low: float, high: float) -> float:
-        """See the function."""
+        """The field as ``seconds`` checks it."""
         return seconds(self.name(key), self.get(key, MISSING), low, high)
 
     def positive(self, key: str) -> float:
-        """See the function."""
+        """The field as ``positive`` checks it."""
         return positive(self.name(key), self.get(key, MISSING))
 
     def whole(self, key: str, low: float, high: float = _MAX_NUMBER, default: Any = MISSING) -> int:
-        """See the function."""
+        """The field as ``whole`` checks it."""
         return whole(self.name(key), self.get(key, default), low, high)
 
     def one_of(self, key: str, allowed: Collection[str]) -> str:
-        """See the function."""
+        """The field as ``one_of`` checks it."""
         return one_of(self.name(key), self.get(key, MISSING), allowed)
 
     def flag(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Logs of episodes that somebody else played: their actions, and whether their figures are true."""
+"""Logs of episodes that somebody else played: their actions, and a check of their figures."""
 
 from __future__ import annotations
 

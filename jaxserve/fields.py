@@ -98,7 +98,7 @@ class Entry:
     unit: str
     meaning: str
     idle: float = 0.0
-    """before the first window, unless ``ServeEnv.reset`` knows better."""
+    """value before the first window, unless ``ServeEnv.reset`` knows better."""
     shape: tuple[int, ...] = ()
 
     @property

@@ -1,4 +1,4 @@
-"""Grades: what an episode's actions are worth, from 0 (random knobs) to 1 (an oracle).
+"""Grades of episodes by their actions, from 0 (random knobs) to 1 (an oracle).
 
 A grade depends on (task, seed, actions) alone. The grader replays the actions on the task's own
 traffic and objective; figures that a client states are compared but never used, and weights that a
@@ -328,8 +328,8 @@ def _decided(episode: _Episode) -> float:
 
 
 def _undecided(episode: _Episode) -> float:
-    """Requests inside their objectives so far that wait or run at the horizon. Nobody serves them
-    where windows were not played, so that all of them have failed."""
+    """Requests inside their objectives so far that wait or run at the horizon; 0 where windows were
+    not played, so that all requests have failed."""
     if episode.steps < len(episode.timesteps.reward):
         return 0.0
     last = jax.tree.map(lambda leaf: leaf[-1], _played(episode))

@@ -44,8 +44,8 @@ class Seen:
     truncated: jax.Array
     """bool, the horizon was reached."""
     numbers: dict[str, jax.Array]
-    """float32 scalars: requests by fate (summed over the classes), what the window used and cost,
-    its latencies, and the parts of the reward."""
+    """float32 scalars: requests by fate (summed over the classes), the window's use and cost, its
+    latencies, and the parts of the reward."""
 
 
 def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, Seen]:

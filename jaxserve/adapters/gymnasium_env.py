@@ -67,7 +67,7 @@ class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode: that of ``seed``, or a random one.
+        """Starts the episode of ``seed``, or a random one.
 
         Raises:
           InputError: a seed that is no whole number from 0 on, or options.
@@ -247,7 +247,8 @@ def _mode(mode: str | AutoresetMode) -> AutoresetMode:
 
 
 def _episode(seed: int) -> int:
-    """The seed itself; for one beyond the last episode, which gymnasium allows, a drawn one."""
+    """Index of the episode of a seed: the seed itself, or a drawn one for seeds beyond the last
+    episode, which gymnasium allows."""
     return seed if seed <= MAX_SEED else _drawn(np_random(seed)[0])
 
 

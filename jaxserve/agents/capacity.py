@@ -92,7 +92,7 @@ def value_share(
         return 1.0 / (speed * jnp.maximum(1.0 - stolen, 1.0 - _MAX_BUSY))
 
     def wanted(batch: jax.Array) -> jax.Array:
-        """Little's law: as many sequences decode as arrive while one of them does."""
+        """Sequences that decode by Little's law: arrivals in the time that one of them decodes."""
         return rate_per_gpu * load.output_tokens * tpot_s(batch)
 
     # A loop, as one that is written out takes most of what a rollout takes to compile.

@@ -20,7 +20,7 @@ _CHUNK = 512  # episodes per compiled batch
 def mean_reward(
     env: ServeEnv, key: jax.Array, horizon: int, action: Callable[[jax.Array], ServeAction]
 ) -> jax.Array:
-    """float32: of an episode under ``action``, a function of the window's number."""
+    """float32: mean reward of an episode under ``action``, a function of the window's number."""
     state, _ = env.reset(key)
 
     def step(carry, _):
@@ -40,7 +40,8 @@ def on_all_devices(episode: Callable[..., jax.Array], env: ServeEnv, *batched: A
 
 
 def in_chunks(run: Callable[..., jax.Array], *batched: Any) -> np.ndarray:
-    """float32[N]: what ``run`` says of N episodes, the length of the ``batched`` leaves.
+    """float32[N]: rewards that ``run`` computes of N episodes, the length of the ``batched``
+    leaves.
 
     They run in batches of one size, so that one compiled program serves every search.
     """

@@ -59,7 +59,8 @@ class StaticPolicy:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FlappingPolicy:
-    """Two settings in turn, a new one every window: what a controller without dwell time does."""
+    """Two settings in turn, a new one every window: the behaviour of a controller without dwell
+    time."""
 
     first: ServeAction
     second: ServeAction

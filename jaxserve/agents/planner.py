@@ -143,7 +143,7 @@ def planner_for(env: ServeEnv, config: PlannerConfig | None = None) -> Planner:
 
 
 def imagine(env: ServeEnv, state: EnvState, key: jax.Array) -> EnvState:
-    """The same moment with another future; of the traffic only the present is kept.
+    """A copy of the present moment with another future; of the traffic only the present is kept.
 
     Recorded traffic goes on from a random place of the recording.
     """

@@ -131,7 +131,7 @@ def _beginning_at(env: ServeEnv, starts: NDArray[np.int32]) -> ServeEnv:
 
 
 def _keys_of(env: ServeEnv, split: str, count: int) -> jax.Array:
-    """Typed keys [count]: of the first seeds whose episodes begin at each of the starts."""
+    """Typed keys [count] of the first seeds whose episodes begin at each of the starts."""
     places = {int(start): place for place, start in enumerate(np.asarray(_all_starts(env)))}
     seeds = np.full(count, -1, np.int64)
     first, size = 0, _DRAWS * count

@@ -359,7 +359,7 @@ def reference_rollout(
 
 
 def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
-    """The requests of an episode: those that both simulators face under the same key."""
+    """Requests of an episode, the same in both simulators under one key."""
     traffic, *_ = _start(env, key, windows)
     return episode_requests(traffic, env.workload.classes, key, env.window_s)
 

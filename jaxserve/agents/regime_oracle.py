@@ -1,4 +1,4 @@
-"""The per-regime oracle: it knows which regime the traffic is in and plays that regime's setting.
+"""The per-regime oracle, which knows the regime of the traffic and plays that regime's setting.
 
 It sees neither the future nor how long a regime lasts, so what it gains over the best static
 setting is what a perfect detector of regimes would gain. Its settings are tuned together on
@@ -35,7 +35,7 @@ class RegimeSearch:
     episodes: int = 8
     """training episodes that the settings are tuned on."""
     held_episodes: int = 4
-    """episodes of these on which a regime is held from start to end."""
+    """episodes among these on which a regime is held from start to end."""
     sweeps: int = 1
     """passes of coordinate ascent. In the first one plans do not look ahead, as this agent
     cannot."""

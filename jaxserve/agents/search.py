@@ -180,7 +180,8 @@ class _Search:
     def rewards(
         self, settings: NDArray[np.int32], episodes: int, speeds: tuple[float, ...]
     ) -> NDArray[np.float32]:
-        """float32[N, episodes, K]: of settings int32[N, 6] on the first episodes."""
+        """float32[N, episodes, K]: rewards of settings int32[N, 6] on the first episodes at K
+        speeds."""
 
         def play(missing: NDArray[np.int32], first: int) -> np.ndarray:
             found = static_objective(self.env, missing, self.keys[first:episodes], speeds)
@@ -193,8 +194,9 @@ class _Search:
         return min(self.effort.screened_on, len(self.keys))
 
     def screen(self, seed: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Settings int32[N, 6] and their mean rewards float32[N]: all of a small grid; else random
-        ones, and the neighbours of the best in as many rounds as bring new ones."""
+        """Screens settings int32[N, 6] by their mean rewards float32[N]: all settings of a small
+        grid; else random ones, and the neighbours of the best in as many rounds as find new
+        ones."""
         sizes, effort = self.sizes, self.effort
 
         def screened(settings: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -341,7 +343,7 @@ def _regret(rewards: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _leader(rewards: NDArray[np.float32], regret: NDArray[np.float32]) -> int:
-    """Index of the least regret; of equal ones, that of the largest mean at the table's speed."""
+    """Index of the least regret; among equal ones, of the largest mean at the table's speed."""
     return int(np.lexsort((-rewards.mean(1)[:, 0], np.round(regret, 7)))[0])
 
 

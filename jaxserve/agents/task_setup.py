@@ -66,8 +66,8 @@ class TaskSetup:
 
     @property
     def has_parts(self) -> bool:
-        """Whether the traffic is a recording of which one part trains and the other tests. The
-        recording of a built-in task is whole: its scores are those of random places in it."""
+        """Whether the traffic is a recording whose parts train and test apart. The recording of a
+        built-in task is whole: its scores are those of random places in it."""
         own = bool(self.changes) or self.spec.file is not None
         return own and is_recorded(self.env)
 
@@ -165,7 +165,7 @@ def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:
 
 
 def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:
-    """See ``TaskSetup.kinds``."""
+    """Places of the traffic classes of each kind, see ``TaskSetup.kinds``."""
     if trace is None or trace.kind is None:
         return stream_classes(spec)
     of_class = np.asarray(class_map(trace.within_table(), CLASS_COUNT).kind)
@@ -176,7 +176,8 @@ def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:
 def _inputs(
     spec: TaskSpec, own: OwnDeployment, files: Mapping[str, str], reader: InputFiles
 ) -> dict[str, Any]:
-    """See ``TaskSetup.inputs``; with the user's own numbers and knobs, if there are any."""
+    """Inputs of a setup, see ``TaskSetup.inputs``; with the user's own numbers and knobs, if
+    any."""
     numbers = {
         name: list(value) if isinstance(value, tuple) else value  # as a file gives it back
         for name, value in own.given.items()
@@ -203,5 +204,5 @@ def _inputs_of_task(spec: TaskSpec, reader: InputFiles) -> Mapping[str, Any]:
 
 
 def packaged_weights(task: str) -> Path:
-    """Directory of the weights shipped for a task; it exists where there are any."""
+    """Directory of the weights shipped for a task; tasks without weights have none."""
     return data_dir() / "weights" / task

@@ -87,7 +87,7 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
 
 
 def _knobs(network: Network) -> dict[str, int]:
-    """Values that the network chooses from, by knob; without those that the task locks."""
+    """Values that the network chooses from, by knob, without knobs that the task locks."""
     return {knob: size for knob, size in zip(KNOBS, network.sizes, strict=True) if size > 1}
 
 

@@ -35,8 +35,8 @@ Column = NDArray[np.float64]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EpisodeSums:
-    """Sums over each of E episodes, float64[E] where no other shape is given. What several episodes
-    came to is the sum over them."""
+    """Sums over each of E episodes, float64[E] where no other shape is given. Sums of several
+    episodes add up."""
 
     episodes: Column
     """1."""
@@ -95,7 +95,7 @@ class EpisodeStatistics:
     """Figures of each of E episodes by itself, float64[E]."""
 
     objective: Column
-    """mean reward per window: what the task is about."""
+    """mean reward per window, the objective of the task."""
     goodput_rps: Column
     """requests per second that met all their SLOs."""
     slo_attainment: Column

@@ -56,9 +56,8 @@ class Evaluation:
         return np.array([anchors_score(self.anchors, reward) for reward in rewards])
 
     def summary(self) -> dict[str, Interval]:
-        """Every statistic over all episodes together and its 95 % interval; and the score of the
-        mean reward, which is not the mean of the episodes' scores, because these are clipped one by
-        one."""
+        """Every statistic over all episodes together and its 95 % interval, and the score of the
+        mean reward. That is not the mean of the episodes' scores, which are clipped one by one."""
         found = intervals(self.statistics)
         if self.anchors is None:
             return found
@@ -67,7 +66,7 @@ class Evaluation:
         return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
 
     def worst_hour(self) -> WorstHour:
-        """See ``jaxserve.evaluation.episode_statistics.worst_hour``."""
+        """Worst hour, see ``jaxserve.evaluation.episode_statistics.worst_hour``."""
         return worst_hour(self.statistics.sums)
 
 

@@ -52,7 +52,7 @@ class RewardScale:
 
     @classmethod
     def create(cls, environments: int) -> RewardScale:
-        """Before any reward."""
+        """The scale before any reward."""
         return cls(Normaliser.create(1), Normaliser.create(1), jnp.zeros(environments))
 
     def updated(self, rewards: jax.Array, discount: Any) -> RewardScale:

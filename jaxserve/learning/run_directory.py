@@ -1,4 +1,4 @@
-"""A training run's directory: what it was begun with, and metrics of every update and seed."""
+"""Directory of a training run: its description, and metrics of every update and seed."""
 
 from __future__ import annotations
 

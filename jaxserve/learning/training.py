@@ -81,7 +81,7 @@ class TrainingResult:
 
 
 class Interrupted(Exception):
-    """The run was stopped; its state is saved."""
+    """The interruption of a run whose state is saved."""
 
 
 def train(

@@ -231,7 +231,7 @@ _PANELS = (_arrivals, _queues, _ttft, _memory, _goodput)
 
 
 def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
-    """The knob as it was set; where that takes time, also what was in force."""
+    """Draws a knob as it was set and, where changes take time, the value in force."""
     time, described = _time(env, rollout), KNOB_FIELDS[knob]
     bound = described.bound
     values = np.asarray(getattr(rollout.actions, knob), float)

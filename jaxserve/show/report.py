@@ -289,7 +289,7 @@ def _cell(found: Interval | None, show: _Show) -> str:
 
 
 def fit_report_table(report: FitReport) -> Table:
-    """A fit: its constants, and how far off it is."""
+    """Table of a fit: its constants and its errors."""
 
     def percent(error: float | None) -> str:
         return "not measured" if error is None else f"{100.0 * error:.1f} %"
@@ -329,7 +329,7 @@ def _beyond(edge: Extrapolation) -> str:
 
 
 def kernel_report_table(report: KernelReport) -> Table:
-    """A fit to kernels: how far off it is, also on rows that it was not shown."""
+    """Table of a fit to kernels: its errors, also on rows that it was not shown."""
     from jaxserve.sim.fit.kernel_table import LABELS
 
     metadata = report.table.metadata
@@ -362,7 +362,7 @@ def kernel_report_table(report: KernelReport) -> Table:
 
 
 def training_table(result: TrainingResult, setup: TaskSetup) -> Table:
-    """A finished run: what each seed's policy reaches on validation episodes."""
+    """Table of a finished run: the reward of each seed's policy on validation episodes."""
     table = plain_table(title=f"ppo on {setup.spec.name}, {result.episodes} validation episodes")
     table.add_column("seed of the policy", justify="right")
     table.add_column("mean reward", justify="right")

@@ -1,4 +1,4 @@
-"""Anchors: what a random agent, the best static setting and an oracle reach on a task.
+"""Anchors: rewards of a random agent, the best static setting and an oracle on a task.
 
 They turn an episode's mean reward into a score. Anchors are frozen in ``data/anchors`` together
 with version and digest of the task they belong to, so that a score never depends on what else is
@@ -38,8 +38,8 @@ class Anchors:
     best_static: float
     """the best knobs that are never changed; scores 0.5."""
     oracle: float
-    """knobs planned with knowledge of the episode's traffic, or 2 % more than the best static one
-    where these gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
+    """mean reward of knobs planned with knowledge of the episode's traffic, or 2 % more than the
+    best static one where they gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
     best_static_action: Mapping[str, float]
     """the six knobs of the best static setting."""
     provenance: Mapping[str, Any]

@@ -33,7 +33,7 @@ MAX_HORIZON = 100_000
 MAX_RANDOMISATION = 0.5
 MAX_TENSOR_PARALLEL = 64
 TTFT_SLO_S = (1e-3, 120.0)
-"""Least and greatest objective on TTFT, s; what is longer is most likely in milliseconds."""
+"""Least and greatest objective on TTFT, s; a longer one is most likely in milliseconds."""
 TPOT_SLO_S = (1e-4, 10.0)
 """Least and greatest objective on TPOT, s."""
 LAST_PRIORITY = 2
@@ -133,8 +133,8 @@ class TaskSpec:
     """file name of a packaged trace, or a path, that replaces random traffic."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """least and greatest value that a knob takes, where that is less than its range: what a real
-    engine was started with."""
+    """least and greatest value of a knob, where the range is smaller than the knob's own, as on a
+    real engine that was started with less."""
     file: Path | None = None
     """file of a task that is not built in; its anchors lie beside it."""
     digest: str = ""
@@ -250,7 +250,7 @@ def parse_output_ages(item: JsonObject) -> int:
 
 
 def parse_deployment(data: Any, where: str) -> DeploymentSettings:
-    """Fields of DeploymentSettings; those left out keep their default."""
+    """Fields of DeploymentSettings; fields left out keep their default."""
     item = JsonObject(data, where, _field_names(DeploymentSettings))
     values: dict[str, Any] = {}
     for known in dataclasses.fields(DeploymentSettings):

@@ -145,7 +145,7 @@ def _delay_weight(table: np.ndarray) -> NDArray[np.float64]:
 
 
 def _running_growth(table: np.ndarray) -> NDArray[np.float32]:
-    """E[o^2] / (2 E[o]^2): how far a request that is seen running has got, in mean outputs.
+    """E[o^2] / (2 E[o]^2): mean progress of a request that is seen running, in mean outputs.
 
     A running request is seen in proportion to its length (inspection paradox), half-way through
     on average.

@@ -147,8 +147,8 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
 
 
 def prefill(ages: Ages, admitted: jax.Array, prefill_s: jax.Array, tick_s: jax.Array) -> Ages:
-    """Sequences are admitted, and prefills end: at a steady rate as many are in prefill at the end
-    of a tick as are admitted in the time that a prefill takes.
+    """Admits sequences and ends prefills: at a steady rate, sequences in prefill at the end of a
+    tick are those admitted in the time that a prefill takes (Little's law).
 
     Args:
       admitted: float32[F, ...], in the tick.

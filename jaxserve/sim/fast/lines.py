@@ -81,7 +81,8 @@ def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.A
 
 @staged
 def _demand(total: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
-    """float32[G, R, ...]: what each group and all before it would take of each resource."""
+    """float32[G, R, ...]: share of each resource that a group and all groups before it would
+    take."""
     need = usage * total
     return jnp.stack(
         [add_up(jnp.where(group <= index, need, 0.0), axis=1) for index in range(PRIORITY_GROUPS)]
@@ -101,7 +102,8 @@ def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
 def _scarcest_resource(
     total: jax.Array, is_marginal: jax.Array, usage: jax.Array, left: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Per request of the marginal group: its share of the resource that decides, and of each."""
+    """Share of the scarcest resource, float32[F, ...], and of each resource, float32[R, F, ...],
+    that a request of the marginal group takes."""
     shares = jnp.where(is_marginal, usage / jnp.maximum(left, 1e-9)[:, None], 0.0)
     demand = add_up(shares * total, axis=1)
     weight = largest(jnp.where((demand == largest(demand))[:, None], shares, 0.0))

@@ -1,4 +1,4 @@
-"""The arrays of a scheduler tick: what it is given, what it advances, what it notes.
+"""Arrays of a scheduler tick: its conditions, the state that it advances, and its tally.
 
 Arrays have class (and age) axes first and the batch axis last, see ``jaxserve.arrays.batching``.
 """
@@ -291,9 +291,9 @@ class Room:
     kv_starved: jax.Array
     """float32, see ``Admission``."""
     blocked: Wait
-    """see ``Admission``."""
+    """chance wait of a new request, see ``Admission``."""
     full: jax.Array
-    """see ``Admission``."""
+    """probability that all slots are taken, see ``Admission``."""
 
 
 @jax.tree_util.register_dataclass

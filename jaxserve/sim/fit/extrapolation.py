@@ -1,5 +1,4 @@
-"""The rows at the edge of what was measured: what a fit to the others says of them tells how it
-extrapolates."""
+"""Extrapolation of a fit: its errors on the rows at the edge of the measurements."""
 
 from __future__ import annotations
 

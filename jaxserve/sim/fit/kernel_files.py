@@ -106,8 +106,8 @@ def read_kernels(paths: Sequence[Path], model: LlmModel, tensor_parallel: int) -
 
 
 def _in_layers(rows: dict[str, KernelRows], layers: int) -> dict[str, KernelRows]:
-    """``rows`` whose errors are relative to the layer that has the kernel, or to all of them where
-    it is the output head: a part of an iteration counts as much as it takes of it."""
+    """``rows`` whose errors are relative to the layer that has the kernel, or to all layers where
+    it is the output head: each part of an iteration counts as much as its share of it."""
     linear = rows["linear"]
     if not len(linear.size):
         return rows

@@ -1,4 +1,4 @@
-"""Latency table from measured kernels: their constants fitted, and judged.
+"""Latency tables from measured kernels: fitted constants, and their errors.
 
 Each kind of kernel is fitted by itself and judged on rows that its fit was not shown: every third
 row, which tells interpolation, then the third of the largest sizes on each axis, which tells
@@ -115,7 +115,7 @@ class KernelReport:
     fits: tuple[KernelFit, ...]
     """fits by kind of kernel."""
     kept: tuple[str, ...]
-    """kinds of which no file has rows; their constants are those of the GPU that was named."""
+    """kinds without rows in any file; their constants are those of the named GPU."""
     iterations: IterationErrors | None
     """None where there is no layer profile."""
     table: TableFile

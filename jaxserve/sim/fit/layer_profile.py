@@ -1,4 +1,4 @@
-"""Layer profiles of LLMServingSim: what each layer of a served model took, in three CSV files.
+"""Layer profiles of LLMServingSim: seconds of each layer of a served model, in three CSV files.
 
 | columns | what a row is |
 |---|---|

@@ -52,8 +52,7 @@ _MAX_FACTOR = 5.0
 
 @dataclass(frozen=True)
 class _Constant:
-    """A fitted factor: on which fields of ``CostModel``, and how far it is expected from 1
-    (log)."""
+    """Fitted factor: its fields of ``CostModel``, and its expected distance from 1 (log)."""
 
     name: str
     fields: tuple[str, ...]

@@ -88,7 +88,8 @@ class Sweep:
         }
 
     def single_lengths(self) -> dict[str, float]:
-        """Lengths, by name, of which all rows have one: they tell nothing of others."""
+        """Lengths, by name, that are the same in all rows: a fit to these says nothing of other
+        lengths."""
         lengths = {"prompts": self.prompt_tokens, "outputs": self.output_tokens}
         return {name: float(each[0]) for name, each in lengths.items() if len(np.unique(each)) == 1}
 
@@ -159,7 +160,7 @@ def _read_parquet(path: Path) -> dict[str, list[Any]]:
 
 
 def _read_json(path: Path) -> dict[str, list[Any]]:
-    """Columns of benchmark results as JSON objects; their many other statistics are passed over."""
+    """Columns of benchmark results as JSON objects; their many other statistics are skipped."""
     text = _text(path)
     try:
         try:

@@ -159,8 +159,8 @@ class LargeModel(LlmModel):
 
     @property
     def draft_parameters(self) -> int:
-        """Parameters of an EAGLE draft: one dense layer of what a token runs through, and the
-        fusion of two vectors into one."""
+        """Parameters of an EAGLE draft: one dense layer of the parameters that a token uses, and
+        the fusion of two vectors into one."""
         return round(self.active_parameters / self.layers) + 2 * self.hidden**2
 
     def elementwise_bytes_per_token(self, tensor_parallel: int = 1) -> float:
@@ -194,8 +194,8 @@ class LargeModel(LlmModel):
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes that one more token keeps in the KV caches of all layers: those with a window drop
-        one for it."""
+        """Bytes that one more token keeps in the KV caches of all layers; layers with a window drop
+        a token for it."""
         return self.kv_layers * self.kv_bytes_per_token_layer
 
     @property
@@ -204,8 +204,8 @@ class LargeModel(LlmModel):
         return self.layers - (self.window.layers if self.window else 0)
 
     def kv_share(self, tensor_parallel: int) -> float:
-        """Share of a token's KV on one GPU of a group. What has fewer heads than the group has
-        GPUs is copied, unless each GPU attends for sequences of its own."""
+        """Share of a token's KV on one GPU of a group. A model with fewer KV heads than the group
+        has GPUs is copied, unless each GPU attends for sequences of its own."""
         if self.attention_data_parallel:
             return 1 / tensor_parallel / self.pipeline_parallel
         heads = 1 if self.latent else self.kv_heads

@@ -125,7 +125,7 @@ class Gpu:
     link_latency_s: float
     """seconds of a collective that moves nothing."""
     link_gpus: float
-    """GPUs that such links join; of collectives among more nothing is known."""
+    """GPUs that such links join; collectives among more GPUs have no constants."""
     all_reduce: AllReduce | None
     """measured collectives between such GPUs; None where only the link is known."""
     idle_w: float

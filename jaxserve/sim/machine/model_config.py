@@ -50,8 +50,8 @@ _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq")
 _SOFTMAX = 1  # of MiniMax's attn_type_list; 0 is a layer of linear attention
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MAX_UNCOUNTED = 256
-"""KV of layers with a window, which is not counted, in tokens of the other layers' KV: what every
-sequence may hold more than is simulated. That of gpt-oss is 128."""
+"""Greatest KV of layers with a window, which is not counted, in tokens of the other layers' KV: a
+sequence may hold so much more than is simulated. That of gpt-oss is 128."""
 _OWN_FILE = "a file like those in data/models"
 
 

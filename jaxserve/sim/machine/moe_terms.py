@@ -51,8 +51,8 @@ class Beyond:
     routing_spread: float
     """exponent z of the tokens, see ``ServedGpu.routing_spread``."""
     batch_share: float
-    """share of an iteration's tokens that run through the experts together: one of the batches
-    that are under way in a pipeline."""
+    """share of an iteration's tokens that run through the experts together: one batch of those
+    under way in a pipeline."""
     window_layers: float
     """layers that attend to a window only."""
     window_tokens: float

@@ -42,7 +42,7 @@ class BlockPool:
         self.used -= blocks
 
     def resize(self, capacity: int) -> None:
-        """Changes the capacity; whoever holds blocks keeps them."""
+        """Changes the capacity; sequences that hold blocks keep them."""
         self.capacity = capacity
 
     def clear(self) -> None:

@@ -12,7 +12,7 @@ from jaxserve.sim.reference.request import Request
 
 @dataclass
 class Work:
-    """Work done at one quantisation tier; what energy is computed from."""
+    """Work done at one quantisation tier, from which energy is computed."""
 
     iterations: int = 0
     """engine iterations, each a pass over the weights."""
@@ -75,7 +75,7 @@ class WindowStats:
     preemptions: int
     """sequences preempted in the window."""
     running: int
-    """requests running at the end; one in a KV transfer counts."""
+    """requests running at the end, those in a KV transfer included."""
     waiting: int
     """requests waiting at the end."""
     first_tokens: np.ndarray

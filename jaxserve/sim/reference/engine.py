@@ -161,7 +161,8 @@ class Engine:
         self._chunks = []
 
     def abort(self, request: Request) -> None:
-        """Drops ``request``, which waits or runs here, between two iterations: nobody wants it."""
+        """Drops ``request``, which waits or runs here, between two iterations; its client is
+        gone."""
         if request in self.decoding.sequences:
             _, blocks, full = self.decoding.remove(request)
             self.pool.release(request, blocks, full)
@@ -197,7 +198,7 @@ class Engine:
         self._release(request)
 
     def evacuate(self) -> list[Request]:
-        """Stops the process: all KV is lost. Returns what was running, oldest first.
+        """Stops the process, so that all KV is lost. Returns the running requests, oldest first.
 
         Requests in ``waiting`` stay there for the caller to collect.
         """

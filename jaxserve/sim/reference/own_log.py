@@ -42,8 +42,8 @@ class ServedBy:
     tier: int = 0
     """quantisation tier of the weights."""
     prefix_caching: bool = False
-    """whether prompts find what others that begin alike have left in the KV pool; of a trace
-    without ``hash_ids`` nothing is known of that."""
+    """whether prompts that begin alike share their prefix in the KV pool; a trace without
+    ``hash_ids`` has no such prompts."""
     frontend_s: float = 0.0
     """delay between client and engine, part of TTFT, s."""
 

@@ -1,4 +1,4 @@
-"""Requests of the reference simulator: what they ask for, what happened to them, how they queue."""
+"""Requests of the reference simulator: their lengths, their history, their queues."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Request:
     frontend_s: float = 0.0
     """delay of the front end, part of TTFT but not of the engine's time."""
     generated: int = 0
-    """output tokens so far; they outlive a preemption."""
+    """output tokens so far; a preemption does not lose them."""
     computed: int = 0
     """prompt tokens prefilled since it was last admitted."""
     blocks: int = 0

@@ -324,7 +324,7 @@ class ReferenceSimulator:
         self._counters.lost.append(request)
 
     def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
-        """Stops a GPU for ``seconds``; what waited on it goes back to the router.
+        """Stops a GPU for ``seconds``; its waiting requests go back to the router.
 
         Returns the requests whose KV went with it.
         """

@@ -128,7 +128,7 @@ def _poisson_quantile(mean: NDArray[np.float64], z: float) -> NDArray[np.float64
 
 
 def _largest(holds, upper: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Largest number up to ``upper`` for which ``holds``; a predicate that fails from some point
+    """Largest number up to ``upper`` for which ``holds``, a predicate that fails from some number
     on."""
     low, high = np.zeros_like(upper), upper.copy()
     for _ in range(_BISECTIONS):

@@ -71,8 +71,8 @@ class Calibration:
     tier: int
     """the quantisation tier that was measured; the table has the same times in the others."""
     depths: tuple[int, ...]
-    """speculation depths that were measured. At others a token to verify costs what any token
-    does, and drafting costs nothing."""
+    """speculation depths that were measured. At other depths a token to verify costs as much as any
+    token, and drafting costs nothing."""
     kv_pool_tokens: int | None
     """KV tokens that the engine has room for; None where it does not say."""
     frontend_s: float
@@ -234,7 +234,7 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
 
 
 def write_table_file(path: Path | str, file: TableFile) -> None:
-    """Writes a table, whole or not at all; what is written reads back."""
+    """Writes a table, whole or not at all; the file reads back equal."""
     whole = set(AXES) - {"kv_budget"} | {"output_len"}
     columns = axis_columns(file.buckets) | {
         name: values.ravel() for name, values in file.columns.items()

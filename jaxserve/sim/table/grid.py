@@ -1,4 +1,4 @@
-"""The grid of a latency table: its axes, and where a row of the file lies on them."""
+"""Grid of a latency table: its axes, and the places of a file's rows on them."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ QUANT_TIERS = tuple(map(int, Tier))
 PROMPT_LENGTHS = tuple(2**exponent for exponent in range(6, MAX_CONTEXT_TOKENS.bit_length()))
 """Tokens, 64 to 131,072; ``prompt_len_bucket`` counts them from 0."""
 LEAST_BUCKETS = 8
-"""Lengths that every file has, those up to 8,192 tokens. What a file lacks beyond them follows its
+"""Number of lengths in every file, up to 8,192 tokens. Longer lengths that a file lacks follow its
 cost model."""
 
 

@@ -66,7 +66,7 @@ class WindowTable:
     rows: SharedRows
     """numbers of the table, and the place where this depth and tier start."""
     lengths: int = dataclasses.field(metadata={"static": True})
-    """see ``LatencyTable``."""
+    """lengths of the table, see ``LatencyTable``."""
 
 
 def latency_table(
@@ -97,8 +97,8 @@ def latency_table(
 
 
 def lengths_for(tokens: float) -> int:
-    """Lengths that a table needs for mean prompts and contexts up to ``tokens``: those up to 8,192,
-    which all files have, or all."""
+    """Lengths that a table needs for mean prompts and contexts up to ``tokens``: the lengths up to
+    8,192, which all files have, or all."""
     enough = tokens <= PROMPT_LENGTHS[LEAST_BUCKETS - 1]
     return LEAST_BUCKETS if enough else len(PROMPT_LENGTHS)
 

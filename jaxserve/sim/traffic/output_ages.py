@@ -30,7 +30,8 @@ class OutputAges:
     gone: jax.Array
     """float32[F, K + 1], share of outputs that are not longer, at the same ages."""
     decoded: jax.Array
-    """float32[F, K + 1], mean output up to the same ages: of a longer one its beginning counts."""
+    """float32[F, K + 1], mean output decoded up to the same ages; a longer output counts up to the
+    age."""
 
 
 def output_ages(quantiles: NDArray[np.floating], bins: int) -> OutputAges | None:

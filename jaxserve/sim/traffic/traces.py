@@ -88,8 +88,8 @@ class Trace:
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
-        """The trace with such requests shortened: their prompts, and outputs that are too long by
-        themselves."""
+        """The trace with requests beyond the table shortened: their prompts, and outputs that are
+        too long by themselves."""
         if not self.beyond_table[0]:
             return self
         output = np.minimum(self.output_tokens, MAX_CONTEXT_TOKENS - 1)
