@@ -258,7 +258,15 @@ class JsonObject(dict[str, Any]):
         high: float = _MAX_NUMBER,
         default: Any = MISSING,
     ) -> Any:
-        """A tuple of ``count`` finite numbers from ``low`` to ``high``."""
+        """A tuple of ``count`` finite numbers from ``low`` to ``high``.
+
+        Args:
+          key: name of the field.
+          count: numbers in the tuple.
+          low: least number allowed.
+          high: greatest number allowed.
+          default: value where the field is missing; without one the field is required.
+        """
         value = self.get(key, default)
         found = tuple(map(_float, value)) if isinstance(value, list | tuple) else ()
         if len(found) != count or not all(low <= each <= high for each in found):

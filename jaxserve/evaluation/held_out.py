@@ -101,6 +101,13 @@ def evaluate_all(
 ) -> Evaluations:
     """Evaluates agents by name, see ``jaxserve.agents.panel``.
 
+    Args:
+      setup: the task.
+      agents: names, see ``jaxserve.agents.panel.agent_names``.
+      episodes: episodes that each agent plays, at most.
+      split: ``train``, ``validation`` or ``test``.
+      progress: told about searches and episodes.
+
     Raises:
       InputError: as ``evaluate``; also an unknown name.
     """
@@ -147,6 +154,13 @@ def evaluate(
 ) -> Evaluation:
     """Plays ``episodes`` episodes of the split; fewer where a recording has fewer that do not
     overlap, see ``TaskSetup.episodes``.
+
+    Args:
+      setup: the task.
+      policy: a frozen dataclass that is a pytree.
+      episodes: episodes to play, at most.
+      split: ``train``, ``validation`` or ``test``.
+      progress: told about episodes.
 
     Raises:
       InputError: an unknown split, or a number of episodes out of range.

@@ -39,6 +39,15 @@ def check_run(
 
     Advantages look a third as far ahead as the discount does.
 
+    Args:
+      steps: windows a seed.
+      seed: first seed.
+      seeds: policies to train.
+      environments: environments of each policy.
+      learning_rate: step size of Adam in the first update.
+      discount: per window.
+      recurrent: whether the network has a recurrent cell.
+
     Raises:
       InputError: a number out of range.
     """

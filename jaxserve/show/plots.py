@@ -123,6 +123,13 @@ def rollout_picture(
 ) -> bytes:
     """The content of a picture file: the first episode of each rollout, by what it is called.
 
+    Args:
+      env: the environment that was played.
+      rollouts: by name of the agent.
+      title: of the picture.
+      regimes: names of the task's regimes.
+      path: its ending decides the format.
+
     Raises:
       InputError: as ``picture_format``.
     """

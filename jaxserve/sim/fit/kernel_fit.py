@@ -62,7 +62,15 @@ def with_constants(gpu: Gpu, values: Mapping[str, float]) -> Gpu:
 def predicted_s(
     gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
 ) -> Array:
-    """The cost model's time of one layer's kernel for each row, float64[n]."""
+    """The cost model's time of one layer's kernel for each row, float64[n].
+
+    Args:
+      gpu: constants to use.
+      model: shapes of the layers.
+      kind: kind of kernel, a key of ``CONSTANTS``.
+      rows: sizes and lengths of n kernels.
+      tensor_parallel: GPUs that share every layer.
+    """
     cost = CostModel.of(gpu, model, tensor_parallel)
     if kind == "linear":
         alone = dataclasses.replace(
@@ -104,7 +112,15 @@ def _decode_s(gpu: Gpu, cost: CostModel, rows: KernelRows) -> Array:
 def relative_errors(
     gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
 ) -> Array:
-    """(predicted - measured) / measured of each row, float64[n]."""
+    """(predicted - measured) / measured of each row, float64[n].
+
+    Args:
+      gpu: constants to use.
+      model: shapes of the layers.
+      kind: kind of kernel, a key of ``CONSTANTS``.
+      rows: measured times of n kernels, s, with their sizes and lengths.
+      tensor_parallel: GPUs that share every layer.
+    """
     off_s = predicted_s(gpu, model, kind, rows, tensor_parallel) - rows.seconds
     return off_s / (rows.seconds if rows.whole_s is None else rows.whole_s)
 
@@ -116,6 +132,13 @@ def fit(
 
     Robust least squares of log(predicted / measured), so that every row counts by its relative
     error and a step of the measured curve does not bend the whole fit.
+
+    Args:
+      gpu: the prior.
+      model: shapes of the layers.
+      kind: kind of kernel, a key of ``CONSTANTS``.
+      sets: measured rows, each set of one model.
+      tensor_parallel: GPUs that share every layer.
     """
     start = {path: value or _FROM_ZERO for path, value in constants(gpu, kind).items()}
 
@@ -143,7 +166,15 @@ def fit(
 def held_out_errors(
     gpu: Gpu, model: LlmModel, kind: str, sets: Sequence[KernelRows], tensor_parallel: int = 1
 ) -> list[Array]:
-    """Relative errors of each set's rows under constants fitted without them."""
+    """Relative errors of each set's rows under constants fitted without them.
+
+    Args:
+      gpu: the prior.
+      model: shapes of the layers.
+      kind: kind of kernel, a key of ``CONSTANTS``.
+      sets: measured rows, each set of one model.
+      tensor_parallel: GPUs that share every layer.
+    """
     errors = [np.empty(len(s.seconds)) for s in sets]
     for fold in range(FOLDS):
         shown = [s.where(s.fold() != fold) for s in sets]
@@ -158,7 +189,15 @@ def uncertainty(
     gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, tensor_parallel: int = 1
 ) -> dict[str, float]:
     """Relative standard deviation of each fitted constant, if rows scatter by some percent (Laplace
-    approximation)."""
+    approximation).
+
+    Args:
+      gpu: fitted constants.
+      model: shapes of the layers.
+      kind: kind of kernel, a key of ``CONSTANTS``.
+      rows: sizes and lengths of n kernels.
+      tensor_parallel: GPUs that share every layer.
+    """
     found = constants(gpu, kind)
 
     def log_s(path: str, factor: float) -> Array:

@@ -130,7 +130,15 @@ class ProfileTimer:
         speculation_depth: int = 0,
         tier: int = 0,
     ) -> float:
-        """Seconds of one iteration; the profile knows neither speculation nor tiers."""
+        """Seconds of one iteration; the profile knows neither speculation nor tiers.
+
+        Args:
+          decode_seqs: sequences that decode.
+          kv_tokens: KV tokens of all of them together.
+          chunks: (tokens, tokens before them) of each prompt chunk.
+          speculation_depth: without effect.
+          tier: without effect.
+        """
         tokens = decode_seqs + sum(chunk for chunk, _ in chunks)
         dense_s = np.interp(tokens, self._tokens, self._dense_s)
         head_s = np.interp(decode_seqs + len(chunks), self._sequences, self._head_s)

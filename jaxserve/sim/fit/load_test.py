@@ -194,6 +194,13 @@ def fit_sweep(
 ) -> FitReport:
     """Fits a sweep; ``gpu`` is the prior. See ``fit``.
 
+    Args:
+      sweep: measured rows.
+      gpu: the prior.
+      model: shapes of the layers.
+      source: origin of the sweep, for the table's metadata.
+      engine: settings of the measured engine; default is ``MeasuredEngine()``.
+
     Raises:
       InputError: the model does not fit into memory, or a number is out of range.
     """

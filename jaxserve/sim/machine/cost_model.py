@@ -48,7 +48,15 @@ class IterationTimer(Protocol):
         speculation_depth: int = 0,
         tier: int = 0,
     ) -> float:
-        """Seconds of one iteration; see ``CostModel.iteration_s``."""
+        """Seconds of one iteration; see ``CostModel.iteration_s``.
+
+        Args:
+          decode_seqs: sequences that decode.
+          kv_tokens: KV tokens of all of them together.
+          chunks: (tokens, tokens before them) of each prompt chunk.
+          speculation_depth: draft tokens of each decoding sequence.
+          tier: quantisation tier.
+        """
         ...
 
 
@@ -383,6 +391,13 @@ class CostModel:
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
         decoding. The batch's context cancels. A chunk gets what the verified tokens leave of the
         budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments broadcast.
+
+        Args:
+          batch: decoding sequences of the GPU.
+          prompt_tokens: tokens of the prompt.
+          depth: draft tokens of each decoding sequence.
+          tier: quantisation tier.
+          token_budget: tokens that an iteration may process.
         """
         batch, prompt_tokens, depth = np.broadcast_arrays(
             *(np.asarray(x, np.float64) for x in (batch, prompt_tokens, depth))

@@ -126,6 +126,13 @@ def fill_grid(
     """Fills all cells of the grid from ``metadata.cost_model``, memory and money from ``gpu`` and
     ``model``.
 
+    Args:
+      metadata: description of the table, with its cost model.
+      gpu: memory and price.
+      model: shapes of the layers.
+      output_tokens: output length of the load test's columns, tokens.
+      buckets: prompt lengths, the shortest of ``PROMPT_LENGTHS``.
+
     Raises:
       InputError: the model does not fit, or a number is out of range.
     """
