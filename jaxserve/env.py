@@ -2,7 +2,7 @@
 
     env = jaxserve.make("bursty_workload")
     state, timestep = env.reset(key)
-    state, timestep = env.step(state, action, key)
+    state, timestep = env.step(state, action)
 
 All functions are pure; ``env`` is a frozen pytree of its own parameters, so a batch of different
 tasks or hardware is a stacked ``env`` under the same ``jax.vmap``.

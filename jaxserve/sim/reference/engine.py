@@ -19,9 +19,8 @@ from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
 from jaxserve.sim.reference.counters import Counters
 from jaxserve.sim.reference.decode_batch import DecodeBatch
-from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue
-from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, MemoryMeter, SchedulerSettings
 
 
 class Role(Enum):

@@ -1,8 +1,9 @@
-"""Settings and knobs of the reference simulator."""
+"""Settings and knobs of the reference simulator, and its interface to device memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -105,3 +106,23 @@ class ReferenceSettings:
         for name in ("restart_s", "rerole_s", "oom_restart_s", "kv_bytes_per_token"):
             checks.number(name, getattr(self, name), 0)
         checks.positive("link_bytes_per_s", self.link_bytes_per_s)
+
+
+class MemoryMeter(Protocol):
+    """Device memory of an iteration."""
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory of one GPU; an iteration that needs more crashes the engine."""
+        ...
+
+    def used_bytes(
+        self,
+        *,
+        tokens: int,
+        logits_rows: int,
+        speculation_depth: int,
+        tier: int,
+    ) -> float:
+        """Bytes in use on one GPU during an iteration, the whole KV pool included."""
+        ...

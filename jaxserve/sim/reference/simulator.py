@@ -24,10 +24,9 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.counters import Counters, WindowStats
-from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.engine import Engine, Role
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
-from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
+from jaxserve.sim.reference.settings import Knobs, MemoryMeter, ReferenceSettings
 
 
 @dataclass(eq=False)
