@@ -230,7 +230,7 @@ class JsonObject(dict[str, Any]):
         return one_of(self.name(key), self.get(key, MISSING), allowed)
 
     def flag(self, key: str) -> bool:
-        """True or False."""
+        """The field as True or False."""
         value = self.get(key, MISSING)
         if not isinstance(value, bool):
             refuse(self.name(key), value, "true or false")

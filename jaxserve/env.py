@@ -80,7 +80,7 @@ class ServeEnv(Replaceable):
     lowest: ServeAction
     """least values of the knobs; lower ones are raised to them."""
     highest: ServeAction
-    """greatest values, likewise."""
+    """greatest values of the knobs; higher ones are lowered to them."""
     horizon: jax.Array
     """int32, windows per episode."""
     randomisation: jax.Array

@@ -82,7 +82,7 @@ class _Episode:
     env: ServeEnv
     anchors: Anchors
     timesteps: TimeStep
-    """NumPy leaves [T, ...]."""
+    """NumPy leaves [T, ...] of the episode."""
     steps: int
 
 
@@ -248,7 +248,7 @@ def _breakdown(episode: _Episode) -> dict[str, float]:
     played, env = _played(episode), episode.env
     horizon = len(episode.timesteps.reward)
     decided = _decided(episode)
-    # Of the requests that run, those in time so far; all of them are in time that are not yet good.
+    # Running requests in time so far; requests that are not yet good are all in time.
     in_time = played.ttft_met.sum()
     begun = min(
         _undecided(episode), played.running[-1:].sum(), max(in_time - played.good.sum(), 0.0)

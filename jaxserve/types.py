@@ -237,7 +237,7 @@ class RewardParts(Replaceable):
     slo: jax.Array
     """value lost by completed requests that missed an SLO, <= 0."""
     cost: jax.Array
-    """money, <= 0."""
+    """money for GPUs and energy, <= 0."""
     memory: jax.Array
     """memory beyond the limit, <= 0."""
     total: jax.Array

@@ -24,7 +24,7 @@ class ChosenPolicy:
     """int32, index of the one that acts."""
 
     def init(self, env: ServeEnv) -> Any:
-        """The memory of each."""
+        """Memories of all policies."""
         return tuple(policy.init(env) for policy in self.policies)
 
     def act(

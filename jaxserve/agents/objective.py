@@ -55,7 +55,7 @@ def in_chunks(run: Callable[..., jax.Array], *batched: Any) -> np.ndarray:
 
 
 def horizon_of(env: ServeEnv) -> int:
-    """Windows of an episode."""
+    """Windows of an episode of ``env``."""
     return int(np.max(env.horizon))
 
 

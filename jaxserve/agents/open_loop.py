@@ -51,7 +51,7 @@ class StaticPolicy:
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """Always ``action``."""
+        """Action of the constant setting."""
         del env, observation, key
         return self.action, memory
 

@@ -55,7 +55,7 @@ class PrivilegedPolicy(abc.ABC):
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """Refuses.
+        """Refuses to act without the simulator's state.
 
         Raises:
           InputError: always.

@@ -159,7 +159,7 @@ class _Search:
 
     env: ServeEnv
     keys: jax.Array
-    """[S], training episodes."""
+    """typed keys [S] of training episodes."""
     speeds: tuple[float, ...]
     """factors on the table's times, the table's own first."""
     effort: SearchEffort

@@ -39,11 +39,11 @@ class EpisodeSums:
     episodes add up."""
 
     episodes: Column
-    """1."""
+    """number of episodes, 1 each."""
     windows: Column
     seconds: Column
     reward: Column
-    """over windows."""
+    """reward summed over windows."""
     arrivals: Column
     """[E, F], requests that arrived, by traffic class."""
     decided: Column

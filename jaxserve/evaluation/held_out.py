@@ -81,7 +81,7 @@ class Evaluations:
     agents: Mapping[str, Evaluation]
     """evaluations by agent, in the order asked for."""
     search: StaticSearch | None = None
-    """the search for the best static setting; None where anchors hold it, or nobody asked."""
+    """the search for the best static setting; None where anchors hold it, or no agent needs it."""
     in_doubt: tuple[Mapping[str, NDArray[np.float64]], ...] = ()
     """mean rewards float64[E] by agent, on hardware slower and faster by the doubt of the latency
     table; empty where nothing is in doubt, or no gain is asked for."""

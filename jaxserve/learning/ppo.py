@@ -399,7 +399,7 @@ class Learner:
         return self._on_each(start, 1)(self.env, keys)
 
     def _optimiser(self) -> optax.GradientTransformation:
-        # As one vector: a tenth of the operations to compile and to run.
+        # Flattened to one vector: a tenth of the operations to compile and to run.
         return optax.flatten(
             optax.chain(
                 optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5)

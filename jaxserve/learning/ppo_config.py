@@ -21,7 +21,7 @@ class PPOConfig(Replaceable):
     learning_rate_end: Any = 0.05
     """share of it that is left at the end, after falling linearly."""
     discount: Any = 0.97
-    """per window."""
+    """discount per window."""
     gae_lambda: Any = 0.9
     clip: Any = 0.2
     entropy_weight: Any = 0.03

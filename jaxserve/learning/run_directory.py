@@ -146,7 +146,7 @@ class EventFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Args: the run's directory.
+        """Opens the metrics of a run. Args: the run's directory.
 
         Raises:
           InputError: the package that writes the files is missing.

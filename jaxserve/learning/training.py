@@ -54,7 +54,7 @@ class TrainingStatus:
     """Status of a run."""
 
     windows: int
-    """played by each seed."""
+    """windows played by each seed."""
     total: int
     windows_per_s: float
     """windows per second of all seeds together, compilation left out."""
@@ -66,7 +66,7 @@ class TrainingStatus:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run."""
+    """Result of a finished run."""
 
     directory: Path
     seeds: Seeds
@@ -183,7 +183,7 @@ class _Run:
     directory: Path
     checkpoints: ocp.CheckpointManager
     state: TrainState
-    """[seeds, ...]"""
+    """states of all seeds, leaves [seeds, ...]."""
     rows: list[Row]
     events: EventFiles | None
 

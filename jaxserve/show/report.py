@@ -13,7 +13,7 @@ from jaxserve.spaces import KNOB_FIELDS, action_text
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
-# What makes these takes seconds to import, and most commands print only one of them.
+# The modules that make these take seconds to import, and most commands print only one.
 if TYPE_CHECKING:
     from jaxserve.agents.search import StaticSearch
     from jaxserve.agents.task_setup import TaskSetup
@@ -264,7 +264,7 @@ def _intervals(
 
 
 def _cells(agent: str, found: Mapping[str, Interval], columns: Sequence[_Column]) -> list[str]:
-    """A row."""
+    """Cells of an agent's row."""
     return [agent, *(_cell(found.get(name), show) for name, _, show in columns)]
 
 

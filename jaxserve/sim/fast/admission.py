@@ -108,7 +108,7 @@ def find_room(
     running = add_up(queues.running)
     decoding = _decoding_share(conditions.plan, timing, newcomers, freed, running, full)
     slots = jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0)
-    # Prefills in progress keep their slots although a lowered cap admits nobody else.
+    # Prefills in progress keep their slots although a lowered cap admits no others.
     if queues.ages is not None:
         going_on = _prefills_going_on(conditions.plan, queues.ages, timing, own_s)
         slots = jnp.maximum(slots, jnp.minimum(going_on, -freed.slots))

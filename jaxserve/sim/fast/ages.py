@@ -30,8 +30,8 @@ def idle_ages(classes: OutputAges | None) -> Ages | None:
     if classes is None:
         return None
     count, knots = classes.hazard.shape
-    nobody = jnp.zeros((count, knots - 1))
-    return Ages(nobody, nobody, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
+    none = jnp.zeros((count, knots - 1))
+    return Ages(none, none, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
 
 
 @jax.tree_util.register_dataclass
@@ -40,7 +40,7 @@ class Decoded:
     """Effect of decoding for a time on the running sequences; sums over ages, float32[F, ...]."""
 
     alive: jax.Array
-    """sequences that decode, averaged over the while."""
+    """sequences that decode, averaged over the time."""
     completed: jax.Array
     """sequences that end."""
     completed_age: jax.Array
@@ -79,7 +79,7 @@ def begin(count: jax.Array, phase: jax.Array, bins: int) -> jax.Array:
 def join(
     classes: OutputAges, ages: Ages, count: jax.Array, progress: jax.Array
 ) -> tuple[Ages, Decoded]:
-    """Sequences begin, evenly spread over the while that ends now.
+    """Sequences begin, evenly spread over the time that ends now.
 
     Args:
       count: float32[F, ...].
@@ -89,6 +89,7 @@ def join(
     phase = ages.phase[:, None]
     places = _places(bins, ages.phase) - 1.0 + phase
     span = jnp.maximum(progress / classes.width, 1e-3)[:, None]
+    # A sequence that began at a uniform moment of the time is split over two bins by a hat.
     shares = jnp.maximum(_hat_below(span - places) - _hat_below(-places), 0.0) / span
     older = jnp.maximum(1.0 - add_up(shares, axis=1), 0.0)
 
@@ -102,7 +103,7 @@ def join(
     ended_age = decoded - age * (1.0 - gone)
     worked = add_up(begun * decoded, axis=1) + older * count
     step = Decoded(
-        # On average they are there for half of the while, or less.
+        # Sequences that begin during the time are present for half of it on average, or less.
         alive=jnp.clip(worked / jnp.maximum(progress, TINY), 0.0, 0.5 * count),
         completed=add_up(begun * gone, axis=1) + older * count,
         completed_age=add_up(begun * ended_age, axis=1) + older * count,
@@ -113,12 +114,13 @@ def join(
 
 
 def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages, Decoded]:
-    """The running sequences decode.
+    """Decodes for a time: ages of the running sequences after it, and its effect.
 
     Args:
       progress: float32[F, ...], mean outputs that one of them decodes.
     """
     bins = ages.running.shape[1]
+    # Bins move by whole widths; the phase keeps the rest: age = (k - 1 + phase) width.
     reached = ages.phase + progress / classes.width
     whole = jnp.minimum(jnp.floor(reached), bins)
     phase = jnp.where(whole < bins, reached - whole, 0.0)
@@ -127,12 +129,13 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
     before = hazard[:, :-1] + ages.phase[:, None] * (hazard[:, 1:] - hazard[:, :-1])
     later = _towards_start(hazard, moved)
     after = later[:, :-1] + phase[:, None] * (later[:, 1:] - later[:, :-1])
+    # Share that survives = exp(-(H(after) - H(before))), H the hazard integrated over age.
     met = jnp.maximum(after - before, 0.0)
     alive_share = jnp.where(
         met < 0.05, 1.0 - met * (0.5 - met / 6.0), (1.0 - jnp.exp(-met)) / jnp.maximum(met, 0.05)
     )
     staying = jnp.maximum(ages.running * (1.0 - alive_share * met), 0.0)
-    # In a short while those that end do so half-way; over a long one hazard decides when.
+    # Over a short time, sequences end half-way on average; over a long one the hazard decides.
     half_way = 0.5 * (ages.running + staying)
     alive = jnp.where(progress[:, None] < 0.5, half_way, ages.running * alive_share)
     kept = _towards_end(staying, moved)

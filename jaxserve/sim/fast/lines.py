@@ -55,7 +55,7 @@ def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -
 def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
     """Requests served of each class, oldest first inside a priority group, groups in order.
 
-    Nobody overtakes: the first request that does not fit blocks those behind it.
+    No request overtakes: the first request that does not fit blocks those behind it.
 
     Args:
       live: see ``jaxserve.arrays.batching.stage``.
@@ -114,7 +114,7 @@ def _scarcest_resource(
 def _served_share(load: jax.Array) -> jax.Array:
     """float32[A, ...]: served share of the cohort between each knot and the next.
 
-    ``load`` is the resource share that everybody at least that old needs; it falls with age.
+    ``load`` is the resource share that all requests at least that old need; it falls with age.
     """
     older = _shift(load, -1)
     return jnp.clip((1.0 - older) / jnp.maximum(load - older, 1e-9), 0.0, 1.0)
@@ -144,7 +144,7 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
     Args:
       ages: float32[F, A, ...], complementary counts as ``waiting`` holds them, added up over at
         least a window, so that knots are on average half-way between two shifts.
-      ticks: float32[F, S, ...], ages in ticks; at or below 0 everybody counts.
+      ticks: float32[F, S, ...], ages in ticks; at or below 0 all requests count.
 
     Returns:
       float32[F, S, ...].
@@ -170,7 +170,7 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
     low = jnp.take_along_axis(ages, index, axis=1, mode="promise_in_bounds")
     next_knot = jnp.minimum(index + 1, last)
     high = jnp.take_along_axis(ages, next_knot, axis=1, mode="promise_in_bounds")
-    # Nobody is taken to be older than twice the oldest age that is resolved.
+    # No request is taken to be older than twice the oldest age that is resolved.
     oldest_knot = AGE_KNOTS[-1] + 0.5 * (AGE_PERIODS[-1] - 1)
     beyond = jnp.clip((ticks - oldest_knot) / (_OLDEST - oldest_knot), 0.0, 1.0)
     fraction = jnp.where(index == last, beyond, position - index)

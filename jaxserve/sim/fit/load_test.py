@@ -126,11 +126,11 @@ class FitReport:
     tpot_error: float
     """mean TPOT error of the final fit on the rows it was fitted to."""
     ttft_error: float | None
-    """mean TTFT error there."""
+    """mean absolute relative error of TTFT on these rows."""
     held_out_tpot_error: float
     """mean TPOT error on each third of the rows by a fit to the others."""
     held_out_ttft_error: float | None
-    """mean TTFT error there."""
+    """mean absolute relative error of TTFT on held-out rows."""
     extrapolations: tuple[Extrapolation, ...]
     """errors on the rows with the most requests in flight and on those with the longest sequences,
     by fits to the others; an axis is left out whose rows do not suffice."""

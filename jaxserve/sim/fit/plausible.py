@@ -33,7 +33,7 @@ _TTFT_BELOW_TPOT = 0.7
 _BETTER = 0.5
 """Share of the distance that is left after swapping, for columns to count as swapped."""
 _FAR = 0.15
-"""Mean distance (log) from the prior's pattern below which nobody asks whether columns are
+"""Mean distance (log) from the prior's pattern below which columns do not count as
 swapped."""
 _SETTINGS = {
     "concurrency": "concurrency",

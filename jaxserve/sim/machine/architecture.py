@@ -52,7 +52,7 @@ class SlidingWindow:
     layers: int
     """number of the model's layers with a sliding window."""
     tokens: int
-    """context that they read."""
+    """tokens of context that these layers read."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LargeModel(LlmModel):
     experts: Experts | None = None
     """None for a dense model."""
     latent: LatentAttention | None = None
-    """None for grouped-query attention."""
+    """shapes of latent attention; None for grouped-query attention."""
     window: SlidingWindow | None = None
     """None where every layer attends to the whole context."""
     formats: tuple[str, str, str] = DEFAULT_FORMATS

@@ -79,7 +79,7 @@ class CostModel:
     host_s: float
     """seconds per iteration outside the kernels."""
     linear_constant_s: tuple[float, float, float]
-    """c0 of each tier."""
+    """c0 of the linear roofline, s, each tier."""
     weight_read_s: tuple[float, float, float]
     """seconds to stream the body's weights, each tier."""
     linear_s_per_token: tuple[float, float, float]

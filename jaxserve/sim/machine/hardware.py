@@ -137,7 +137,7 @@ class Gpu:
     max_w: float
     """power limit, W."""
     price_usd_per_hour: float
-    """rent of one GPU."""
+    """rent of one GPU, US dollars."""
     electricity_usd_per_kwh: float
     """price of energy, cooling included."""
 
@@ -309,7 +309,7 @@ def _own_gpu(path: Path) -> JsonObject:
         raise InputError(f"{where} has the name of a packaged GPU; give it a name of its own")
     base = own.one_of("base", gpu_names())
     merged = _merged(load_json(f"hardware/{base}.json"), own)
-    # Of another link than the base's nothing was measured.
+    # Collectives were measured on the base's link only.
     merged[_OWN_LINK] = "link" in own and "all_reduce" not in own.get("served", {})
     return JsonObject(merged, where)
 

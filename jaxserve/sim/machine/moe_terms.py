@@ -171,7 +171,7 @@ def _collectives(
 def _all_reduces(
     all_reduce: AllReduce, model: LlmModel, tensor_parallel: int
 ) -> tuple[tuple[float, float, float], ...]:
-    """Two of each layer."""
+    """Number of all-reduces in an iteration, two of each layer."""
     share = 1 / model.pipeline_parallel
     lines = all_reduce.lines(tensor_parallel, _SENT_BYTES * model.hidden)
     count = 2 * model.layers

@@ -23,7 +23,7 @@ def dense_constants(gpu: Gpu, model: LlmModel, tp: int) -> dict[str, Any]:
     kv_bytes = model.kv_bytes_per_token_layer * kv_heads / model.kv_heads
     attention_width = model.attention_width / tp
     attention, draft = gpu.attention, gpu.draft
-    # What was measured of the GPU's collectives replaces a latency and the peak of its link.
+    # Measured collectives of the GPU replace a latency and the peak of its link.
     measured = gpu.all_reduce if tp > 1 else None
     ring_bytes_share = 2 * (tp - 1) / tp if measured is None else 0.0
     size = model.draft_parameters / _REFERENCE.draft_parameters

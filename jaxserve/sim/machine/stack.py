@@ -70,7 +70,7 @@ class EngineTimes:
     """Seconds that an engine adds to the kernels."""
 
     name: str
-    """name of its file."""
+    """name of the engine's file."""
     host_s: float
     """seconds per iteration outside the kernels: scheduler, launch, sampling."""
     row_s: float

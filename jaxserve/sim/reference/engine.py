@@ -111,7 +111,7 @@ class Engine:
         self._incoming.clear()
         depth = self._depth = self.knobs.speculation_depth
         tier = self.knobs.tier
-        # What only preempts takes no time; the next one finds the blocks that it has freed.
+        # An iteration that only preempts takes no time; the next one finds the freed blocks.
         while self._compose(now) and not (self._rows or self._chunks):
             pass
         if not (self._rows or self._chunks):
@@ -228,7 +228,7 @@ class Engine:
         if through:
             room = self._serve_prefilling(room)
         preempted = self.counters.preemptions > before
-        # Whatever was preempted stays out for an iteration.
+        # Preempted sequences stay out for an iteration.
         while not preempted and room > 0 and (request := self._admit(now)) is not None:
             room -= self._schedule(request, room)
         return preempted
@@ -281,7 +281,7 @@ class Engine:
     def _make_room(self, blocks: int, request: Request) -> bool:
         """Preempts until ``request`` can have ``blocks``; False if it came to ``request`` itself.
 
-        Without need of a block nobody is preempted, even if the pool has become too small.
+        Without need of a block no sequence is preempted, even if the pool has become too small.
         """
         while blocks > max(self.pool.free, 0):
             victim = self._victim()

@@ -68,7 +68,7 @@ class Quantity:
 
     @property
     def error(self) -> float | None:
-        """Relative, with its sign."""
+        """Relative error of the simulator, with its sign."""
         return None if not self.measured else self.simulated / self.measured - 1
 
 

@@ -62,7 +62,7 @@ class Request:
     prefix_ids: np.ndarray = field(default_factory=lambda: _NO_IDS)
     """int64[h], names (from 0 on) of the prompt's blocks of ``prefix_tokens`` tokens, the last of
     which may not be full. Equal names in two requests mean equal tokens up to the block's end.
-    Empty where nobody else has any of this prompt's tokens."""
+    Empty where no other prompt has any of its tokens."""
     prefix_tokens: int = 1
     """tokens that each of ``prefix_ids`` stands for."""
     frontend_s: float = 0.0

@@ -73,7 +73,7 @@ class ShiftedExponentialFrontEnd:
     tail_s: float = 0.0
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Seconds for one request."""
+        """Delay of one request, s."""
         return self.fixed_s + self.tail_s * rng.standard_exponential()
 
 
@@ -82,7 +82,7 @@ class ReferenceSettings:
     """Settings that an operator cannot change while serving."""
 
     num_gpus: int = 1
-    """engines."""
+    """engines of the deployment."""
     queue_capacity: int = EngineSettings.queue_capacity
     """requests that may wait in the whole deployment; later ones are rejected."""
     restart_s: float = EngineSettings.restart_s

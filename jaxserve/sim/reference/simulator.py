@@ -102,7 +102,7 @@ class ReferenceSimulator:
         self.submit(requests)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Adds traffic.
+        """Adds requests to the traffic.
 
         Raises:
           InputError: a request arrives before the simulator's present, or an id is taken.

@@ -28,7 +28,7 @@ class Extent:
     """The smallest and the largest of what was measured, or of what is asked for."""
 
     in_flight: tuple[float, float]
-    """requests at once."""
+    """requests in flight."""
     prompts: tuple[float, float]
     """tokens of a prompt."""
     sequences: tuple[float, float]

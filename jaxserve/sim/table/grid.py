@@ -41,7 +41,7 @@ def grid_shape(buckets: int) -> tuple[int, ...]:
 
 
 def grid_rows(buckets: int) -> int:
-    """Rows of a file."""
+    """Rows of a file with so many buckets of length."""
     return int(np.prod(grid_shape(buckets)))
 
 

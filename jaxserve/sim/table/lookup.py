@@ -9,7 +9,7 @@ with the square of the prompt, a prefill's seconds per token are linear instead.
 powers of two, so that the exponent of a float is its cell and neither a logarithm nor a search is
 needed.
 
-Whoever makes requests sees to it that none leaves the table: task files refuse longer ones, traces
+Makers of requests keep them inside the table: task files refuse longer ones, traces
 count them (``jaxserve.tasks.replay``). Clamping is for prompts below 64 tokens, each token of which
 takes as long as one of 64, and for queries that no request stands behind.
 

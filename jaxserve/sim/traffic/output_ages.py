@@ -70,7 +70,7 @@ def _lifetime(quantiles: NDArray[np.float64], bins: int) -> tuple[NDArray[np.flo
     gone[0] = -gone[2]
     left = _left(hazard)
     at_knots = left[::_STEPS]
-    # What has been decoded and what is expected to follow are one life at every knot.
+    # Decoded output + expected rest = one life at every knot.
     decoded = at_knots[1] - (1.0 - gone) * at_knots
     width = 1.0 / _mean_life(gone, decoded, left)
     return np.asarray(width), hazard, gone, width * decoded

@@ -63,7 +63,7 @@ def _runs(
     assert blocks is not None
     sizes = blocks.block_tokens(trace.prompt_tokens)
     used = _Tree(len(members))
-    last: dict[int, int] = {}  # who used a block last
+    last: dict[int, int] = {}  # last use of each block
     rows: list[tuple[int, float, float]] = []
     for place, request in enumerate(members.tolist()):
         span = slice(blocks.starts[request], blocks.starts[request + 1])
