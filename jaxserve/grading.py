@@ -248,7 +248,7 @@ def _breakdown(episode: _Episode) -> dict[str, float]:
     played, env = _played(episode), episode.env
     horizon = len(episode.timesteps.reward)
     decided = _decided(episode)
-    # Running requests in time so far; requests that are not yet good are all in time.
+    # Running requests in time so far: at most the requests in time that are not yet good.
     in_time = played.ttft_met.sum()
     begun = min(
         _undecided(episode), played.running[-1:].sum(), max(in_time - played.good.sum(), 0.0)
