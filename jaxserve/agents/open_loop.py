@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.agents.policy import Memoryless
 from jaxserve.env import ServeEnv
 from jaxserve.fields import Tier
 from jaxserve.grids import KNOB_GRIDS, action_at
@@ -17,13 +18,8 @@ from jaxserve.types import ServeAction, ServeObservation
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RandomPolicy:
+class RandomPolicy(Memoryless):
     """Every window every knob at a random point of its grid."""
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
@@ -38,15 +34,10 @@ class RandomPolicy:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StaticPolicy:
+class StaticPolicy(Memoryless):
     """A constant setting for the whole episode."""
 
     action: ServeAction
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array

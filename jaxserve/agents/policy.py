@@ -26,6 +26,15 @@ class Policy(Protocol):
         ...
 
 
+class Memoryless:
+    """Mixin of policies that remember nothing."""
+
+    def init(self, env: ServeEnv) -> Any:
+        """Memory of an episode's start, which stays empty."""
+        del env
+        return ()
+
+
 @jax.jit
 def act(
     policy: Policy, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array

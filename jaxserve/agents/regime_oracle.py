@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.oracle import BURST_STATES, oracle_plans
-from jaxserve.agents.policy import PrivilegedPolicy
+from jaxserve.agents.policy import Memoryless, PrivilegedPolicy
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.regimes import regimes_alike
 from jaxserve.agents.rollout import rollout
@@ -43,16 +43,11 @@ class RegimeSearch:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RegimeOracle(PrivilegedPolicy):
+class RegimeOracle(Memoryless, PrivilegedPolicy):
     """Settings by regime, and within a regime for calm and for a burst."""
 
     settings: jax.Array
     """int32[G, 2, 6], grid indices by regime and whether a burst is running."""
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act_on_state(
         self, env: ServeEnv, memory: Any, state: EnvState, key: jax.Array
