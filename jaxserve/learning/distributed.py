@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.learning.meeting import meet
+from jaxserve.learning.rendezvous import meet
 
 _MAX_PROCESSES = 65_536
 

@@ -26,9 +26,9 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import Tier
 from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.cost_constants import dense_constants, served_constants
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
 from jaxserve.sim.machine.moe_terms import Beyond
-from jaxserve.sim.machine.reduced_constants import dense_constants, served_constants
 from jaxserve.sim.machine.stack import ServedGpu
 
 # Prefill progresses by at least this share of the token budget per iteration, even where verified

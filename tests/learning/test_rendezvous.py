@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.learning.meeting import meet
+from jaxserve.learning.rendezvous import meet
 from server.local import free_port
 
 
