@@ -1,6 +1,6 @@
-"""Processes find each other before JAX connects them: XLA ends a process that waits in vain.
+"""Rendezvous of processes before JAX connects them: XLA ends a process that waits in vain.
 
-Process 0 listens; every other process says which one it is and waits until all are there.
+Process 0 listens; every other process sends its number and waits until all are there.
 """
 
 from __future__ import annotations
