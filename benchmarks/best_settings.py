@@ -23,18 +23,20 @@ from numpy.typing import NDArray
 
 from benchmarks.page import page_parser, publish
 from jaxserve.agents.heuristic import HeuristicPolicy
-from jaxserve.agents.panel import TaskSetup, find_best_static, load_setup
+from jaxserve.agents.panel import find_best_static
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.search import TIE, setting_text, static_objective
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
 from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.grids import grid_sizes
-from jaxserve.learning.discount import task_discount
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import train
 from jaxserve.runtime.cores import use_all_cores
+from jaxserve.sim.fit.load_test import GpuPeaks, MeasuredEngine, fit, rescale
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
@@ -42,7 +44,6 @@ from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import TableFile, write_table_file
-from jaxserve.sim.table.fit import GpuPeaks, MeasuredEngine, fit, rescale
 from jaxserve.types import ServeAction, ServeObservation
 
 NEAR = 0.01

@@ -8,9 +8,9 @@ import jax
 
 import jaxserve
 from benchmarks.environment import median_s
-from jaxserve.learning.discount import task_discount
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.tasks.anchors import load_anchors
 from jaxserve.tasks.spec import load_task

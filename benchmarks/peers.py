@@ -39,7 +39,7 @@ except ModuleNotFoundError as error:
 from benchmarks.page import publish
 from jaxserve import checks
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.compare.trained import LEARNING_RATE
 from jaxserve.errors import InputError
 from jaxserve.evaluation.episode_statistics import interval

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.evaluation.held_out import evaluate_all
 
 TASK = Path(__file__).with_name("custom_task.json")

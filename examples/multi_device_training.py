@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 import jaxserve
-from jaxserve.learning.discount import task_discount
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
 from jaxserve.runtime.cores import use_all_cores
 
 

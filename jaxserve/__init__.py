@@ -29,7 +29,7 @@ compile_small_loops_whole()
 
 __version__ = "0.1.0"
 
-# What has no simulator in it, as the gateway, starts without waiting for JAX.
+# Packages without the simulator, such as the gateway, start without waiting for JAX.
 _HOMES = {
     "env": ("FEATURE_NAMES", "EnvState", "ServeEnv"),
     "errors": ("InputError",),

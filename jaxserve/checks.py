@@ -1,4 +1,4 @@
-"""Checks of what comes from outside. Every error says: X is V; it must be this.
+"""Checks of input from outside. Every error says: X is V; it must be this.
 
 A check of one value takes its name first and returns the value. ``JsonObject`` applies the same
 checks to its fields.
@@ -18,8 +18,8 @@ from typing import Any, NoReturn
 
 from jaxserve.errors import InputError
 
-_LARGEST = sys.float_info.max
-_LONGEST = 120
+_MAX_NUMBER = sys.float_info.max
+_MAX_QUOTED = 120
 """Characters of a value in an error."""
 _ADDRESS = re.compile(
     r"https?://(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE
@@ -43,11 +43,11 @@ def refuse(name: str, value: Any, allowed: str) -> NoReturn:
     """Raises the InputError of ``value``; ``allowed`` completes "it must be"."""
     plain = isinstance(value, Real) and not isinstance(value, int)  # NumPy's repr names the type
     shown = str(value) if plain else _short.repr(value)
-    shown = shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
+    shown = shown if len(shown) <= _MAX_QUOTED else f"{shown[: _MAX_QUOTED - 3]}..."
     raise InputError(f"{name} is {shown}; it must be {allowed}") from None
 
 
-def number(name: str, value: Any, low: float = -_LARGEST, high: float = _LARGEST) -> float:
+def number(name: str, value: Any, low: float = -_MAX_NUMBER, high: float = _MAX_NUMBER) -> float:
     """A finite number from ``low`` to ``high``."""
     given = _float(value)
     if not low <= given <= high:
@@ -72,19 +72,19 @@ def is_finite(value: Any) -> bool:
 def positive(name: str, value: Any) -> float:
     """A finite number above 0."""
     given = _float(value)
-    if not 0 < given <= _LARGEST:
+    if not 0 < given <= _MAX_NUMBER:
         refuse(name, value, "a finite number above 0")
     return given
 
 
-def whole(name: str, value: Any, low: float, high: float = _LARGEST) -> int:
+def whole(name: str, value: Any, low: float, high: float = _MAX_NUMBER) -> int:
     """A whole number from ``low`` to ``high``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         refuse(name, value, _range("a whole number", low, high))
     return int(value)
 
 
-def digits(name: str, text: str, low: float, high: float = _LARGEST) -> int:
+def digits(name: str, text: str, low: float, high: float = _MAX_NUMBER) -> int:
     """A whole number that a variable or an option has in plain digits."""
     return whole(name, int(text) if re.fullmatch("[0-9]{1,18}", text) else text, low, high)
 
@@ -137,7 +137,7 @@ def secret(variables: Mapping[str, str], name: str) -> str | None:
 
 
 def one_of(name: str, value: Any, allowed: Collection[str]) -> str:
-    """One of several words."""
+    """Checks that a value is one of several words."""
     if not isinstance(value, str) or value not in allowed:
         refuse(name, value, f"one of {', '.join(allowed)}")
     return value
@@ -174,7 +174,7 @@ def _is_host(text: str) -> bool:
 
 
 def without_password(url: str) -> str:
-    """What may be shown of an address."""
+    """Address without its password, to be shown."""
     shown = re.sub(r"^([\w=+.-]*://)?.*@", r"\1...@", url, flags=re.DOTALL)
     return re.sub(r"([?#]).+", r"\1...", shown, flags=re.DOTALL)
 
@@ -204,33 +204,33 @@ class JsonObject(dict[str, Any]):
             )
 
     def name(self, key: str) -> str:
-        """What a field is called in an error, in one line whatever its name is."""
+        """Name of a field in errors, in one line whatever its name is."""
         return f"{self.where}: {key if key.isprintable() else _short.repr(key)}"
 
     def number(
-        self, key: str, low: float = -_LARGEST, high: float = _LARGEST, default: Any = MISSING
+        self, key: str, low: float = -_MAX_NUMBER, high: float = _MAX_NUMBER, default: Any = MISSING
     ) -> float:
-        """See the function."""
+        """The field as ``number`` checks it."""
         return number(self.name(key), self.get(key, default), low, high)
 
     def seconds(self, key: str, low: float, high: float) -> float:
-        """See the function."""
+        """The field as ``seconds`` checks it."""
         return seconds(self.name(key), self.get(key, MISSING), low, high)
 
     def positive(self, key: str) -> float:
-        """See the function."""
+        """The field as ``positive`` checks it."""
         return positive(self.name(key), self.get(key, MISSING))
 
-    def whole(self, key: str, low: float, high: float = _LARGEST, default: Any = MISSING) -> int:
-        """See the function."""
+    def whole(self, key: str, low: float, high: float = _MAX_NUMBER, default: Any = MISSING) -> int:
+        """The field as ``whole`` checks it."""
         return whole(self.name(key), self.get(key, default), low, high)
 
     def one_of(self, key: str, allowed: Collection[str]) -> str:
-        """See the function."""
+        """The field as ``one_of`` checks it."""
         return one_of(self.name(key), self.get(key, MISSING), allowed)
 
     def flag(self, key: str) -> bool:
-        """True or False."""
+        """The field as True or False."""
         value = self.get(key, MISSING)
         if not isinstance(value, bool):
             refuse(self.name(key), value, "true or false")
@@ -254,11 +254,19 @@ class JsonObject(dict[str, Any]):
         self,
         key: str,
         count: int,
-        low: float = -_LARGEST,
-        high: float = _LARGEST,
+        low: float = -_MAX_NUMBER,
+        high: float = _MAX_NUMBER,
         default: Any = MISSING,
     ) -> Any:
-        """A tuple of ``count`` finite numbers from ``low`` to ``high``."""
+        """A tuple of ``count`` finite numbers from ``low`` to ``high``.
+
+        Args:
+          key: name of the field.
+          count: numbers in the tuple.
+          low: least number allowed.
+          high: greatest number allowed.
+          default: value where the field is missing; without one the field is required.
+        """
         value = self.get(key, default)
         found = tuple(map(_float, value)) if isinstance(value, list | tuple) else ()
         if len(found) != count or not all(low <= each <= high for each in found):
@@ -290,7 +298,7 @@ def _float(value: Any) -> float:
 def _range(kind: str, low: float, high: float) -> str:
     if low == high:
         return f"{low:.15g}"
-    if high < _LARGEST:
+    if high < _MAX_NUMBER:
         return f"{kind} from {low:.15g} to {high:.15g}"
     kind = kind.replace("a number", "a finite number")
-    return kind if low == -_LARGEST else f"{kind} from {low:.15g} on"
+    return kind if low == -_MAX_NUMBER else f"{kind} from {low:.15g} on"

@@ -1,4 +1,4 @@
-"""Where packaged data lies, and how files are written without ever leaving half of one."""
+"""Places of packaged data, and writing of files that are never left half written."""
 
 import json
 import os

@@ -2,7 +2,7 @@
 
     env = jaxserve.make("bursty_workload")
     state, timestep = env.reset(key)
-    state, timestep = env.step(state, action, key)
+    state, timestep = env.step(state, action)
 
 All functions are pure; ``env`` is a frozen pytree of its own parameters, so a batch of different
 tasks or hardware is a stacked ``env`` under the same ``jax.vmap``.
@@ -66,7 +66,7 @@ class EnvState(Replaceable):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ServeEnv(Replaceable):
-    """One task on one deployment. Build it with ``jaxserve.make``."""
+    """A task on a deployment. Build it with ``jaxserve.make``."""
 
     table: LatencyTable
     deployment: Deployment
@@ -80,7 +80,7 @@ class ServeEnv(Replaceable):
     lowest: ServeAction
     """least values of the knobs; lower ones are raised to them."""
     highest: ServeAction
-    """greatest values, likewise."""
+    """greatest values of the knobs; higher ones are lowered to them."""
     horizon: jax.Array
     """int32, windows per episode."""
     randomisation: jax.Array
@@ -174,7 +174,8 @@ class ServeEnv(Replaceable):
     def simulate(
         self, sim: SimState, action: ServeAction, arrivals: Arrivals
     ) -> tuple[SimState, WindowMetrics]:
-        """One window of the deployment under these arrivals; ``action`` as it acts."""
+        """Simulates a window of the deployment under given arrivals; ``action`` are the knobs as
+        they act."""
         return advance_window(
             sim,
             action,
@@ -217,7 +218,7 @@ class ServeEnv(Replaceable):
     def next_observation(
         self, last: ServeObservation, metrics: WindowMetrics, step: jax.Array
     ) -> ServeObservation:
-        """What the dashboard shows after a window; ``step`` is the number of windows finished."""
+        """Observation at the end of a window; ``step`` is the number of windows finished."""
         return _next_observation(
             self.workload.classes, last, metrics, step, jnp.float32(self.window_s)
         )
@@ -323,4 +324,4 @@ _FEATURES: dict[str, Callable[[ServeEnv, ServeObservation], jax.Array]] = {
     "reconfiguring": lambda env, o: o.reconfiguring,
 }
 FEATURE_NAMES = tuple(_FEATURES)
-"""What each entry of ``ServeEnv.observe`` is. Trained weights depend on their order."""
+"""Names of the entries of ``ServeEnv.observe``. Trained weights depend on their order."""

@@ -1,4 +1,4 @@
-"""Logs of episodes that somebody else played: their actions, and whether their figures are true."""
+"""Logs of episodes that somebody else played: their actions, and a check of their figures."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def read_log(log: Any) -> tuple[list[Any], list[StatedFigures]]:
 
 
 def stated_figures(timestep: TimeStep) -> StatedFigures:
-    """What a log may state, float64[T, ...] by name, from a replay's stacked TimeStep."""
+    """Figures that a log may state, float64[T, ...] by name, from a replay's stacked TimeStep."""
     figures = {"reward": timestep.reward, **vars(timestep.parts), **vars(timestep.observation)}
     return jax.tree.map(lambda value: np.asarray(value, np.float64), figures)
 

@@ -1,4 +1,4 @@
-"""What is said of a field of an action or an observation, once.
+"""Descriptions of the fields of actions and observations, limits of both, and quantisation tiers.
 
 ``ServeAction`` and ``ServeObservation`` (``jaxserve.types``) carry it; bounds, grids, labels,
 columns, schemas, prompts and the tables of the documentation are read from there.
@@ -7,10 +7,28 @@ columns, schemas, prompts and the tables of the documentation are read from ther
 from __future__ import annotations
 
 import dataclasses
+import enum
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+MAX_BATCH = 512
+"""Largest batch cap: sequences per GPU that may run at once."""
+MAX_DEPTH = 8
+"""Deepest speculation: draft tokens in a verify step, at most."""
+MAX_CONTEXT_TOKENS = 131_072
+"""Longest context, prompt and output together, whose times latency tables know."""
+TOKEN_BUDGETS = (64, 65_536)
+"""Least and most tokens that one engine iteration may process."""
+
+
+class Tier(enum.IntEnum):
+    """FP16 is bf16, INT8 is W8A8, INT4 is weight-only, where a deployment names no formats."""
+
+    FP16 = 0
+    INT8 = 1
+    INT4 = 2
 
 
 @dataclass(frozen=True)
@@ -23,7 +41,7 @@ class Bound:
 
     @property
     def dtype(self) -> type[np.number]:
-        """Of arrays of such values."""
+        """Type of arrays of such values."""
         return np.int32 if self.integer else np.float32
 
     def number(self, value: float) -> float:
@@ -43,17 +61,17 @@ class Knob:
 
     bound: Bound
     default: float
-    """what an operator gets who does not turn it, and its value where a task locks it."""
+    """value of an operator who does not turn the knob, and of a task that locks it."""
     grid: tuple[float, ...]
     """rising values that searches, learners and adapters choose from."""
     label: str
-    """in pictures and on the server's page."""
+    """label in pictures and on the server's page."""
     meaning: str
     effect: str = ""
-    """what turning it does."""
+    """effect of turning the knob."""
     unit: str = ""
     names: tuple[str, ...] = ()
-    """of the values 0, 1 and so on, where they have names."""
+    """names of the values 0, 1 and so on; empty where they have none."""
     octaves: bool = False
     """whether differences count in octaves."""
     restarts: bool = False
@@ -63,7 +81,7 @@ class Knob:
 
     @property
     def text(self) -> str:
-        """What it is, the names of its values and what it does, in one line."""
+        """Meaning, names of the values and effect in one line."""
         names = ", ".join(f"{value} {name}" for value, name in enumerate(self.names))
         return "; ".join(filter(None, (self.meaning, names, self.effect)))
 
@@ -80,12 +98,12 @@ class Entry:
     unit: str
     meaning: str
     idle: float = 0.0
-    """before the first window, unless ``ServeEnv.reset`` knows better."""
+    """value before the first window, unless ``ServeEnv.reset`` knows better."""
     shape: tuple[int, ...] = ()
 
     @property
     def bound(self) -> Bound:
-        """Its range."""
+        """Range of the observation."""
         return Bound(0, self.high)
 
 

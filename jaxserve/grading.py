@@ -1,4 +1,4 @@
-"""Grades: what an episode's actions are worth, from 0 (random knobs) to 1 (an oracle).
+"""Grades of episodes by their actions, from 0 (random knobs) to 1 (an oracle).
 
 A grade depends on (task, seed, actions) alone. The grader replays the actions on the task's own
 traffic and objective; figures that a client states are compared but never used, and weights that a
@@ -57,14 +57,14 @@ Actions = ServeAction | Sequence[ServeAction | Mapping[str, object]]
 
 @dataclass(frozen=True)
 class Grade:
-    """What an episode is worth."""
+    """Grade of an episode."""
 
     score: float
     """0 at random knobs, 0.5 at the best static setting, 1 at the oracle."""
     breakdown: dict[str, float]
     """shares by name, see the module."""
     feedback: str
-    """one sentence for a person."""
+    """feedback for a person, in one sentence."""
     goodput_rps: float
     """requests per second, over the horizon, that met all their objectives."""
     mean_reward: float
@@ -82,7 +82,7 @@ class _Episode:
     env: ServeEnv
     anchors: Anchors
     timesteps: TimeStep
-    """NumPy leaves [T, ...]."""
+    """NumPy leaves [T, ...] of the episode."""
     steps: int
 
 
@@ -248,7 +248,7 @@ def _breakdown(episode: _Episode) -> dict[str, float]:
     played, env = _played(episode), episode.env
     horizon = len(episode.timesteps.reward)
     decided = _decided(episode)
-    # Of the requests that run, those in time so far; all of them are in time that are not yet good.
+    # Running requests in time so far: at most the requests in time that are not yet good.
     in_time = played.ttft_met.sum()
     begun = min(
         _undecided(episode), played.running[-1:].sum(), max(in_time - played.good.sum(), 0.0)
@@ -328,8 +328,8 @@ def _decided(episode: _Episode) -> float:
 
 
 def _undecided(episode: _Episode) -> float:
-    """Requests inside their objectives so far that wait or run at the horizon. Nobody serves them
-    where windows were not played, so that all of them have failed."""
+    """Requests inside their objectives so far that wait or run at the horizon; 0 where windows were
+    not played, so that all requests have failed."""
     if episode.steps < len(episode.timesteps.reward):
         return 0.0
     last = jax.tree.map(lambda leaf: leaf[-1], _played(episode))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +18,16 @@ from jaxserve import checks
 from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.fields import Tier
 from jaxserve.sim.fast.state import Slo
 from jaxserve.sim.machine.deployment import Deployment, build_deployment
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import serve
+from jaxserve.sim.table.extent import Extent, warn_beyond
 from jaxserve.sim.table.file import TableFile, read_table_file, table_names
 from jaxserve.sim.table.grid import PROMPT_LENGTHS
 from jaxserve.sim.table.lookup import latency_table, lengths_for
-from jaxserve.sim.table.measured import Extent, warn_beyond
 from jaxserve.sim.traffic.output_ages import MEMORYLESS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses, Workload
@@ -48,7 +50,9 @@ from jaxserve.tasks.traffic import (
     traffic_classes,
     traffic_regimes,
 )
-from jaxserve.tiers import Tier
+
+_UNUSED_TTFT_SLO_S, _UNUSED_TPOT_SLO_S = 10.0, 1.0
+"""Objectives of traffic classes that a task does not have; no request is judged by them."""
 
 
 def make(
@@ -87,6 +91,40 @@ def make(
     Raises:
       InputError: anything unknown, unreadable or out of range.
     """
+    resolved = _resolve(task, hardware, model, table, trace, slos, overrides)
+    for note in _notes(resolved, slos):
+        warnings.warn(note, InputWarning, stacklevel=2)
+    warn_beyond(resolved.table.metadata.measured, _extent(resolved.spec))
+    return _assemble(resolved)
+
+
+@dataclass(frozen=True)
+class _Resolved:
+    """The arguments of ``make`` after defaults and overrides, with files read and checked."""
+
+    spec: TaskSpec
+    deployment: Deployment
+    table: TableFile
+    token_budget: int
+    trace: Trace | None
+    counts: np.ndarray | None
+    """float32[W, K, F], arrivals of the trace; None where traffic is drawn."""
+
+
+def _resolve(
+    task: str | int | TaskSpec,
+    hardware: str | None,
+    model: str | None,
+    table: str | Path | None,
+    trace: str | Path | Trace | None,
+    slos: Mapping[str, KindSlo] | None,
+    overrides: Mapping[str, Any] | None,
+) -> _Resolved:
+    """Decides which value stands; the arguments are those of ``make``.
+
+    A named model, GPU or trace stands before the task's own, overrides before both, and the table's
+    token budget where neither task nor overrides have one.
+    """
     spec = task if isinstance(task, TaskSpec) else load_task(task)
     if model is not None:
         spec = dataclasses.replace(spec, model=model)
@@ -99,39 +137,50 @@ def make(
     if hardware is not None:
         spec = _with_limit_of(spec, gpu)
     spec = override(spec, {} if overrides is None else overrides, recorded=trace is not None)
-    table = _table_of(spec, gpu) if table is None else _path("table", table)
-    file = _read_table(table, spec, gpu)
+    file = _table_of(spec, gpu, table)
     budget = spec.deployment.token_budget or file.metadata.token_budget
     deployment = _deployment(spec, served_on, file, budget)
     if trace is not None and not isinstance(trace, Trace):
         trace = load_trace(trace_path(_path("trace", trace)))
-    counts = None
     if slos and trace is None:
         raise InputError(
             f"slos has objectives of kinds of a trace, but task {spec.name} replays none; name one "
             "as trace"
         )
+    counts = None
     if trace is not None:
         spec, counts = replay_spec(spec, trace, slos)
-        unused = None if spec.deployment.prefix_caching else repeated_note(trace)
-        shared = None if slos else shared_slo_note(spec, trace)
-        for note in filter(None, (trace.note, unused, shared)):
-            warnings.warn(note, InputWarning, stacklevel=2)
-    warn_beyond(file.metadata.measured, _extent(spec))
+    return _Resolved(spec, deployment, file, budget, trace, counts)
+
+
+def _notes(resolved: _Resolved, slos: Mapping[str, KindSlo] | None) -> Iterable[str]:
+    """Sentences on how the replay of a trace differs from its recording."""
+    spec, trace = resolved.spec, resolved.trace
+    if trace is None:
+        return ()
+    unused = None if spec.deployment.prefix_caching else repeated_note(trace)
+    shared = None if slos else shared_slo_note(spec, trace)
+    return filter(None, (trace.note, unused, shared))
+
+
+def _assemble(resolved: _Resolved) -> ServeEnv:
+    """The environment of resolved arguments: their numbers as arrays on the device."""
+    spec, trace = resolved.spec, resolved.trace
     classes, owner = traffic_classes(spec)
     if trace is not None and spec.deployment.prefix_caching:
         reuse = recorded_reuse(trace, spec.deployment.num_gpus)
         classes = dataclasses.replace(classes, reuse=reuse)
     regimes = traffic_regimes(spec, owner)
     streams = [spec.streams[i] for i in owner]
-    ttft_slo_s = _per_class([s.ttft_slo_s for s in streams], 10.0)
-    tpot_slo_s = _per_class([s.tpot_slo_s for s in streams], 1.0)
+    ttft_slo_s = _per_class([s.ttft_slo_s for s in streams], _UNUSED_TTFT_SLO_S)
+    tpot_slo_s = _per_class([s.tpot_slo_s for s in streams], _UNUSED_TPOT_SLO_S)
+    lengths = lengths_for(longest_mean_tokens(classes))
     return ServeEnv(
-        table=latency_table(file, budget, lengths_for(longest_mean_tokens(classes))),
-        deployment=deployment,
-        workload=_workload(spec, classes, regimes, counts),
+        table=latency_table(resolved.table, resolved.token_budget, lengths),
+        deployment=resolved.deployment,
+        workload=_workload(spec, classes, regimes, resolved.counts),
         slo=Slo(on_device(ttft_slo_s), on_device(tpot_slo_s)),
-        reward=_reward_model(spec, streams, regimes, deployment, ttft_slo_s),
+        reward=_reward_model(spec, streams, regimes, resolved.deployment, ttft_slo_s),
         knob_active=on_device([knob in spec.knobs for knob in KNOBS], np.bool_),
         locked=make_action(**spec.locked),
         lowest=make_action(**_limits(spec, 0)),
@@ -145,7 +194,7 @@ def make(
 
 
 def _extent(spec: TaskSpec) -> Extent:
-    """What the task's traffic and knobs ask of a table."""
+    """Extent of the task's traffic and knobs, to be compared with that of a table."""
     cap = make_action(**spec.locked).batch_cap
     if "batch_cap" in spec.knobs:
         cap = _limits(spec, 1)["batch_cap"]
@@ -249,7 +298,7 @@ def _differing(first: ServeEnv, other: ServeEnv) -> str:
 
 
 def _layout(env: ServeEnv) -> dict[str, str]:
-    """What decides which arrays an environment has, and their shapes."""
+    """Properties that decide which arrays an environment has, and their shapes."""
     classes, counts = env.workload.classes, env.workload.replay_counts
     ages, reuse = classes.output_ages, classes.reuse
     return {
@@ -294,23 +343,20 @@ def _path(argument: str, value: object) -> str | Path:
     return value
 
 
-def _table_of(spec: TaskSpec, gpu: Gpu) -> str:
-    """The packaged table of the task's model on this GPU."""
+def _table_of(spec: TaskSpec, gpu: Gpu, table: str | Path | None) -> TableFile:
+    """The named table, or the packaged one of the task's model on this GPU; it must be of both."""
     model = load_model(spec.model).name
-    name = f"{model}__{gpu.name}"
-    if name not in table_names():
-        raise InputError(
-            f"there is no packaged table of {model} on {gpu.name}; `jaxserve table build` or "
-            f"`table fit` makes one, to be named as table (packaged are {', '.join(table_names())})"
-        )
-    return name
-
-
-def _read_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> TableFile:
-    """The table, if it is one of the task's model on this GPU."""
-    file = read_table_file(name_or_path)
+    if table is None:
+        table = f"{model}__{gpu.name}"
+        if table not in table_names():
+            raise InputError(
+                f"there is no packaged table of {model} on {gpu.name}; `jaxserve table build` or "
+                "`table fit` makes one, to be named as table (packaged are "
+                f"{', '.join(table_names())})"
+            )
+    file = read_table_file(_path("table", table))
     wanted = {
-        "model": load_model(spec.model).name,
+        "model": model,
         "hardware": gpu.name,
         "tensor_parallel": spec.deployment.tensor_parallel,
     }
@@ -318,12 +364,12 @@ def _read_table(name_or_path: str | Path, spec: TaskSpec, gpu: Gpu) -> TableFile
         found = getattr(file.metadata, field)
         if found != value:
             raise InputError(
-                f"table {name_or_path} has {field} {found!r}; task {spec.name} needs {value!r}"
+                f"table {table} has {field} {found!r}; task {spec.name} needs {value!r}"
             )
     stack = spec.deployment.stack
     if stack is not None and stack != file.metadata.stack:
         raise InputError(
-            f"table {name_or_path} is of {file.metadata.stack or 'no stack'}; task {spec.name} "
+            f"table {table} is of {file.metadata.stack or 'no stack'}; task {spec.name} "
             f"needs {stack}"
         )
     return file

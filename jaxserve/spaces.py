@@ -18,9 +18,9 @@ KNOB_FIELDS: dict[str, Knob] = descriptions(ServeAction)
 KNOBS = tuple(KNOB_FIELDS)
 ACTION_BOUNDS = {name: knob.bound for name, knob in KNOB_FIELDS.items()}
 DEFAULT_ACTION = {name: knob.default for name, knob in KNOB_FIELDS.items()}
-"""What an operator gets who turns no knob; also the value of knobs that a task locks."""
+"""Knobs of an operator who turns none; also the values of knobs that a task locks."""
 RESTART_KNOBS = tuple(name for name, knob in KNOB_FIELDS.items() if knob.restarts)
-"""Those whose change takes GPUs away for seconds."""
+"""Knobs whose change takes GPUs away for seconds."""
 
 OBSERVATION_FIELDS: dict[str, Entry] = descriptions(ServeObservation)
 OBSERVATION_BOUNDS = {name: entry.bound for name, entry in OBSERVATION_FIELDS.items()}
@@ -77,7 +77,7 @@ def check_knobs(action: ServeAction | Mapping[str, object]) -> dict[str, NDArray
 
 
 def check_single(action: object) -> None:
-    """What can be said of an action while a program is traced, when values are not known yet.
+    """Checks an action while a program is traced, when values are not known yet.
 
     Raises:
       InputError: no ServeAction, or a knob that is not one number.

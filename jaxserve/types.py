@@ -10,16 +10,14 @@ from typing import Any, Self
 
 import jax
 
-from jaxserve.fields import Bound, entry, knob
-from jaxserve.limits import LARGEST_BATCH, LONGEST_TOKENS, MAX_DEPTH
-from jaxserve.tiers import Tier
+from jaxserve.fields import MAX_BATCH, MAX_CONTEXT_TOKENS, MAX_DEPTH, Bound, Tier, entry, knob
 
 PRIORITY_GROUPS = 3
-"""Of requests, 0 the highest."""
+"""Number of priority groups of requests, 0 the highest."""
 
 
 class Replaceable:
-    """What policies and wrappers take apart: a frozen dataclass with changed copies of itself."""
+    """Mixin of frozen dataclasses that policies and wrappers change: ``replace`` returns a copy."""
 
     def replace(self, **changes: Any) -> Self:
         """``dataclasses.replace`` as a method."""
@@ -36,9 +34,9 @@ class ServeAction(Replaceable):
     """
 
     batch_cap: jax.Array = knob(
-        Bound(1, LARGEST_BATCH, integer=True),
+        Bound(1, MAX_BATCH, integer=True),
         default=32,
-        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, LARGEST_BATCH),
+        grid=(1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, MAX_BATCH),
         label="batch cap",
         meaning="sequences per GPU that may run at once (vLLM's max_num_seqs)",
         effect="more of them raise throughput and slow tokens down",
@@ -97,7 +95,7 @@ class ServeAction(Replaceable):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ServeObservation(Replaceable):
-    """What an operator's dashboard shows at the end of a control window.
+    """Observation at the end of a control window, as an operator's dashboard shows it.
 
     Always finite and inside ``jaxserve.spaces.OBSERVATION_BOUNDS``. Names are those of earlier
     projects, whatever their ``_gb`` says: memory is in GiB.
@@ -109,7 +107,7 @@ class ServeObservation(Replaceable):
     active_requests: jax.Array = entry(4096, "requests", "decoding now")
     kv_cache_occupancy: jax.Array = entry(1, "share", "reserved KV blocks in use")
     mean_prompt_length: jax.Array = entry(
-        LONGEST_TOKENS,
+        MAX_CONTEXT_TOKENS,
         "tokens",
         "mean prompt of the window's arrivals (last known when there were none)",
     )
@@ -158,7 +156,7 @@ class ServeObservation(Replaceable):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WindowMetrics(Replaceable):
-    """What happened in one control window. Counts are (fractional) requests; all float32.
+    """Metrics of a control window. Counts are (fractional) requests; all float32.
 
     Conservation: ``arrivals = completed + rejected + lost + change of (waiting + running)``.
     """
@@ -198,7 +196,8 @@ class WindowMetrics(Replaceable):
     p50_itl_s: jax.Array
     """median inter-token latency over the window, s."""
     p99_itl_s: jax.Array
-    """its 99th percentile, s; not observed, and 0 where a real engine was measured."""
+    """99th percentile of the inter-token latency, s; not observed, and 0 where a real engine was
+    measured."""
     tokens: jax.Array
     """output tokens produced."""
     preemptions: jax.Array
@@ -238,17 +237,17 @@ class RewardParts(Replaceable):
     slo: jax.Array
     """value lost by completed requests that missed an SLO, <= 0."""
     cost: jax.Array
-    """money, <= 0."""
+    """money for GPUs and energy, <= 0."""
     memory: jax.Array
     """memory beyond the limit, <= 0."""
     total: jax.Array
-    """their sum."""
+    """sum of all terms."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TimeStep(Replaceable):
-    """What ``ServeEnv.reset`` and ``ServeEnv.step`` return beside the state."""
+    """Results of ``ServeEnv.reset`` and ``ServeEnv.step`` beside the state."""
 
     observation: ServeObservation
     reward: jax.Array

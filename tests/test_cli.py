@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu

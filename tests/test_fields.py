@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jaxserve.fields import Bound
+from jaxserve.fields import Bound, Tier
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOB_FIELDS, KNOBS, OBSERVATION_FIELDS
-from jaxserve.tiers import Tier
 
 
 def test_a_bound_says_what_it_allows() -> None:

@@ -1,4 +1,4 @@
-"""What the adapters share: grid indices in, features and plain numbers out.
+"""Parts that the adapters share: grid indices in, features and plain numbers out.
 
 An action is int32[6], an index into ``jaxserve.grids.KNOB_GRIDS`` for each of ``jaxserve.KNOBS``
 (always 0 for a knob that the task locks); an observation is the vector of ``ServeEnv.observe``.
@@ -32,7 +32,8 @@ _ROUNDING = 1e-4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What an agent gets after a window, or at the start of an episode."""
+    """Observation, reward and ends that an agent gets after a window or at the start of an
+    episode."""
 
     features: jax.Array
     """float32[len(FEATURE_NAMES)]"""
@@ -43,8 +44,8 @@ class Seen:
     truncated: jax.Array
     """bool, the horizon was reached."""
     numbers: dict[str, jax.Array]
-    """float32 scalars: requests by fate (summed over the classes), what the window used and cost,
-    its latencies, and the parts of the reward."""
+    """float32 scalars: requests by fate (summed over the classes), the window's use and cost, its
+    latencies, and the parts of the reward."""
 
 
 def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, Seen]:
@@ -54,7 +55,7 @@ def start(env: ServeEnv, key: jax.Array) -> tuple[EnvState, Seen]:
 
 
 def advance(env: ServeEnv, state: EnvState, indices: jax.Array) -> tuple[EnvState, Seen]:
-    """One window with the knobs at grid indices int32[6]."""
+    """Plays a window with the knobs at grid indices int32[6]."""
     state, timestep = env.step(state, action_at(indices))
     return state, _seen(env, timestep)
 

@@ -50,7 +50,8 @@ _advance_many = jax.jit(jax.vmap(advance, (None, 0, 0)))
 
 
 class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
-    """One deployment. An episode ends at the task's horizon, which is a truncation."""
+    """Gymnasium environment of one deployment. An episode ends at the task's horizon, a
+    truncation."""
 
     metadata = {"render_modes": []}  # noqa: RUF012 - the name and form that gymnasium reads
 
@@ -66,7 +67,7 @@ class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Starts an episode: that of ``seed``, or a random one.
+        """Starts the episode of ``seed``, or a random one.
 
         Raises:
           InputError: a seed that is no whole number from 0 on, or options.
@@ -80,7 +81,7 @@ class ServeGymEnv(gymnasium.Env[np.ndarray, np.ndarray]):
         return seen.features, _plain(seen)
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One window.
+        """Plays a window.
 
         Raises:
           InputError: an action outside the space, or no episode in progress.
@@ -165,7 +166,7 @@ class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
     def step(
         self, actions: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """One window of each.
+        """Plays a window of each environment.
 
         Raises:
           InputError: an action outside the space, or a step before the first reset.
@@ -191,7 +192,7 @@ class ServeVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         return shown.features, rewards, shown.terminated, shown.truncated, info
 
     def _restarted(self, state: EnvState, seen: Any, ended: np.ndarray) -> tuple[EnvState, Any]:
-        """With new episodes where the old ones have ended."""
+        """States with new episodes where the old ones have ended."""
         if not ended.any():
             return state, seen
         fresh_state, fresh = _start_many(self.serve_env, self._next_keys())
@@ -246,7 +247,8 @@ def _mode(mode: str | AutoresetMode) -> AutoresetMode:
 
 
 def _episode(seed: int) -> int:
-    """The seed itself; for one beyond the last episode, which gymnasium allows, a drawn one."""
+    """Index of the episode of a seed: the seed itself, or a drawn one for seeds beyond the last
+    episode, which gymnasium allows."""
     return seed if seed <= MAX_SEED else _drawn(np_random(seed)[0])
 
 
@@ -260,7 +262,7 @@ def _refuse_options(options: Mapping[str, Any] | None) -> None:
 
 
 def _on_host(seen: Seen) -> Any:
-    """As NumPy arrays of the caller's own: those of the device are read-only."""
+    """NumPy arrays of the caller's own: those of the device are read-only."""
     return jax.tree.map(np.array, jax.device_get(seen))
 
 

@@ -90,7 +90,7 @@ class GymnaxEnv:
     def step(
         self, key: jax.Array, state: EnvState, action: jax.Array, params: ServeEnv | None = None
     ) -> Stepped:
-        """One window, and the start of the next episode where this one ended.
+        """Plays a window, and starts the next episode where this one ended.
 
         Args:
           key: PRNG key, typed or of the old kind; the next episode's only source of randomness.
@@ -137,7 +137,7 @@ class _ActionWrapper(abc.ABC):
     def step(
         self, key: jax.Array, state: EnvState, action: jax.Array, params: ServeEnv | None = None
     ) -> Stepped:
-        """As ``GymnaxEnv.step``."""
+        """Plays a window as ``GymnaxEnv.step`` does."""
         return self._env.step(key, state, self._indices(jnp.asarray(action)), params)
 
     @abc.abstractmethod
@@ -146,7 +146,7 @@ class _ActionWrapper(abc.ABC):
 
 
 class OneIndex(_ActionWrapper):
-    """One number for all knobs together, for code with a single categorical head.
+    """Action as one number for all knobs together, for code with a single categorical head.
 
     The last knob varies fastest. Tasks with many knobs have tens of thousands of combinations;
     heads of their own, or ``OneBox``, learn those better.
@@ -158,7 +158,7 @@ class OneIndex(_ActionWrapper):
         return int(np.prod(self._sizes))
 
     def action_space(self, params: ServeEnv | None = None) -> Any:
-        """All combinations of grid points."""
+        """Space of all combinations of grid points."""
         del params
         return discrete(self.num_actions)
 

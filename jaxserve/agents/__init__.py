@@ -1,1 +1,1 @@
-"""Whatever plays: policies, their rollouts, the searches and planners behind some of them."""
+"""Policies, their rollouts, and the searches and planners behind some of them."""

@@ -1,4 +1,4 @@
-"""What a configuration would deliver at a load: an operator's capacity planning, from load tests.
+"""Capacity planning: the service of a configuration at a load, from load tests.
 
 An operator knows the latency table of model and GPU, memory sizes, delays, SLOs and values before
 the first request. The traffic is estimated from what is observed; its regimes stay hidden.
@@ -24,7 +24,7 @@ DEPTHS = int(ACTION_BOUNDS["speculation_depth"].high) + 1
 _BALANCE_STEPS = 8  # of the fixed point; its map is averaged with its argument, so it contracts
 _TPOT_SPREAD = 0.15  # standard deviation of log TPOT over the requests of one setting
 _WAIT_VARIATION = 1.5  # (1 + cv^2) / 2 of prefill times; log-normal chat prompts have cv^2 of 2
-_MOST_BUSY = 0.98  # keeps the queueing formula finite
+_MAX_BUSY = 0.98  # keeps the queueing formula finite
 
 
 @jax.tree_util.register_dataclass
@@ -89,10 +89,10 @@ def value_share(
     def tpot_s(batch: jax.Array) -> jax.Array:
         stolen = jnp.where(split, 0.0, rate_per_gpu * prefill_s(batch))
         speed = jnp.max(decode_speed(env, load, tier, batch))
-        return 1.0 / (speed * jnp.maximum(1.0 - stolen, 1.0 - _MOST_BUSY))
+        return 1.0 / (speed * jnp.maximum(1.0 - stolen, 1.0 - _MAX_BUSY))
 
     def wanted(batch: jax.Array) -> jax.Array:
-        """Little's law: as many sequences decode as arrive while one of them does."""
+        """Sequences that decode by Little's law: arrivals in the time that one of them decodes."""
         return rate_per_gpu * load.output_tokens * tpot_s(batch)
 
     # A loop, as one that is written out takes most of what a rollout takes to compile.
@@ -107,7 +107,7 @@ def value_share(
     served = 1.0 / jnp.maximum(jnp.maximum(wanted(batch) / most, prefill_busy), 1.0)
 
     # Waiting for a prefill server has an exponential tail (M/G/n).
-    busy = jnp.minimum(prefill_busy, _MOST_BUSY)
+    busy = jnp.minimum(prefill_busy, _MAX_BUSY)
     wait_s = _WAIT_VARIATION * own_s / (prefill_gpus * (1.0 - busy))
     slack_s = jnp.maximum(env.slo.ttft_s - own_s - env.deployment.frontend_s, 0.0)
     ttft_met = 1.0 - busy * jnp.exp(-slack_s / wait_s)

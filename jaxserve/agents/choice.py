@@ -17,14 +17,14 @@ from jaxserve.types import ServeAction, ServeObservation
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class ChosenPolicy:
-    """One of several policies. Which one is data, so that all of them share a program."""
+    """A choice among several policies. The choice is data, so that all of them share a program."""
 
     policies: tuple[Policy, ...]
     chosen: jax.Array
     """int32, index of the one that acts."""
 
     def init(self, env: ServeEnv) -> Any:
-        """The memory of each."""
+        """Memories of all policies."""
         return tuple(policy.init(env) for policy in self.policies)
 
     def act(
@@ -41,7 +41,7 @@ class ChosenPolicy:
 
 
 def in_one_program(policies: Sequence[Policy]) -> list[Policy]:
-    """The same policies, so wrapped that ``rollout`` compiles one program for all of them.
+    """Wraps policies so that ``rollout`` compiles one program for all of them.
 
     Those that differ in numbers only, such as two constant settings, share one anyway. A
     ``PrivilegedPolicy`` stays as it is: it is shown what the others are not.
@@ -63,7 +63,7 @@ def in_one_program(policies: Sequence[Policy]) -> list[Policy]:
 
 
 def _kind(policy: Policy) -> Hashable:
-    """What JAX compiles a program for."""
+    """Everything that JAX compiles a program for: class, tree, shapes and types."""
     leaves, tree = jax.tree.flatten(policy)
     # The class by name as well: jaxlib 0.10 calls the trees of two classes without leaves equal.
     types = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxserve.agents.capacity import Load, decode_speed, value_share
 from jaxserve.arrays.convert import on_device
 from jaxserve.env import ServeEnv
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
-from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_split")
@@ -28,7 +28,7 @@ _TIER, _SPLIT = KNOBS.index("quantization_tier"), KNOBS.index("prefill_decode_sp
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class OperatorMemory:
-    """What the operator remembers from window to window."""
+    """Memory of the operator from window to window."""
 
     action: ServeAction
     """knobs of the last window."""
@@ -69,7 +69,8 @@ class HeuristicPolicy:
     """weight of a new window in running means: twenty windows average several bursts, and a
     regime lasts longer than that."""
     forget_acceptance: float = 0.9
-    """the same for draft acceptance, which hundreds of drafts per window measure well."""
+    """weight of a new window in the running mean of draft acceptance, which hundreds of drafts per
+    window measure well."""
     reconsider: float = 0.02
     """per window, how fast a low acceptance that is not measured (depth 0) is forgotten, so that
     speculation is tried again within a minute."""
@@ -82,8 +83,8 @@ class HeuristicPolicy:
     cap_floor: int = 8
     """sequences per GPU; less leaves the GPU idle between weight passes."""
     kv_overcommit: float = 1.25
-    """sequences admitted relative to what the KV pool holds at their mean length: those that have
-    just started are shorter."""
+    """sequences admitted relative to the capacity of the KV pool at their mean length; sequences
+    that have just started are shorter."""
     evictions_allowed: float = 0.5
     """preemptions per window that do not count as congestion."""
     memory_margin_gib: float = 0.1

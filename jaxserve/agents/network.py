@@ -1,4 +1,4 @@
-"""The learner's network and its memory: what it sees, one categorical per knob, a value.
+"""The learner's network and its memory: inputs, one categorical per knob, a value.
 
 An action is a point of the knob grids, drawn knob by knob. Knobs whose change costs a restart keep
 their last value unless the network insists: their logits start with a bonus for it, without which
@@ -42,7 +42,7 @@ class Normaliser:
 
     @classmethod
     def create(cls, width: int = len(FEATURE_NAMES)) -> Normaliser:
-        """Leaves ``width`` features as they are."""
+        """A normaliser that leaves ``width`` features as they are."""
         return cls(jnp.zeros(width), jnp.ones(width), jnp.float32(1.0))
 
     def __call__(self, features: jax.Array) -> jax.Array:
@@ -50,7 +50,7 @@ class Normaliser:
         return jnp.clip((features - self.mean) * jax.lax.rsqrt(self.variance + 1e-6), -5.0, 5.0)
 
     def updated(self, features: jax.Array) -> Normaliser:
-        """With the samples float32[..., D] merged in (Chan, Golub and LeVeque 1983)."""
+        """The normaliser with samples float32[..., D] merged in (Chan, Golub and LeVeque 1983)."""
         axes = tuple(range(features.ndim - 1))
         count = jnp.float32(np.prod(features.shape[:-1]))
         total = self.count + count
@@ -66,7 +66,7 @@ class Normaliser:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NetworkMemory:
-    """What a policy carries from window to window."""
+    """Memory of a policy from window to window."""
 
     averages: jax.Array
     """float32[len(AVERAGING_WINDOWS), D], running means of the normalised features."""
@@ -77,11 +77,11 @@ class NetworkMemory:
     take no empty arrays."""
 
 
-class Step(NamedTuple):
-    """What the network says about a window."""
+class Outputs(NamedTuple):
+    """Outputs of the network for a window."""
 
     logits: tuple[jax.Array, ...]
-    """one float32[..., N] for each knob that the task leaves to the agent."""
+    """logits of each knob that the task leaves to the agent, float32[..., N] each."""
     value: jax.Array
     """float32[...], discounted reward to come, scaled."""
 
@@ -90,7 +90,7 @@ class Network(nn.Module):
     """Separate perceptrons for the policy and the value, behind an optional recurrent cell."""
 
     sizes: tuple[int, ...]
-    """grid points of each of the six knobs; 1 for those that the task locks."""
+    """grid points of each of the six knobs; 1 for knobs that the task locks."""
     width: int = 64
     recurrent: bool = False
     stickiness: float = 5.0
@@ -99,8 +99,14 @@ class Network(nn.Module):
     @nn.compact
     def __call__(
         self, hidden: jax.Array, inputs: jax.Array, last: jax.Array
-    ) -> tuple[jax.Array, Step]:
-        """One window. Args: float32[..., H], float32[..., INPUTS], int32[..., 6]."""
+    ) -> tuple[jax.Array, Outputs]:
+        """Applies the network to a window.
+
+        Args:
+          hidden: float32[..., H], state of the recurrent cell.
+          inputs: float32[..., INPUTS].
+          last: int32[..., 6], grid indices of the last action.
+        """
         if self.recurrent:
             cell = nn.GRUCell(self.width, recurrent_kernel_init=_orthogonal(1.0))
             hidden, remembered = cell(hidden, inputs)
@@ -111,7 +117,7 @@ class Network(nn.Module):
         joined = self._perceptron(inputs, sum(widths), 0.01)
         logits = jnp.split(joined, np.cumsum(widths)[:-1], axis=-1)
         sticky = [KNOBS.index(knob) for knob in RESTART_KNOBS]
-        return hidden, Step(
+        return hidden, Outputs(
             tuple(
                 logit + self.stickiness * jax.nn.one_hot(last[..., i], logit.shape[-1])
                 if i in sticky
@@ -170,22 +176,29 @@ def network_for(env: ServeEnv, **fields: int | float | bool) -> Network:
     return Network(sizes=tuple(int(size) for size in grid_sizes(env)), **fields)  # type: ignore
 
 
-def look(
+def forward(
     network: Network, params: Any, memory: NetworkMemory, inputs: jax.Array
-) -> tuple[NetworkMemory, Step]:
-    """What the network says about inputs float32[..., INPUTS], and the memory after it."""
-    said: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
-    hidden, step = said
-    return dataclasses.replace(memory, hidden=hidden), step
+) -> tuple[NetworkMemory, Outputs]:
+    """Forward pass on inputs float32[..., INPUTS]: the memory after it, and the outputs."""
+    applied: Any = network.apply({"params": params}, memory.hidden, inputs, memory.last)
+    hidden, outputs = applied
+    return dataclasses.replace(memory, hidden=hidden), outputs
 
 
-def perceive(
+def encode_observation(
     env: ServeEnv, normaliser: Normaliser, memory: NetworkMemory, observation: ServeObservation
 ) -> tuple[NetworkMemory, jax.Array, jax.Array]:
-    """Takes an observation in.
+    """Encodes an observation as the network's input.
+
+    Args:
+      env: its scales turn the observation into features.
+      normaliser: running mean and variance of the features.
+      memory: memory before the observation.
+      observation: scalars of the latest window.
 
     Returns:
-      the memory with it, the network's input float32[INPUTS], and the plain features float32[D].
+      the memory with the observation in its running means, the network's input float32[INPUTS], and
+      the features before normalisation, float32[D].
     """
     features = env.observe(observation)
     seen = normaliser(features)
@@ -199,38 +212,43 @@ def perceive(
     return dataclasses.replace(memory, averages=averages), inputs, features
 
 
-def log_probability(step: Step, sizes: tuple[int, ...], indices: jax.Array) -> jax.Array:
-    """float32[...]: log-probability of actions int32[..., 6], summed over the knobs."""
+def log_probability(outputs: Outputs, sizes: tuple[int, ...], indices: jax.Array) -> jax.Array:
+    """float32[...]: log-probability of actions ``indices`` int32[..., 6], summed over the knobs."""
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     return sum(
         jnp.take_along_axis(jax.nn.log_softmax(logits), indices[..., i, None], axis=-1)[..., 0]
-        for i, logits in zip(knobs, step.logits, strict=True)
+        for i, logits in zip(knobs, outputs.logits, strict=True)
     )  # type: ignore[return-value]
 
 
-def entropy(step: Step) -> jax.Array:
+def entropy(outputs: Outputs) -> jax.Array:
     """float32[...]: entropy of the action, summed over the knobs, nats."""
-    logs = [jax.nn.log_softmax(logits) for logits in step.logits]
+    logs = [jax.nn.log_softmax(logits) for logits in outputs.logits]
     return sum(-jnp.sum(jnp.exp(log) * log, axis=-1) for log in logs)  # type: ignore[return-value]
 
 
-def choose(step: Step, sizes: tuple[int, ...], key: jax.Array) -> jax.Array:
-    """int32[..., 6]: drawn grid indices; 0 for locked knobs. ``key`` is consumed."""
-    ends = np.cumsum([values.shape[-1] for values in step.logits])
+def sample_action(outputs: Outputs, sizes: tuple[int, ...], key: jax.Array) -> jax.Array:
+    """int32[..., 6]: grid indices drawn from the policy, 0 for locked knobs; consumes ``key``."""
+    ends = np.cumsum([values.shape[-1] for values in outputs.logits])
     # The most likely value after adding Gumbel noise is a draw (Gumbel 1954).
     draws = jnp.maximum(
-        uniform(key, (*step.value.shape, int(ends[-1]))), jnp.finfo(jnp.float32).tiny
+        uniform(key, (*outputs.value.shape, int(ends[-1]))), jnp.finfo(jnp.float32).tiny
     )
     noise = jnp.split(-jnp.log(-jnp.log(draws)), ends[:-1], axis=-1)
-    noisy = [values + extra for values, extra in zip(step.logits, noise, strict=True)]
-    return _highest(step._replace(logits=tuple(noisy)), sizes)
+    noisy = [values + extra for values, extra in zip(outputs.logits, noise, strict=True)]
+    return _highest(outputs._replace(logits=tuple(noisy)), sizes)
 
 
-def hold(step: Step, sizes: tuple[int, ...], last: jax.Array, nats: float) -> jax.Array:
+def sticky_action(
+    outputs: Outputs, sizes: tuple[int, ...], last: jax.Array, nats: float
+) -> jax.Array:
     """The last value of every knob, or the most likely one where that is likelier by ``nats``.
 
     Args:
+      outputs: logits of the knobs.
+      sizes: grid points of each knob.
       last: int32[..., 6], grid indices of the last action.
+      nats: bonus of the last value.
 
     Returns:
       int32[..., 6], grid indices; 0 for locked knobs.
@@ -238,16 +256,16 @@ def hold(step: Step, sizes: tuple[int, ...], last: jax.Array, nats: float) -> ja
     knobs = [i for i, size in enumerate(sizes) if size > 1]
     held = [
         values + nats * jax.nn.one_hot(last[..., i], values.shape[-1])
-        for i, values in zip(knobs, step.logits, strict=True)
+        for i, values in zip(knobs, outputs.logits, strict=True)
     ]
-    return _highest(step._replace(logits=tuple(held)), sizes)
+    return _highest(outputs._replace(logits=tuple(held)), sizes)
 
 
-def _highest(step: Step, sizes: tuple[int, ...]) -> jax.Array:
+def _highest(outputs: Outputs, sizes: tuple[int, ...]) -> jax.Array:
     """int32[..., 6]: grid indices of the highest logits; 0 for locked knobs."""
-    chosen = [jnp.zeros(step.value.shape, jnp.int32)] * len(sizes)
+    chosen = [jnp.zeros(outputs.value.shape, jnp.int32)] * len(sizes)
     knobs = [i for i, size in enumerate(sizes) if size > 1]
-    for i, values in zip(knobs, step.logits, strict=True):
+    for i, values in zip(knobs, outputs.logits, strict=True):
         chosen[i] = jnp.argmax(values, axis=-1).astype(jnp.int32)
     return jnp.stack(chosen, axis=-1)
 
@@ -262,25 +280,26 @@ class NetworkPolicy:
     network: Network = dataclasses.field(metadata={"static": True})
     greedy: bool = dataclasses.field(default=True, metadata={"static": True})
     hold_nats: float = dataclasses.field(default=0.75, metadata={"static": True})
-    """by how much another value must be likelier than a knob's last one to replace it, in nats of
-    the logits, when playing greedily. On 64 validation episodes of bursty_workload and of
-    adversarial_multitenant 0.75 left 27 and 25 of 153 and 180 changes of knobs in an episode, for
-    -0.0005 (-0.0013 to +0.0001) and +0.0009 (+0.0002 to +0.0016) of reward a window; 1.0 left 20
-    and 18, but lost 0.0019 (0.0004 to 0.0055) of the former."""
+    """nats by which another value must be likelier than a knob's last one to replace it, if
+    ``greedy``. On 64 validation episodes of bursty_workload and of adversarial_multitenant 0.75
+    left 27 and 25 of 153 and 180 changes of knobs in an episode, for -0.0005 (-0.0013 to +0.0001)
+    and +0.0009 (+0.0002 to +0.0016) of reward a window; 1.0 left 20 and 18, but lost 0.0019 (0.0004
+    to 0.0055) of the former."""
 
     def init(self, env: ServeEnv) -> NetworkMemory:
-        """Nothing seen yet, knobs at the task's own values."""
+        """Memory of an episode's start: empty means, knobs at the task's own values."""
         return self.network.initial_memory(env)
 
     def act(
         self, env: ServeEnv, memory: NetworkMemory, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, NetworkMemory]:
-        """The last value of every knob, or a clearly likelier one; or a draw, if not ``greedy``."""
-        memory, inputs, _ = perceive(env, self.normaliser, memory, observation)
-        memory, step = look(self.network, self.params, memory, inputs)
+        """Knobs of the next window: the last values or clearly likelier ones if ``greedy``, else a
+        draw from the policy."""
+        memory, inputs, _ = encode_observation(env, self.normaliser, memory, observation)
+        memory, outputs = forward(self.network, self.params, memory, inputs)
         sizes = self.network.sizes
         if self.greedy:
-            indices = hold(step, sizes, memory.last, self.hold_nats)
+            indices = sticky_action(outputs, sizes, memory.last, self.hold_nats)
         else:
-            indices = choose(step, sizes, key)
+            indices = sample_action(outputs, sizes, key)
         return action_at(indices), dataclasses.replace(memory, last=indices)

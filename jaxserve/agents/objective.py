@@ -1,4 +1,4 @@
-"""What searches maximise, a task's mean reward per window, over many episodes on all devices."""
+"""Objective of searches: a task's mean reward per window, over many episodes on all devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHUNK = 512  # episodes per compiled batch
 def mean_reward(
     env: ServeEnv, key: jax.Array, horizon: int, action: Callable[[jax.Array], ServeAction]
 ) -> jax.Array:
-    """float32: of an episode under ``action``, a function of the window's number."""
+    """float32: mean reward of an episode under ``action``, a function of the window's number."""
     state, _ = env.reset(key)
 
     def step(carry, _):
@@ -40,7 +40,8 @@ def on_all_devices(episode: Callable[..., jax.Array], env: ServeEnv, *batched: A
 
 
 def in_chunks(run: Callable[..., jax.Array], *batched: Any) -> np.ndarray:
-    """float32[N]: what ``run`` says of N episodes, the length of the ``batched`` leaves.
+    """float32[N]: rewards that ``run`` computes of N episodes, the length of the ``batched``
+    leaves.
 
     They run in batches of one size, so that one compiled program serves every search.
     """
@@ -54,7 +55,7 @@ def in_chunks(run: Callable[..., jax.Array], *batched: Any) -> np.ndarray:
 
 
 def horizon_of(env: ServeEnv) -> int:
-    """Windows of an episode."""
+    """Windows of an episode of ``env``."""
     return int(np.max(env.horizon))
 
 

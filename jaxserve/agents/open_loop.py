@@ -8,22 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxserve.agents.policy import Memoryless
 from jaxserve.env import ServeEnv
+from jaxserve.fields import Tier
 from jaxserve.grids import KNOB_GRIDS, action_at
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
-from jaxserve.tiers import Tier
 from jaxserve.types import ServeAction, ServeObservation
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RandomPolicy:
+class RandomPolicy(Memoryless):
     """Every window every knob at a random point of its grid."""
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
@@ -38,20 +34,15 @@ class RandomPolicy:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StaticPolicy:
-    """One setting for the whole episode."""
+class StaticPolicy(Memoryless):
+    """A constant setting for the whole episode."""
 
     action: ServeAction
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """Always ``action``."""
+        """Action of the constant setting."""
         del env, observation, key
         return self.action, memory
 
@@ -59,7 +50,8 @@ class StaticPolicy:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FlappingPolicy:
-    """Two settings in turn, a new one every window: what a controller without dwell time does."""
+    """Two settings in turn, a new one every window: the behaviour of a controller without dwell
+    time."""
 
     first: ServeAction
     second: ServeAction

@@ -31,7 +31,7 @@ _LEADS = (0, 1, 2, 4, 6, 8, 12)
 """Windows that a plan may look ahead."""
 
 
-class Plan(NamedTuple):
+class OraclePlan(NamedTuple):
     """An oracle plan."""
 
     settings: Any
@@ -58,8 +58,8 @@ def oracle_plans(
     offspring: int = 24,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[Plan, np.ndarray]:
-    """One plan per episode and its mean reward.
+) -> tuple[OraclePlan, np.ndarray]:
+    """Plans of the oracle, one per episode, and their mean rewards.
 
     First a plan that all episodes share is improved setting by setting (``sweeps`` passes of
     coordinate ascent), then each episode's copy by evolution.
@@ -70,7 +70,7 @@ def oracle_plans(
       by_regime: int32[regimes, 6], settings to consider whole, see ``regime_settings``.
 
     Returns:
-      a Plan with a leading episode axis and float[S], the mean reward of each.
+      a OraclePlan with a leading episode axis and float[S], the mean reward of each.
     """
     sizes = grid_sizes(env)
     schedules = episode_schedules(env, keys)
@@ -78,7 +78,7 @@ def oracle_plans(
     occurring = np.unique(np.asarray(schedules.situation))
     generator = np.random.default_rng(seed)
     count = len(keys)
-    parents = Plan(
+    parents = OraclePlan(
         np.tile(shared.settings, (count, 1, 1)), np.full(count, shared.lead, dtype=np.int32)
     )
     best = _paired_values(env, parents, keys, schedules)
@@ -92,7 +92,7 @@ def oracle_plans(
         winner = values.argmax(1)
         better = values.max(1) > best
         chosen = np.arange(count) * offspring + winner
-        parents = Plan(
+        parents = OraclePlan(
             np.where(better[:, None, None], children.settings[chosen], parents.settings),
             np.where(better, children.lead[chosen], parents.lead),
         )
@@ -114,9 +114,9 @@ def _shared_plan(
     sizes: np.ndarray,
     sweeps: int,
     progress: Progress | None,
-) -> Plan:
+) -> OraclePlan:
     """Coordinate ascent over situations; a regime is first given whole settings of others."""
-    plan = Plan(np.tile(static, (SITUATIONS, 1)).astype(np.int32), np.int32(0))
+    plan = OraclePlan(np.tile(static, (SITUATIONS, 1)).astype(np.int32), np.int32(0))
     occurring = [int(s) for s in np.unique(np.asarray(schedules.situation))]
     regimes = sorted({situation // BURST_STATES for situation in occurring})
     whole = np.concatenate([by_regime, static[None]]).astype(np.int32)
@@ -133,13 +133,13 @@ def _shared_plan(
         # A whole regime's setting may overwrite two different ones, so the plan itself competes.
         trial = np.concatenate([plan.settings[None], trial])
         leads = np.full(len(trial), plan.lead)
-        values = _plan_values(env, Plan(trial, leads), keys, schedules).mean(1)
+        values = _plan_values(env, OraclePlan(trial, leads), keys, schedules).mean(1)
         plan = plan._replace(settings=trial[int(np.argmax(values))])
 
     # The regimes' own settings may only pay together (one deployment role for several regimes).
     every = by_regime[np.arange(REGIME_COUNT) % len(by_regime)]
     tuned = np.repeat(every, BURST_STATES, axis=0).astype(np.int32)
-    both = Plan(np.stack([plan.settings, tuned]), np.zeros(2, np.int32))
+    both = OraclePlan(np.stack([plan.settings, tuned]), np.zeros(2, np.int32))
     values = _plan_values(env, both, keys, schedules).mean(1)
     plan = plan._replace(settings=both.settings[int(np.argmax(values))])
     for _ in range(sweeps):
@@ -150,7 +150,7 @@ def _shared_plan(
         for situation in occurring:
             improve(situation, single_changes(plan.settings[situation], sizes))
         choices = np.arange(len(_LEADS), dtype=np.int32)
-        trial = Plan(np.tile(plan.settings, (len(choices), 1, 1)), choices)
+        trial = OraclePlan(np.tile(plan.settings, (len(choices), 1, 1)), choices)
         done += 1
         values = _plan_values(env, trial, keys, schedules).mean(1)
         plan = plan._replace(lead=choices[int(np.argmax(values))])
@@ -158,12 +158,12 @@ def _shared_plan(
 
 
 def _mutate(
-    parents: Plan,
+    parents: OraclePlan,
     offspring: int,
     occurring: np.ndarray,
     sizes: np.ndarray,
     generator: np.random.Generator,
-) -> Plan:
+) -> OraclePlan:
     """``offspring`` children of each parent: one or two settings change one or two knobs."""
     settings = np.repeat(np.asarray(parents.settings), offspring, axis=0)
     lead = np.repeat(np.asarray(parents.lead), offspring)
@@ -179,29 +179,35 @@ def _mutate(
         settings[rows, situation, knob] = np.clip(value, 0, sizes[knob] - 1)
     moved = generator.random(count) < 0.1
     lead = np.where(moved, generator.integers(0, len(_LEADS), count), lead).astype(np.int32)
-    return Plan(settings, lead)
+    return OraclePlan(settings, lead)
 
 
-def _plan_values(env: ServeEnv, plans: Plan, keys: jax.Array, schedules: Schedule) -> np.ndarray:
+def _plan_values(
+    env: ServeEnv, plans: OraclePlan, keys: jax.Array, schedules: Schedule
+) -> np.ndarray:
     """float[N, S]: every plan on every episode."""
     count, episodes = len(plans.lead), len(keys)
-    crossed = Plan(np.repeat(plans.settings, episodes, axis=0), np.repeat(plans.lead, episodes))
+    crossed = OraclePlan(
+        np.repeat(plans.settings, episodes, axis=0), np.repeat(plans.lead, episodes)
+    )
     tiled = jax.tree.map(lambda leaf: jnp.tile(leaf, (count, 1)), schedules)
     return _paired_values(env, crossed, jnp.tile(keys, count), tiled).reshape(count, episodes)
 
 
-def _paired_values(env: ServeEnv, plans: Plan, keys: jax.Array, schedules: Schedule) -> np.ndarray:
+def _paired_values(
+    env: ServeEnv, plans: OraclePlan, keys: jax.Array, schedules: Schedule
+) -> np.ndarray:
     """float[N]: the n-th plan on the n-th episode."""
-    plans = Plan(*map(jnp.asarray, plans))
+    plans = OraclePlan(*map(jnp.asarray, plans))
     run = functools.partial(_plan_rollouts, env, horizon_of(env))
     return in_chunks(run, plans, keys, schedules)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def _plan_rollouts(
-    env: ServeEnv, horizon: int, plans: Plan, keys: jax.Array, schedules: Schedule
+    env: ServeEnv, horizon: int, plans: OraclePlan, keys: jax.Array, schedules: Schedule
 ) -> jax.Array:
-    def episode(env: ServeEnv, plan: Plan, key: jax.Array, schedule: Schedule) -> jax.Array:
+    def episode(env: ServeEnv, plan: OraclePlan, key: jax.Array, schedule: Schedule) -> jax.Array:
         lead = jnp.asarray(_LEADS)[plan.lead]
 
         def action(step: jax.Array):

@@ -30,8 +30,8 @@ _PARTS = 2  # settings in a plan: one until the next look, one for what follows
 
 @dataclass(frozen=True)
 class PlannerConfig:
-    """How far and how hard it looks; a decision simulates
-    ``iterations * candidates * futures * horizon_windows`` windows."""
+    """Depth and effort of the search; a decision simulates ``iterations * candidates * futures *
+    horizon_windows`` windows."""
 
     horizon_windows: int = 24
     """long enough for a switch of tier or split to pay, and for requests to complete."""
@@ -57,7 +57,7 @@ class PlannerConfig:
 
 
 class Intent(NamedTuple):
-    """What the planner carries from window to window."""
+    """Memory of the planner from window to window."""
 
     window: jax.Array
     """int32, windows played."""
@@ -127,7 +127,7 @@ class Planner(PrivilegedPolicy):
         return jax.random.categorical(key, logits, shape=shape).astype(jnp.int32)
 
     def _reward(self, env: ServeEnv, state: EnvState, plan: jax.Array) -> jax.Array:
-        """What a plan earns in one imagined future."""
+        """Reward of a plan in an imagined future."""
 
         def window(state: EnvState, index: jax.Array) -> tuple[EnvState, jax.Array]:
             part = (index >= self.config.hold_windows).astype(jnp.int32)
@@ -143,7 +143,7 @@ def planner_for(env: ServeEnv, config: PlannerConfig | None = None) -> Planner:
 
 
 def imagine(env: ServeEnv, state: EnvState, key: jax.Array) -> EnvState:
-    """The same moment with another future: only what is in force now is kept of the traffic.
+    """A copy of the present moment with another future; of the traffic only the present is kept.
 
     Recorded traffic goes on from a random place of the recording.
     """

@@ -1,4 +1,4 @@
-"""What every controller is: a pure function from what it sees to what it turns."""
+"""The interface of every controller: a pure function from observations to knobs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ class Policy(Protocol):
         ...
 
 
+class Memoryless:
+    """Mixin of policies that remember nothing."""
+
+    def init(self, env: ServeEnv) -> Any:
+        """Memory of an episode's start, which stays empty."""
+        del env
+        return ()
+
+
 @jax.jit
 def act(
     policy: Policy, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
@@ -50,12 +59,12 @@ class PrivilegedPolicy(abc.ABC):
     def act_on_state(
         self, env: ServeEnv, memory: Any, state: EnvState, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """As ``Policy.act``, knowing the state before the window."""
+        """Action of ``Policy.act`` from the simulator's state before the window."""
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """Refuses.
+        """Refuses to act without the simulator's state.
 
         Raises:
           InputError: always.

@@ -1,4 +1,4 @@
-"""How searches, evaluations and comparisons say how far they are."""
+"""Progress of searches, evaluations and comparisons."""
 
 from __future__ import annotations
 

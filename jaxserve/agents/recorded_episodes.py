@@ -1,4 +1,4 @@
-"""Which episodes of a recording train controllers, and which test them.
+"""Episodes of a recording: those that train controllers, and those that test them.
 
 A recording is cut into blocks that alternate between training and test, so that both parts see
 every time of the day and no episode of one part overlaps an episode of the other. A block is a few
@@ -38,14 +38,11 @@ def is_recorded(env: ServeEnv) -> bool:
 
 
 def training_part(env: ServeEnv) -> ServeEnv:
-    """The environment with episodes that begin anywhere in the training part of its recording; the
-    environment itself where traffic is drawn.
+    """The environment with episodes that begin anywhere in the training part of its recording.
 
     Raises:
       InputError: the recording is too short for two parts.
     """
-    if not is_recorded(env):
-        return env
     return _beginning_at(env, _starts(env, "train", 1))
 
 
@@ -55,22 +52,18 @@ def disjoint_episodes(
     """Episodes of a split that do not overlap, and the environment that plays them.
 
     Args:
+      env: replays a recording.
       split: ``train``, ``validation`` or ``test``.
-      count: episodes wanted; None for all that a recording has.
+      count: episodes wanted; None for all of the recording.
 
     Returns:
       the environment, and typed keys [N] in the order of the recording. N is ``count``, or less
-      where the recording has fewer episodes: then every episode of the part is there. Where traffic
-      is drawn, N is ``count`` and the keys are those of the seeds 0 to N - 1.
+      where the recording has fewer episodes: then every episode of the part is there.
 
     Raises:
       InputError: an unknown split, or a recording that is too short for two parts.
     """
     checks.one_of("split", split, SPLITS)
-    if not is_recorded(env):
-        if count is None:
-            raise ValueError("drawn traffic has no last episode")
-        return env, episode_keys(count, split)
     starts = _starts(env, split, int(np.max(env.horizon)))
     env = _beginning_at(env, starts)
     keys = _keys_of(env, split, len(starts))
@@ -138,7 +131,7 @@ def _beginning_at(env: ServeEnv, starts: NDArray[np.int32]) -> ServeEnv:
 
 
 def _keys_of(env: ServeEnv, split: str, count: int) -> jax.Array:
-    """Typed keys [count]: of the first seeds whose episodes begin at each of the starts."""
+    """Typed keys [count] of the first seeds whose episodes begin at each of the starts."""
     places = {int(start): place for place, start in enumerate(np.asarray(_all_starts(env)))}
     seeds = np.full(count, -1, np.int64)
     first, size = 0, _DRAWS * count

@@ -87,7 +87,7 @@ class DeploymentMemory:
     simulator."""
 
     deployment: Deployment
-    """on the host."""
+    """deployment with NumPy leaves."""
 
     @property
     def device_bytes(self) -> float:
@@ -127,7 +127,7 @@ class SlowTimer:
 
 
 class ReferenceEpisode:
-    """One episode of ``env`` in the reference simulator, advanced window by window.
+    """Episode of ``env`` in the reference simulator, advanced window by window.
 
     Args:
       env: what to play.
@@ -311,7 +311,7 @@ class ReferenceEpisode:
 
 @dataclass(frozen=True)
 class ReferenceRollout:
-    """What a policy did to an episode of T windows in the reference simulator."""
+    """Episode of T windows of a policy in the reference simulator."""
 
     metrics: WindowMetrics
     """the windows, every leaf stacked to [T, ...]."""
@@ -359,7 +359,7 @@ def reference_rollout(
 
 
 def episode_traffic(env: ServeEnv, key: jax.Array, windows: int) -> list[Request]:
-    """The requests of an episode: those that both simulators face under the same key."""
+    """Requests of an episode, the same in both simulators under one key."""
     traffic, *_ = _start(env, key, windows)
     return episode_requests(traffic, env.workload.classes, key, env.window_s)
 

@@ -1,4 +1,4 @@
-"""The per-regime oracle: it knows which regime the traffic is in and plays that regime's setting.
+"""The per-regime oracle, which knows the regime of the traffic and plays that regime's setting.
 
 It sees neither the future nor how long a regime lasts, so what it gains over the best static
 setting is what a perfect detector of regimes would gain. Its settings are tuned together on
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve.agents.oracle import BURST_STATES, oracle_plans
-from jaxserve.agents.policy import PrivilegedPolicy
+from jaxserve.agents.policy import Memoryless, PrivilegedPolicy
 from jaxserve.agents.progress import Progress
 from jaxserve.agents.regimes import regimes_alike
 from jaxserve.agents.rollout import rollout
@@ -30,12 +30,12 @@ from jaxserve.types import ServeAction
 
 @dataclass(frozen=True)
 class RegimeSearch:
-    """How hard to look for the settings."""
+    """Effort of the search for the settings."""
 
     episodes: int = 8
     """training episodes that the settings are tuned on."""
     held_episodes: int = 4
-    """of these, those on which a regime is held from start to end."""
+    """episodes among these on which a regime is held from start to end."""
     sweeps: int = 1
     """passes of coordinate ascent. In the first one plans do not look ahead, as this agent
     cannot."""
@@ -43,16 +43,11 @@ class RegimeSearch:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class RegimeOracle(PrivilegedPolicy):
-    """One setting for each regime, and within it for calm and for a burst."""
+class RegimeOracle(Memoryless, PrivilegedPolicy):
+    """Settings by regime, and within a regime for calm and for a burst."""
 
     settings: jax.Array
     """int32[G, 2, 6], grid indices by regime and whether a burst is running."""
-
-    def init(self, env: ServeEnv) -> Any:
-        """No memory."""
-        del env
-        return ()
 
     def act_on_state(
         self, env: ServeEnv, memory: Any, state: EnvState, key: jax.Array

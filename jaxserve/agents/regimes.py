@@ -18,7 +18,7 @@ def regimes_alike(env: ServeEnv) -> bool:
 
 
 def regime_env(env: ServeEnv, regime: int) -> ServeEnv:
-    """The same task held in one regime."""
+    """The task held in a single regime."""
     workload = env.workload
     held = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[regime], leaf.shape), workload.regimes)
     return dataclasses.replace(env, workload=dataclasses.replace(workload, regimes=held))

@@ -39,8 +39,8 @@ def rollout(env: ServeEnv, policy: Policy, keys: jax.Array) -> Rollout:
 
 
 def windows_of(env: ServeEnv, action: ServeAction, key: jax.Array, windows: int) -> WindowMetrics:
-    """Windows of one episode whose knobs never change, beyond the horizon as well; to be compiled
-    by who calls it.
+    """Windows of one episode whose knobs never change, beyond the horizon as well; callers compile
+    it.
 
     Returns:
       leaves [windows, ...].

@@ -48,7 +48,7 @@ _CAP = KNOBS.index("batch_cap")
 
 @dataclass(frozen=True)
 class SearchEffort:
-    """How hard to look for a constant setting."""
+    """Effort of the search for a constant setting."""
 
     candidates: int = 512
     """random settings screened first; all settings where the grid has no more."""
@@ -66,7 +66,7 @@ class SearchEffort:
 
 @dataclass(frozen=True)
 class Contender:
-    """One setting of the race beside the one that was named."""
+    """A setting of the race beside the winner."""
 
     setting: NDArray[np.int32]
     """int32[6], grid indices."""
@@ -75,9 +75,9 @@ class Contender:
     difference: tuple[float, float, float]
     """reward above the named setting in the same episodes: mean, and its 95 % interval."""
     slower: float
-    """the same difference on hardware that is slower by the table's doubt."""
+    """difference on hardware that is slower by the table's doubt."""
     faster: float
-    """the same difference on faster hardware."""
+    """difference on hardware that is faster by the table's doubt."""
     equal: bool
     """whether the setting is equal to the named one."""
 
@@ -159,7 +159,7 @@ class _Search:
 
     env: ServeEnv
     keys: jax.Array
-    """[S], training episodes."""
+    """typed keys [S] of training episodes."""
     speeds: tuple[float, ...]
     """factors on the table's times, the table's own first."""
     effort: SearchEffort
@@ -180,7 +180,8 @@ class _Search:
     def rewards(
         self, settings: NDArray[np.int32], episodes: int, speeds: tuple[float, ...]
     ) -> NDArray[np.float32]:
-        """float32[N, episodes, K]: of settings int32[N, 6] on the first episodes."""
+        """float32[N, episodes, K]: rewards of settings int32[N, 6] on the first episodes at K
+        speeds."""
 
         def play(missing: NDArray[np.int32], first: int) -> np.ndarray:
             found = static_objective(self.env, missing, self.keys[first:episodes], speeds)
@@ -193,8 +194,9 @@ class _Search:
         return min(self.effort.screened_on, len(self.keys))
 
     def screen(self, seed: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Settings int32[N, 6] and their mean rewards float32[N]: all of a small grid; else random
-        ones, and the neighbours of the best in as many rounds as bring new ones."""
+        """Screens settings int32[N, 6] by their mean rewards float32[N]: all settings of a small
+        grid; else random ones, and the neighbours of the best in as many rounds as find new
+        ones."""
         sizes, effort = self.sizes, self.effort
 
         def screened(settings: NDArray[np.int32]) -> NDArray[np.float32]:
@@ -341,7 +343,7 @@ def _regret(rewards: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _leader(rewards: NDArray[np.float32], regret: NDArray[np.float32]) -> int:
-    """Index of the least regret; of equal ones, that of the largest mean at the table's speed."""
+    """Index of the least regret; among equal ones, of the largest mean at the table's speed."""
     return int(np.lexsort((-rewards.mean(1)[:, 0], np.round(regret, 7)))[0])
 
 

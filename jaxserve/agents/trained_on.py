@@ -1,4 +1,4 @@
-"""What weights were trained on, in facts for people, and whether a task is something else."""
+"""Facts about the training of weights, and their differences from a task, in words for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.sim.machine.hardware import gpu_names
 from jaxserve.sim.machine.models import model_names
 
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.agents.task_setup import TaskSetup
 
 _COMPARED = ("task_digest", "hardware", "model", "table", "trace")
 """Inputs (``jaxserve.tasks.inputs``) that an agent's rewards depend on. A copy of a task under
@@ -26,7 +26,7 @@ _WORDS = {
     "tpot_slo_s": "TPOT objectives {} s",
     "arrival_rate_rps": "{} requests/s",
 }
-"""How a sentence says a fact of ``facts`` that differs; the GPU is always said."""
+"""Words for a fact of ``facts`` that differs; the GPU is always named."""
 
 
 def facts(setup: TaskSetup) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def facts(setup: TaskSetup) -> dict[str, Any]:
 
 
 def trained_elsewhere(weights: Path, setup: TaskSetup) -> str | None:
-    """One sentence if weights were trained on something else than ``setup``.
+    """Sentence that weights were trained on something else than ``setup``; None if they were not.
 
     Inputs are compared by their contents, where both sides name them. Packaged GPUs and models are
     compared by name, because later versions describe them by more constants; what an agent sees of

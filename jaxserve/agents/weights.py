@@ -87,7 +87,7 @@ def load_weights(directory: Path, env: ServeEnv, task: str) -> NetworkPolicy:
 
 
 def _knobs(network: Network) -> dict[str, int]:
-    """Values that the network chooses from, by knob; without those that the task locks."""
+    """Values that the network chooses from, by knob, without knobs that the task locks."""
     return {knob: size for knob, size in zip(KNOBS, network.sizes, strict=True) if size > 1}
 
 
@@ -96,7 +96,7 @@ def _text(knobs: Mapping[str, Any]) -> str:
 
 
 def _by_path(params: Any, normaliser: Normaliser) -> dict[str, Any]:
-    """All arrays of a policy by the name that they have in the file."""
+    """Arrays of a policy by their names in the file."""
     return flatten_dict({**params, "normaliser": vars(normaliser)}, sep="/")
 
 

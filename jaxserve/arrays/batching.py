@@ -1,4 +1,4 @@
-"""How the tick loop is laid out for XLA: batch axis last, and stages that fusion cannot cross.
+"""Layout of the tick loop for XLA: batch axis last, and stages that fusion cannot cross.
 
 Two facts about XLA's CPU compiler, measured on the tick (batch 4096), decide the form of the code:
 
@@ -15,13 +15,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from jaxserve.arrays.shared_rows import unbatch_rows
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def stage(live: jax.Array, step: Callable[..., Any], *args: Any) -> Any:
@@ -38,6 +41,17 @@ def stage(live: jax.Array, step: Callable[..., Any], *args: Any) -> Any:
 
     with jax.named_scope(step.__name__.strip("_<>")):
         return jax.lax.cond(live, traced_once, zeros, *args)
+
+
+def staged(step: Callable[P, R]) -> Callable[Concatenate[jax.Array, P], R]:
+    """Makes ``step`` a stage: callers pass ``live`` before its own arguments, see ``stage``."""
+
+    @functools.wraps(step)
+    def run(live: jax.Array, *args: P.args, **kwargs: P.kwargs) -> R:
+        assert not kwargs, "a stage takes positional arguments"
+        return stage(live, step, *args)
+
+    return run
 
 
 def add_up(values: jax.Array, axis: int = 0) -> jax.Array:

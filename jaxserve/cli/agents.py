@@ -51,7 +51,8 @@ def evaluate_agents(
         markdown: File to write the tables to.
         json: File to write every episode's statistics to.
     """
-    from jaxserve.agents.panel import load_setup, parse_agents, playable
+    from jaxserve.agents.panel import parse_agents, playable
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.evaluation.held_out import check_episodes, evaluate_all, to_json
     from jaxserve.show.outputs import write_output
     from jaxserve.show.report import (
@@ -138,9 +139,9 @@ def train_agent(
         processes: How many processes train together.
         process: Number of this process, from 0.
     """
-    from jaxserve.agents.panel import load_setup
-    from jaxserve.learning.discount import task_discount
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.learning.distributed import is_first, join_processes, together
+    from jaxserve.learning.returns import task_discount
     from jaxserve.learning.run_options import check_run
     from jaxserve.learning.training import Interrupted, train
     from jaxserve.show.report import training_table

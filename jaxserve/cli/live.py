@@ -22,7 +22,7 @@ from jaxserve.cli.arguments import (
 from jaxserve.errors import InputError
 
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.sim.table.file import Calibration
 
 Gateway = Annotated[str, tyro.conf.arg(metavar="URL")]
@@ -133,7 +133,8 @@ def operate_gateway(
     import asyncio
     import dataclasses
 
-    from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent, load_setup
+    from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.live.guard import parse_most_changes
     from jaxserve.live.show import print_report
     from jaxserve.show.terminal import progress_bars
@@ -209,8 +210,8 @@ def send_traffic(
     import asyncio
     import os
 
-    from jaxserve.agents.panel import load_setup
     from jaxserve.agents.reference_rollout import episode_traffic
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.seeds import episode_key
     from jaxserve.show.terminal import progress_bars, result_console
 
@@ -259,7 +260,7 @@ def show_live_log(
         table: Latency table of the deployment.
         plot: Picture to write, ending in .png, .svg or .pdf.
     """
-    from jaxserve.agents.panel import load_setup
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.live.episode_file import read_episode
     from jaxserve.live.show import live_table
     from jaxserve.show.outputs import write_output

@@ -49,15 +49,15 @@ def simulate_log(
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
         csv: File to write the simulated requests to.
     """
-    from jaxserve.limits import LONGEST_TOKENS
+    from jaxserve.fields import MAX_CONTEXT_TOKENS
     from jaxserve.show.simulation import quantities_table, requests_csv
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.memory import kv_capacity_tokens
     from jaxserve.sim.machine.stack import serve
     from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
     from jaxserve.sim.table.build import build
+    from jaxserve.sim.table.extent import Extent, warn_beyond
     from jaxserve.sim.table.file import read_table_file
-    from jaxserve.sim.table.measured import Extent, warn_beyond
     from jaxserve.sim.traffic.request_logs import load_request_log
 
     file = log or trace
@@ -100,7 +100,7 @@ def simulate_log(
     if beyond:
         console.print(
             f"{beyond:,} of {len(requests.trace):,} requests are longer, prompt and output "
-            f"together, than the {LONGEST_TOKENS:,} tokens that latency tables know; the cost "
+            f"together, than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; the cost "
             "model of the table computes them all the same",
             soft_wrap=True,
         )

@@ -51,7 +51,8 @@ def search_settings(task: tyro.conf.Positional[Name] = None, own: OwnServer = OW
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all for the
             built-in ones; trace_replay where only a trace is named.
     """
-    from jaxserve.agents.panel import find_best_static, load_setup
+    from jaxserve.agents.panel import find_best_static
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.show.report import search_table
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.anchors import write_anchors
@@ -129,7 +130,7 @@ def check_fidelity(
 
 
 def _measured_headroom(task: str, own: OwnServer) -> Any:
-    from jaxserve.agents.panel import load_setup
+    from jaxserve.agents.task_setup import load_setup
     from jaxserve.evaluation.headroom import headroom_tables, measure_headroom
     from jaxserve.show.terminal import progress_bars, result_console
 

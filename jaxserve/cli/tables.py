@@ -114,7 +114,7 @@ def fit_table(
     """
     from jaxserve.show.report import fit_report_table
     from jaxserve.show.terminal import result_console
-    from jaxserve.sim.table.fit import GpuPeaks, MeasuredEngine, fit
+    from jaxserve.sim.fit.load_test import GpuPeaks, MeasuredEngine, fit
 
     _check_table_output(out)
     report = fit(
@@ -150,7 +150,7 @@ def fit_steps(
         tensor_parallel: GPUs that shared every layer.
         token_budget: Tokens that one iteration could process.
     """
-    from jaxserve.limits import TOKEN_BUDGETS
+    from jaxserve.fields import TOKEN_BUDGETS
     from jaxserve.live.calibration.step_file import read_steps, table_of_steps
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.hardware import load_gpu
@@ -193,9 +193,9 @@ def fit_kernels(
     """
     from jaxserve.show.report import kernel_report_table
     from jaxserve.show.terminal import result_console
+    from jaxserve.sim.fit.kernel_table import fit_kernels
     from jaxserve.sim.machine.hardware import load_gpu
     from jaxserve.sim.machine.models import load_model
-    from jaxserve.sim.table.kernel_table import fit_kernels
 
     _check_table_output(out)
     report = fit_kernels(

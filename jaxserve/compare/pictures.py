@@ -14,8 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from numpy.typing import NDArray
 
-from jaxserve.agents.panel import TaskSetup, best_static_policy
+from jaxserve.agents.panel import best_static_policy
 from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.compare.intervals import Estimate, Matrix, estimate
 from jaxserve.compare.protocol import Case, in_company
 from jaxserve.compare.result_tables import label, scores

@@ -18,15 +18,10 @@ from numpy.typing import NDArray
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.open_loop import RandomPolicy
-from jaxserve.agents.panel import (
-    PRIVILEGED_AGENTS,
-    TaskSetup,
-    best_static_policy,
-    build_agent,
-    load_setup,
-)
+from jaxserve.agents.panel import PRIVILEGED_AGENTS, best_static_policy, build_agent
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress, stage_progress
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.checks import JsonObject
 from jaxserve.compare.intervals import Matrix
 from jaxserve.compare.reference import reference_objectives

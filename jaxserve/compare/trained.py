@@ -12,13 +12,13 @@ import orbax.checkpoint as ocp
 from numpy.typing import NDArray
 
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.progress import Progress
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError
-from jaxserve.learning.discount import task_discount
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_directory import (
     check_description,
     has_run,

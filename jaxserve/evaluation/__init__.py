@@ -1,1 +1,1 @@
-"""How good agents are on held-out episodes, and what adapting can gain on a task."""
+"""Evaluation of agents on held-out episodes, and the headroom of tasks."""

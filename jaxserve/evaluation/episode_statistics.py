@@ -1,4 +1,4 @@
-"""What episodes came to: sums that add up, the figures that they make, and how sure these are.
+"""Statistics of episodes: sums that add up, the figures made of them, and their intervals.
 
 A figure of a run is over its requests, tokens or dollars, not a mean over episodes: a ratio of sums
 over all episodes, or a quantile of the requests of all of them. A figure of an episode is the same
@@ -35,15 +35,15 @@ Column = NDArray[np.float64]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class EpisodeSums:
-    """Sums over each of E episodes, float64[E] where no other shape is given. What several episodes
-    came to is the sum over them."""
+    """Sums over each of E episodes, float64[E] where no other shape is given. Sums of several
+    episodes add up."""
 
     episodes: Column
-    """1."""
+    """number of episodes, 1 each."""
     windows: Column
     seconds: Column
     reward: Column
-    """over windows."""
+    """reward summed over windows."""
     arrivals: Column
     """[E, F], requests that arrived, by traffic class."""
     decided: Column
@@ -95,11 +95,11 @@ class EpisodeStatistics:
     """Figures of each of E episodes by itself, float64[E]."""
 
     objective: Column
-    """mean reward per window: what the task is about."""
+    """mean reward per window, the objective of the task."""
     goodput_rps: Column
     """requests per second that met all their SLOs."""
     slo_attainment: Column
-    """those over all requests whose fate is known, 0..1; NaN where there are none."""
+    """good requests over all requests whose fate is known, 0..1; NaN where there are none."""
     undecided_share: Column
     """arrivals that waited or ran at the end and had missed no objective yet, 0..1."""
     ttft_p50_s: Column
@@ -111,9 +111,9 @@ class EpisodeStatistics:
     cost_usd: Column
     """GPU time and energy of an episode, US dollars."""
     usd_per_hour: Column
-    """the same of an hour."""
+    """cost of an hour, US dollars."""
     usd_per_month: Column
-    """the same of ``HOURS_PER_MONTH``."""
+    """cost of ``HOURS_PER_MONTH``, US dollars."""
     usd_per_1k_good_tokens: Column
     """US dollars per 1,000 output tokens of good requests; NaN where there is not one token."""
     rejected_share: Column
@@ -129,7 +129,7 @@ class EpisodeStatistics:
     changes_per_minute: Column
     """knobs that were turned from one window to the next, as they acted, per minute of traffic."""
     sums: EpisodeSums
-    """what all of these are made of."""
+    """sums of which all figures are made."""
 
 
 STATISTICS = tuple(
@@ -154,7 +154,7 @@ _RATIOS: Mapping[str, tuple[str, str, float]] = {
 }
 """Numerator, denominator and factor of each figure that is a ratio of sums."""
 _QUANTILES = {"ttft_p50_s": 0.5, "ttft_p99_s": 0.99}
-_FEWEST = {"good_tokens": 1.0}
+_MIN_COUNTS = {"good_tokens": 1.0}
 """Least sum that is not taken for none; the fast simulator has fractions of requests."""
 
 
@@ -208,7 +208,7 @@ def ratio(above: Any, below: Any, name: str = "") -> Column:
       name: of the denominator, which may be too little to count.
     """
     above, below = np.asarray(above, np.float64), np.asarray(below, np.float64)
-    known = (below > 0.0) & (below >= _FEWEST.get(name, 0.0))
+    known = (below > 0.0) & (below >= _MIN_COUNTS.get(name, 0.0))
     return np.where(known, above / np.where(known, below, 1.0), np.nan)
 
 
@@ -299,7 +299,7 @@ def _pooled(name: str, statistics: EpisodeStatistics) -> Interval:
 def _usd_per_1k_good_tokens(sums: EpisodeSums) -> Interval:
     """The inverse of tokens per dollar, of which a resample without good tokens has a finite
     number: 0."""
-    if sums.good_tokens.sum() < _FEWEST["good_tokens"]:
+    if sums.good_tokens.sum() < _MIN_COUNTS["good_tokens"]:
         return Interval(np.nan, np.nan, np.nan)
     columns = [sums.good_tokens, 1000.0 * sums.cost_usd]
     found = _bootstrap(columns, np.divide, ratio(columns[0], columns[1]))

@@ -1,4 +1,4 @@
-"""What adapting can gain on a task, measured: anchors, headroom and the conflict between regimes.
+"""Headroom: the measured gain of adapting on a task, its anchors, and the conflict between regimes.
 
     headroom = (switch-aware oracle - best static) / |best static|
 
@@ -18,10 +18,8 @@ from rich.table import Table
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
 from jaxserve.agents.oracle import oracle_plans
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
-from jaxserve.agents.recorded_episodes import spread_order
 from jaxserve.agents.regimes import regime_env
 from jaxserve.agents.rollout import rollout
 from jaxserve.agents.search import (
@@ -31,6 +29,7 @@ from jaxserve.agents.search import (
     setting_text,
     static_objective,
 )
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.env import ServeEnv
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.spaces import ACTION_BOUNDS
@@ -38,17 +37,17 @@ from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import TaskSpec
 
 MIN_SPAN = 0.02
-"""Where adapting gains less than this, a score of 1 still asks for this much more than the best
-static setting: the scale of a task without headroom would otherwise be a step."""
+"""Least share of the best static reward between scores of 0 and 1: the scale of a task without
+headroom would otherwise be a step."""
 
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """How hard to look; the defaults are what anchors are computed with."""
+    """Effort of the searches; the defaults are what anchors are computed with."""
 
     candidates: int = 512
     training_episodes: int = 512
-    """at most; the search for the best static setting ends when it is found."""
+    """episodes at most; the search for the best static setting ends when it is found."""
     test_episodes: int = 32
     sweeps: int = 2
     generations: int = 24
@@ -56,11 +55,11 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class Headroom:
-    """What ``measure_headroom`` found. Values are mean rewards per window."""
+    """Result of ``measure_headroom``. Values are mean rewards per window."""
 
     spec: TaskSpec
     env: ServeEnv
-    """what was played."""
+    """environment that was played."""
     static: np.ndarray
     """int32[6], grid indices of the best static setting."""
     by_regime: np.ndarray
@@ -116,15 +115,14 @@ def measure_headroom(
     """
     budget = budget or SearchBudget()
     spec = setup.spec
-    training_env, training = setup.episodes("train", budget.training_episodes)
+    training_env, training = setup.search_episodes(budget.training_episodes)
     env, test = setup.episodes("test", budget.test_episodes)
     effort = SearchEffort(candidates=budget.candidates)
-    order = spread_order(len(training)) if setup.has_parts else slice(None)
-    searched = search_static(training_env, training[order], effort=effort, progress=progress)
+    searched = search_static(training_env, training, effort=effort, progress=progress)
     static = searched.setting
     regimes = len(spec.regimes)
     by_regime = regime_settings(
-        training_env, training[order][:8], static, regimes=regimes, progress=progress
+        training_env, training[:8], static, regimes=regimes, progress=progress
     )
     settings = np.concatenate([by_regime, static[None]])
     _, held_out = setup.episodes("validation", 8)

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.agents.choice import in_one_program
-from jaxserve.agents.panel import TaskSetup, build_agent, find_best_static, static_policy
+from jaxserve.agents.panel import build_agent, find_best_static, static_policy
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress, StageProgress, stage_progress
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import StaticSearch
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.evaluation.episode_statistics import (
     EpisodeStatistics,
     Interval,
@@ -39,7 +40,7 @@ _CHUNK = 32  # episodes per compiled batch
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One policy on one task."""
+    """Evaluation of a policy on a task."""
 
     policy: Policy
     statistics: EpisodeStatistics
@@ -55,9 +56,8 @@ class Evaluation:
         return np.array([anchors_score(self.anchors, reward) for reward in rewards])
 
     def summary(self) -> dict[str, Interval]:
-        """Every statistic over all episodes together and its 95 % interval; and the score of the
-        mean reward, which is not the mean of the episodes' scores, because these are clipped one by
-        one."""
+        """Every statistic over all episodes together and its 95 % interval, and the score of the
+        mean reward. That is not the mean of the episodes' scores, which are clipped one by one."""
         found = intervals(self.statistics)
         if self.anchors is None:
             return found
@@ -66,7 +66,7 @@ class Evaluation:
         return {"score": Interval(*(anchors_score(self.anchors, end) for end in ends))} | found
 
     def worst_hour(self) -> WorstHour:
-        """See ``jaxserve.evaluation.episode_statistics.worst_hour``."""
+        """Worst hour, see ``jaxserve.evaluation.episode_statistics.worst_hour``."""
         return worst_hour(self.statistics.sums)
 
 
@@ -79,9 +79,9 @@ class Evaluations:
     episodes: int
     """episodes that each agent played."""
     agents: Mapping[str, Evaluation]
-    """by name, in the order asked for."""
+    """evaluations by agent, in the order asked for."""
     search: StaticSearch | None = None
-    """the search for the best static setting; None where anchors hold it, or nobody asked."""
+    """the search for the best static setting; None where anchors hold it, or no agent needs it."""
     in_doubt: tuple[Mapping[str, NDArray[np.float64]], ...] = ()
     """mean rewards float64[E] by agent, on hardware slower and faster by the doubt of the latency
     table; empty where nothing is in doubt, or no gain is asked for."""
@@ -100,6 +100,13 @@ def evaluate_all(
     progress: Progress | None = None,
 ) -> Evaluations:
     """Evaluates agents by name, see ``jaxserve.agents.panel``.
+
+    Args:
+      setup: the task.
+      agents: names, see ``jaxserve.agents.panel.agent_names``.
+      episodes: episodes that each agent plays, at most.
+      split: ``train``, ``validation`` or ``test``.
+      progress: told about searches and episodes.
 
     Raises:
       InputError: as ``evaluate``; also an unknown name.
@@ -147,6 +154,13 @@ def evaluate(
 ) -> Evaluation:
     """Plays ``episodes`` episodes of the split; fewer where a recording has fewer that do not
     overlap, see ``TaskSetup.episodes``.
+
+    Args:
+      setup: the task.
+      policy: a frozen dataclass that is a pytree.
+      episodes: episodes to play, at most.
+      split: ``train``, ``validation`` or ``test``.
+      progress: told about episodes.
 
     Raises:
       InputError: an unknown split, or a number of episodes out of range.

@@ -14,9 +14,9 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.fit.columns import read_columns
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.stack import ServedGpu, Stack, serve
-from jaxserve.sim.table.columns import read_columns
 
 FILE = "kernels/h100_sxm_comm_vllm_0.14.0_custom_allreduce_perf.parquet"
 BAR = 10.0

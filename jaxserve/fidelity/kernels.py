@@ -1,6 +1,6 @@
 """The cost model against measured GEMM and attention kernels of Llama-3.1-8B.
 
-``jaxserve.sim.table.kernel_rows`` says which rows count. A third of them is held out three times
+``jaxserve.sim.fit.kernel_rows`` says which rows count. A third of them is held out three times
 over: constants are fitted to two thirds and judged on the rest. The shipped constants are the fit
 to all rows.
 """
@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.fit.kernel_fit import held_out_errors, relative_errors
+from jaxserve.sim.fit.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
 from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.kernel_fit import held_out_errors, relative_errors
-from jaxserve.sim.table.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
 
 SERVED_CONTEXTS = (128, 8192)
 """Shortest and longest context, tokens, of the decode rows that are also summed up alone."""

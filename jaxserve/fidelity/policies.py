@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxserve.agents.panel import build_agent, load_setup
+from jaxserve.agents.panel import build_agent
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.evaluation.held_out import evaluate_all
 from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.runtime.processes import map_in_processes

@@ -35,11 +35,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.fidelity.served_recipes import mean_tokens, recipe
+from jaxserve.sim.fit.columns import read_columns
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.memory import weights_bytes
 from jaxserve.sim.machine.stack import ServedGpu, Stack, serve
-from jaxserve.sim.table.columns import read_columns
 
 FILE = "silicon/silicon_given.csv"
 FOLDS = 3

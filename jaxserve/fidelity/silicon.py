@@ -15,10 +15,10 @@ from numpy.typing import ArrayLike
 from scipy.optimize import least_squares
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.fit.columns import read_columns
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.columns import read_columns
 
 BAR = 0.03
 FOLDS = 3

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.fit.columns import read_columns
+from jaxserve.sim.fit.kernel_rows import decode_rows, prefill_rows
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from jaxserve.sim.table.columns import read_columns
-from jaxserve.sim.table.kernel_rows import decode_rows, prefill_rows
 
 ROWS_FILE = "vidur/vidur_reference.csv"
 TRACE_FILE = "traces/AzureLLMInferenceTrace_conv.csv"

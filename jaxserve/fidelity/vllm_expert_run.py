@@ -24,12 +24,12 @@ from jaxserve.fidelity.vllm_run import (
     served,
     statistics,
 )
+from jaxserve.sim.fit.columns import read_columns
+from jaxserve.sim.fit.layer_profile import ProfileTimer
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.stack import Stack
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from jaxserve.sim.table.columns import read_columns
-from jaxserve.sim.table.layer_profile import ProfileTimer
 
 DIRECTORY = "moe/vllm_rtxpro6000_qwen3_30b_a3b"
 MODEL = "qwen3-30b-a3b"

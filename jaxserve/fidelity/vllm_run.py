@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from jaxserve.fidelity.rows import FidelityRow
+from jaxserve.sim.fit.layer_profile import LayerProfile, ProfileTimer
 from jaxserve.sim.machine.cost_model import CostModel, IterationTimer
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from jaxserve.sim.table.layer_profile import LayerProfile, ProfileTimer
 
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03

@@ -1,4 +1,4 @@
-"""One run by several processes, on one host or on many: how they meet and stay in step.
+"""A run by several processes, on one host or on many: their meeting and their steps in common.
 
 Every process runs the same program. Whatever a process reads from its own clock, files or keyboard
 is exchanged before it counts: a process that computes something else leaves the others waiting.
@@ -16,7 +16,7 @@ from jax.experimental import multihost_utils
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.learning.meeting import meet
+from jaxserve.learning.rendezvous import meet
 
 _MAX_PROCESSES = 65_536
 

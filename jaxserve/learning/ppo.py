@@ -31,20 +31,20 @@ from jaxserve.agents.network import (
     NetworkMemory,
     NetworkPolicy,
     Normaliser,
-    Step,
-    choose,
+    Outputs,
+    encode_observation,
     entropy,
+    forward,
     log_probability,
-    look,
     network_for,
-    perceive,
+    sample_action,
 )
 from jaxserve.arrays.threefry import fold_in, uniform
 from jaxserve.env import EnvState, ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
 from jaxserve.learning.ppo_config import PPOConfig
-from jaxserve.learning.reward_scale import RewardScale
+from jaxserve.learning.returns import RewardScale
 from jaxserve.runtime.devices import EVERYWHERE, all_devices, on_each, place, spread
 from jaxserve.seeds import random_episode_keys
 from jaxserve.types import ServeObservation
@@ -53,18 +53,18 @@ from jaxserve.types import ServeObservation
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that an update needs and changes; a checkpoint of it continues bit by bit."""
+    """State of a training run between updates; a checkpoint of it continues bit by bit."""
 
     params: Any
     optimiser: Any
     normaliser: Normaliser
     rewards: RewardScale
     env_states: EnvState
-    """[N, ...]"""
+    """[N, ...], one for each environment."""
     observations: ServeObservation
-    """[N, ...], the latest."""
+    """[N, ...], latest observations."""
     memory: NetworkMemory
-    """[N, ...]"""
+    """[N, ...], the policy's memory in each environment."""
     key: jax.Array
     """typed key; update u draws from ``fold_in(key, u)``."""
     update: jax.Array
@@ -74,32 +74,41 @@ class TrainState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class UpdateReport:
-    """What an update says of itself; float32 scalars."""
+    """Diagnostics of an update; float32 scalars."""
 
     reward: jax.Array
-    """mean per window, of the policy that still explores."""
+    """mean reward per window of the exploring policy."""
     policy_loss: jax.Array
+    """mean clipped surrogate loss."""
     value_loss: jax.Array
+    """mean squared error of the value."""
     entropy: jax.Array
-    """nats, summed over the knobs."""
+    """mean entropy of the policy, summed over the knobs, nats."""
     kl: jax.Array
     """divergence from the policy that played, nats."""
     explained_variance: jax.Array
-    """of the returns by the value, at most 1."""
+    """share of the returns' variance that the value explains, at most 1."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class _Windows:
-    """What a rollout keeps; leaves [T, N, ...]."""
+class _Trajectory:
+    """Windows of a rollout; leaves [T, N, ...]."""
 
     inputs: jax.Array
+    """float32[T, N, INPUTS], inputs of the network."""
     last: jax.Array
+    """int32[T, N, 6], grid indices of the action before."""
     features: jax.Array
+    """float32[T, N, D], features before normalisation."""
     indices: jax.Array
+    """int32[T, N, 6], grid indices of the action."""
     log_probability: jax.Array
+    """float32[T, N], of the action under the policy that played."""
     value: jax.Array
+    """float32[T, N], estimated return."""
     reward: jax.Array
+    """float32[T, N]."""
 
 
 @jax.tree_util.register_dataclass
@@ -112,13 +121,15 @@ class Learner:
     network: Network = dataclasses.field(metadata={"static": True})
     horizon: int = dataclasses.field(metadata={"static": True})
     mesh: Mesh = dataclasses.field(metadata={"static": True})
-    """devices that the environments are spread over."""
+    """devices over which the environments are spread."""
 
     @classmethod
     def create(cls, env: ServeEnv, config: PPOConfig, mesh: Mesh | None = None) -> Learner:
-        """Checks that sizes fit.
+        """A learner whose sizes divide each other.
 
         Args:
+          env: a task, or stacked tasks with one environment each.
+          config: hyper-parameters.
           mesh: default is all devices of all processes.
 
         Raises:
@@ -140,11 +151,11 @@ class Learner:
         return cls(env, config, network, horizon, mesh)
 
     def init(self, key: jax.Array) -> TrainState:
-        """A fresh learner with environments at different points of their first episode."""
+        """State before the first update, with environments at different points of an episode."""
         config = self.config
         network_key, env_key, key = jax.random.split(key, 3)
         params = self.network.initial_params(network_key)
-        env_states, observations, memory = self._fresh(env_key)
+        env_states, observations, memory = self._reset(env_key)
         rollouts = self.horizon // config.rollout_windows
         phase = jnp.arange(config.environments) // config.traffic_group % rollouts
         state = TrainState(
@@ -161,24 +172,25 @@ class Learner:
         return place(self.mesh, state, _PLACES)
 
     def update(self, state: TrainState) -> tuple[TrainState, UpdateReport]:
-        """One rollout of every environment, and the epochs over it."""
+        """Plays a rollout of every environment and trains on it for several epochs."""
         config = self.config
         key = jax.random.fold_in(state.key, state.update)
         rollout_key, reset_key, epoch_key = jax.random.split(key, 3)
-        rate, entropy_weight, reward_scale = (
+        learning_rate, entropy_weight, reward_scale = (
             config.scheduled(name, state.update)
             for name in ("learning_rate", "entropy_weight", "reward_scale")
         )
         started = state.memory
-        state, windows, final_value = self._rollout(state, rollout_key)
-        scale = state.rewards.updated(windows.reward, config.discount)
-        rewards = reward_scale * scale(windows.reward)
-        advantages, returns = self._advantages(windows, rewards, final_value)
-        batch = (windows, advantages, returns, started.hidden[None])
-        params, optimiser, parts = self._epochs(state, batch, rate, entropy_weight, epoch_key)
-        unexplained = jnp.var(returns - windows.value)
+        state, trajectory, final_value = self._rollout(state, rollout_key)
+        scale = state.rewards.updated(trajectory.reward, config.discount)
+        rewards = reward_scale * scale(trajectory.reward)
+        advantages, returns = self._advantages(trajectory, rewards, final_value)
+        batch = (trajectory, advantages, returns, started.hidden[None])
+        weights = (learning_rate, entropy_weight)
+        params, optimiser, parts = self._epochs(state, batch, *weights, epoch_key)
+        unexplained = jnp.var(returns - trajectory.value)
         report = UpdateReport(
-            reward=jnp.mean(windows.reward),
+            reward=jnp.mean(trajectory.reward),
             **jax.tree.map(jnp.mean, parts),
             explained_variance=1.0 - unexplained / jnp.maximum(jnp.var(returns), 1e-9),
         )
@@ -186,7 +198,7 @@ class Learner:
             state,
             params=params,
             optimiser=optimiser,
-            normaliser=state.normaliser.updated(windows.features),
+            normaliser=state.normaliser.updated(trajectory.features),
             rewards=scale,
             update=state.update + 1,
         )
@@ -194,7 +206,7 @@ class Learner:
         return place(self.mesh, state, _PLACES), place(self.mesh, report, EVERYWHERE)
 
     def policy(self, state: TrainState) -> NetworkPolicy:
-        """The policy as it stands, without exploration."""
+        """The policy of a state, without exploration."""
         return NetworkPolicy(state.params, state.normaliser, self.network)
 
     @property
@@ -202,61 +214,69 @@ class Learner:
         return None if jnp.ndim(self.env.horizon) == 0 else 0
 
     def _on_each(self, function: Callable[..., Any], arguments: int) -> Callable[..., Any]:
-        """``vmap`` of a function of ``env`` and so many pieces of environments."""
+        """``vmap`` over environments of a function of ``env`` and so many more ``arguments``."""
         env_part = EVERYWHERE if self._env_axis is None else spread()
         mapped = jax.vmap(function, (self._env_axis, *[0] * arguments))
         return on_each(self.mesh, mapped, env_part, *[spread()] * arguments, out=spread())
 
-    def _rollout(self, state: TrainState, key: jax.Array) -> tuple[TrainState, _Windows, jax.Array]:
+    def _rollout(
+        self, state: TrainState, key: jax.Array
+    ) -> tuple[TrainState, _Trajectory, jax.Array]:
+        """Plays ``rollout_windows`` windows with the exploring policy.
+
+        Returns:
+          the state after them, their trajectory, and float32[N], the value of what follows.
+        """
         env, network, config = self.env, self.network, self.config
-        take_in = jax.vmap(perceive, (self._env_axis, None, 0, 0))
+        encode = jax.vmap(encode_observation, (self._env_axis, None, 0, 0))
         step_env = self._on_each(lambda env, *args: env.step(*args), 2)
 
         def window(carry, index):
             env_states, observations, memory = carry
-            memory, inputs, features = take_in(env, state.normaliser, memory, observations)
-            memory, said = look(network, state.params, memory, inputs)
-            indices = choose(said, network.sizes, fold_in(key, index))
+            memory, inputs, features = encode(env, state.normaliser, memory, observations)
+            memory, outputs = forward(network, state.params, memory, inputs)
+            indices = sample_action(outputs, network.sizes, fold_in(key, index))
             env_states, timestep = step_env(env, env_states, action_at(indices))
-            kept = _Windows(
+            played = _Trajectory(
                 inputs=inputs,
                 last=memory.last,
                 features=features,
                 indices=indices,
-                log_probability=log_probability(said, network.sizes, indices),
-                value=said.value,
+                log_probability=log_probability(outputs, network.sizes, indices),
+                value=outputs.value,
                 reward=timestep.reward,
             )
             memory = dataclasses.replace(memory, last=indices)
-            return (env_states, timestep.observation, memory), kept
+            return (env_states, timestep.observation, memory), played
 
         start = (state.env_states, state.observations, state.memory)
-        (env_states, observations, memory), windows = jax.lax.scan(
+        (env_states, observations, memory), trajectory = jax.lax.scan(
             window, start, jnp.arange(config.rollout_windows)
         )
-        _, inputs, _ = take_in(env, state.normaliser, memory, observations)
-        _, said = look(network, state.params, memory, inputs)
+        _, inputs, _ = encode(env, state.normaliser, memory, observations)
+        _, outputs = forward(network, state.params, memory, inputs)
         state = dataclasses.replace(
             state, env_states=env_states, observations=observations, memory=memory
         )
         # The last window of an episode has credited the requests that are on track.
-        final_value = jnp.where(env_states.step >= self.horizon, 0.0, said.value)
-        return state, windows, final_value
+        final_value = jnp.where(env_states.step >= self.horizon, 0.0, outputs.value)
+        return state, trajectory, final_value
 
     def _advantages(
-        self, windows: _Windows, rewards: jax.Array, final_value: jax.Array
+        self, trajectory: _Trajectory, rewards: jax.Array, final_value: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """Generalised advantage estimates and the returns they imply, float32[T, N]."""
+        """Generalised advantage estimates (Schulman et al. 2016) and the returns they imply,
+        float32[T, N]."""
         config = self.config
-        following = jnp.concatenate([windows.value[1:], final_value[None]])
-        errors = rewards + config.discount * following - windows.value
+        next_values = jnp.concatenate([trajectory.value[1:], final_value[None]])
+        deltas = rewards + config.discount * next_values - trajectory.value
 
-        def backwards(later, error):
-            advantage = error + config.discount * config.gae_lambda * later
+        def backwards(next_advantage, delta):
+            advantage = delta + config.discount * config.gae_lambda * next_advantage
             return advantage, advantage
 
-        _, advantages = jax.lax.scan(backwards, jnp.zeros_like(final_value), errors, reverse=True)
-        returns = advantages + windows.value
+        _, advantages = jax.lax.scan(backwards, jnp.zeros_like(final_value), deltas, reverse=True)
+        returns = advantages + trajectory.value
         if config.traffic_group > 1:
             grouped = advantages.reshape(len(advantages), -1, config.traffic_group)
             grouped = grouped - jnp.mean(grouped, axis=-1, keepdims=True)
@@ -267,15 +287,19 @@ class Learner:
         self,
         state: TrainState,
         batch: tuple[Any, ...],
-        rate: jax.Array,
+        learning_rate: jax.Array,
         entropy_weight: jax.Array,
         key: jax.Array,
     ) -> tuple[Any, Any, dict[str, jax.Array]]:
         """Parameters and optimiser after all minibatches of all epochs, and the parts of each loss.
 
         Args:
+          state: parameters and optimiser before.
           batch: arguments of ``_loss`` between the parameters and the weight of the entropy, leaves
             [T, N, ...].
+          learning_rate: float32.
+          entropy_weight: float32, per nat.
+          key: order of the environments; consumed.
         """
         config = self.config
         take = on_each(self.mesh, _one_of_each_block, spread(1), spread(), out=spread(1))
@@ -287,7 +311,7 @@ class Learner:
                 params, *part, hidden[0], entropy_weight
             )
             step, optimiser = self._optimiser().update(gradient, optimiser)
-            params = jax.tree.map(lambda leaf, move: leaf - rate * move, params, step)
+            params = jax.tree.map(lambda leaf, move: leaf - learning_rate * move, params, step)
             return (params, optimiser), parts
 
         def epoch(carry, key):
@@ -305,40 +329,51 @@ class Learner:
     def _loss(
         self,
         params: Any,
-        windows: _Windows,
+        trajectory: _Trajectory,
         advantages: jax.Array,
         returns: jax.Array,
         hidden: jax.Array,
         entropy_weight: jax.Array,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The clipped loss of PPO (Schulman et al. 2017) of a minibatch, and its parts.
+
+        Args:
+          params: of the network.
+          trajectory: windows of the minibatch's environments, leaves [T, M, ...].
+          advantages: float32[T, M].
+          returns: float32[T, M], targets of the value.
+          hidden: float32[M, H], state of the recurrent cell before the rollout.
+          entropy_weight: float32, per nat.
+        """
         config, network = self.config, self.network
 
-        def window(hidden: jax.Array, seen: _Windows) -> tuple[jax.Array, Step]:
-            memory = NetworkMemory(averages=seen.features, last=seen.last, hidden=hidden)
-            memory, said = look(network, params, memory, seen.inputs)
-            return memory.hidden, said
+        def window(hidden: jax.Array, played: _Trajectory) -> tuple[jax.Array, Outputs]:
+            memory = NetworkMemory(averages=played.features, last=played.last, hidden=hidden)
+            memory, outputs = forward(network, params, memory, played.inputs)
+            return memory.hidden, outputs
 
         scan = jax.lax.scan if config.recurrent else lambda step, *args: step(*args)
-        _, said = scan(window, hidden, windows)
-        log_ratio = log_probability(said, network.sizes, windows.indices) - windows.log_probability
+        _, outputs = scan(window, hidden, trajectory)
+        log_probabilities = log_probability(outputs, network.sizes, trajectory.indices)
+        log_ratio = log_probabilities - trajectory.log_probability
         ratio = jnp.exp(log_ratio)
         advantages = (advantages - jnp.mean(advantages)) / (jnp.std(advantages) + 1e-8)
         clipped = jnp.clip(ratio, 1.0 - config.clip, 1.0 + config.clip)
         policy_loss = -jnp.mean(jnp.minimum(ratio * advantages, clipped * advantages))
-        value_loss = jnp.mean((said.value - returns) ** 2)
-        spread = jnp.mean(entropy(said))
-        loss = policy_loss + config.value_weight * value_loss - entropy_weight * spread
+        value_loss = jnp.mean((outputs.value - returns) ** 2)
+        mean_entropy = jnp.mean(entropy(outputs))
+        loss = policy_loss + config.value_weight * value_loss - entropy_weight * mean_entropy
         return loss, dict(
             policy_loss=policy_loss,
             value_loss=value_loss,
-            entropy=spread,
+            entropy=mean_entropy,
             kl=jnp.mean(ratio - 1.0 - log_ratio),
         )
 
     def _restart_finished(self, state: TrainState, key: jax.Array) -> TrainState:
-        """Environments at the horizon begin a new episode."""
+        """The state in which environments at the horizon begin a new episode."""
         done = state.env_states.step >= self.horizon
-        fresh = self._fresh(key)
+        fresh = self._reset(key)
         current = (state.env_states, state.observations, state.memory)
 
         def pick(new: jax.Array, old: jax.Array) -> jax.Array:
@@ -349,8 +384,8 @@ class Learner:
             state, env_states=env_states, observations=observations, memory=memory
         )
 
-    def _fresh(self, key: jax.Array) -> tuple[EnvState, ServeObservation, NetworkMemory]:
-        """The start of an episode for every environment."""
+    def _reset(self, key: jax.Array) -> tuple[EnvState, ServeObservation, NetworkMemory]:
+        """States, observations and memories at the start of an episode of every environment."""
         config = self.config
         keys = random_episode_keys(key, config.environments // config.traffic_group)
         keys = jnp.repeat(keys, config.traffic_group, axis=0)
@@ -364,7 +399,7 @@ class Learner:
         return self._on_each(start, 1)(self.env, keys)
 
     def _optimiser(self) -> optax.GradientTransformation:
-        # As one vector: a tenth of the operations to compile and to run.
+        # Flattened to one vector: a tenth of the operations to compile and to run.
         return optax.flatten(
             optax.chain(
                 optax.clip_by_global_norm(self.config.max_gradient), optax.scale_by_adam(eps=1e-5)
@@ -386,7 +421,8 @@ _PLACES = TrainState(
 
 
 def _one_of_each_block(batch: Any, chosen: jax.Array) -> Any:
-    """Leaves [T, N, ...] at the environment ``chosen``, int32[N / M], of each M neighbours."""
+    """Leaves [T, N / M, ...]: of every M neighbouring environments the one at ``chosen``,
+    int32[N / M]."""
     size = jax.tree.leaves(batch)[0].shape[1] // len(chosen)
     index = size * jnp.arange(len(chosen)) + chosen
     return jax.tree.map(lambda leaf: leaf[:, index], batch)

@@ -17,22 +17,22 @@ class PPOConfig(Replaceable):
     """Sizes are static; numbers are leaves, so that they can be batched."""
 
     learning_rate: Any = 1e-3
-    """at the start."""
+    """step size of Adam in the first update."""
     learning_rate_end: Any = 0.05
     """share of it that is left at the end, after falling linearly."""
     discount: Any = 0.97
-    """per window."""
+    """discount per window."""
     gae_lambda: Any = 0.9
     clip: Any = 0.2
     entropy_weight: Any = 0.03
-    """at the start, per nat."""
+    """weight of the entropy in the first update, per nat."""
     entropy_weight_end: Any = 0.05
     """share of it that is left at the end, after falling linearly."""
     value_weight: Any = 0.5
     max_gradient: Any = 0.5
     """norm at which gradients are clipped."""
     reward_scale: Any = 1.0
-    """at the start, on top of the scale that gives returns unit variance."""
+    """factor on rewards in the first update, beyond the scale that gives returns unit variance."""
     reward_scale_end: Any = 1.0
     """share of it that is left at the end, after changing linearly."""
     environments: int = dataclasses.field(default=1024, metadata={"static": True})

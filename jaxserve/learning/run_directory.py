@@ -1,4 +1,4 @@
-"""A training run's directory: what it was begun with, and metrics of every update and seed."""
+"""Directory of a training run: its description, and metrics of every update and seed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def has_run(directory: Path) -> bool:
 
 
 def read_description(directory: Path, missing: str) -> Mapping[str, Any]:
-    """What the run in a directory was begun with, as ``claim`` wrote it.
+    """Description of the run in a directory, as ``claim`` wrote it.
 
     Args:
       missing: what it means if there is no run.
@@ -146,7 +146,7 @@ class EventFiles:
     """
 
     def __init__(self, directory: Path) -> None:
-        """Args: the run's directory.
+        """Opens the metrics of a run. Args: the run's directory.
 
         Raises:
           InputError: the package that writes the files is missing.

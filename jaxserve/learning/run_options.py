@@ -1,4 +1,4 @@
-"""What a training run is begun with: checked, written down, and as the command that asks for it."""
+"""Options of a training run: checked, written down, and as the command that asks for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from jaxserve import checks
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.trained_on import facts
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
@@ -21,9 +21,9 @@ from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.own_deployment import OwnDeployment
 
 Seeds = tuple[int, ...]
-"""One for each policy that a run trains."""
+"""Seeds of a run, one for each policy that it trains."""
 
-_LARGEST = 10**12
+_MAX_NUMBER = 10**12
 
 
 def check_run(
@@ -39,10 +39,19 @@ def check_run(
 
     Advantages look a third as far ahead as the discount does.
 
+    Args:
+      steps: windows a seed.
+      seed: first seed.
+      seeds: policies to train.
+      environments: environments of each policy.
+      learning_rate: step size of Adam in the first update.
+      discount: per window.
+      recurrent: whether the network has a recurrent cell.
+
     Raises:
       InputError: a number out of range.
     """
-    checks.whole("steps", steps, 1, _LARGEST)
+    checks.whole("steps", steps, 1, _MAX_NUMBER)
     checks.whole("seeds", seeds, 1, 1024)
     checks.whole("seed", seed, 0, 2**31 - seeds)
     checks.whole("environments", environments, 8, 2**20)
@@ -75,7 +84,7 @@ def check_place(directory: Path) -> None:
 
 
 def describe(setup: TaskSetup, config: PPOConfig, seeds: Seeds) -> dict[str, Any]:
-    """All that a run's results depend on but the code, ready for JSON."""
+    """Description of a run, ready for JSON: everything that its results depend on but the code."""
     return {**setup.inputs, "seeds": list(seeds), "config": dataclasses.asdict(config)}
 
 
@@ -97,9 +106,9 @@ def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Se
         if isinstance(default, bool):
             config.flag(name)
         elif isinstance(default, int):
-            config.whole(name, 1, _LARGEST)
+            config.whole(name, 1, _MAX_NUMBER)
         else:
-            config.number(name, 0, _LARGEST)
+            config.number(name, 0, _MAX_NUMBER)
     seeds = [checks.whole(about.name("seeds"), seed, 0) for seed in about.entries("seeds")]
     return PPOConfig(**config), tuple(seeds)
 
@@ -107,7 +116,7 @@ def described(description: Mapping[str, Any], where: str) -> tuple[PPOConfig, Se
 def provenance(
     setup: TaskSetup, config: PPOConfig, seeds: Seeds, best: int, objective: float, episodes: int
 ) -> dict[str, Any]:
-    """How weights were made.
+    """Provenance of weights: command, revision and configuration.
 
     Args:
       best: index of the seed that they are of.

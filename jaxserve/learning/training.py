@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxserve.agents.network import NetworkPolicy
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.agents.weights import save_weights
 from jaxserve.errors import InputError
 from jaxserve.evaluation.held_out import evaluate
@@ -51,29 +51,29 @@ Watcher = Callable[["TrainingStatus"], None]
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """Where a run is."""
+    """Status of a run."""
 
     windows: int
-    """played by each seed."""
+    """windows played by each seed."""
     total: int
     windows_per_s: float
-    """of all seeds together, compilation left out."""
+    """windows per second of all seeds together, compilation left out."""
     reward: float
     """mean over the seeds, of policies that still explore."""
     score: float | None
-    """what that is worth; None without anchors."""
+    """score of that reward; None without anchors."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished run."""
+    """Result of a finished run."""
 
     directory: Path
     seeds: Seeds
     objectives: tuple[float, ...]
     """mean reward of each seed's final policy on validation episodes."""
     episodes: int
-    """that this is the mean of."""
+    """episodes in this mean."""
     best: int
     """index of the seed whose weights were written."""
     compile_s: float
@@ -81,7 +81,7 @@ class TrainingResult:
 
 
 class Interrupted(Exception):
-    """The run was stopped; its state is saved."""
+    """The interruption of a run whose state is saved."""
 
 
 def train(
@@ -183,7 +183,7 @@ class _Run:
     directory: Path
     checkpoints: ocp.CheckpointManager
     state: TrainState
-    """[seeds, ...]"""
+    """states of all seeds, leaves [seeds, ...]."""
     rows: list[Row]
     events: EventFiles | None
 

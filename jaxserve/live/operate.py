@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, plain
 from jaxserve.live.gateway_client import GatewayClient, GatewayError, LateAnswer

@@ -9,7 +9,7 @@ from rich.table import Table
 from jaxserve.show.text_table import plain_table
 
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
+    from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
     from jaxserve.live.study.figures import Summary
     from jaxserve.live.window_report import Report

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxserve import checks
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH, Tier
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.hardware import EngineSettings
-from jaxserve.tiers import Tier
 
 _WHOLE: Mapping[str, tuple[int, float]] = {
     "port": (0, 65535),

@@ -1,1 +1,1 @@
-"""What people see: tables, plots, progress bars, and the files that a command was asked for."""
+"""Output for people: tables, plots, progress bars, and the files of commands."""

@@ -1,4 +1,4 @@
-"""One picture of an episode: traffic, queues, latency, memory, goodput and knobs over time."""
+"""Picture of an episode: traffic, queues, latency, memory, goodput and knobs over time."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHORTEST_NAMED_S = 22.0  # a shorter stay has no room for its regime's name
 
 @dataclass(frozen=True)
 class EpisodePlot:
-    """One agent's episode, NumPy leaves [T, ...]."""
+    """Episode of an agent, NumPy leaves [T, ...]."""
 
     title: str
     rollout: Rollout
@@ -123,6 +123,13 @@ def rollout_picture(
 ) -> bytes:
     """The content of a picture file: the first episode of each rollout, by what it is called.
 
+    Args:
+      env: the environment that was played.
+      rollouts: by name of the agent.
+      title: of the picture.
+      regimes: names of the task's regimes.
+      path: its ending decides the format.
+
     Raises:
       InputError: as ``picture_format``.
     """
@@ -152,7 +159,7 @@ def _draw_episode(
     knobs: Sequence[str],
     regime_names: Sequence[str],
 ) -> None:
-    """One column of the picture: what happened, then the knobs."""
+    """Draws a column of the picture: panels of the episode, then the knobs."""
     axes[0].set_title(episode.title, fontweight="bold", pad=18)
     for axis, panel in zip(axes, _PANELS, strict=False):
         panel(axis, env, episode.rollout)
@@ -227,11 +234,11 @@ def _goodput(axis: Axes, env: ServeEnv, rollout: Rollout) -> None:
 
 
 _PANELS = (_arrivals, _queues, _ttft, _memory, _goodput)
-"""What a column shows above the knobs."""
+"""Panels of a column above the knobs."""
 
 
 def _knob(axis: Axes, env: ServeEnv, rollout: Rollout, knob: str) -> None:
-    """The knob as it was set; where that takes time, also what was in force."""
+    """Draws a knob as it was set and, where changes take time, the value in force."""
     time, described = _time(env, rollout), KNOB_FIELDS[knob]
     bound = described.bound
     values = np.asarray(getattr(rollout.actions, knob), float)
@@ -268,7 +275,7 @@ def _make_room(axis: Axes) -> None:
 
 
 def _key(knobs: Sequence[str]) -> list[Artist]:
-    """What the lines of the knobs and the grey areas mean."""
+    """Legend of the lines of the knobs and of the grey areas."""
     away: list[Artist] = [Patch(color=_AWAY_TINT, label="GPUs away: switch or restart")]
     if not any(knob in _IN_FORCE for knob in knobs):
         return away

@@ -13,20 +13,20 @@ from jaxserve.spaces import KNOB_FIELDS, action_text
 from jaxserve.tasks.anchors import anchors_score
 from jaxserve.tasks.spec import TaskSpec
 
-# What makes these takes seconds to import, and most commands print only one of them.
+# The modules that make these take seconds to import, and most commands print only one.
 if TYPE_CHECKING:
-    from jaxserve.agents.panel import TaskSetup
     from jaxserve.agents.search import StaticSearch
+    from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.evaluation.episode_statistics import Interval
     from jaxserve.evaluation.held_out import Evaluations
     from jaxserve.learning.training import TrainingResult
-    from jaxserve.sim.table.edges import Extrapolation
-    from jaxserve.sim.table.fit import FitReport
-    from jaxserve.sim.table.kernel_table import KernelReport
+    from jaxserve.sim.fit.extrapolation import Extrapolation
+    from jaxserve.sim.fit.kernel_table import KernelReport
+    from jaxserve.sim.fit.load_test import FitReport
 
 
 def evaluation_table(evaluated: Evaluations) -> TextTable:
-    """One task's agents, one a row: what they reach over all episodes, with 95 % intervals."""
+    """Table of a task's agents, one a row: figures over all episodes, with 95 % intervals."""
     from jaxserve.evaluation.held_out import gains
 
     setup, rows = evaluated.setup, _intervals(evaluated, _COLUMNS)
@@ -102,8 +102,8 @@ def search_table(setup: TaskSetup, found: StaticSearch) -> TextTable:
 
 
 def adapting_texts(evaluated: Evaluations) -> list[str]:
-    """One sentence for each controller that gains nothing over the best constant setting, or of
-    which that is not known."""
+    """Sentences on controllers that gain nothing over the best constant setting, or whose gain is
+    not known."""
     from jaxserve.agents.search import TIE
     from jaxserve.evaluation.held_out import gains
 
@@ -179,7 +179,7 @@ def task_table(specs: Sequence[TaskSpec]) -> Table:
 
 
 def _best_static_text(evaluated: Evaluations) -> str | None:
-    """Which setting that is, and where it comes from."""
+    """Sentence that names the best static setting and its origin."""
     from jaxserve.agents.open_loop import StaticPolicy
 
     setup, found = evaluated.setup, evaluated.agents.get("best_static")
@@ -209,7 +209,7 @@ def _signed(found: Interval) -> tuple[str, str, str]:
 
 
 def _seconds(found: Interval) -> tuple[str, str, str]:
-    """In milliseconds below a second."""
+    """Seconds as text, in milliseconds below a second."""
     unit, factor = ("ms", 1000.0) if found.mean < 1.0 else ("s", 1.0)
     mean, low, high = (_short(factor * value, 3) for value in (found.mean, found.low, found.high))
     return f"{mean} {unit}", low, high
@@ -255,7 +255,7 @@ _TAIL_COLUMNS: tuple[_Column, ...] = (
 def _intervals(
     evaluated: Evaluations, columns: Sequence[_Column]
 ) -> dict[str, dict[str, Interval]]:
-    """Of each agent, the statistics that have a column."""
+    """Intervals of each agent's statistics that have a column."""
     names = {name for name, _, _ in columns}
     return {
         agent: {name: each for name, each in found.summary().items() if name in names}
@@ -264,7 +264,7 @@ def _intervals(
 
 
 def _cells(agent: str, found: Mapping[str, Interval], columns: Sequence[_Column]) -> list[str]:
-    """A row."""
+    """Cells of an agent's row."""
     return [agent, *(_cell(found.get(name), show) for name, _, show in columns)]
 
 
@@ -289,7 +289,7 @@ def _cell(found: Interval | None, show: _Show) -> str:
 
 
 def fit_report_table(report: FitReport) -> Table:
-    """A fit: its constants, and how far off it is."""
+    """Table of a fit: its constants and its errors."""
 
     def percent(error: float | None) -> str:
         return "not measured" if error is None else f"{100.0 * error:.1f} %"
@@ -321,7 +321,7 @@ def fit_report_table(report: FitReport) -> Table:
 
 
 def _beyond(edge: Extrapolation) -> str:
-    """How a fit extrapolates, from rows that it was not shown."""
+    """Extrapolation errors of a fit, from rows that it was not shown."""
     return (
         f"from {edge.largest_left:g} to {edge.largest:g} {edge.axis} {100 * edge.error:.1f} % "
         f"(worst {100 * edge.worst_error:+.1f} %)"
@@ -329,8 +329,8 @@ def _beyond(edge: Extrapolation) -> str:
 
 
 def kernel_report_table(report: KernelReport) -> Table:
-    """A fit to kernels: how far off it is, also on rows that it was not shown."""
-    from jaxserve.sim.table.kernel_table import LABELS
+    """Table of a fit to kernels: its errors, also on rows that it was not shown."""
+    from jaxserve.sim.fit.kernel_table import LABELS
 
     metadata = report.table.metadata
     caption = ["errors are shares of the time of the layer that has the kernel"]
@@ -362,7 +362,7 @@ def kernel_report_table(report: KernelReport) -> Table:
 
 
 def training_table(result: TrainingResult, setup: TaskSetup) -> Table:
-    """A finished run: what each seed's policy reaches on validation episodes."""
+    """Table of a finished run: the reward of each seed's policy on validation episodes."""
     table = plain_table(title=f"ppo on {setup.spec.name}, {result.episodes} validation episodes")
     table.add_column("seed of the policy", justify="right")
     table.add_column("mean reward", justify="right")

@@ -1,4 +1,4 @@
-"""How all pictures look: palette and sizes."""
+"""Style of all pictures: palette and sizes."""
 
 from __future__ import annotations
 

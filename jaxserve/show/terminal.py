@@ -1,4 +1,4 @@
-"""Where commands print: results to stdout, progress and errors to stderr."""
+"""Consoles of commands: results to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ def plain_table(title: str | None = None, caption: str | None = None) -> Table:
 
 @dataclass(frozen=True)
 class TextTable:
-    """All columns but the first are numbers; an interval is written "mean (low to high)"."""
+    """Table of texts. All columns but the first are numbers; an interval is written "mean (low to
+    high)"."""
 
     title: str
     header: tuple[str, ...]
@@ -32,7 +33,7 @@ class TextTable:
         return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
 
     def rich(self) -> Table:
-        """For the terminal, where intervals stand below their numbers."""
+        """Table for the terminal, where intervals stand below their numbers."""
         table = plain_table(self.title, self.caption)
         if len(self.header) > 8:
             table.padding = 0  # so that intervals of nine columns fit into 100 characters

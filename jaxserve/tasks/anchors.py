@@ -1,4 +1,4 @@
-"""Anchors: what a random agent, the best static setting and an oracle reach on a task.
+"""Anchors: rewards of a random agent, the best static setting and an oracle on a task.
 
 They turn an episode's mean reward into a score. Anchors are frozen in ``data/anchors`` together
 with version and digest of the task they belong to, so that a score never depends on what else is
@@ -38,15 +38,15 @@ class Anchors:
     best_static: float
     """the best knobs that are never changed; scores 0.5."""
     oracle: float
-    """knobs planned with knowledge of the episode's traffic, or 2 % more than the best static one
-    where these gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
+    """mean reward of knobs planned with knowledge of the episode's traffic, or 2 % more than the
+    best static one where they gain less (``jaxserve.evaluation.headroom.MIN_SPAN``); scores 1."""
     best_static_action: Mapping[str, float]
     """the six knobs of the best static setting."""
     provenance: Mapping[str, Any]
-    """how the numbers were computed."""
+    """command and settings that computed the numbers."""
 
     def top_text(self) -> str:
-        """What a score of 1 stands for."""
+        """Meaning of a score of 1, in words."""
         measured = self.provenance.get("oracle_measured", self.oracle)
         if measured >= self.oracle:
             return "an oracle that knows the schedule"
@@ -63,7 +63,7 @@ def anchors_score(anchors: Anchors, mean_reward: float) -> float:
 
 
 def anchors_path(task: str, file: Path | None = None) -> Path:
-    """Where a task's anchors lie: with the package, or beside the file of a task of one's own."""
+    """Path of a task's anchors: with the package, or beside the file of a user's own task."""
     if file is not None:
         return file.with_suffix(".anchors.json")
     return data_dir() / "anchors" / f"{task}.json"

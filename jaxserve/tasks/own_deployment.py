@@ -15,12 +15,12 @@ from typing import Any
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import TOKEN_BUDGETS
+from jaxserve.fields import TOKEN_BUDGETS
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table.file import TableMetadata, read_table_file
-from jaxserve.tasks.inputs import task_inputs
+from jaxserve.sim.table.file import TableMetadata
+from jaxserve.tasks.inputs import InputFiles, task_inputs
 from jaxserve.tasks.slos import KindSlo, parse_slo
 from jaxserve.tasks.spec import (
     MAX_TENSOR_PARALLEL,
@@ -68,8 +68,15 @@ class OwnDeployment:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, dict[str, Any]]:
+def with_own_deployment(
+    spec: TaskSpec, own: OwnDeployment, reader: InputFiles | None = None
+) -> tuple[TaskSpec, dict[str, Any]]:
     """A task on the user's own deployment.
+
+    Args:
+      spec: the task.
+      own: statements of the user.
+      reader: reads each file once for several calls.
 
     Returns:
       the task, and the arguments ``hardware``, ``model``, ``table`` and ``trace`` of
@@ -79,6 +86,7 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
       InputError: a value is out of range, or the table is of another model, GPU or tensor
         parallelism than the one that is named.
     """
+    reader = reader or InputFiles()
     files = {name: getattr(own, name) for name in _FILES}
     deployment: dict[str, Any] = {}
     if own.gpus is not None:
@@ -90,7 +98,7 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
     if own.token_budget is not None:
         deployment["token_budget"] = checks.whole("token_budget", own.token_budget, *TOKEN_BUDGETS)
     if own.table is not None:
-        measured = read_table_file(own.table).metadata
+        measured = reader.table(own.table).metadata
         for field in ("model", "hardware"):
             given = getattr(own, field)
             files[field] = _agreed(own.table, field, given, getattr(spec, field), measured)
@@ -105,7 +113,7 @@ def with_own_deployment(spec: TaskSpec, own: OwnDeployment) -> tuple[TaskSpec, d
         checks.seconds("ttft", own.ttft_s, *TTFT_SLO_S)
     if own.tpot_s is not None:
         checks.seconds("tpot", own.tpot_s, *TPOT_SLO_S)
-    is_own = spec.file is None and _is_own(spec, files)
+    is_own = spec.file is None and _is_own(spec, files, reader)
     spec = dataclasses.replace(
         spec,
         deployment=dataclasses.replace(spec.deployment, **deployment),
@@ -147,12 +155,12 @@ def own_slos(own: OwnDeployment) -> dict[str, KindSlo] | None:
     return dict(found)
 
 
-def _is_own(spec: TaskSpec, files: Mapping[str, str | None]) -> bool:
-    """Whether traffic or times are not those of a built-in task; a copy of a file is the same."""
+def _is_own(spec: TaskSpec, files: Mapping[str, str | None], reader: InputFiles) -> bool:
+    """Whether traffic or times are not the task's; a copy of a file is the same."""
     if files["table"] is None and files["trace"] is None:
         return False
     given = {name: value for name, value in files.items() if value is not None}
-    own, here = task_inputs(spec), task_inputs(spec, **given)
+    own, here = (task_inputs(spec, files=reader, **each) for each in ({}, given))
     return any(own[name] != here[name] for name in ("table", "trace"))
 
 

@@ -92,8 +92,8 @@ def _with_slo(stream: Stream, slo: KindSlo) -> Stream:
 
 
 def shared_slo_note(spec: TaskSpec, trace: Trace) -> str | None:
-    """That all kinds of a trace have the task's own objectives, in one sentence; None where the
-    trace does not tell several kinds apart."""
+    """Note that all kinds of a trace have the task's own objectives; None where the trace does not
+    tell several kinds apart."""
     if len(trace.kinds) < 2:
         return None
     stream = spec.streams[0]
@@ -105,8 +105,8 @@ def shared_slo_note(spec: TaskSpec, trace: Trace) -> str | None:
 
 
 def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
-    """What the classes of ``replay_spec`` find in a prefix cache; None where the trace does not
-    tell its prompts' blocks apart."""
+    """Reuse table of the classes of ``replay_spec``; None where the trace does not tell its
+    prompts' blocks apart."""
     if trace.blocks is None:
         return None
     trace = trace.within_table()
@@ -114,8 +114,8 @@ def recorded_reuse(trace: Trace, num_gpus: int) -> ReuseTable | None:
 
 
 def repeated_note(trace: Trace) -> str | None:
-    """That prompts which begin alike are prefilled whole where a deployment caches no prefixes, in
-    one sentence; None where the file does not tell of any."""
+    """Note that prompts which begin alike are prefilled whole where a deployment caches no
+    prefixes; None where the file has no such prompts."""
     if not trace.repeated_share:
         return None
     return (
@@ -125,8 +125,8 @@ def repeated_note(trace: Trace) -> str | None:
 
 
 def reuse_note(trace: Trace, deployment: Deployment) -> str | None:
-    """How much of the trace's prompts a prefix cache spares or, where it is off, would spare, in
-    one sentence; None where the file does not tell."""
+    """Note on the share of the trace's prompts that a prefix cache spares or, where it is off,
+    would spare; None where the file does not tell."""
     if trace.repeated_share is None:
         return None
     pool = float(np.asarray(deployment.kv_pool_tokens)[0, 0])

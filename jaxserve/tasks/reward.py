@@ -1,4 +1,4 @@
-"""Reward: what the requests that met their SLOs are worth, less money and memory beyond the limit.
+"""Reward: value of the requests that met their SLOs, less money and memory beyond the limit.
 
     reward_t = sum_i u_i / V - w_cost cost_t / C - w_mem max(memory_t - limit, 0) / limit
     u_i      = value[class] * quality[tier, class] * 1[TTFT and TPOT inside their SLOs]

@@ -11,7 +11,7 @@ from jaxserve.sim.traffic.traces import Trace
 from jaxserve.tasks.spec import LAST_PRIORITY, TPOT_SLO_S, TTFT_SLO_S
 
 SLO_EXAMPLE = "chat:ttft=0.5,tpot=0.05"
-"""How the command line names the objectives of a kind."""
+"""Form of the objectives of a kind on the command line."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from jaxserve.checks import JsonObject, one_of, refuse
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
-from jaxserve.limits import LONGEST_TOKENS, TOKEN_BUDGETS
+from jaxserve.fields import MAX_CONTEXT_TOKENS, TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import profile_names
 from jaxserve.sim.machine.deployment import MAX_GPUS, MAX_KV_POOL_TOKENS, DeploymentSettings
 from jaxserve.sim.machine.stack import Stack
@@ -33,7 +33,7 @@ MAX_HORIZON = 100_000
 MAX_RANDOMISATION = 0.5
 MAX_TENSOR_PARALLEL = 64
 TTFT_SLO_S = (1e-3, 120.0)
-"""Least and greatest objective on TTFT, s; what is longer is most likely in milliseconds."""
+"""Least and greatest objective on TTFT, s; a longer one is most likely in milliseconds."""
 TPOT_SLO_S = (1e-4, 10.0)
 """Least and greatest objective on TPOT, s."""
 LAST_PRIORITY = 2
@@ -44,10 +44,10 @@ _FOR_PEOPLE = ("title", "difficulty", "description", "alias")
 
 @dataclass(frozen=True)
 class Stream:
-    """One kind of request; its prompt lengths may be split into several traffic classes."""
+    """A kind of request; its prompt lengths may be split into several traffic classes."""
 
     name: str
-    """what the mixes of regimes call it."""
+    """name in the mixes of regimes."""
     prompt: LengthDistribution
     """prompt lengths, tokens."""
     output: LengthDistribution
@@ -70,10 +70,10 @@ class Stream:
 
 @dataclass(frozen=True)
 class Regime:
-    """One traffic regime."""
+    """A traffic regime."""
 
     name: str
-    """for reports."""
+    """name in reports."""
     rate_rps: float
     """arrivals per second outside bursts."""
     mix: Mapping[str, float]
@@ -133,12 +133,12 @@ class TaskSpec:
     """file name of a packaged trace, or a path, that replaces random traffic."""
     locked: Mapping[str, float] = field(default_factory=lambda: dict(DEFAULT_ACTION))
     limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """least and greatest value that a knob takes, where that is less than its range: what a real
-    engine was started with."""
+    """least and greatest value of a knob, where the range is smaller than the knob's own, as on a
+    real engine that was started with less."""
     file: Path | None = None
-    """where a task that is not built in was read from; its anchors lie beside it."""
+    """file of a task that is not built in; its anchors lie beside it."""
     digest: str = ""
-    """of all that the file says, but for the texts that are for people."""
+    """digest of the file's content, but for the texts that are for people."""
 
 
 def task_names() -> tuple[str, ...]:
@@ -149,7 +149,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_path(name: str) -> Path:
-    """Where the file of a built-in task lies."""
+    """Path of the file of a built-in task."""
     return data_dir() / "tasks" / f"{name}.json"
 
 
@@ -250,7 +250,7 @@ def parse_output_ages(item: JsonObject) -> int:
 
 
 def parse_deployment(data: Any, where: str) -> DeploymentSettings:
-    """Fields of DeploymentSettings; those left out keep their default."""
+    """Fields of DeploymentSettings; fields left out keep their default."""
     item = JsonObject(data, where, _field_names(DeploymentSettings))
     values: dict[str, Any] = {}
     for known in dataclasses.fields(DeploymentSettings):
@@ -289,7 +289,7 @@ _DEPLOYMENT_RANGES = {
 
 
 def _digest(top: Mapping[str, Any]) -> str:
-    """Of the numbers as they are written, which is the same on every platform."""
+    """Digest of the numbers as they are written, which is the same on every platform."""
     known = {name: value for name, value in top.items() if name not in _FOR_PEOPLE}
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -302,8 +302,8 @@ def _stream(data: Any, where: str) -> Stream:
     item = JsonObject(data, where, _field_names(Stream))
     prompt, output = (_lengths(item.inside(name)) for name in ("prompt", "output"))
     longest = prompt.quantiles[-1] + output.quantiles[-1]
-    if longest > LONGEST_TOKENS:
-        allowed = f"at most {LONGEST_TOKENS}, the longest context of a latency table"
+    if longest > MAX_CONTEXT_TOKENS:
+        allowed = f"at most {MAX_CONTEXT_TOKENS}, the longest context of a latency table"
         refuse(f"{where}: longest prompt with longest output, tokens", f"{longest:.0f}", allowed)
     return Stream(
         name=item.text("name"),

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.arrays.convert import on_device
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.traffic.output_ages import output_ages
 from jaxserve.sim.traffic.workload import Regimes, TrafficClasses
@@ -77,7 +77,7 @@ def traffic_regimes(spec: TaskSpec, owner: list[int]) -> Regimes:
 
 
 def stream_classes(spec: TaskSpec) -> dict[str, slice]:
-    """Which traffic classes each stream of a task is split into, by the stream's name.
+    """Traffic classes that each stream of a task is split into, by the stream's name.
 
     All classes are of a task's only stream, also those that a trace has in its place.
     """
@@ -145,7 +145,7 @@ def _delay_weight(table: np.ndarray) -> NDArray[np.float64]:
 
 
 def _running_growth(table: np.ndarray) -> NDArray[np.float32]:
-    """E[o^2] / (2 E[o]^2): how far a request that is seen running has got, in mean outputs.
+    """E[o^2] / (2 E[o]^2): mean progress of a request that is seen running, in mean outputs.
 
     A running request is seen in proportion to its length (inspection paradox), half-way through
     on average.

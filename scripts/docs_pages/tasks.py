@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from docs_pages.markdown import code, number, table
+from jaxserve.fields import Tier
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.sim.traffic.traces import load_trace
@@ -12,7 +13,6 @@ from jaxserve.spaces import KNOB_FIELDS
 from jaxserve.tasks.anchors import load_anchors
 from jaxserve.tasks.replay import replay_spec, trace_path
 from jaxserve.tasks.spec import Regime, Stream, TaskSpec, load_task, task_names
-from jaxserve.tiers import Tier
 
 _PAGE = """\
 # {title}

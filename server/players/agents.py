@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.agents.panel import PRIVILEGED_AGENTS, agent_names, build_agent, load_setup
+from jaxserve.agents.panel import PRIVILEGED_AGENTS, agent_names, build_agent
 from jaxserve.agents.policy import act
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.errors import InputError
 from jaxserve.seeds import policy_key
 from jaxserve.spaces import KNOBS

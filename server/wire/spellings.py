@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from jaxserve.fields import Tier
 from jaxserve.spaces import ACTION_BOUNDS
-from jaxserve.tiers import Tier
 
 ALIASES = {
     "batch_size": "batch_cap",

@@ -14,18 +14,18 @@ from jaxserve.agents.network import (
     INPUTS,
     NetworkPolicy,
     Normaliser,
-    Step,
+    Outputs,
     _orthogonal,
-    choose,
+    encode_observation,
     entropy,
-    hold,
+    forward,
     log_probability,
-    look,
     network_for,
-    perceive,
+    sample_action,
+    sticky_action,
 )
-from jaxserve.agents.panel import packaged_weights
 from jaxserve.agents.rollout import rollout
+from jaxserve.agents.task_setup import packaged_weights
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import FEATURE_NAMES, ServeEnv
 from jaxserve.evaluation.episode_statistics import interval
@@ -36,11 +36,11 @@ from jaxserve.spaces import KNOBS
 SIZES = (4, 1, 3, 1, 1, 2)
 
 
-def a_step(seed: int) -> Step:
+def a_step(seed: int) -> Outputs:
     keys = jax.random.split(jax.random.key(seed), 3)
     sizes = [size for size in SIZES if size > 1]
     logits = [2.0 * jax.random.normal(k, (n,)) for k, n in zip(keys, sizes, strict=True)]
-    return Step(tuple(logits), jnp.float32(0.0))
+    return Outputs(tuple(logits), jnp.float32(0.0))
 
 
 @given(st.integers(0, 100))
@@ -49,7 +49,7 @@ def test_draws_have_the_probabilities_they_are_given(seed: int) -> None:
     """Frequencies of whole actions are exp(log_probability); locked knobs stay at 0."""
     step = a_step(seed)
     keys = jax.random.split(jax.random.key(seed), 20_000)
-    drawn = jax.vmap(lambda key: choose(step, SIZES, key))(keys)
+    drawn = jax.vmap(lambda key: sample_action(step, SIZES, key))(keys)
     assert (np.asarray(drawn)[:, [1, 3, 4]] == 0).all()
     actions, counts = np.unique(np.asarray(drawn), axis=0, return_counts=True)
     probability = np.exp([log_probability(step, SIZES, jnp.asarray(a)) for a in actions])
@@ -70,8 +70,10 @@ def test_entropy_is_that_of_the_product() -> None:
 def test_greedy_is_the_most_likely_action() -> None:
     """No draw has a higher probability than what is played where nothing is held."""
     step = a_step(5)
-    best = hold(step, SIZES, jnp.zeros(6, jnp.int32), 0.0)
-    drawn = jax.vmap(lambda key: choose(step, SIZES, key))(jax.random.split(jax.random.key(1), 99))
+    best = sticky_action(step, SIZES, jnp.zeros(6, jnp.int32), 0.0)
+    drawn = jax.vmap(lambda key: sample_action(step, SIZES, key))(
+        jax.random.split(jax.random.key(1), 99)
+    )
     assert (
         log_probability(step, SIZES, best)
         >= jax.vmap(lambda a: log_probability(step, SIZES, a))(drawn).max()
@@ -88,7 +90,7 @@ def test_a_hand_moves_for_a_clear_preference(seed: int, last: tuple[int, ...], n
     """A knob takes its most likely value exactly where that is likelier by so many nats than its
     last one, each knob by itself; locked knobs stay at 0."""
     step = a_step(seed)
-    found = np.asarray(hold(step, SIZES, jnp.asarray(last), nats))
+    found = np.asarray(sticky_action(step, SIZES, jnp.asarray(last), nats))
     knobs = [i for i, size in enumerate(SIZES) if size > 1]
     assert not found[[i for i in range(6) if i not in knobs]].any()
     for i, logits in zip(knobs, map(np.asarray, step.logits), strict=True):
@@ -200,12 +202,14 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     network = network_for(env, recurrent=recurrent)
     memory = network.initial_memory(env)
     _, timestep = env.reset(episode_key(0))
-    memory, inputs, features = perceive(env, Normaliser.create(), memory, timestep.observation)
+    memory, inputs, features = encode_observation(
+        env, Normaliser.create(), memory, timestep.observation
+    )
     assert inputs.shape == (INPUTS,) and features.shape == (len(FEATURE_NAMES),)
     params = network.initial_params(jax.random.key(0))
-    _, step = look(network, params, memory, inputs)
+    _, step = forward(network, params, memory, inputs)
     drawn = np.asarray(
-        jax.vmap(lambda key: choose(step, network.sizes, key))(
+        jax.vmap(lambda key: sample_action(step, network.sizes, key))(
             jax.random.split(jax.random.key(1), 2000)
         )
     )

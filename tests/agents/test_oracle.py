@@ -11,7 +11,7 @@ import pytest
 import jaxserve
 from jaxserve.agents import oracle
 from jaxserve.agents.open_loop import StaticPolicy
-from jaxserve.agents.oracle import SITUATIONS, Plan, episode_schedules, oracle_plans
+from jaxserve.agents.oracle import SITUATIONS, OraclePlan, episode_schedules, oracle_plans
 from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.search import SearchEffort, search_static, static_objective
 from jaxserve.env import ServeEnv
@@ -38,7 +38,7 @@ def found(seed: int = 0) -> np.ndarray:
 
 
 @functools.cache
-def planned(seed: int = 0) -> tuple[Plan, np.ndarray]:
+def planned(seed: int = 0) -> tuple[OraclePlan, np.ndarray]:
     """A quick oracle of the hard task, started at the best static setting."""
     start = found()
     others = np.stack([start, found(1)] * (REGIME_COUNT // 2))

@@ -97,15 +97,6 @@ def test_a_recording_that_is_too_short_is_refused() -> None:
         training_part(recording(250))
 
 
-def test_drawn_traffic_has_any_number() -> None:
-    """Its episodes are those of the seeds, and its environment stays as it is."""
-    env = jaxserve.make("static_workload")
-    same, keys = disjoint_episodes(env, "test", 7)
-    assert same is env and len(keys) == 7 and training_part(env) is env
-    with pytest.raises(InputError, match="split is 'all'"):
-        disjoint_episodes(env, "all", 7)
-
-
 @given(st.integers(1, 2_000))
 def test_every_beginning_is_spread(count: int) -> None:
     """A permutation of which the first half has about as many of the lower numbers as of the

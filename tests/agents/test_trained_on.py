@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.agents.panel import TaskSetup, build_agent, load_setup, packaged_weights
+from jaxserve.agents.panel import build_agent
+from jaxserve.agents.task_setup import TaskSetup, load_setup, packaged_weights
 from jaxserve.agents.trained_on import facts, trained_elsewhere
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.learning.ppo_config import PPOConfig

@@ -10,8 +10,8 @@ import pytest
 
 import jaxserve
 from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
-from jaxserve.agents.panel import packaged_weights
 from jaxserve.agents.rollout import rollout
+from jaxserve.agents.task_setup import packaged_weights
 from jaxserve.agents.weights import load_weights, save_weights
 from jaxserve.errors import InputError
 from jaxserve.seeds import episode_keys

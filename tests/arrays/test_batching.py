@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.arrays.batching import add_up, batch_last, largest, stage
+from jaxserve.arrays.batching import add_up, batch_last, largest, stage, staged
 
 CLASSES, AGES = 3, 4
 SHAPES = ((CLASSES,), (CLASSES, AGES), ())
@@ -153,3 +153,15 @@ def test_stages_work_inside_batches() -> None:
     flags = jnp.ones(4, bool)
     each = jax.vmap(lambda live, values: stage(live, jnp.negative, values))
     np.testing.assert_array_equal(jax.jit(each)(flags, counts), -counts)
+
+
+def test_a_staged_step_takes_live_first() -> None:
+    """The decorator is ``stage`` written where a step is defined."""
+
+    @staged
+    def doubled(values: jax.Array) -> jax.Array:
+        return 2.0 * values
+
+    values = jnp.arange(3.0)
+    np.testing.assert_array_equal(doubled(jnp.bool_(True), values), 2.0 * values)
+    assert doubled.__name__ == "doubled"

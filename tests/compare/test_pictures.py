@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxserve.agents.panel import TaskSetup, load_setup
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.agents.rollout import Rollout, rollout
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.compare.pictures import draw_learning, draw_policy_map, draw_scores, png
 from jaxserve.compare.results import Play, TaskComparison
 from jaxserve.compare.trained import Curve

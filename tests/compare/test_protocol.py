@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.agents import panel
+from jaxserve.agents.panel import build_agent
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.compare.protocol import Case, prepare
 from jaxserve.compare.reference import reference_objectives
 from jaxserve.errors import InputError
@@ -50,11 +51,11 @@ def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.M
 def test_the_reference_simulator_in_real_processes() -> None:
     """Each policy's row is its own, in order, whichever process was first."""
     spec = load_task("static_workload")
-    setup = panel.load_setup("static_workload")
+    setup = load_setup("static_workload")
     seen = []
     found = reference_objectives(
         spec,
-        [panel.build_agent(name, setup) for name in ("noop", "best_static")],
+        [build_agent(name, setup) for name in ("noop", "best_static")],
         2,
         lambda done, total: seen.append((done, total)),
     )

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.cli.agents import train_agent
 from jaxserve.compare import trained as compare_trained
 from jaxserve.compare.trained import STEPS, learning_curve, plan_run, trained

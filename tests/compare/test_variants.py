@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.compare.variants import RANDOMISATION, Variant, variants
 from jaxserve.errors import InputError
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.errors import InputError
 from jaxserve.evaluation import held_out as evaluation
 from jaxserve.evaluation.episode_statistics import STATISTICS, interval

@@ -7,9 +7,9 @@ import pytest
 
 from jaxserve.fidelity import kernels
 from jaxserve.fidelity.sources import shared_data
+from jaxserve.sim.fit import kernel_fit
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.sim.table import kernel_fit
 
 MODEL = load_model("llama-3.1-8b")
 SHARED = shared_data()

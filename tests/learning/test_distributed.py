@@ -14,9 +14,9 @@ import pytest
 
 import jaxserve
 from jaxserve.errors import InputError
-from jaxserve.learning.discount import task_discount
 from jaxserve.learning.distributed import exchanged, is_first, join_processes, together
 from jaxserve.learning.ppo import Learner
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
 from jaxserve.runtime.process_group import own_process

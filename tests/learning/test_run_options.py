@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve import cli
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.errors import InputError
 from jaxserve.learning import run_options, training
 from jaxserve.learning.run_options import (

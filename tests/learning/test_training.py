@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.agents.trained_on import facts
 from jaxserve.agents.weights import load_weights
 from jaxserve.errors import InputError

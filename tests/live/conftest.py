@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from tests.live.deployment import TASK, setup_of
 from tests.live.played import Play, Played
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient
 from jaxserve.live.operate import Conduct, Controller

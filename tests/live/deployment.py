@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.live import operate
 from jaxserve.live.gateway_client import GatewayError, LateAnswer
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.supervisor import Mode, Rules

@@ -13,7 +13,7 @@ import pytest
 from jaxserve import cli
 from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
 from jaxserve.agents.open_loop import StaticPolicy
-from jaxserve.agents.panel import TaskSetup, load_setup
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import save_weights
 from jaxserve.datafiles import data_dir
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, Tokens

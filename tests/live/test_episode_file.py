@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import jaxserve
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, read_episode
 from jaxserve.seeds import episode_key

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS
 from jaxserve.live.window_report import Report

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxserve
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.measured import MEASURED, Streams, arrivals_by_tick, measure, observe
 from jaxserve.live.readings import (
     EngineState,

@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.supervisor import Mode, Rules

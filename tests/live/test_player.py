@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.reference_rollout import episode_traffic
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.player import Outcome, play

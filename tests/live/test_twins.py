@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxserve
-from jaxserve.agents.panel import TaskSetup
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.twins import Twins, acceptance_scale
 from jaxserve.seeds import episode_key
 from jaxserve.sim.traffic.workload import draw_arrivals

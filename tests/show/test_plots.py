@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.errors import InputError
 from jaxserve.evaluation.held_out import Evaluations, evaluate_all, example_rollout
 from jaxserve.show import plots

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxserve.agents.open_loop import StaticPolicy, noop_policy
-from jaxserve.agents.panel import load_setup
 from jaxserve.agents.search import Contender, StaticSearch
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.evaluation.episode_statistics import EpisodeSums, Interval, statistics_of
 from jaxserve.evaluation.held_out import Evaluation, Evaluations
 from jaxserve.learning.training import TrainingResult
@@ -31,10 +31,10 @@ from jaxserve.show.report import (
     training_table,
 )
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
-from jaxserve.sim.table.edges import Extrapolation
+from jaxserve.sim.fit.extrapolation import Extrapolation
+from jaxserve.sim.fit.kernel_table import IterationErrors, KernelFit, KernelReport
+from jaxserve.sim.fit.load_test import FitReport, FittedConstant
 from jaxserve.sim.table.file import read_table_file
-from jaxserve.sim.table.fit import FitReport, FittedConstant
-from jaxserve.sim.table.kernel_table import IterationErrors, KernelFit, KernelReport
 from jaxserve.spaces import DEFAULT_ACTION, make_action
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import load_task, task_names

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
-from jaxserve.limits import TOKEN_BUDGETS
+from jaxserve.fields import TOKEN_BUDGETS, Tier
 from jaxserve.live.calibration.fit import (
     MAX_ERROR,
     Fit,
@@ -24,13 +24,12 @@ from jaxserve.live.calibration.plan import Plan
 from jaxserve.live.calibration.sweep import Measured, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
+from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.file import Calibration, TableFile
-from jaxserve.sim.table.sweep import Sweep
-from jaxserve.tiers import Tier
 
 
 @dataclass(frozen=True)

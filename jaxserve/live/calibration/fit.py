@@ -25,9 +25,9 @@ from scipy.optimize import nnls
 
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.steps import Steps
+from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
-from jaxserve.sim.table.sweep import Sweep
 
 Array = NDArray[np.float64]
 

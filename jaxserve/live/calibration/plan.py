@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import LONGEST_TOKENS
+from jaxserve.fields import MAX_CONTEXT_TOKENS
 
 _RANGES = {
     "concurrency": (1, 4096),
-    "prompt_tokens": (8, LONGEST_TOKENS),
+    "prompt_tokens": (8, MAX_CONTEXT_TOKENS),
     "output_tokens": (8, 8192),
 }
 

@@ -10,13 +10,13 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import FEWEST_POINTS, MAX_ERROR, Fit, fit, of_loads
 from jaxserve.live.calibration.steps import Steps
+from jaxserve.sim.fit.columns import numbers, read_columns
+from jaxserve.sim.fit.plausible import check_unit
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, LlmModel
 from jaxserve.sim.table.build import fill_measured
-from jaxserve.sim.table.columns import numbers, read_columns
 from jaxserve.sim.table.file import TableFile
-from jaxserve.sim.table.plausible import check_unit
 
 REQUIRED = ("seconds", "decode_seqs", "kv_tokens", "prompt_tokens")
 OPTIONAL = ("prefix_tokens", "pairs", "decode_tokens", "depth")

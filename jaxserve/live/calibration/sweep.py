@@ -21,7 +21,7 @@ from jaxserve.live.calibration.plan import Plan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
 from jaxserve.live.engine_client import Answer, EngineClient, cancel
 from jaxserve.live.prompts import Prompts
-from jaxserve.sim.table.sweep import Sweep
+from jaxserve.sim.fit.sweep import Sweep
 
 _FEWEST_COUNTED = 6
 _COUNTED_PER_SLOT = 2

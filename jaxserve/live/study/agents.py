@@ -18,14 +18,15 @@ import numpy as np
 
 from jaxserve.agents.heuristic import HeuristicPolicy
 from jaxserve.agents.open_loop import StaticPolicy, default_policy
-from jaxserve.agents.panel import TaskSetup, find_best_static, load_setup
+from jaxserve.agents.panel import find_best_static
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import Progress
+from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import load_weights
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at
-from jaxserve.learning.discount import task_discount
+from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import train
 from jaxserve.live.calibration.calibrate import Deployed, calibrate, report_sentences

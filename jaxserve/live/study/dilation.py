@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.sim.machine.beyond import Beyond
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import DeploymentSettings
+from jaxserve.sim.machine.moe_terms import Beyond
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.table.build import build, fill_grid
 from jaxserve.sim.table.file import TableFile

@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
 from jaxserve.agents.reference_rollout import episode_traffic
+from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target

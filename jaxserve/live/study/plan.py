@@ -10,7 +10,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, read_json
-from jaxserve.limits import TOKEN_BUDGETS
+from jaxserve.fields import TOKEN_BUDGETS
 from jaxserve.live.calibration.plan import Plan
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task

@@ -1,4 +1,4 @@
-"""Who enters the batch in a tick: slots, KV and prefill time, and what competes for them.
+"""Admission to the batch in a tick: slots, KV and prefill time, and what competes for them.
 
 Arrays have class axes first and the batch axis last; the functions are stages of
 ``jaxserve.sim.fast.tick``.
@@ -11,9 +11,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.arrays.batching import add_up
+from jaxserve.arrays.batching import add_up, staged
 from jaxserve.sim.fast.ages import advance, age_sum, ages_of, still_random
-from jaxserve.sim.fast.chance_waits import Wait, blocked_wait, either_wait
 from jaxserve.sim.fast.tick_state import (
     TINY,
     Admission,
@@ -26,57 +25,60 @@ from jaxserve.sim.fast.tick_state import (
     WindowPlan,
 )
 from jaxserve.sim.fast.timing import alive_share, chunks, held_s
+from jaxserve.sim.fast.waiting_times import Wait, blocked_wait, either_wait
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import TrafficClasses
 
 
 def distinct_kv(work: PromptWork, kv: jax.Array, requests: jax.Array) -> jax.Array:
-    """float32[F, ...]: KV tokens of so many ``requests`` that have ``kv`` together, without what
-    others hold as well."""
+    """float32[F, ...]: KV tokens of ``requests`` float32[F, ...] that have ``kv`` together, where
+    tokens that several of them share count once."""
     return kv if work.shared_kv is None else jnp.maximum(kv - work.shared_kv * requests, 0.0)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Newcomers:
-    """Requests that want in: those that wait and the tick's arrivals. Means are over them."""
+    """Requests that may be admitted: waiting ones and the tick's arrivals. Means are over both."""
 
     queued: jax.Array
-    """float32[F], those that wait."""
+    """float32[F], waiting requests."""
     count: jax.Array
-    """float32, all of them."""
+    """float32, waiting requests and arrivals of all classes."""
     prefill_s: jax.Array
     """float32, mean GPU seconds of a prefill."""
     chunks: jax.Array
     """float32, mean iterations of a prefill."""
     all_kv: jax.Array
-    """float32, KV tokens of their prompts together."""
+    """float32, KV tokens of all prompts together."""
     kv: jax.Array
     """float32, mean KV tokens of a prompt."""
     head_kv: jax.Array
-    """float32, the mean weighted by size: a large prompt is at the head of the line for longer."""
+    """float32, mean KV tokens weighted by size: a large prompt is at the head of the line for
+    longer."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Freed:
-    """What a tick frees on the decoding GPUs."""
+    """Slots and KV that a tick frees on the decoding GPUs."""
 
     slots: jax.Array
-    """float32, batch slots free at its start."""
+    """float32, batch slots free at the start of the tick."""
     kv: jax.Array
-    """float32, KV tokens free at its start; negative when sequences hold more than there is."""
+    """float32, KV tokens free at the start; negative where sequences hold more than the pool."""
     slot_flow: jax.Array
-    """float32, slots of the sequences that finish in it if no prefill slows them down."""
+    """float32, slots of the sequences that finish in the tick if no prefill slows them down."""
     kv_flow: jax.Array
-    """float32, KV tokens that they leave beyond those by which the others grow."""
+    """float32, KV tokens of finishing sequences less those by which the others grow."""
     slot_variance: jax.Array
-    """float32, of the number running, given who began."""
+    """float32, variance of the number of running sequences, given the arrivals."""
     kv_variance: jax.Array
-    """float32, of the KV tokens that they hold."""
+    """float32, variance of the KV tokens that running sequences hold."""
 
 
+@staged
 def find_room(
     conditions: Conditions,
     queues: Queues,
@@ -87,17 +89,26 @@ def find_room(
 ) -> Room:
     """Batch slots and KV tokens that are or become free in the tick.
 
-    Where KV is short, the prompt at the head of the line waits until there is enough for all of
-    it: on average half of it is free on every GPU and of no use.
+    Args:
+      conditions: plan of the window, deployment and traffic classes.
+      queues: running and preempted sequences, float32[F, ...] each.
+      timing: iteration times of the tick.
+      own_s: float32[F, ...], GPU seconds of one prefill of each class.
+      queued: float32[F, ...], waiting requests at the start of the tick.
+      arrivals: float32[F, ...], requests that arrive in the tick.
     """
     newcomers = _newcomers(conditions, timing, own_s, queued, arrivals)
     freed = _freed(conditions, queues, timing, newcomers)
     kv_starved, blocked, full = _shortage(conditions, queues, timing, newcomers, freed)
+    # Where KV is short, the prompt at the head of the line waits until there is enough for all of
+    # it: on average half of it is free on every GPU and of no use.
     useless_kv = 0.5 * kv_starved * conditions.plan.decode_gpus * newcomers.head_kv
     freed = dataclasses.replace(freed, kv=freed.kv - useless_kv)
+    # Room of the tick = free at its start + what decoding frees in the time that prefill leaves.
     running = add_up(queues.running)
     decoding = _decoding_share(conditions.plan, timing, newcomers, freed, running, full)
     slots = jnp.maximum(freed.slots + decoding * freed.slot_flow, 0.0)
+    # Prefills in progress keep their slots although a lowered cap admits no others.
     if queues.ages is not None:
         going_on = _prefills_going_on(conditions.plan, queues.ages, timing, own_s)
         slots = jnp.maximum(slots, jnp.minimum(going_on, -freed.slots))
@@ -117,10 +128,12 @@ def _newcomers(
     queued: jax.Array,
     arrivals: jax.Array,
 ) -> _Newcomers:
+    """Counts and mean sizes of the requests that may be admitted in the tick."""
     classes, work = conditions.classes, conditions.plan.work
     candidates = queued + arrivals
     count = jnp.maximum(add_up(candidates), TINY)
     tokens = candidates * _prompt_kv(work, classes)
+    # Length-biased mean, E[n^2] / E[n], of the classes' prompts (the inspection paradox).
     square = 1.0 + classes.prompt_spread**2
     return _Newcomers(
         queued=queued,
@@ -134,17 +147,17 @@ def _newcomers(
 
 
 def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _Newcomers) -> _Freed:
-    """What is free at the start of the tick, and what finishing sequences free in it.
-
-    A request holds its slot and its KV while it is prefilled, which ``queues.running`` does not
-    show. Without ages, as many are in prefill as finish in the time that a prefill takes.
-    """
+    """Slots and KV free at the start of the tick, and those that finishing sequences free in it."""
     plan, classes = conditions.plan, conditions.classes
     progress = plan.up_s / timing.step_s / plan.decode_steps
+    # Mean KV tokens of a running sequence, and the variance of its prompt's.
     distinct = distinct_kv(plan.work, queues.context, queues.running)
     each = distinct / jnp.maximum(queues.running, TINY)
     prompt_variance = (classes.prompt_spread * classes.prompt_tokens) ** 2
     if classes.output_ages is None or queues.ages is None:
+        # Memoryless lengths: running (1 - exp(-progress)) sequences finish, each with the mean KV.
+        # Given the arrivals, the number still running is binomial; averaged over exponential lives
+        # its variance is N / 2, and KV's is sum N (kv^2 / 2 + var(prompt) + output^2 / 4).
         completed = queues.running * progress * alive_share(progress)
         growth = plan.decode_tokens * classes.output_growth
         kv_flow = add_up(completed * (each + BLOCK_SLACK_TOKENS - growth))
@@ -152,6 +165,7 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         spread = prompt_variance + 0.25 * plan.decode_tokens**2
         kv_variance = add_up(queues.running * (0.5 * each**2 + spread))
     else:
+        # Lengths with memory: each bin of age finishes at its hazard and with the KV of its age.
         lifetimes, ages, life = classes.output_ages, queues.ages, plan.decode_tokens
         _, step = advance(lifetimes, ages, progress)
         completed = step.completed
@@ -163,6 +177,8 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
         slot_variance = add_up(add_up(variance, axis=1))
         of_lives = add_up(variance * held**2, axis=1)
         kv_variance = add_up(of_lives + queues.running * prompt_variance)
+    # A request holds its slot and its KV while it is prefilled, which ``queues.running`` does not
+    # show. By Little's law, (sequences that finish per second) x (seconds of a prefill) are in it.
     slot_flow = add_up(completed)
     if queues.ages is None:
         prefill_s = held_s(newcomers.prefill_s, newcomers.chunks, timing)
@@ -170,7 +186,7 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
     else:
         in_prefill = add_up(queues.ages.in_prefill)
     in_prefill = jnp.where(plan.split, 0.0, in_prefill)
-    # Below zero where the cap has been lowered: then those that finish make no room.
+    # Below zero where the cap has been lowered: then finishing sequences make no room.
     slots = plan.decode_gpus * plan.batch_cap - add_up(queues.running)
     return _Freed(
         slots=slots - in_prefill,
@@ -183,12 +199,11 @@ def _freed(conditions: Conditions, queues: Queues, timing: Timing, newcomers: _N
 
 
 def _prefills_going_on(plan: WindowPlan, ages: Ages, timing: Timing, own_s: jax.Array) -> jax.Array:
-    """float32[...]: requests whose prefill goes on in the tick although a lowered cap lets nobody
-    in.
+    """float32[...]: requests whose prefill goes on in the tick although a lowered cap admits none.
 
-    A prefill in progress has its slot already, and half of it is left on average. The fluid has let
-    in what is done of it, and the rest waits in line. What is let in counts as in progress in turn:
-    a third, and of that a third, make up the half.
+    A prefill in progress has its slot already, and half of it is left on average. The fluid has
+    admitted the part that is done, and the rest waits in line. Admitted requests count as in
+    progress in turn, so a third is admitted at a time: 1/3 + 1/9 + ... sums to 1/2.
     """
     held = held_s(own_s, chunks(plan.work, timing), timing)
     ending = add_up(ages.in_prefill * plan.tick_s / (held + plan.tick_s))
@@ -213,7 +228,8 @@ def _shortage(
     would let it in.
     """
     plan, classes = conditions.plan, conditions.classes
-    # KV is short only for those whom slots and prefill time would let in.
+    # Fluid shortage: (KV wanted - KV free) / KV wanted, of the requests that slots and prefill time
+    # would admit.
     others_fit = jnp.minimum(
         jnp.maximum(freed.slots + freed.slot_flow, 0.0),
         timing.prefill_room_s / jnp.maximum(newcomers.prefill_s, TINY),
@@ -223,6 +239,8 @@ def _shortage(
     kv_free = jnp.maximum(freed.kv + freed.kv_flow, 0.0)
     kv_starved = jnp.maximum(wanted - kv_free, 0.0) / jnp.maximum(wanted, TINY)
 
+    # Chance shortage of slots: the number of requests that would run varies around its mean by
+    # ``slot_variance``, against c slots on each GPU (continuity correction of one half).
     wanted_slots = add_up(queues.running + newcomers.queued + queues.preempted)
     slots = plan.decode_gpus * plan.batch_cap - 0.5
     for_slot = blocked_wait(
@@ -233,6 +251,7 @@ def _shortage(
         freed.slot_flow,
         plan.tick_s,
     )
+    # Chance shortage of KV: the same for tokens; the prompt at the head needs all of its room.
     in_line = reach * newcomers.queued * classes.prompt_tokens + queues.preempted_context
     for_kv = blocked_wait(
         _held_kv(plan.work, queues) + add_up(in_line),
@@ -250,15 +269,16 @@ def _shortage(
 def prefill_line(
     plan: WindowPlan, timing: Timing, prefill_s: jax.Array, left: jax.Array
 ) -> jax.Array:
-    """float32, 0 to 1: whether prefill follows upon prefill.
+    """float32[...] in 0..1: whether prefill follows upon prefill.
 
     It does where the tick's prefill time is all used, and more requests are left than the one of
     each GPU whose prefill a tick may cut in two.
 
     Args:
-      prefill_s: float32, GPU seconds of prefills in the tick.
-      left: float32, requests that wait at its end.
+      prefill_s: float32[...], GPU seconds of prefills in the tick.
+      left: float32[...], requests that wait at the end of the tick.
     """
+    # From 0 at three quarters of the prefill time to 1 at all of it: rates are means over a tick.
     used = prefill_s / jnp.maximum(timing.prefill_room_s, TINY)
     all_used = jnp.clip(4.0 * used - 3.0, 0.0, 1.0)
     return all_used * jnp.clip(left / plan.prefill_gpus - 1.0, 0.0, 1.0)
@@ -277,11 +297,12 @@ def stolen_share(
     prefills take the share x.
 
     Args:
-      prefill: float32, share of the time that GPUs prefill for.
-      line: float32, whether prefill follows upon prefill, of ``prefill_line``.
-      running: float32, mean number of running sequences.
-      full: float32, probability that all slots are taken.
+      prefill: float32[...], share of the time in which GPUs prefill.
+      line: float32[...], whether prefill follows upon prefill, see ``prefill_line``.
+      running: float32[...], mean number of running sequences.
+      full: float32[...], probability that all slots are taken.
     """
+    # With x = prefill: own = 0.5 / R, and (1 - x) / ((1 - x) + (c - 1)) where all slots are taken.
     own = (1.0 - line) * 0.5 / jnp.maximum(running, 0.5)
     left = jnp.maximum(1.0 - prefill, TINY)
     others = jnp.maximum(plan.batch_cap, running / plan.decode_gpus) - 1.0
@@ -306,6 +327,8 @@ def _decoding_share(
 
         n need = free + flow (1 - n s / GPU seconds)    for the scarcest of slots and KV.
     """
+    # n of the equation for each limit: (free + flow) / (need + flow s / GPU seconds); the least
+    # counts, and prefill time and the number of candidates limit n as well.
     gpu_s = jnp.maximum(plan.prefill_gpus * plan.up_s, TINY)
     stolen_each = jnp.where(plan.split, 0.0, newcomers.prefill_s / gpu_s)
     admitted = jnp.minimum(
@@ -334,6 +357,7 @@ def _prompt_kv(work: PromptWork, classes: TrafficClasses) -> jax.Array:
     return distinct_kv(work, classes.prompt_tokens, jnp.float32(1.0)) + BLOCK_SLACK_TOKENS
 
 
+@staged
 def readmit(
     plan: WindowPlan,
     classes: TrafficClasses,
@@ -342,12 +366,22 @@ def readmit(
     own_s: jax.Array,
     room: Room,
 ) -> Admission:
-    """Preempted sequences come back before new requests enter; new ones share what is left.
+    """Readmits preempted sequences before new requests, and shares out what they leave.
 
-    A lost context is recomputed like a prompt. In a split, slots and KV of the decoding GPUs do not
-    limit new requests: they need prefill time, and KV that is not taken by prefilled requests
-    which wait for a decoding GPU.
+    A lost context is recomputed like a prompt, as vLLM's preemption by recomputation does. In a
+    split, slots and KV of the decoding GPUs do not limit new requests: they need prefill time, and
+    KV that is not taken by prefilled requests which wait for a decoding GPU.
+
+    Args:
+      plan: knobs of the window, resolved against the deployment.
+      classes: traffic classes.
+      queues: running and preempted sequences, float32[F, ...] each.
+      timing: iteration times of the tick.
+      own_s: float32[F, ...], GPU seconds of one prefill of each class.
+      room: slots and KV of the tick.
     """
+    # All classes come back at one share: the least of 1, slots / sequences, KV / their KV and
+    # prefill seconds / seconds of recomputing it.
     recompute_s = queues.recompute_context * (own_s / classes.prompt_tokens)
     blocks = queues.preempted_context + BLOCK_SLACK_TOKENS * queues.preempted
     share = jnp.minimum(
@@ -357,6 +391,7 @@ def readmit(
             timing.prefill_room_s / jnp.maximum(add_up(recompute_s), TINY),
         ),
     )
+    # What is left for new requests, and the share of it that one request of each class takes.
     used_s = share * add_up(recompute_s)
     slots = room.slots - share * add_up(queues.preempted)
     kv_room = room.kv - share * add_up(blocks)
@@ -384,12 +419,13 @@ def readmit(
     )
 
 
+@staged
 def joining_share(
     plan: WindowPlan, classes: TrafficClasses, admission: Admission, admitted: jax.Array
 ) -> jax.Array:
-    """Share of the prefilled requests that decode at once.
+    """float32[...]: share of the prefilled requests that decode at once.
 
-    All do when colocated; in a split the others wait for room on a decoding GPU.
+    Colocated requests all do; in a split the others wait for room on a decoding GPU.
     """
     blocks = add_up(admitted * (classes.prompt_tokens + BLOCK_SLACK_TOKENS))
     need = jnp.stack([add_up(admitted), blocks])
@@ -397,6 +433,7 @@ def joining_share(
     return jnp.where(plan.split, jnp.minimum(fits[0], fits[1]), 1.0)
 
 
+@staged
 def reject(
     plan: WindowPlan,
     deployment: Deployment,
@@ -404,7 +441,16 @@ def reject(
     arrivals: jax.Array,
     preempted: jax.Array,
 ) -> jax.Array:
-    """float32[F, ...]: arrivals of the tick that a full queue turns away."""
+    """float32[F, ...]: arrivals of the tick that a full queue turns away.
+
+    Args:
+      plan: knobs of the window, resolved against the deployment.
+      deployment: its ``queue_capacity`` bounds the waiting requests of all GPUs.
+      waiting: float32[F, ...], requests that wait after admission.
+      arrivals: float32[F, ...], requests that arrived in the tick.
+      preempted: float32[F, ...], preempted sequences; they wait in the queue unless in a split.
+    """
+    # Of the arrivals that are still waiting, the overflow is spread over classes in proportion.
     newest = jnp.minimum(waiting, arrivals)
     queued = add_up(waiting) + jnp.where(plan.split, 0.0, add_up(preempted))
     overflow = queued - deployment.queue_capacity

@@ -1,4 +1,4 @@
-"""How far running sequences have got, where output lengths have memory.
+"""Ages of running sequences, where output lengths have memory.
 
 Without ages every running sequence is as likely to end as any other, whatever it has decoded: that
 is right in the mean, and for exponential lengths. With them, running sequences are counted by age,
@@ -26,21 +26,21 @@ from jaxserve.sim.traffic.output_ages import OutputAges
 
 
 def idle_ages(classes: OutputAges | None) -> Ages | None:
-    """Nobody runs; None where outputs have no memory."""
+    """Ages of an idle deployment, all counts 0; None where outputs have no memory."""
     if classes is None:
         return None
     count, knots = classes.hazard.shape
-    nobody = jnp.zeros((count, knots - 1))
-    return Ages(nobody, nobody, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
+    none = jnp.zeros((count, knots - 1))
+    return Ages(none, none, phase=jnp.zeros(count), in_prefill=jnp.zeros(count))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Step:
-    """What a while of decoding does to the running sequences; sums over ages, [F, ...]."""
+class Decoded:
+    """Effect of decoding for a time on the running sequences; sums over ages, float32[F, ...]."""
 
     alive: jax.Array
-    """sequences that decode, averaged over the while."""
+    """sequences that decode, averaged over the time."""
     completed: jax.Array
     """sequences that end."""
     completed_age: jax.Array
@@ -78,8 +78,8 @@ def begin(count: jax.Array, phase: jax.Array, bins: int) -> jax.Array:
 
 def join(
     classes: OutputAges, ages: Ages, count: jax.Array, progress: jax.Array
-) -> tuple[Ages, Step]:
-    """Sequences begin, evenly spread over the while that ends now.
+) -> tuple[Ages, Decoded]:
+    """Sequences begin, evenly spread over the time that ends now.
 
     Args:
       count: float32[F, ...].
@@ -89,6 +89,7 @@ def join(
     phase = ages.phase[:, None]
     places = _places(bins, ages.phase) - 1.0 + phase
     span = jnp.maximum(progress / classes.width, 1e-3)[:, None]
+    # A sequence that began at a uniform moment of the time is split over two bins by a hat.
     shares = jnp.maximum(_hat_below(span - places) - _hat_below(-places), 0.0) / span
     older = jnp.maximum(1.0 - add_up(shares, axis=1), 0.0)
 
@@ -101,8 +102,8 @@ def join(
     age = classes.width[:, None] * places
     ended_age = decoded - age * (1.0 - gone)
     worked = add_up(begun * decoded, axis=1) + older * count
-    step = Step(
-        # On average they are there for half of the while, or less.
+    step = Decoded(
+        # Sequences that begin during the time are present for half of it on average, or less.
         alive=jnp.clip(worked / jnp.maximum(progress, TINY), 0.0, 0.5 * count),
         completed=add_up(begun * gone, axis=1) + older * count,
         completed_age=add_up(begun * ended_age, axis=1) + older * count,
@@ -112,13 +113,14 @@ def join(
     ), step
 
 
-def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages, Step]:
-    """The running sequences decode.
+def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages, Decoded]:
+    """Decodes for a time: ages of the running sequences after it, and its effect.
 
     Args:
       progress: float32[F, ...], mean outputs that one of them decodes.
     """
     bins = ages.running.shape[1]
+    # Bins move by whole widths; the phase keeps the rest: age = (k - 1 + phase) width.
     reached = ages.phase + progress / classes.width
     whole = jnp.minimum(jnp.floor(reached), bins)
     phase = jnp.where(whole < bins, reached - whole, 0.0)
@@ -127,18 +129,19 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
     before = hazard[:, :-1] + ages.phase[:, None] * (hazard[:, 1:] - hazard[:, :-1])
     later = _towards_start(hazard, moved)
     after = later[:, :-1] + phase[:, None] * (later[:, 1:] - later[:, :-1])
+    # Share that survives = exp(-(H(after) - H(before))), H the hazard integrated over age.
     met = jnp.maximum(after - before, 0.0)
     alive_share = jnp.where(
         met < 0.05, 1.0 - met * (0.5 - met / 6.0), (1.0 - jnp.exp(-met)) / jnp.maximum(met, 0.05)
     )
     staying = jnp.maximum(ages.running * (1.0 - alive_share * met), 0.0)
-    # In a short while those that end do so half-way; over a long one hazard decides when.
+    # Over a short time, sequences end half-way on average; over a long one the hazard decides.
     half_way = 0.5 * (ages.running + staying)
     alive = jnp.where(progress[:, None] < 0.5, half_way, ages.running * alive_share)
     kept = _towards_end(staying, moved)
     ended = ages.running - jnp.where(_places(bins, whole) + whole[:, None] < bins, staying, 0.0)
     age = ages_of(classes, ages) + 0.5 * progress[:, None]
-    step = Step(
+    step = Decoded(
         alive=add_up(alive, axis=1),
         completed=add_up(ended, axis=1),
         completed_age=add_up(ended * age, axis=1),
@@ -147,8 +150,8 @@ def advance(classes: OutputAges, ages: Ages, progress: jax.Array) -> tuple[Ages,
 
 
 def prefill(ages: Ages, admitted: jax.Array, prefill_s: jax.Array, tick_s: jax.Array) -> Ages:
-    """Sequences are admitted, and prefills end: at a steady rate as many are in prefill at the end
-    of a tick as are admitted in the time that a prefill takes.
+    """Admits sequences and ends prefills: at a steady rate, sequences in prefill at the end of a
+    tick are those admitted in the time that a prefill takes (Little's law).
 
     Args:
       admitted: float32[F, ...], in the tick.
@@ -204,7 +207,7 @@ def _towards_end(values: jax.Array, by: jax.Array) -> jax.Array:
 
 
 def _towards_start(values: jax.Array, by: jax.Array) -> jax.Array:
-    """The same the other way, the last entry being repeated."""
+    """Moves entries along axis 1 towards its start; the last entry is repeated."""
     step, size = 1, values.shape[1]
     while step <= size:
         last = [values[:, -1:]] * min(step, size)

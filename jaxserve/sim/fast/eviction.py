@@ -1,5 +1,5 @@
-"""Who loses the KV at the end of a tick: where it is short, where a GPU restarts, where running
-sequences grow into a full pool."""
+"""Eviction at the end of a tick: sequences lose their KV where it is short, where a GPU restarts,
+and where they grow into a full pool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from jaxserve.arrays.batching import add_up
+from jaxserve.arrays.batching import add_up, staged
 from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.ages import ages_of, take_newest
 from jaxserve.sim.fast.tick_state import (
@@ -26,6 +26,7 @@ from jaxserve.sim.traffic.workload import TrafficClasses
 from jaxserve.types import PRIORITY_GROUPS
 
 
+@staged
 def evictions(
     plan: WindowPlan,
     classes: TrafficClasses,
@@ -34,24 +35,29 @@ def evictions(
     decoding: Decoding,
     first_tick: jax.Array,
 ) -> Eviction:
-    """Sequences that lose their KV at the end of the tick, those of the lowest priority first.
+    """Sequences that lose their KV at the end of the tick, the lowest priority first.
 
-    There are three reasons:
-
-    - The KV in use exceeds what there is.
-    - A restart takes their GPU down.
-    - Running sequences grow into a full pool. Where KV is short, admission leaves less free than
-      the next prompt in line needs, anything from nothing to that. Between two completions on a
-      GPU its sequences grow by one output's length together. If that does not fit, the newest
-      sequence is evicted, which holds little more than its prompt. Where several sequences
-      complete in one iteration, one of them nearly always makes the room.
+    Args:
+      plan: knobs of the window, resolved against the deployment.
+      classes: traffic classes.
+      queues: running and preempted sequences after decoding, float32[F, ...] each.
+      admission: requests that entered the batch, and the shortage of KV that they met.
+      decoding: sequences that completed, and tokens decoded.
+      first_tick: bool[...], whether the tick is the window's first, in which restarts fall.
     """
     running, context = queues.running, queues.context
+    # KV in use beyond the pool: used = context + half a block of slack for each sequence (vLLM's
+    # paged blocks, Kwon et al., SOSP 2023). A restart takes all KV of its share of the GPUs.
     used = distinct_kv(plan.work, context, running) + BLOCK_SLACK_TOKENS * running
     share = _last_groups_share(plan.group, used, add_up(used) - plan.kv_tokens)
     beyond = share * used
     share = jnp.minimum(share + jnp.where(first_tick, plan.restarted, 0.0), 1.0)
 
+    # Running sequences grow into a full pool. Where KV is short, admission leaves less free than
+    # the next prompt in line needs, anything from nothing to that. Between two completions on a GPU
+    # its sequences grow by one output's length together. If that does not fit, the newest sequence
+    # is evicted, which holds little more than its prompt: P = 1 - exp(-output / prompt). Where
+    # k sequences complete in one iteration, one of them nearly always makes the room: exp(-k).
     completed = add_up(decoding.completed)
     together = completed / jnp.maximum(plan.decode_gpus * decoding.steps, TINY)
     prompts = add_up(decoding.completed * classes.prompt_tokens)
@@ -75,8 +81,10 @@ def _evict_by_age(
     kv_tokens: jax.Array,
     restarted: jax.Array,
 ) -> Eviction:
-    """The newest sequences that hold ``kv_tokens``, float32[F, ...], and a share of all others."""
+    """Evicts the newest sequences that hold ``kv_tokens``, float32[F, ...], and the share
+    ``restarted`` of all others."""
     assert classes.output_ages is not None
+    # KV of a sequence of each age: its class's mean prompt and the tokens that it has decoded.
     decoded = plan.decode_tokens[:, None] * ages_of(classes.output_ages, ages)
     outputs = add_up(ages.running * decoded, axis=1)
     prompt = jnp.maximum(queues.context - outputs, 0.0) / jnp.maximum(queues.running, TINY)
@@ -91,7 +99,13 @@ def _evict_by_age(
 
 
 def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -> jax.Array:
-    """float32[F, ...]: share of each class in what makes up ``wanted``, the last group first."""
+    """float32[F, ...]: share of each class that makes up ``wanted``, the last group first.
+
+    Args:
+      group: int32[F, ...], priority group of each class.
+      amount: float32[F, ...], what each class has.
+      wanted: float32[...], what is taken from all classes together.
+    """
     share = jnp.zeros_like(amount)
     for index in reversed(range(PRIORITY_GROUPS)):
         member = group == index
@@ -103,7 +117,7 @@ def _last_groups_share(group: jax.Array, amount: jax.Array, wanted: jax.Array) -
 
 
 def evict(queues: Queues, evicted: Eviction) -> Queues:
-    """Moves evicted sequences from running to preempted."""
+    """Queues in which the evicted sequences are preempted and their context is to be recomputed."""
     after = dataclasses.replace(
         queues,
         running=queues.running - evicted.count,

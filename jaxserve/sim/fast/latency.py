@@ -1,4 +1,4 @@
-"""From tallies to latency distributions: who met the TTFT and TPOT objectives."""
+"""Latency distributions from tallies: TTFT and ITL quantiles, shares inside their objectives."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.arrays.batching import add_up, largest, stage
-from jaxserve.sim.fast.chance_waits import Wait, carrying_share
+from jaxserve.arrays.batching import add_up, largest, stage, staged
 from jaxserve.sim.fast.lines import count_older_than
 from jaxserve.sim.fast.prompt_work import mean_of_points
 from jaxserve.sim.fast.tick_state import TINY, Tally
+from jaxserve.sim.fast.waiting_times import Wait, carrying_share
 
 TTFT_EDGES_S = (0.01 * 10 ** (np.arange(25) / 6)).astype(np.float32)
 """float32[25], edges of the TTFT histogram, 10 ms to 100 s, six a decade."""
@@ -29,21 +29,21 @@ _PAGE_LINEAR, _PAGE_CUBIC = 1.5976, 0.070565992  # Page, Applied Statistics 26 (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class FirstTokenDelay:
-    """What a first token takes beyond the queueing that ages show; per class, [F, ...], seconds."""
+    """Delay of a first token beyond the queueing that ages show; float32[F, ...] each, seconds."""
 
     least_s: jax.Array
-    """shortest possible."""
+    """shortest possible delay."""
     mean_s: jax.Array
     """mean of the random part on top."""
     variance_s2: jax.Array
-    """its variance, s^2."""
+    """variance of the random part, s^2."""
     wait: Wait
-    """what may come on top of that."""
+    """wait for a slot, KV or a prefill in progress, on top of both."""
     queued_s: jax.Array
     """mean delay of a request that had queued before."""
     queued_points_s: jax.Array | None = None
-    """[3, F, ...], the same of three prompts, whose weights are ``POINT_WEIGHTS``; None where the
-    mean stands for all."""
+    """float32[3, F, ...], ``queued_s`` of three prompts, whose weights are ``POINT_WEIGHTS``; None
+    where the mean stands for all."""
 
 
 def ttft_exceeded(
@@ -54,23 +54,25 @@ def ttft_exceeded(
     thresholds_s: jax.Array,
     tick_s: jax.Array,
 ) -> jax.Array:
-    """How many first tokens came later than each threshold.
+    """First tokens that came later than each threshold.
 
-    A request that was served in the tick it arrived in pays the delay and perhaps the wait for a
-    prefill in progress; one that had queued pays its age.
+    A request that was served in the tick of its arrival has the delay and perhaps the wait for a
+    prefill in progress; a request that had queued has its age.
 
     Args:
-      live: see ``jaxserve.arrays.batching.stage``.
-      admitted: float32[F, ...].
-      admitted_by_age: float32[F, A, ...], see ``jaxserve.sim.fast.lines``.
-      thresholds_s: float32[F, S, ...].
-      tick_s: seconds per tick.
+      live: bool, see ``jaxserve.arrays.batching.stage``.
+      admitted: float32[F, ...], requests admitted in the window.
+      admitted_by_age: float32[F, A, ...], by age at admission, see ``jaxserve.sim.fast.lines``.
+      delay: delay beyond queueing.
+      thresholds_s: float32[F, S, ...], s.
+      tick_s: float32[...], seconds per tick.
 
     Returns:
       float32[F, S, ...].
     """
 
-    # Served half-way through the tick on average, so half a tick more than at its start.
+    # Queued requests: TTFT > x where age > x - delay. They are served half-way through a tick on
+    # average, so half a tick older than at its start.
     def queued_longer(queued_s: jax.Array) -> jax.Array:
         waited_ticks = (thresholds_s - queued_s[:, None]) / tick_s + 0.5
         return stage(live, count_older_than, admitted_by_age, jnp.maximum(waited_ticks, 1.0))
@@ -79,15 +81,16 @@ def ttft_exceeded(
         older = queued_longer(delay.queued_s)
     else:
         older = mean_of_points(jnp.stack([queued_longer(s) for s in delay.queued_points_s]))
+    # Requests served at once: TTFT = least + lognormal with the moments of the delay's random part,
+    # and with probability ``wait.share`` those of the wait as well.
     wait = delay.wait
-    at_once = stage(live, _lognormal, delay.mean_s, delay.variance_s2)
-    after_wait = stage(
-        live, _lognormal, delay.mean_s + wait.mean_s, delay.variance_s2 + wait.variance_s2
-    )
+    at_once = _lognormal(live, delay.mean_s, delay.variance_s2)
+    after_wait = _lognormal(live, delay.mean_s + wait.mean_s, delay.variance_s2 + wait.variance_s2)
     direct = (admitted - admitted_by_age[:, 1], delay.least_s, wait.share)
-    return stage(live, _direct_or_queued, direct, at_once, after_wait, older, thresholds_s)
+    return _direct_or_queued(live, direct, at_once, after_wait, older, thresholds_s)
 
 
+@staged
 def _direct_or_queued(
     direct: tuple[jax.Array, jax.Array, jax.Array],
     at_once: tuple[jax.Array, jax.Array],
@@ -95,6 +98,7 @@ def _direct_or_queued(
     older: jax.Array,
     thresholds_s: jax.Array,
 ) -> jax.Array:
+    """float32[F, S, ...]: count x P(delay > threshold) of direct requests, and queued ones."""
     count, least_s, wait_share = direct
     log_beyond = jnp.log(jnp.maximum(thresholds_s - least_s[:, None], 1e-9))
     exceeds = _lognormal_exceeds(at_once, log_beyond)
@@ -102,32 +106,33 @@ def _direct_or_queued(
     return count[:, None] * exceeds + older
 
 
+@staged
 def _lognormal(mean: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Log of the median of a lognormal, and one over the standard deviation of its logarithm.
 
     A sum of uniform, exponential and prompt-length parts has about this shape: the 99th percentile
     of a uniform and an exponential part of equal means comes out within 5 %.
     """
+    # sigma^2 = log(1 + variance / mean^2), median = mean exp(-sigma^2 / 2).
     mean = jnp.maximum(mean, 1e-4)
     log_variance = jnp.maximum(jnp.log1p(variance / mean**2), 1e-4)
     return jnp.log(mean) - 0.5 * log_variance, jax.lax.rsqrt(log_variance)
 
 
 def _lognormal_exceeds(lognormal: tuple[jax.Array, jax.Array], log_values: jax.Array) -> jax.Array:
-    """P(X > value) for values [F, S, ...]."""
+    """P(X > value) of a lognormal X from logarithms float32[F, S, ...] of values."""
     log_median, scale = lognormal
     return _normal_exceeds((log_values - log_median[:, None]) * scale[:, None])
 
 
 def _normal_exceeds(place: jax.Array) -> jax.Array:
-    """P(Z > place) of a standard normal within 1.4e-4, in one exponential.
-
-    Page's logistic of an odd cubic. A quarter of the time of erfc.
-    """
+    """P(Z > place) of a standard normal within 1.4e-4, in a quarter of the time of erfc."""
+    # 1 / (1 + exp(a z + b z^3)): a logistic of an odd cubic (Page 1977).
     place = jnp.clip(place, -6.0, 6.0)
     return 1.0 / (1.0 + jnp.exp(place * (_PAGE_LINEAR + _PAGE_CUBIC * place**2)))
 
 
+@staged
 def itl_quantile(
     tally: Tally,
     itl_s: jax.Array,
@@ -144,33 +149,35 @@ def itl_quantile(
     result is their mean: a quantile that jumped would differ from one compiled program to another.
 
     Args:
-      itl_s: the mean, s.
-      prefill_gpus, split: see ``WindowPlan``.
+      tally: sums over the window's ticks.
+      itl_s: float32[...], mean inter-token latency, s.
+      prefill_gpus: float32[...], GPUs that prefill, see ``WindowPlan``.
+      split: bool[...], whether prefill and decode run on different GPUs.
       probability: p, at least a half.
     """
+    # Mean time that prefills add to an iteration, and the share c of iterations that carry one.
     longer = 1.0 - probability
     steps = jnp.maximum(tally.steps, TINY)
     decode_only_s = tally.decode_only_s / steps
     mean_added_s = jnp.maximum(itl_s - decode_only_s, 0.0)
     requests = add_up(tally.admitted)
     carrying = carrying_share(tally.prefills, requests, prefill_gpus * tally.steps)
-    # No iteration carries more than a full chunk. What is recomputed is not among the requests:
-    # where there are hardly any others, every iteration carries some of it.
+    # No iteration carries more than a full chunk. Recomputed contexts are not among the requests:
+    # where there are hardly any others, every iteration carries some of them.
     few = _FEW_REQUESTS
     full_s = (tally.prefills.full_s + few * mean_added_s) / (requests + few) + TINY
     carrying = jnp.where(split, 0.0, jnp.clip(carrying, mean_added_s / full_s, 1.0))
     added_s = mean_added_s / jnp.maximum(carrying, longer)
 
-    # A Poisson number of prompts shares an iteration: the mean square of what they add is that of
-    # one of them and the square of their mean. Times between 0 and ``full_s`` have at most the
-    # relative variance full_s / mean - 1.
+    # Relative variance of the added time: a Poisson number of prompts shares an iteration, so
+    # E[sum^2] = E[one^2] + E[sum]^2. Times between 0 and ``full_s`` have at most full_s / mean - 1.
     each_s = tally.prefills.added_s / jnp.maximum(prefill_gpus * tally.steps, TINY)
     square_s2 = tally.stall_s2 / steps
     variance = carrying * (1.0 + square_s2 / jnp.maximum(each_s**2, 1e-12)) - 1.0
     variance = jnp.minimum(variance, full_s / jnp.maximum(added_s, TINY) - 1.0)
     variance = jnp.maximum(variance, 1e-3)
-    # The share of n iterations that carry prefill has the standard deviation sqrt(p (1 - p) / n)
-    # where it matters.
+    # Sampling: the share of n iterations that carry prefill deviates by sqrt(p (1 - p) / n). The
+    # quantile is decode + P(c > 1 - p) x lognormal quantile of the added time.
     deviation = jnp.sqrt(probability * longer / (steps + 1.0))
     odds = jnp.clip((carrying - longer) / longer, deviation / longer, probability / longer)
     place = jnp.exp(jnp.sqrt(jnp.log1p(variance)) * _normal_quantile(jnp.log(odds)))
@@ -180,8 +187,9 @@ def itl_quantile(
 
 
 def _normal_quantile(log_odds: jax.Array) -> jax.Array:
-    """Of a standard normal at a probability of those odds: within 0.01 of probability below the
-    median (Haley), within 1.4e-4 above it, where the cubic of ``_normal_exceeds`` is solved."""
+    """Quantile of a standard normal at a probability with these log-odds: within 0.01 of
+    probability below the median (Haley), within 1.4e-4 above it (Page)."""
+    # Above the median the cubic a z + b z^3 = log-odds is solved by the hyperbolic sine.
     linear, cubic = np.float32(_PAGE_LINEAR), np.float32(_PAGE_CUBIC)
     scale = np.sqrt(linear / (3.0 * cubic))
     above = 2.0 * scale * jnp.sinh(jnp.arcsinh(1.5 * log_odds / (linear * scale)) / 3.0)
@@ -197,21 +205,21 @@ def tpot_met_share(
 ) -> jax.Array:
     """Share of the finishing requests whose mean time per output token is inside the limit.
 
-    Prefills of others stall a sequence at random moments: over a life of L seconds the stalls
-    have a variance of L * (sum of squared stalls per second), which spreads the mean over n tokens.
-    So does chance in how many drafted tokens each step accepts. The spread is taken as logistic in
-    log TPOT.
+    Prefills of others stall a sequence at random moments, and drafted tokens are accepted by
+    chance. Both spread a request's mean over its tokens.
 
     Args:
-      tpot_s: float32[F], mean over requests, s.
-      limit_s: float32[F], s.
-      output_tokens: float32[F].
+      tpot_s: float32[F], mean time per output token over requests, s.
+      limit_s: float32[F], objective, s.
+      output_tokens: float32[F], mean output.
       acceptance_spread: float32[F], relative variance of a request's steps times its tokens.
       stall_s2_per_s: squared prefill stalls per second on one GPU, s.
 
     Returns:
       float32[F] in 0..1.
     """
+    # Stalls are a compound Poisson process: over a life of L seconds their variance is L x (sum of
+    # squared stalls per second), relative to L^2. TPOT is taken as log-logistic with that spread.
     life_s = jnp.maximum(tpot_s * output_tokens, 1e-3)
     spread = jnp.sqrt(
         stall_s2_per_s / life_s + acceptance_spread / output_tokens + _TPOT_SPREAD_FLOOR**2
@@ -221,22 +229,21 @@ def tpot_met_share(
 
 
 def ttft_quantile(exceeded: jax.Array, count: jax.Array, probability: float) -> jax.Array:
-    """Quantile of the time to first token, seconds.
-
-    Between two edges the share of first tokens that come later is taken to fall by a power of the
-    time, as it does over a tail that spans several edges. Without any it is the lowest edge.
+    """Quantile of the time to first token, s; the lowest edge where there are no first tokens.
 
     Args:
       exceeded: float32[len(TTFT_EDGES_S), ...], first tokens later than each edge.
       count: float32[...], first tokens.
+      probability: of the quantile, 0..1.
     """
+    # Between two edges P(TTFT > x) falls by a power of x, as over a tail that spans several edges.
     later = 1.0 - probability
     share = exceeded / jnp.maximum(count, 1e-9)
     above = share > later
     edges = len(TTFT_EDGES_S)
     index = add_up(above.astype(jnp.float32))
     start = -largest(jnp.where(above, -share, -1.0))
-    # Where nobody is later than the next edge, its share has no logarithm.
+    # Where no first token is later than the next edge, its share has no logarithm.
     end = jnp.maximum(largest(jnp.where(above, 0.0, share)), 0.1 * later)
     place = jnp.clip(jnp.log(start / later) / jnp.maximum(jnp.log(start / end), 1e-9), 0.0, 1.0)
     # The intervals below the first edge and above the last are an octave wide.

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.arrays.batching import add_up, largest, stage
+from jaxserve.arrays.batching import add_up, largest, stage, staged
 from jaxserve.types import PRIORITY_GROUPS
 
 _FINE_KNOTS = 8
@@ -35,7 +35,7 @@ _OLDEST = 2.0 * (AGE_KNOTS[-1] + AGE_PERIODS[-1])
 
 
 def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -> jax.Array:
-    """Everybody is one tick older and this tick's arrivals are in.
+    """Ages waiting requests by a tick and adds the arrivals of this one.
 
     Args:
       waiting: float32[F, A, ...].
@@ -53,9 +53,9 @@ def age_by_one_tick(waiting: jax.Array, arrivals: jax.Array, clock: jax.Array) -
 
 
 def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
-    """How many of each class are served, oldest first inside a group, groups in order.
+    """Requests served of each class, oldest first inside a priority group, groups in order.
 
-    Nobody overtakes: the first request that does not fit blocks those behind it.
+    No request overtakes: the first request that does not fit blocks those behind it.
 
     Args:
       live: see ``jaxserve.arrays.batching.stage``.
@@ -68,25 +68,28 @@ def fifo_cut(live: jax.Array, waiting: jax.Array, group: jax.Array, usage: jax.A
       float32[F, ...], served requests; no resource is overdrawn beyond rounding.
     """
     total = waiting[:, 0]
-    demand = stage(live, _demand, total, group, usage)
-    marginal, left = stage(live, _marginal_group, demand)
-    weight, shares = stage(live, _scarcest_resource, total, group == marginal, usage, left)
+    demand = _demand(live, total, group, usage)
+    marginal, left = _marginal_group(live, demand)
+    weight, shares = _scarcest_resource(live, total, group == marginal, usage, left)
     load = stage(live, lambda weight, waiting: add_up(weight[:, None] * waiting), weight, waiting)
-    served_share = stage(live, _served_share, load)
-    from_marginal = stage(live, _served_by_share, waiting, served_share)
+    served_share = _served_share(live, load)
+    from_marginal = _served_by_share(live, waiting, served_share)
     over = largest(add_up(shares * from_marginal, axis=1))
     from_marginal = from_marginal / jnp.maximum(over, 1.0)
     return jnp.where(group < marginal, total, jnp.where(group == marginal, from_marginal, 0.0))
 
 
+@staged
 def _demand(total: jax.Array, group: jax.Array, usage: jax.Array) -> jax.Array:
-    """float32[G, R, ...]: what each group and all before it would take of each resource."""
+    """float32[G, R, ...]: share of each resource that a group and all groups before it would
+    take."""
     need = usage * total
     return jnp.stack(
         [add_up(jnp.where(group <= index, need, 0.0), axis=1) for index in range(PRIORITY_GROUPS)]
     )
 
 
+@staged
 def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The first group that does not fit, and what the ones before leave of each resource."""
     fits = largest(demand, axis=1) <= 1.0
@@ -95,25 +98,29 @@ def _marginal_group(demand: jax.Array) -> tuple[jax.Array, jax.Array]:
     return marginal, 1.0 - before
 
 
+@staged
 def _scarcest_resource(
     total: jax.Array, is_marginal: jax.Array, usage: jax.Array, left: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Per request of the marginal group: its share of the resource that decides, and of each."""
+    """Share of the scarcest resource, float32[F, ...], and of each resource, float32[R, F, ...],
+    that a request of the marginal group takes."""
     shares = jnp.where(is_marginal, usage / jnp.maximum(left, 1e-9)[:, None], 0.0)
     demand = add_up(shares * total, axis=1)
     weight = largest(jnp.where((demand == largest(demand))[:, None], shares, 0.0))
     return weight, shares
 
 
+@staged
 def _served_share(load: jax.Array) -> jax.Array:
     """float32[A, ...]: served share of the cohort between each knot and the next.
 
-    ``load`` is the resource share that everybody at least that old needs; it falls with age.
+    ``load`` is the resource share that all requests at least that old need; it falls with age.
     """
     older = _shift(load, -1)
     return jnp.clip((1.0 - older) / jnp.maximum(load - older, 1e-9), 0.0, 1.0)
 
 
+@staged
 def _served_by_share(waiting: jax.Array, served_share: jax.Array) -> jax.Array:
     """sum_a served_share[a] (waiting[a] - waiting[a + 1]), summed by parts and in halves."""
     terms = waiting * (served_share - _shift(served_share, 1))
@@ -137,7 +144,7 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
     Args:
       ages: float32[F, A, ...], complementary counts as ``waiting`` holds them, added up over at
         least a window, so that knots are on average half-way between two shifts.
-      ticks: float32[F, S, ...], ages in ticks; at or below 0 everybody counts.
+      ticks: float32[F, S, ...], ages in ticks; at or below 0 all requests count.
 
     Returns:
       float32[F, S, ...].
@@ -163,7 +170,7 @@ def count_older_than(ages: jax.Array, ticks: jax.Array) -> jax.Array:
     low = jnp.take_along_axis(ages, index, axis=1, mode="promise_in_bounds")
     next_knot = jnp.minimum(index + 1, last)
     high = jnp.take_along_axis(ages, next_knot, axis=1, mode="promise_in_bounds")
-    # Nobody is taken to be older than twice the oldest age that is resolved.
+    # No request is taken to be older than twice the oldest age that is resolved.
     oldest_knot = AGE_KNOTS[-1] + 0.5 * (AGE_PERIODS[-1] - 1)
     beyond = jnp.clip((ticks - oldest_knot) / (_OLDEST - oldest_knot), 0.0, 1.0)
     fraction = jnp.where(index == last, beyond, position - index)

@@ -1,8 +1,9 @@
-"""The knobs of a window resolved against the deployment as it stands: what the ticks work with."""
+"""Plan of a window: the knobs resolved against the deployment as it stands."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,9 @@ from jaxserve.sim.fast.prompt_work import (
     second_shares,
 )
 from jaxserve.sim.fast.state import SimState
-from jaxserve.sim.fast.tick_state import WindowPlan
+from jaxserve.sim.fast.tick_state import PromptWork, WindowPlan
 from jaxserve.sim.machine.deployment import Deployment
-from jaxserve.sim.table.lookup import LatencyTable, contract
+from jaxserve.sim.table.lookup import LatencyTable, WindowTable, contract
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction
 
@@ -31,82 +32,62 @@ def plan_window(
     table: LatencyTable,
     window_s: float,
 ) -> WindowPlan:
-    """The plan of a window under clipped knobs ``action``.
+    """Resolves the knobs of a window.
 
     Args:
+      state: the deployment at the start of the window.
+      action: scalar knobs, clipped to their bounds.
       arrivals: counts float32[K, F]; K is the number of ticks.
-      window_s: seconds (static).
+      deployment: GPUs, memory, delays and prices.
+      classes: traffic classes.
+      table: iteration times.
+      window_s: seconds of the window (static).
     """
     ticks = len(arrivals.counts)
-    tier = state.tier
-    depth = action.speculation_depth
+    tier, depth = state.tier, action.speculation_depth
     window_table = contract(table, depth, tier)
-
-    switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
-    out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
-    # A switch takes one GPU away at a time; where there is only one, nothing serves.
-    alone = deployment.num_gpus <= 1.0
-    up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
-    serving = jnp.where(alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus)
-    gpus = deployment.num_gpus * serving
-    prefill_pool = state.prefill_gpus.astype(jnp.float32) * serving
-    split = state.prefill_gpus > 0
-    decode_gpus = gpus - prefill_pool
-    prompt = classes.prompt_tokens
-    scale = arrivals.acceptance_scale
-    mean, mean_square = accepted_moments(classes.tokens_per_step, depth)
-    # No more than all drafts are accepted, and always as many of them then.
-    per_step = 1.0 + jnp.minimum(scale * (mean - 1.0), depth)
-    step_variance = jnp.maximum(1.0 + scale * (mean_square - 1.0) - per_step**2, 0.0)
-    # An output ends anywhere in its last step: half of the tokens after that step's first are lost.
-    last_step = 0.5 * (1.0 - 1.0 / per_step)
+    capacity = _capacity(state, deployment, window_s)
+    split, prefill_pool = capacity.split, capacity.prefill_gpus
+    drafts = _drafts(classes, arrivals.acceptance_scale, depth)
     decode_tokens = jnp.maximum(classes.output_tokens - 1.0, 1.0)
     pool_tokens = _kv_pool(deployment.kv_pool_tokens, tier, action)
-    work = prompt_work(classes, None)
-    if classes.reuse is not None:
-        prefilling = jnp.where(split, state.prefill_gpus, deployment.num_gpus.astype(jnp.int32))
-        pool = action.kv_budget_fraction * pool_tokens
-        found, shared = found_prefixes(classes.reuse, state.queues, prefilling, decode_gpus, pool)
-        work = dataclasses.replace(
-            prompt_work(classes, found),
-            # KV that is handed over is not shared where it arrives.
-            shared_kv=jnp.where(split, 0.0, shared),
-        )
-    if classes.output_ages is not None:
-        work = dataclasses.replace(work, seconds=second_shares(window_table, work))
+    pool = action.kv_budget_fraction * pool_tokens
+    work = _prompts(state, classes, window_table, deployment, capacity, pool)
     group = jnp.where(action.priority_routing > 0, classes.priority, 0)
     return WindowPlan(
         table=window_table,
         added_s_per_token=added_rows(window_table, work),
         alone_s=alone_seconds(window_table, work),
         work=work,
-        tokens_per_step=per_step,
+        tokens_per_step=drafts.per_step,
         decode_tokens=decode_tokens,
-        decode_steps=decode_tokens / per_step + last_step,
+        decode_steps=decode_tokens / drafts.per_step + drafts.last_step,
         batch_cap=action.batch_cap.astype(jnp.float32),
         verify_tokens=depth.astype(jnp.float32) + 1.0,
         group=group,
         split=split,
-        prefill_gpus=jnp.where(split, prefill_pool, gpus),
-        decode_gpus=decode_gpus,
-        kv_tokens=decode_gpus * action.kv_budget_fraction * pool_tokens,
+        prefill_gpus=jnp.where(split, prefill_pool, capacity.gpus),
+        decode_gpus=capacity.decode_gpus,
+        kv_tokens=capacity.decode_gpus * action.kv_budget_fraction * pool_tokens,
         prefill_kv_tokens=prefill_pool * action.kv_budget_fraction * pool_tokens,
         preempted_weight=jnp.where(split, classes.delay_weight, 1.0),
         kv_transfer_s=jnp.where(
-            split, classes.delay_weight * prompt * deployment.kv_transfer_s_per_token, 0.0
+            split,
+            classes.delay_weight * classes.prompt_tokens * deployment.kv_transfer_s_per_token,
+            0.0,
         ),
         # A prompt's KV reaches a decoding GPU in the middle of one of its steps.
-        short_output_steps=(classes.delay_weight - 1.0) * last_step
+        short_output_steps=(classes.delay_weight - 1.0) * drafts.last_step
         + jnp.where(split, 0.5 * classes.delay_weight, 0.0),
-        acceptance_spread=classes.delay_weight * step_variance / per_step,
+        acceptance_spread=classes.delay_weight * drafts.step_variance / drafts.per_step,
         joule_per_token=deployment.joule_per_token[tier],
         joule_per_weight_pass=deployment.joule_per_weight_pass[tier],
         restarted=_restarted_share(state, deployment, window_s),
         time_scale=state.time_scale,
         tick_s=jnp.float32(window_s / ticks),
         clock=state.ticks,
-        up_s=up_share * (window_s / ticks),
-        capacity=up_share * serving,
+        up_s=capacity.up_share * (window_s / ticks),
+        capacity=capacity.up_share * capacity.serving,
         # An engine reserves its whole pool when it starts, and a smaller budget frees none of it.
         reserved_gib=deployment.weights_gib[tier]
         + deployment.activation_base_gib
@@ -115,11 +96,109 @@ def plan_window(
     )
 
 
+class _Capacity(NamedTuple):
+    """GPUs of a window; float32 scalars unless said otherwise."""
+
+    up_share: jax.Array
+    """share of the window in which the deployment is up at all."""
+    serving: jax.Array
+    """share of the GPUs that serve while it is up."""
+    gpus: jax.Array
+    """GPUs that serve."""
+    prefill_gpus: jax.Array
+    """GPUs that only prefill, 0 when colocated."""
+    decode_gpus: jax.Array
+    """GPUs that decode."""
+    split: jax.Array
+    """bool, whether prefill and decode run on different GPUs."""
+
+
+def _capacity(state: SimState, deployment: Deployment, window_s: float) -> _Capacity:
+    """GPUs that serve in a window, less the one that a rolling switch or a restart takes away."""
+    switching = jnp.clip(state.switch_left_s / window_s, 0.0, 1.0)
+    out = jnp.clip(state.outage_left_s / window_s, 0.0, 1.0)
+    # A switch takes one GPU away at a time; where there is only one, nothing serves.
+    alone = deployment.num_gpus <= 1.0
+    up_share = (1.0 - out) * jnp.where(alone, 1.0 - switching, 1.0)
+    serving = jnp.where(alone, 1.0, (deployment.num_gpus - switching) / deployment.num_gpus)
+    gpus = deployment.num_gpus * serving
+    prefill_gpus = state.prefill_gpus.astype(jnp.float32) * serving
+    split = state.prefill_gpus > 0
+    return _Capacity(up_share, serving, gpus, prefill_gpus, gpus - prefill_gpus, split)
+
+
+class _Drafts(NamedTuple):
+    """Effect of speculation on decode steps; float32[F] each."""
+
+    per_step: jax.Array
+    """mean tokens per step."""
+    step_variance: jax.Array
+    """variance of the tokens of a step."""
+    last_step: jax.Array
+    """mean part of a step that an output loses at its end."""
+
+
+def _drafts(classes: TrafficClasses, scale: jax.Array, depth: jax.Array) -> _Drafts:
+    """Tokens per decode step at speculation ``depth``, int32.
+
+    Args:
+      classes: traffic classes.
+      scale: float32, the regime's factor on accepted drafts.
+      depth: int32, draft tokens in a verify step.
+    """
+    mean, mean_square = accepted_moments(classes.tokens_per_step, depth)
+    # At most ``depth`` drafts are accepted; where all always are, the variance is 0.
+    per_step = 1.0 + jnp.minimum(scale * (mean - 1.0), depth)
+    step_variance = jnp.maximum(1.0 + scale * (mean_square - 1.0) - per_step**2, 0.0)
+    # An output ends anywhere in its last step: half of the tokens after that step's first are lost.
+    return _Drafts(per_step, step_variance, 0.5 * (1.0 - 1.0 / per_step))
+
+
+def _prompts(
+    state: SimState,
+    classes: TrafficClasses,
+    table: WindowTable,
+    deployment: Deployment,
+    capacity: _Capacity,
+    pool: jax.Array,
+) -> PromptWork:
+    """Tokens that prompts leave to prefill in the window.
+
+    Args:
+      state: the deployment at the start of the window.
+      classes: traffic classes.
+      table: iteration times at the window's depth and tier.
+      deployment: GPUs.
+      capacity: GPUs of the window.
+      pool: float32, KV tokens that a GPU has room for.
+    """
+    work = prompt_work(classes, None)
+    if classes.reuse is not None:
+        prefilling = jnp.where(
+            capacity.split, state.prefill_gpus, deployment.num_gpus.astype(jnp.int32)
+        )
+        found, shared = found_prefixes(
+            classes.reuse, state.queues, prefilling, capacity.decode_gpus, pool
+        )
+        work = dataclasses.replace(
+            prompt_work(classes, found),
+            # KV that is handed over is not shared where it arrives.
+            shared_kv=jnp.where(capacity.split, 0.0, shared),
+        )
+    if classes.output_ages is not None:
+        work = dataclasses.replace(work, seconds=second_shares(table, work))
+    return work
+
+
 def accepted_moments(tokens_per_step: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean and mean square of the tokens that a decode step at ``depth`` emits, float32[F] each.
 
-    ``tokens_per_step`` float32[F, 9] rises by the chance that the next draft position is accepted.
+    Args:
+      tokens_per_step: float32[F, 9], mean tokens at depths 0..8. The differences are the chances
+        that so many drafts or more are accepted.
+      depth: int32, draft tokens in a verify step.
     """
+    # E[n] = 1 + sum_k P_k and E[n^2] = 1 + sum_k (2 k + 1) P_k, with P_k = P(k or more accepted).
     chances = jnp.diff(tokens_per_step, axis=1)
     odd = 2.0 * jnp.arange(1, chances.shape[1] + 1) + 1.0
     squares = jnp.concatenate([jnp.zeros_like(chances[:, :1]), jnp.cumsum(odd * chances, 1)], 1)
@@ -151,4 +230,5 @@ def _restarted_share(state: SimState, deployment: Deployment, window_s: float) -
 
 
 def _kv_pool(pool: jax.Array, tier: jax.Array, action: ServeAction) -> jax.Array:
+    """The entry of ``pool`` float32[3, 2] at the tier, with or without a draft model."""
     return jnp.where(action.speculation_depth > 0, pool[tier, 1], pool[tier, 0])

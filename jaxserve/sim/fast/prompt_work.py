@@ -1,4 +1,4 @@
-"""What prompts leave to prefill once a prefix cache has spared its part, and how long it takes."""
+"""Prefill work of prompts: tokens that a prefix cache does not spare, and their seconds."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ POINT_WEIGHTS = (1.0 / 6.0, 2.0 / 3.0, 1.0 / 6.0)
 """Weights of the three prompts that stand for those of a class: Gauss-Hermite quadrature, exact for
 polynomials of degree 5 of a normal variable."""
 _POINTS = np.sqrt(3.0) * np.array([-1.0, 0.0, 1.0])
-_LONG, _LONGER = 4096.0, 8192.0  # lengths that tell how prefill grows with what is before it
+_LONG, _LONGER = 4096.0, 8192.0  # tokens; their prefill times give attention's slope b
 
 
 def prompt_work(classes: TrafficClasses, found: Found | None) -> PromptWork:
-    """Moments of what is left to prefill of the prompts of each class.
+    """Moments of the tokens that the prompts of each class leave to prefill.
 
     Args:
-      found: in the prefix cache; None where there is none.
+      classes: traffic classes.
+      found: tokens found in the prefix cache; None without a cache.
     """
     if found is None:
         return PromptWork(
@@ -37,12 +38,13 @@ def prompt_work(classes: TrafficClasses, found: Found | None) -> PromptWork:
             floor=classes.prompt_floor,
             spread=classes.prompt_spread,
         )
+    # fresh = prompt - cached; the relative variance is E[fresh^2] / E[fresh]^2 - 1.
     fresh = jnp.maximum(classes.prompt_tokens - found.cached_tokens, 1.0)
     square = found.fresh_square / fresh**2
     spares = found.cached_tokens > 0.5
     return PromptWork(
         tokens=fresh,
-        # Any prompt may be found but for its last block.
+        # A prompt may be found whole but for its last block.
         floor=jnp.where(spares, 0.0, classes.prompt_floor),
         spread=jnp.where(spares, jnp.sqrt(jnp.maximum(square - 1.0, 0.0)), classes.prompt_spread),
         behind_tokens=jnp.where(spares, found.product / fresh, 0.0),
@@ -52,36 +54,37 @@ def prompt_work(classes: TrafficClasses, found: Found | None) -> PromptWork:
 def found_prefixes(
     table: ReuseTable, queues: Queues, gpus: jax.Array, decode_gpus: jax.Array, pool: jax.Array
 ) -> tuple[Found, jax.Array]:
-    """What prompts find in the caches, and the part of it that running requests hold.
+    """Tokens that prompts find in the caches, and those that running requests share.
 
-    What was used last is in the pool, whether its request still runs or not: the running requests
-    are those that used it most recently. So a prompt finds what as many tokens ago was used as the
-    pool has room for, and shares with others what was used as many ago as they hold.
+    The pool keeps the most recently used tokens (LRU), whether their request still runs or not, and
+    running requests used theirs last. So a block is found if its reuse distance, the tokens used
+    since its last use, is within the pool (Mattson et al., IBM Systems Journal 9, 1970), and shared
+    with a running request if it is within what running requests hold.
 
     Args:
+      table: reuse curves of the trace by class and number of GPUs.
+      queues: running sequences; their KV tokens are float32[F].
       gpus: int32, GPUs that prefill.
-      decode_gpus: float32.
+      decode_gpus: float32, GPUs that decode.
       pool: float32, KV tokens that a GPU has room for.
 
     Returns:
-      what they find, and the KV tokens of a running request that others hold, float32[F].
+      tokens found, and float32[F], KV tokens of a running request that others hold as well.
     """
     held = add_up(queues.context + BLOCK_SLACK_TOKENS * queues.running)
     shared = look_up(table, gpus, held / decode_gpus).cached_tokens
-    # Held tokens were counted once for each request that shares them.
+    # Shared tokens count once for each request that holds them: one step towards distinct ones.
     distinct = held - add_up(queues.running * shared)
     shared = look_up(table, gpus, distinct / decode_gpus).cached_tokens
     return look_up(table, gpus, pool), shared
 
 
 def added_rows(table: WindowTable, work: PromptWork) -> jax.Array:
-    """float32[B, F], seconds that a token left to prefill adds to the iterations of a decode batch,
-    for each batch size of the table's grid.
-
-    Long prompts cost more per token, and they hold most of the tokens. Attention to what was found
-    comes on top: if the seconds of n tokens are a n + b n^2, those behind c others take 2 b n c
-    more.
-    """
+    """float32[B, F]: seconds that a token left to prefill adds to the iterations of a decode batch,
+    for each batch size of the table's grid."""
+    # Long prompts cost more per token, and they hold most of the tokens: E[n^2] / E[n] is the
+    # length of a token's prompt. Attention to cached tokens comes on top: if n tokens take
+    # a n + b n^2 seconds, n tokens behind c others take 2 b n c more.
     own = added_s_per_token_rows(table, work.tokens * (1.0 + work.spread**2))
     if work.behind_tokens is None:
         return own
@@ -91,6 +94,7 @@ def added_rows(table: WindowTable, work: PromptWork) -> jax.Array:
 
 def alone_seconds(table: WindowTable, work: PromptWork) -> jax.Array:
     """float32[F], seconds of a prompt's prefill on an idle GPU."""
+    # t(n) + b n (2 c + spread^2 n): mean of the quadratic term over prompts behind c cached tokens.
     own = work.tokens * prefill_s_per_token(table, work.tokens)
     if work.behind_tokens is None:
         return own
@@ -101,9 +105,9 @@ def alone_seconds(table: WindowTable, work: PromptWork) -> jax.Array:
 def second_shares(table: WindowTable, work: PromptWork) -> jax.Array:
     """float32[3, F], prefill seconds of three prompts of each class as shares of their mean.
 
-    The tokens of a class are taken as lognormal. Attention makes the seconds of long prompts spread
-    more than their tokens.
+    Attention makes the seconds of long prompts spread more than their tokens.
     """
+    # Tokens are lognormal with sigma^2 = log(1 + spread^2), at z = -sqrt(3), 0, sqrt(3).
     deviation = jnp.sqrt(jnp.log1p(work.spread**2))
     tokens = _over_mean(jnp.exp(jnp.asarray(_POINTS, jnp.float32)[:, None] * deviation))
     tokens = work.tokens * tokens
@@ -114,24 +118,25 @@ def second_shares(table: WindowTable, work: PromptWork) -> jax.Array:
 
 
 def mean_of_points(values: jax.Array) -> jax.Array:
-    """Mean over a class of what three of its prompts have, [3, ...]."""
+    """Mean over a class from ``values`` [3, ...] of its three prompts."""
     return add_up(jnp.stack([w * value for w, value in zip(POINT_WEIGHTS, values, strict=True)]))
 
 
 def seconds_spread(work: PromptWork) -> jax.Array:
-    """float32[F, ...], standard deviation of prefill seconds as a share of the mean; that of the
-    tokens where ``work`` does not tell."""
+    """float32[F, ...], standard deviation of prefill seconds as a share of the mean; without
+    ``work.seconds`` that of the tokens."""
     if work.seconds is None:
         return work.spread
     return jnp.sqrt(mean_of_points((work.seconds - 1.0) ** 2))
 
 
 def _over_mean(points: jax.Array) -> jax.Array:
+    """``points`` [3, ...] as shares of their mean."""
     return points / mean_of_points(points)
 
 
 def _slope(table: WindowTable) -> jax.Array:
-    """Seconds per token that an idle GPU takes more for each token of the prompt."""
+    """float32: b of t(n) = a n + b n^2 on an idle GPU, from seconds per token of two lengths."""
     long, longer = (
         prefill_added_s_per_token(table, jnp.float32(1.0), jnp.float32(n)) for n in (_LONG, _LONGER)
     )

@@ -1,4 +1,4 @@
-"""What the fast simulator carries from window to window, and the objectives it judges by."""
+"""State of the fast simulator between windows, and the objectives of its requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arrays of a scheduler tick: what it is given, what it advances, what it notes.
+"""Arrays of a scheduler tick: its conditions, the state that it advances, and its tally.
 
 Arrays have class (and age) axes first and the batch axis last, see ``jaxserve.arrays.batching``.
 """
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve.arrays.batching import add_up
-from jaxserve.sim.fast.chance_waits import PrefillTally, Wait, WaitTally, empty_prefills
+from jaxserve.sim.fast.waiting_times import PrefillTally, Wait, WaitTally, empty_prefills
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import WindowTable
 from jaxserve.sim.traffic.workload import TrafficClasses
@@ -23,8 +23,8 @@ TINY = 1e-6
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PromptWork:
-    """What is left to prefill of a prompt, without what is found in a prefix cache; all of it where
-    there is none."""
+    """Prefill work of a prompt: the tokens that are not found in a prefix cache, or all without
+    one."""
 
     tokens: jax.Array
     """float32[F], mean."""
@@ -46,7 +46,7 @@ class PromptWork:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WindowPlan:
-    """What is constant during a window: the knobs in force, resolved against the deployment."""
+    """Constants of a window: the knobs in force, resolved against the deployment."""
 
     table: WindowTable
     """latency table at the window's depth and tier."""
@@ -56,7 +56,7 @@ class WindowPlan:
     alone_s: jax.Array
     """float32[F], prefill of one prompt on an idle GPU, s."""
     work: PromptWork
-    """what prompts leave to prefill."""
+    """prefill work of prompts, by class."""
     tokens_per_step: jax.Array
     """float32[F], expected tokens per decode step."""
     batch_cap: jax.Array
@@ -116,7 +116,7 @@ class WindowPlan:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """What is the same in every tick of a window."""
+    """Plan, deployment and traffic classes, which are the same in every tick of a window."""
 
     plan: WindowPlan
     deployment: Deployment
@@ -140,7 +140,7 @@ class Lines:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Ages:
-    """How far sequences have got, see ``jaxserve.sim.fast.ages``; counts in requests."""
+    """Sequences by age, see ``jaxserve.sim.fast.ages``; counts in requests."""
 
     running: jax.Array
     """float32[F, K], running sequences in each bin of age."""
@@ -236,7 +236,7 @@ class Timing:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Admission:
-    """Who enters the batch in a tick."""
+    """Sequences that enter the batch in a tick, and room that they leave to new requests."""
 
     own_s: jax.Array
     """float32[F], GPU seconds of one prefill."""
@@ -263,7 +263,7 @@ class Admission:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """What decoding does in a tick."""
+    """Progress of decoding in a tick."""
 
     prefill_s: jax.Array
     """float32, GPU seconds spent on prefill."""
@@ -276,13 +276,13 @@ class Decoding:
     alive_s: jax.Array
     """float32[F], seconds spent decoding, summed over requests."""
     ages: Ages | None = None
-    """of the running sequences at the end of the tick."""
+    """ages of the running sequences at the end of the tick; None without ages."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What newcomers find in a tick."""
+    """Slots and KV for new requests in a tick."""
 
     slots: jax.Array
     """float32, batch slots."""
@@ -291,15 +291,15 @@ class Room:
     kv_starved: jax.Array
     """float32, see ``Admission``."""
     blocked: Wait
-    """see ``Admission``."""
+    """chance wait of a new request, see ``Admission``."""
     full: jax.Array
-    """see ``Admission``."""
+    """probability that all slots are taken, see ``Admission``."""
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Eviction:
-    """Who loses its KV at the end of a tick."""
+    """Sequences that lose their KV at the end of a tick."""
 
     count: jax.Array
     """float32[F]"""
@@ -312,7 +312,7 @@ class Eviction:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TickEvents:
-    """What happens in a tick."""
+    """Events of a tick, as the tally records them."""
 
     timing: Timing
     admission: Admission

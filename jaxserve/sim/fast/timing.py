@@ -1,11 +1,11 @@
-"""Iteration times of a tick: under the batch as it is, and of the prefills beside it."""
+"""Iteration times of a tick: of decode steps under the batch as it is, and of prefills."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.arrays.batching import add_up
+from jaxserve.arrays.batching import add_up, staged
 from jaxserve.sim.fast.tick_state import TINY, Conditions, PromptWork, Queues, Timing, WindowPlan
 from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE
 from jaxserve.sim.table.lookup import (
@@ -16,13 +16,16 @@ from jaxserve.sim.table.lookup import (
 )
 
 
+@staged
 def find_timing(
     conditions: Conditions, queues: Queues, queued: jax.Array, arrivals: jax.Array
 ) -> Timing:
     """Iteration times under the batch as it is, and the prefill time that they leave.
 
     Args:
-      queued: float32[F, ...], requests that wait already.
+      conditions: plan of the window, deployment and traffic classes.
+      queues: running sequences and their KV tokens, float32[F, ...] each.
+      queued: float32[F, ...], waiting requests at the start of the tick.
       arrivals: float32[F, ...], requests that arrive in the tick.
     """
     plan, deployment = conditions.plan, conditions.deployment
@@ -34,6 +37,7 @@ def find_timing(
     # batch, of which half is left when the arrivals are known, and nothing for a batch at its cap.
     met = batch + 0.5 * jnp.minimum(batch, 1.0) * jnp.maximum(1.0 - batch / plan.batch_cap, 0.0)
     step_s = plan.time_scale * itl_s(plan.table, met, context)
+    # Chunked prefill: an iteration takes the token budget less the batch's verified positions.
     backlog = add_up(plan.work.tokens * queued) / plan.prefill_gpus
     fresh = add_up(plan.work.tokens * arrivals) / plan.prefill_gpus
     beside_batch = jnp.where(plan.split, 0.0, jnp.minimum(batch, 1.0))
@@ -69,6 +73,7 @@ def alive_share(progress: jax.Array) -> jax.Array:
     )
 
 
+@staged
 def prefill_seconds(plan: WindowPlan, timing: Timing) -> jax.Array:
     """float32[F, ...]: GPU seconds that the prefill of one prompt of each class takes.
 
@@ -94,8 +99,9 @@ def held_s(own_s: jax.Array, iterations: jax.Array, timing: Timing) -> jax.Array
     """Seconds that a prefill holds its slot: its own time and the decode steps between its chunks.
 
     Args:
-      own_s: GPU seconds of the prefill.
-      iterations: that it takes, see ``chunks``.
+      own_s: float32[...], GPU seconds of the prefill.
+      iterations: float32[...], iterations of the prefill, see ``chunks``.
+      timing: iteration times of the tick.
     """
     return own_s + timing.beside_batch * timing.step_s * iterations
 

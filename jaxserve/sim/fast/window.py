@@ -1,4 +1,4 @@
-"""One control window of the fast simulator: knobs -> ticks -> what the operator sees.
+"""One control window of the fast simulator: knobs -> ticks -> metrics.
 
 The knobs are held for the window. Knobs that need a restart (tier, split) start a rolling switch
 that takes one GPU at a time; the rest act at once.
@@ -7,18 +7,19 @@ that takes one GPU at a time; the rest act at once.
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxserve.arrays.batching import add_up, batch_last, stage
+from jaxserve.arrays.batching import add_up, batch_last, staged
 from jaxserve.sim.fast.admission import distinct_kv
 from jaxserve.sim.fast.latency import TTFT_EDGES_S, itl_quantile, tpot_met_share
 from jaxserve.sim.fast.lines import count_older_than
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import SimState, Slo
-from jaxserve.sim.fast.tick import run_ticks
-from jaxserve.sim.fast.tick_state import TINY, Ages, Conditions, Queues
+from jaxserve.sim.fast.tick import FirstTokens, run_ticks
+from jaxserve.sim.fast.tick_state import TINY, Ages, Conditions, Queues, Tally, WindowPlan
 from jaxserve.sim.machine.deployment import Deployment
 from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
@@ -36,24 +37,83 @@ def advance_window(
     slo: Slo,
     window_s: float,
 ) -> tuple[SimState, WindowMetrics]:
-    """Advances the deployment by one window under clipped knobs ``action``.
+    """Advances the deployment by one window.
 
     Args:
+      state: the deployment at the start of the window.
+      action: scalar knobs, clipped to their bounds; they are held for the window.
       arrivals: counts float32[K, F]; K is the number of ticks.
-      window_s: seconds (static).
+      deployment: GPUs, memory, delays and prices.
+      classes: traffic classes.
+      table: iteration times.
+      slo: objectives of each class, float32[F].
+      window_s: seconds of the window (static).
+
+    Returns:
+      the state at the end of the window, and its metrics.
     """
     state = _start_switch(state, action, deployment)
     plan = plan_window(state, action, arrivals, deployment, classes, table, window_s)
-    # The plan has looked up what the reuse table says of this window.
+    # The plan holds what the window needs of the reuse table.
     conditions = Conditions(plan, deployment, dataclasses.replace(classes, reuse=None))
-    state, metrics = _run(conditions, slo, state, action, arrivals)
+    state, metrics = _run_window(conditions, slo, state, action, arrivals)
     return _finish_switch(state, window_s), metrics
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Service:
+    """Requests in service in a window, admitted before it or in it; float32[F, ...] each."""
+
+    tpot_s: jax.Array
+    """mean time per output token after the first, s."""
+    met_share: jax.Array
+    """share of the finishing requests that met both objectives."""
+    ttft_met: jax.Array
+    """requests that stay in service and had their first token in time, see ``SimState``."""
+    decode_s: jax.Array
+    """decode time of the requests that stay, s."""
+    decode_tokens: jax.Array
+    """tokens decoded of the requests that stay."""
+
+
+class _Outcome(NamedTuple):
+    """A window after its ticks; arrays [F, ...] or [...]."""
+
+    waiting: jax.Array
+    """float32[F, A, ...], waiting requests by age at the end."""
+    queues: Queues
+    """running and preempted sequences at the end, after an out-of-memory restart."""
+    tally: Tally
+    first: FirstTokens
+    service: _Service
+    window_s: jax.Array
+    """float32, seconds of the window."""
+    memory_gib: jax.Array
+    """float32, peak memory of one GPU, GiB."""
+    oom: jax.Array
+    """bool, whether that is more than the device has."""
+    lost: jax.Array
+    """float32[F], requests dropped by the restart."""
+    decoded: jax.Array
+    """float32[F], tokens after the first."""
+    itl_s: jax.Array
+    """float32, mean inter-token latency, s."""
+
+
 @batch_last
-def _run(
+def _run_window(
     conditions: Conditions, slo: Slo, state: SimState, action: ServeAction, arrivals: Arrivals
 ) -> tuple[SimState, WindowMetrics]:
+    """Runs the ticks of a window, restarts a deployment that is out of memory, and measures.
+
+    Args:
+      conditions: plan of the window, deployment and traffic classes.
+      slo: objectives of each class, float32[F, ...].
+      state: the deployment at the start of the window.
+      action: knobs of the window, [...] each.
+      arrivals: counts float32[K, F, ...]; K is the number of ticks.
+    """
     plan, deployment, classes = conditions.plan, conditions.deployment, conditions.classes
     ticks = len(arrivals.counts)
     window_s = plan.tick_s * ticks
@@ -64,20 +124,10 @@ def _run(
 
     memory_gib = plan.reserved_gib + tally.peak_activation_gib
     oom = memory_gib > deployment.device_gib
-    # A split also loses the prefilled requests whose KV waits for a decoding GPU.
-    held = jnp.where(plan.split, queues.preempted, 0.0)
-    lost = jnp.where(oom, queues.running + held, 0.0)
-    queues = dataclasses.replace(
-        queues,
-        ages=_ages_left(queues, oom, plan.split),
-        running=jnp.where(oom, 0.0, queues.running),
-        context=jnp.where(oom, 0.0, queues.context),
-        preempted=queues.preempted - jnp.where(oom, held, 0.0),
-        **{
-            name: jnp.where(oom & plan.split, 0.0, getattr(queues, name))
-            for name in ("preempted_context", "recompute_context")
-        },
-    )
+    queues, lost = _restart(plan, queues, oom)
+
+    # Decode time of a request = its steps + a split's transfer of KV + the part of a step that
+    # every request loses at its end.
     decoded = tally.completed * plan.decode_tokens if tally.decoded is None else tally.decoded
     itl_s = window_s * plan.up_s / plan.tick_s / jnp.maximum(tally.steps, TINY)
     overhead_s = plan.kv_transfer_s + plan.short_output_steps * jnp.minimum(itl_s, window_s)
@@ -85,14 +135,48 @@ def _run(
     counts = (tally.admitted, tally.completed, first.met, lost)
     stalls_s = tally.stall_s2 / window_s
     spread = (plan.acceptance_spread, stalls_s)
-    service = stage(live, _service, classes, slo, state, counts, decoded, decode_s, spread)
+    service = _service(live, classes, slo, state, counts, decoded, decode_s, spread)
 
+    outcome = _Outcome(
+        waiting, queues, tally, first, service, window_s, memory_gib, oom, lost, decoded, itl_s
+    )
+    metrics = _metrics(live, conditions, slo, state, action, arrivals, outcome)
+    state = dataclasses.replace(
+        state,
+        waiting=waiting,
+        queues=queues,
+        ticks=state.ticks + ticks,
+        ttft_met=service.ttft_met,
+        decode_s=service.decode_s,
+        decode_tokens=service.decode_tokens,
+        outage_left_s=jnp.where(
+            oom, deployment.oom_restart_s, jnp.maximum(state.outage_left_s - window_s, 0.0)
+        ),
+    )
+    return state, metrics
+
+
+def _metrics(
+    live: jax.Array,
+    conditions: Conditions,
+    slo: Slo,
+    state: SimState,
+    action: ServeAction,
+    arrivals: Arrivals,
+    outcome: _Outcome,
+) -> WindowMetrics:
+    """Metrics of a window from its ``outcome``; ``state`` is that at its start."""
+    plan, deployment = conditions.plan, conditions.deployment
+    waiting, queues, tally, first, service, window_s, memory_gib, oom, lost, decoded, itl_s = (
+        outcome
+    )
     energy_j = deployment.energy_j(window_s, tally.work_j)
+    # Accepted / proposed drafts: (tokens per step - 1) / depth, averaged over running sequences.
     accepted = add_up(queues.running * (plan.tokens_per_step - 1.0)) / (
         jnp.maximum(add_up(queues.running), TINY) * jnp.maximum(action.speculation_depth, 1)
     )
     iterations = (tally, itl_s, plan.prefill_gpus, plan.split)
-    metrics = WindowMetrics(
+    return WindowMetrics(
         arrivals=add_up(arrivals.counts),
         completed=tally.completed,
         good=tally.completed * service.met_share,
@@ -100,15 +184,15 @@ def _run(
         lost=lost,
         waiting=waiting[:, 0] + queues.preempted,
         running=queues.running,
-        overdue=stage(live, _overdue, waiting, queues, service.ttft_met, slo, plan.tick_s),
+        overdue=_overdue(live, waiting, queues, service.ttft_met, slo, plan.tick_s),
         on_track=(queues.running + queues.preempted) * service.met_share,
         first_tokens=tally.admitted,
         ttft_met=first.met,
         ttft_exceeded=first.exceeded,
         tpot_s=service.tpot_s,
         itl_s=itl_s,
-        p50_itl_s=stage(live, itl_quantile, *iterations, 0.5),
-        p99_itl_s=stage(live, itl_quantile, *iterations, 0.99),
+        p50_itl_s=itl_quantile(live, *iterations, 0.5),
+        p99_itl_s=itl_quantile(live, *iterations, 0.99),
         tokens=add_up(decoded + tally.admitted),
         preemptions=tally.preemptions,
         memory_gib=memory_gib,
@@ -126,23 +210,30 @@ def _run(
         tier=state.tier,
         prefill_gpus=state.prefill_gpus,
     )
-    state = dataclasses.replace(
-        state,
-        waiting=waiting,
-        queues=queues,
-        ticks=state.ticks + ticks,
-        ttft_met=service.ttft_met,
-        decode_s=service.decode_s,
-        decode_tokens=service.decode_tokens,
-        outage_left_s=jnp.where(
-            oom, deployment.oom_restart_s, jnp.maximum(state.outage_left_s - window_s, 0.0)
-        ),
+
+
+def _restart(plan: WindowPlan, queues: Queues, oom: jax.Array) -> tuple[Queues, jax.Array]:
+    """Queues after an out-of-memory restart where ``oom`` bool[...], and the requests lost,
+    float32[F, ...]."""
+    # A split also loses the prefilled requests whose KV waits for a decoding GPU.
+    held = jnp.where(plan.split, queues.preempted, 0.0)
+    lost = jnp.where(oom, queues.running + held, 0.0)
+    queues = dataclasses.replace(
+        queues,
+        ages=_ages_left(queues, oom, plan.split),
+        running=jnp.where(oom, 0.0, queues.running),
+        context=jnp.where(oom, 0.0, queues.context),
+        preempted=queues.preempted - jnp.where(oom, held, 0.0),
+        **{
+            name: jnp.where(oom & plan.split, 0.0, getattr(queues, name))
+            for name in ("preempted_context", "recompute_context")
+        },
     )
-    return state, metrics
+    return queues, lost
 
 
 def _ages_left(queues: Queues, oom: jax.Array, split: jax.Array) -> Ages | None:
-    """The ages of those that an out-of-memory restart leaves."""
+    """Ages of the sequences that an out-of-memory restart leaves."""
     if queues.ages is None:
         return None
     return dataclasses.replace(
@@ -153,21 +244,7 @@ def _ages_left(queues: Queues, oom: jax.Array, split: jax.Array) -> Ages | None:
     )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Service:
-    """Requests in service in a window, those admitted before it and in it; [F, ...]."""
-
-    tpot_s: jax.Array
-    """mean time per output token after the first, s."""
-    met_share: jax.Array
-    """share of the finishing requests that met both objectives."""
-    ttft_met: jax.Array
-    """see ``SimState``; like the next two, of the requests that do not finish."""
-    decode_s: jax.Array
-    decode_tokens: jax.Array
-
-
+@staged
 def _service(
     classes: TrafficClasses,
     slo: Slo,
@@ -177,15 +254,29 @@ def _service(
     decode_s: jax.Array,
     spread: tuple[jax.Array, jax.Array],
 ) -> _Service:
+    """Service of the window's requests.
+
+    Args:
+      classes: traffic classes.
+      slo: objectives of each class.
+      state: the deployment at the start of the window.
+      counts: requests admitted, completed, with a first token in time, and lost, float32[F, ...].
+      decoded: float32[F, ...], tokens after the first.
+      decode_s: float32[F, ...], decode time of all requests in service, s.
+      spread: the two spreads of ``tpot_met_share``.
+    """
     admitted, completed, first_met, lost = counts
     in_service = jnp.maximum(state.queues.running + state.queues.preempted + admitted, TINY)
     ttft_met = state.ttft_met + first_met
     decode_s = state.decode_s + decode_s
     decode_tokens = state.decode_tokens + decoded
+    # Requests of a class are exchangeable: TPOT = decode time / tokens of all in service, and the
+    # share that met both objectives = P(TTFT met) x P(TPOT met).
     tpot_s = jnp.where(decode_tokens > 1e-3, decode_s / jnp.maximum(decode_tokens, 1e-3), 0.0)
     met_share = jnp.clip(ttft_met / in_service, 0.0, 1.0) * tpot_met_share(
         tpot_s, slo.tpot_s, classes.output_tokens, *spread
     )
+    # Finishing and lost requests take their share of the sums with them.
     stays = jnp.clip((in_service - completed - lost) / in_service, 0.0, 1.0)
     return _Service(
         tpot_s=tpot_s,
@@ -196,11 +287,12 @@ def _service(
     )
 
 
+@staged
 def _overdue(
     waiting: jax.Array, queues: Queues, ttft_met: jax.Array, slo: Slo, tick_s: jax.Array
 ) -> jax.Array:
-    """float32[F, ...], requests that wait beyond their TTFT objective or got their first token
-    after it, and have not ended."""
+    """float32[F, ...], unfinished requests that waited beyond their TTFT objective, or whose first
+    token came after it."""
     older = count_older_than(waiting, (slo.ttft_s / tick_s)[:, None])[:, 0]
     in_service = queues.running + queues.preempted
     return jnp.clip(older, 0.0, waiting[:, 0]) + jnp.clip(in_service - ttft_met, 0.0, in_service)
@@ -221,6 +313,7 @@ def idle_metrics(class_count: int) -> WindowMetrics:
 
 def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) -> SimState:
     """Begins a rolling switch when the knobs ask for one and none is running."""
+    # GPUs go one at a time: a reload takes restart_s of each, a new role rerole_s of each changed.
     idle = state.switch_left_s <= 0.0
     split = jnp.minimum(action.prefill_decode_split, deployment.num_gpus.astype(jnp.int32) - 1)
     reloads = action.quantization_tier != state.tier
@@ -236,12 +329,13 @@ def _start_switch(state: SimState, action: ServeAction, deployment: Deployment) 
         switch_span_s=jnp.where(starts, span, state.switch_span_s),
         switch_reloads=jnp.where(starts, reloads, state.switch_reloads),
     )
-    # One that takes no time is over before the window begins.
+    # A switch that takes no time is over before the window begins.
     return _take_over(state, starts & (span <= 0.0))
 
 
 def _finish_switch(state: SimState, window_s: float) -> SimState:
-    """The new tier and split take over half-way through the switch, when most GPUs have changed."""
+    """Puts the new tier and split in force half-way through the switch, when most GPUs have
+    changed."""
     left = jnp.maximum(state.switch_left_s - window_s, 0.0)
     state = dataclasses.replace(state, switch_left_s=left)
     return _take_over(state, left <= 0.5 * state.switch_span_s)

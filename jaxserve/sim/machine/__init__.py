@@ -1,1 +1,1 @@
-"""What one engine iteration costs on a GPU: seconds, bytes, joules and dollars."""
+"""Cost of an engine iteration on a GPU: seconds, bytes, joules and dollars."""

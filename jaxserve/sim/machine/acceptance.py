@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.datafiles import load_json
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 
 
 def profile_names() -> tuple[str, ...]:

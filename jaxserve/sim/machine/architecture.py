@@ -50,9 +50,9 @@ class SlidingWindow:
     """Layers that attend to the last tokens only. Their KV is not counted."""
 
     layers: int
-    """how many of the model's layers."""
+    """number of the model's layers with a sliding window."""
     tokens: int
-    """context that they read."""
+    """tokens of context that these layers read."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class LargeModel(LlmModel):
     experts: Experts | None = None
     """None for a dense model."""
     latent: LatentAttention | None = None
-    """None for grouped-query attention."""
+    """shapes of latent attention; None for grouped-query attention."""
     window: SlidingWindow | None = None
     """None where every layer attends to the whole context."""
     formats: tuple[str, str, str] = DEFAULT_FORMATS
@@ -159,12 +159,13 @@ class LargeModel(LlmModel):
 
     @property
     def draft_parameters(self) -> int:
-        """Parameters of an EAGLE draft: one dense layer of what a token runs through, and the
-        fusion of two vectors into one."""
+        """Parameters of an EAGLE draft: one dense layer of the parameters that a token uses, and
+        the fusion of two vectors into one."""
         return round(self.active_parameters / self.layers) + 2 * self.hidden**2
 
     def elementwise_bytes_per_token(self, tensor_parallel: int = 1) -> float:
-        """As of a dense model, with the widths that one token runs through."""
+        """Elementwise bytes per token as of a dense model, with the widths that one token runs
+        through."""
         if self.experts is None:
             return super().elementwise_bytes_per_token(tensor_parallel)
         qkv = self.attention_width + self.kv_elements_per_token_layer
@@ -193,8 +194,8 @@ class LargeModel(LlmModel):
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes that one more token keeps in the KV caches of all layers: those with a window drop
-        one for it."""
+        """Bytes that one more token keeps in the KV caches of all layers; layers with a window drop
+        a token for it."""
         return self.kv_layers * self.kv_bytes_per_token_layer
 
     @property
@@ -203,8 +204,8 @@ class LargeModel(LlmModel):
         return self.layers - (self.window.layers if self.window else 0)
 
     def kv_share(self, tensor_parallel: int) -> float:
-        """Share of a token's KV on one GPU of a group. What has fewer heads than the group has
-        GPUs is copied, unless each GPU attends for sequences of its own."""
+        """Share of a token's KV on one GPU of a group. A model with fewer KV heads than the group
+        has GPUs is copied, unless each GPU attends for sequences of its own."""
         if self.attention_data_parallel:
             return 1 / tensor_parallel / self.pipeline_parallel
         heads = 1 if self.latent else self.kv_heads

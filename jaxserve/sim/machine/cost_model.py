@@ -24,12 +24,12 @@ from numpy.typing import ArrayLike
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.architecture import LargeModel
-from jaxserve.sim.machine.beyond import Beyond
+from jaxserve.sim.machine.cost_constants import dense_constants, served_constants
 from jaxserve.sim.machine.hardware import EngineSettings, Gpu, LlmModel
-from jaxserve.sim.machine.reduced_constants import dense_constants, served_constants
+from jaxserve.sim.machine.moe_terms import Beyond
 from jaxserve.sim.machine.stack import ServedGpu
-from jaxserve.tiers import Tier
 
 # Prefill progresses by at least this share of the token budget per iteration, even where verified
 # tokens would fill the budget; only the aggregate quantity ``prefill_added_s`` needs the floor.
@@ -48,7 +48,15 @@ class IterationTimer(Protocol):
         speculation_depth: int = 0,
         tier: int = 0,
     ) -> float:
-        """Seconds of one iteration; see ``CostModel.iteration_s``."""
+        """Seconds of one iteration; see ``CostModel.iteration_s``.
+
+        Args:
+          decode_seqs: sequences that decode.
+          kv_tokens: KV tokens of all of them together.
+          chunks: (tokens, tokens before them) of each prompt chunk.
+          speculation_depth: draft tokens of each decoding sequence.
+          tier: quantisation tier.
+        """
         ...
 
 
@@ -71,7 +79,7 @@ class CostModel:
     host_s: float
     """seconds per iteration outside the kernels."""
     linear_constant_s: tuple[float, float, float]
-    """c0 of each tier."""
+    """c0 of the linear roofline, s, each tier."""
     weight_read_s: tuple[float, float, float]
     """seconds to stream the body's weights, each tier."""
     linear_s_per_token: tuple[float, float, float]
@@ -83,7 +91,7 @@ class CostModel:
     allreduce_s: float
     """seconds of the two collectives of a layer, 0 without tensor parallelism."""
     allreduce_s_per_token: float
-    """the same, for each token in the iteration."""
+    """seconds of one all-reduce for each token in the iteration."""
     head_read_s: float
     """seconds to read the output head, always bf16."""
     head_s_per_row: float
@@ -94,9 +102,9 @@ class CostModel:
     attention_constant_s: float
     """fixed seconds of decode attention, per layer."""
     attention_base_s: float
-    """its scheduling seconds, per layer."""
+    """scheduling seconds of attention, per layer."""
     attention_s_per_sequence: float
-    """its scheduling seconds for each sequence, per layer."""
+    """scheduling seconds of attention for each sequence, per layer."""
     kv_read_s_per_token: float
     """per layer and KV token, decode."""
     attention_q: float
@@ -108,7 +116,7 @@ class CostModel:
     prefill_s_per_pair: float
     """seconds for each (query, key) pair, per layer."""
     draft_fixed_s: float
-    """one draft costs ``draft_fixed_s max(1, depth / draft_flat_depth)``."""
+    """seconds of a draft are ``draft_fixed_s max(1, depth / draft_flat_depth)``."""
     draft_flat_depth: float
     """deepest draft that costs no more than the shallowest."""
     draft_s_per_token: float
@@ -383,6 +391,13 @@ class CostModel:
         The sum over the prompt's chunks of t(batch + chunk) - t(batch): what prefill steals from
         decoding. The batch's context cancels. A chunk gets what the verified tokens leave of the
         budget, at least ``MIN_CHUNK_SHARE`` of it. Arguments broadcast.
+
+        Args:
+          batch: decoding sequences of the GPU.
+          prompt_tokens: tokens of the prompt.
+          depth: draft tokens of each decoding sequence.
+          tier: quantisation tier.
+          token_budget: tokens that an iteration may process.
         """
         batch, prompt_tokens, depth = np.broadcast_arrays(
             *(np.asarray(x, np.float64) for x in (batch, prompt_tokens, depth))

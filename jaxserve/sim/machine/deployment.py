@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.arrays.convert import on_device
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.energy import (
     JOULES_PER_KWH,
     SECONDS_PER_HOUR,
@@ -24,7 +25,6 @@ from jaxserve.sim.machine.memory import (
     weights_bytes,
 )
 from jaxserve.sim.machine.stack import Stack
-from jaxserve.tiers import Tier
 
 MAX_GPUS = 8
 MAX_KV_POOL_TOKENS = 1_000_000_000
@@ -100,13 +100,13 @@ class Deployment:
         return self.num_gpus * seconds * self.usd_per_gpu_s + energy_j * self.usd_per_joule
 
     def on_host(self) -> Deployment:
-        """The same with float64 NumPy leaves."""
+        """The deployment with float64 NumPy leaves."""
         return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), self)
 
 
 @dataclass(frozen=True)
 class DeploymentSettings:
-    """What an operator chooses once. Delays in seconds."""
+    """Choices of an operator that last for an episode. Delays in seconds."""
 
     num_gpus: int = 1
     tensor_parallel: int = 1

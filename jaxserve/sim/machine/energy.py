@@ -42,7 +42,8 @@ def iteration_bytes(gpu: Gpu, model: LlmModel, tier: int, kv_tokens: Any) -> Any
 
 
 def body_bytes(gpu: Gpu, model: LlmModel, tier: int) -> float:
-    """Weights of all layers as an iteration reads them; of experts all, as a full batch does."""
+    """Bytes of the weights of all layers as an iteration reads them; all experts, as a full batch
+    does."""
     weights = model.body_parameters * gpu.linear[tier].weight_bytes
     if isinstance(model, LargeModel) and isinstance(gpu, ServedGpu):
         weights += model.expert_parameters * gpu.expert_linear[tier].weight_bytes

@@ -14,15 +14,14 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, load_json, read_json
 from jaxserve.errors import InputError
-from jaxserve.limits import LARGEST_BATCH
+from jaxserve.fields import MAX_BATCH, Tier
 from jaxserve.sim.machine.collectives import AllReduce
-from jaxserve.tiers import Tier
 
 GIB = 2**30
 
 _OWN_LINK = "own_link"
 _WORDS = ("base", "description", "source")
-"""What a GPU file may say beside constants."""
+"""Words of a GPU file beside constants."""
 _MAY_BE_ZERO = ("layer_constant_s", "constant_s", "base_s", "fixed_s", "expert_layer_s")
 
 
@@ -53,7 +52,7 @@ class AttentionFit:
     base_s: float
     """scheduling seconds, joined with the KV read by ``q_norm``."""
     per_sequence_s: float
-    """the same for each sequence."""
+    """seconds added for each sequence."""
     bandwidth_efficiency: float
     """reached share of memory bandwidth while reading KV."""
     q_norm: float
@@ -97,7 +96,7 @@ class DraftFit:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One accelerator."""
+    """Constants of one accelerator."""
 
     name: str
     """file name of its data."""
@@ -106,7 +105,7 @@ class Gpu:
     bandwidth_bytes_per_s: float
     """peak memory bandwidth."""
     linear: tuple[LinearFit, LinearFit, LinearFit]
-    """fits by tier, see ``jaxserve.tiers.Tier``."""
+    """fits by tier, see ``jaxserve.fields.Tier``."""
     head_bandwidth_efficiency: float
     """reached share of memory bandwidth in the output head (bf16)."""
     head_flops_efficiency: float
@@ -126,7 +125,7 @@ class Gpu:
     link_latency_s: float
     """seconds of a collective that moves nothing."""
     link_gpus: float
-    """GPUs that such links join; of collectives among more nothing is known."""
+    """GPUs that such links join; collectives among more GPUs have no constants."""
     all_reduce: AllReduce | None
     """measured collectives between such GPUs; None where only the link is known."""
     idle_w: float
@@ -138,7 +137,7 @@ class Gpu:
     max_w: float
     """power limit, W."""
     price_usd_per_hour: float
-    """rent of one GPU."""
+    """rent of one GPU, US dollars."""
     electricity_usd_per_kwh: float
     """price of energy, cooling included."""
 
@@ -252,7 +251,7 @@ class EngineSettings:
 
     token_budget: int = 2048
     """tokens that one iteration may schedule (chunked prefill)."""
-    max_sequences: int = LARGEST_BATCH
+    max_sequences: int = MAX_BATCH
     """largest batch cap; also what the nominal logits buffer is sized for."""
     memory_utilization: float = 0.92
     """share of device memory that the engine plans with."""
@@ -310,7 +309,7 @@ def _own_gpu(path: Path) -> JsonObject:
         raise InputError(f"{where} has the name of a packaged GPU; give it a name of its own")
     base = own.one_of("base", gpu_names())
     merged = _merged(load_json(f"hardware/{base}.json"), own)
-    # Of another link than the base's nothing was measured.
+    # Collectives were measured on the base's link only.
     merged[_OWN_LINK] = "link" in own and "all_reduce" not in own.get("served", {})
     return JsonObject(merged, where)
 
@@ -325,7 +324,7 @@ def _merged(base: dict[str, Any], own: JsonObject) -> dict[str, Any]:
 
 
 def gpu_data(name: str) -> JsonObject:
-    """All that the file of GPU ``name`` says; see ``load_gpu``.
+    """Content of the file of GPU ``name``; see ``load_gpu``.
 
     Raises:
       InputError: unknown name, or a file that is not one of a GPU.

@@ -76,6 +76,14 @@ def kv_pool_bytes(
     The engine plans with a profiling run of a full chunk and one row of logits per sequence, as
     serving engines do; verifying drafts at a large batch needs more than that.
 
+    Args:
+      gpu: its memory counts.
+      model: shapes of the layers.
+      tier: quantisation tier.
+      speculating: whether a draft model is resident.
+      tensor_parallel: GPUs that share every layer.
+      engine: memory settings of the engine.
+
     Raises:
       InputError: nothing is left, so the model does not fit.
     """
@@ -105,6 +113,14 @@ def kv_capacity_tokens(
 ) -> Any:
     """Tokens of KV that the share ``kv_fraction`` of the pool holds.
 
+    Args:
+      gpu: its memory counts.
+      model: shapes of the layers.
+      tier: quantisation tier.
+      kv_fraction: share of the pool, 0..1.
+      speculating: whether a draft model is resident.
+      tensor_parallel: GPUs that share every layer.
+
     Raises:
       InputError: the model does not fit.
     """
@@ -124,6 +140,15 @@ def memory_used_bytes(
     """Bytes in use during an iteration; more than ``gpu.memory_bytes`` is an out-of-memory restart.
 
     The KV pool counts as a whole, whatever the KV budget is, because the engine reserves it.
+
+    Args:
+      gpu: its memory counts.
+      model: shapes of the layers.
+      tier: quantisation tier.
+      speculating: whether a draft model is resident.
+      tokens_in_iteration: tokens that the iteration processes.
+      logits_rows: positions whose logits it computes.
+      tensor_parallel: GPUs that share every layer.
 
     Raises:
       InputError: the model does not fit.

@@ -49,14 +49,14 @@ _OTHERWISE = (
 _EVERY_LAYER = ("decoder_sparse_step", "moe_layer_freq")
 _SOFTMAX = 1  # of MiniMax's attn_type_list; 0 is a layer of linear attention
 _FULL, _SLIDING = "full_attention", "sliding_attention"
-_MOST_UNCOUNTED = 256
-"""KV of layers with a window, which is not counted, in tokens of the other layers' KV: what every
-sequence may hold more than is simulated. That of gpt-oss is 128."""
+_MAX_UNCOUNTED = 256
+"""Greatest KV of layers with a window, which is not counted, in tokens of the other layers' KV: a
+sequence may hold so much more than is simulated. That of gpt-oss is 128."""
 _OWN_FILE = "a file like those in data/models"
 
 
 def own_architecture(path: Path) -> JsonObject:
-    """What ``architecture`` holds in a file of ``data/models``.
+    """Parses ``architecture`` of a file in ``data/models``.
 
     Raises:
       InputError: it cannot be read, a size is missing, or it is no transformer of the kind that is
@@ -137,7 +137,7 @@ def _latent(config: JsonObject) -> dict[str, Any]:
 
 
 def _experts(config: JsonObject, layers: int) -> dict[str, int]:
-    """Of the layers that have them: all but the first ones, or but those that are listed."""
+    """Number of layers with experts: all but the first ones, or but the listed ones."""
     for key in _EVERY_LAYER:
         if config.get(key, 1) != 1:
             checks.refuse(config.name(key), config[key], "1")
@@ -178,7 +178,7 @@ def _window(config: JsonObject, layers: int) -> dict[str, int] | None:
         windowed = kinds.count(_SLIDING)
     elif config.get("sliding_window_pattern"):  # every so many layers one reads all
         windowed = layers - layers // _size(config, "sliding_window_pattern")
-    if windowed * tokens > _MOST_UNCOUNTED * (layers - windowed):
+    if windowed * tokens > _MAX_UNCOUNTED * (layers - windowed):
         checks.refuse(
             config.name("sliding_window"),
             tokens,

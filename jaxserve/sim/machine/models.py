@@ -44,8 +44,8 @@ def load_model(name: str) -> LlmModel:
 
 
 def _own_name(path: Path) -> str:
-    """What a model of the user's own is called: as its file, or, as all are called config.json
-    there, as its folder."""
+    """Name of a user's own model: that of its file, or of its folder where the file is a
+    config.json."""
     name = path.resolve().parent.name if path.stem == "config" else path.stem
     if name in model_names():
         raise InputError(f"model file {path} has the name of a packaged model; give it its own")

@@ -1,4 +1,4 @@
-"""What serves a model beside its GPU: formats of the tiers, layout over GPUs, engine and version.
+"""Serving stack of a model: formats of the tiers, layout over GPUs, engine and version.
 
 A table without a stack describes one dense model with the constants of its GPU's file alone, and
 its tiers are FP16, INT8 and INT4. With a stack the tiers are the formats that it names, and times
@@ -26,12 +26,12 @@ MAX_GROUPS = 16
 
 @dataclass(frozen=True)
 class Stack:
-    """How a model is served."""
+    """Serving stack of a model."""
 
     engine: str = "vllm"
     """name of a file in ``data/engines``."""
     version: str | None = None
-    """its version; None for the engine's constants where no version was measured."""
+    """version of the engine; None for the engine's constants where no version was measured."""
     formats: tuple[str, str, str] = DEFAULT_FORMATS
     """number format of the weights in tiers 0, 1 and 2."""
     kv_format: str = "bf16"
@@ -43,7 +43,7 @@ class Stack:
 
     @classmethod
     def from_dict(cls, data: Any, where: str) -> Stack:
-        """From a JSON object; fields left out keep their default.
+        """Parses a stack from a JSON object; fields left out keep their default.
 
         Raises:
           InputError: a field is unknown or out of range.
@@ -70,7 +70,7 @@ class EngineTimes:
     """Seconds that an engine adds to the kernels."""
 
     name: str
-    """name of its file."""
+    """name of the engine's file."""
     host_s: float
     """seconds per iteration outside the kernels: scheduler, launch, sampling."""
     row_s: float
@@ -81,7 +81,7 @@ class EngineTimes:
     """least seconds per layer of an iteration with prompt tokens, whose kernels the host launches
     one by one where a batch that only decodes replays a recorded graph."""
     eager_expert_layer_s: float
-    """the same of a layer of experts, which has other kernels."""
+    """least seconds per layer of experts of such an iteration; its kernels are others."""
     prefill_first: bool
     """prompts have iterations of their own, and running sequences wait for them."""
 

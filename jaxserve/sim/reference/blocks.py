@@ -18,7 +18,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        """Blocks nobody holds; negative after the capacity was lowered below what is in use."""
+        """Blocks that no sequence holds; negative where the capacity is below the use."""
         return self.capacity - self.used
 
     def allocate(self, blocks: int) -> None:
@@ -26,8 +26,8 @@ class BlockPool:
         self.used += blocks
 
     def find(self, request: Request, most: int) -> tuple[int, int]:
-        """How many of the first ``most`` blocks of ``request`` are here, and how many of them
-        nobody holds."""
+        """Number of the first ``most`` blocks of ``request`` that are cached, and how many of them
+        no sequence holds."""
         return 0, 0
 
     def reuse(self, request: Request, blocks: int) -> None:
@@ -42,7 +42,7 @@ class BlockPool:
         self.used -= blocks
 
     def resize(self, capacity: int) -> None:
-        """Changes the capacity; whoever holds blocks keeps them."""
+        """Changes the capacity; sequences that hold blocks keep them."""
         self.capacity = capacity
 
     def clear(self) -> None:
@@ -124,7 +124,7 @@ class CachingBlockPool(BlockPool):
         self._copies: dict[int, list[int]] = {}
         """the younger ones, where there are any."""
         self._waiting: OrderedDict[int, None] = OrderedDict()
-        """named blocks that nobody holds, the next one to be taken first."""
+        """named blocks that no sequence holds, the next one to be taken first."""
         self._held: dict[int, list[int]] = {}
         """named blocks of each sequence, from its first token on."""
 
@@ -147,7 +147,7 @@ class CachingBlockPool(BlockPool):
             self._drop(self._waiting.popitem(last=False)[0])
 
     def _drop(self, block: int) -> None:
-        """Forgets a block that nobody holds."""
+        """Forgets a block that no sequence holds."""
         name = self._names.pop(block)
         del self._holders[block]
         copies = self._copies.get(name)

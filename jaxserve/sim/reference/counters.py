@@ -1,4 +1,4 @@
-"""What the reference simulator counts."""
+"""Counters and statistics of the reference simulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxserve.sim.reference.request import Request
 
 @dataclass
 class Work:
-    """Work done at one quantisation tier; what energy is computed from."""
+    """Work done at one quantisation tier, from which energy is computed."""
 
     iterations: int = 0
     """engine iterations, each a pass over the weights."""
@@ -24,7 +24,7 @@ class Work:
 
 @dataclass
 class Counters:
-    """What engines did since these counters were made; all engines of a deployment share them."""
+    """Counts since these counters were made; all engines of a deployment share them."""
 
     first_tokens: list[Request] = field(default_factory=list)
     completed: list[Request] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class WindowStats:
-    """What happened between two control points."""
+    """Statistics between two control points."""
 
     end_s: float
     """end of the window, seconds since the start."""
@@ -75,7 +75,7 @@ class WindowStats:
     preemptions: int
     """sequences preempted in the window."""
     running: int
-    """requests running at the end; one in a KV transfer counts."""
+    """requests running at the end, those in a KV transfer included."""
     waiting: int
     """requests waiting at the end."""
     first_tokens: np.ndarray
@@ -105,7 +105,7 @@ class WindowStats:
     prefill_gpus: int
     """GPUs that only prefilled, for most of the window."""
     work: tuple[Work, Work, Work]
-    """of iterations that started in the window, by tier, for energy."""
+    """work of iterations that started in the window, by tier, for energy."""
 
     @property
     def ttft_s(self) -> np.ndarray:

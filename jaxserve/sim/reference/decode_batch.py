@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.reference.request import Request
 
 
@@ -80,7 +80,7 @@ class DecodeBatch:
     def advance(
         self, rows: int, depth: int, rng: np.random.Generator
     ) -> tuple[int, list[tuple[Request, int]]]:
-        """One step of the first ``rows``, with ``depth`` draft tokens for each.
+        """Advances the first ``rows`` sequences by a step, with ``depth`` draft tokens for each.
 
         Returns:
           how many tokens they made, and the sequences that are through, which leave the batch,

@@ -19,13 +19,12 @@ from jaxserve.sim.machine.cost_model import MIN_CHUNK_SHARE, IterationTimer
 from jaxserve.sim.reference.blocks import BlockPool, CachingBlockPool
 from jaxserve.sim.reference.counters import Counters
 from jaxserve.sim.reference.decode_batch import DecodeBatch
-from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.request import Request, WaitingQueue
-from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
+from jaxserve.sim.reference.settings import GpuKnobs, MemoryMeter, SchedulerSettings
 
 
 class Role(Enum):
-    """What a GPU does: everything, only prefill (then hand over), or only decode."""
+    """Role of a GPU: everything, only prefill (then hand over), or only decode."""
 
     MIXED = "mixed"
     PREFILL = "prefill"
@@ -62,7 +61,7 @@ class Engine:
         self.held: list[Request] = []
         """prefilled sequences whose KV waits here for a decoding GPU."""
         self.handoffs: list[Request] = []
-        """those of ``held`` that the deployment has not collected."""
+        """requests of ``held`` that the deployment has not collected."""
         self.displaced: list[Request] = []
         """preempted sequences of a decode-only GPU, to be prefilled elsewhere."""
         self.crashed = False
@@ -112,7 +111,7 @@ class Engine:
         self._incoming.clear()
         depth = self._depth = self.knobs.speculation_depth
         tier = self.knobs.tier
-        # What only preempts takes no time; the next one finds the blocks that it has freed.
+        # An iteration that only preempts takes no time; the next one finds the freed blocks.
         while self._compose(now) and not (self._rows or self._chunks):
             pass
         if not (self._rows or self._chunks):
@@ -161,7 +160,8 @@ class Engine:
         self._chunks = []
 
     def abort(self, request: Request) -> None:
-        """Drops ``request``, which waits or runs here, between two iterations: nobody wants it."""
+        """Drops ``request``, which waits or runs here, between two iterations; its client is
+        gone."""
         if request in self.decoding.sequences:
             _, blocks, full = self.decoding.remove(request)
             self.pool.release(request, blocks, full)
@@ -197,7 +197,7 @@ class Engine:
         self._release(request)
 
     def evacuate(self) -> list[Request]:
-        """Stops the process: all KV is lost. Returns what was running, oldest first.
+        """Stops the process, so that all KV is lost. Returns the running requests, oldest first.
 
         Requests in ``waiting`` stay there for the caller to collect.
         """
@@ -228,7 +228,7 @@ class Engine:
         if through:
             room = self._serve_prefilling(room)
         preempted = self.counters.preemptions > before
-        # Whatever was preempted stays out for an iteration.
+        # Preempted sequences stay out for an iteration.
         while not preempted and room > 0 and (request := self._admit(now)) is not None:
             room -= self._schedule(request, room)
         return preempted
@@ -281,7 +281,7 @@ class Engine:
     def _make_room(self, blocks: int, request: Request) -> bool:
         """Preempts until ``request`` can have ``blocks``; False if it came to ``request`` itself.
 
-        Without need of a block nobody is preempted, even if the pool has become too small.
+        Without need of a block no sequence is preempted, even if the pool has become too small.
         """
         while blocks > max(self.pool.free, 0):
             victim = self._victim()
@@ -382,7 +382,7 @@ class Engine:
             self.decoding.join(request, request.blocks)
 
     def _advance_decoding(self, now: float) -> None:
-        """One step of the decoding sequences that are in the iteration."""
+        """Advances the decoding sequences of the iteration by a step."""
         tokens, through = self.decoding.advance(self._rows, self._depth, self._rng)
         self.counters.tokens += tokens
         self.counters.decodes.append((self._duration_s, self._rows))

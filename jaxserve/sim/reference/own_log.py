@@ -29,7 +29,7 @@ _FIRST_WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class ServedBy:
-    """How the engines were started that served a log."""
+    """Settings of the engines that served a log."""
 
     kv_tokens: int
     """KV tokens that one engine has room for."""
@@ -42,8 +42,8 @@ class ServedBy:
     tier: int = 0
     """quantisation tier of the weights."""
     prefix_caching: bool = False
-    """whether prompts find what others that begin alike have left in the KV pool; of a trace
-    without ``hash_ids`` nothing is known of that."""
+    """whether prompts that begin alike share their prefix in the KV pool; a trace without
+    ``hash_ids`` has no such prompts."""
     frontend_s: float = 0.0
     """delay between client and engine, part of TTFT, s."""
 
@@ -60,15 +60,15 @@ class Quantity:
     """A figure of a log."""
 
     name: str
-    """what it is, with its unit."""
+    """figure, with its unit."""
     simulated: float
-    """by the reference simulator; NaN where nothing was served."""
+    """value in the reference simulator; NaN where nothing was served."""
     measured: float | None = None
-    """in the log; None where it does not tell."""
+    """value in the log; None where the log lacks it."""
 
     @property
     def error(self) -> float | None:
-        """Relative, with its sign."""
+        """Relative error of the simulator, with its sign."""
         return None if not self.measured else self.simulated / self.measured - 1
 
 

@@ -22,6 +22,13 @@ def run_requests(
 ) -> np.ndarray:
     """Serves ``requests`` to the end on one engine without router, queue limit or front end.
 
+    Args:
+      requests: their arrivals in seconds, lengths in tokens.
+      timer: seconds of an iteration.
+      knobs: knobs of the engine, held to the end.
+      settings: limits of the scheduler; default is ``SchedulerSettings()``.
+      seed: of the draft tokens that are accepted.
+
     Returns:
       ``LOG_DTYPE`` rows in the order of ``requests``, whose own fields are filled in as well.
 

@@ -1,4 +1,4 @@
-"""Requests of the reference simulator: what they ask for, what happened to them, how they queue."""
+"""Requests of the reference simulator: their lengths, their history, their queues."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 
 LOG_DTYPE = np.dtype(
     [
@@ -32,7 +32,8 @@ LOG_DTYPE = np.dtype(
         ("lost", "?"),
     ]
 )
-"""One row per request. Times that have not happened are NaN; ``tier`` is -1 until it finishes."""
+"""Columns of a log with a row per request. Times that have not happened are NaN; ``tier`` is -1
+until the request finishes."""
 
 
 _NO_IDS = np.zeros(0, np.int64)
@@ -41,7 +42,7 @@ _PLACES = 1 << 24  # more blocks than a sequence has
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request and its history."""
+    """A request and its history."""
 
     id: int
     """unique; breaks ties between equal arrival times."""
@@ -61,13 +62,13 @@ class Request:
     prefix_ids: np.ndarray = field(default_factory=lambda: _NO_IDS)
     """int64[h], names (from 0 on) of the prompt's blocks of ``prefix_tokens`` tokens, the last of
     which may not be full. Equal names in two requests mean equal tokens up to the block's end.
-    Empty where nobody else has any of this prompt's tokens."""
+    Empty where no other prompt has any of its tokens."""
     prefix_tokens: int = 1
     """tokens that each of ``prefix_ids`` stands for."""
     frontend_s: float = 0.0
     """delay of the front end, part of TTFT but not of the engine's time."""
     generated: int = 0
-    """output tokens so far; they outlive a preemption."""
+    """output tokens so far; a preemption does not lose them."""
     computed: int = 0
     """prompt tokens prefilled since it was last admitted."""
     blocks: int = 0

@@ -1,13 +1,14 @@
-"""Settings and knobs of the reference simulator."""
+"""Settings and knobs of the reference simulator, and its interface to device memory."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from jaxserve import checks
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
@@ -35,7 +36,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class GpuKnobs:
-    """What an operator sets on one GPU."""
+    """Knobs of one GPU."""
 
     batch_cap: int
     """sequences that may run at once (vLLM's ``max_num_seqs``)."""
@@ -72,16 +73,16 @@ class ShiftedExponentialFrontEnd:
     tail_s: float = 0.0
 
     def draw(self, rng: np.random.Generator) -> float:
-        """Seconds for one request."""
+        """Delay of one request, s."""
         return self.fixed_s + self.tail_s * rng.standard_exponential()
 
 
 @dataclass(frozen=True)
 class ReferenceSettings:
-    """What an operator can not change while serving."""
+    """Settings that an operator cannot change while serving."""
 
     num_gpus: int = 1
-    """engines."""
+    """engines of the deployment."""
     queue_capacity: int = EngineSettings.queue_capacity
     """requests that may wait in the whole deployment; later ones are rejected."""
     restart_s: float = EngineSettings.restart_s
@@ -105,3 +106,23 @@ class ReferenceSettings:
         for name in ("restart_s", "rerole_s", "oom_restart_s", "kv_bytes_per_token"):
             checks.number(name, getattr(self, name), 0)
         checks.positive("link_bytes_per_s", self.link_bytes_per_s)
+
+
+class MemoryMeter(Protocol):
+    """Device memory of an iteration."""
+
+    @property
+    def device_bytes(self) -> float:
+        """Memory of one GPU; an iteration that needs more crashes the engine."""
+        ...
+
+    def used_bytes(
+        self,
+        *,
+        tokens: int,
+        logits_rows: int,
+        speculation_depth: int,
+        tier: int,
+    ) -> float:
+        """Bytes in use on one GPU during an iteration, the whole KV pool included."""
+        ...

@@ -24,19 +24,18 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.reference.counters import Counters, WindowStats
-from jaxserve.sim.reference.device_memory import MemoryMeter
 from jaxserve.sim.reference.engine import Engine, Role
 from jaxserve.sim.reference.request import Request, WaitingQueue, request_log
-from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
+from jaxserve.sim.reference.settings import Knobs, MemoryMeter, ReferenceSettings
 
 
 @dataclass(eq=False)
 class _Gpu:
-    """One GPU's place in the deployment."""
+    """A GPU of the deployment, with its switch."""
 
     engine: Engine
     prefills: bool = False
-    """its place in a split."""
+    """whether the GPU prefills in a split."""
     busy: bool = False
     up: bool = True
     down_since_s: float = 0.0
@@ -103,7 +102,7 @@ class ReferenceSimulator:
         self.submit(requests)
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Adds traffic.
+        """Adds requests to the traffic.
 
         Raises:
           InputError: a request arrives before the simulator's present, or an id is taken.
@@ -324,7 +323,7 @@ class ReferenceSimulator:
         self._counters.lost.append(request)
 
     def _take_down(self, gpu: _Gpu, seconds: float) -> list[Request]:
-        """Stops a GPU for ``seconds``; what waited on it goes back to the router.
+        """Stops a GPU for ``seconds``; its waiting requests go back to the router.
 
         Returns the requests whose KV went with it.
         """

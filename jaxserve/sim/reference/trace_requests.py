@@ -22,8 +22,8 @@ def trace_requests(
 ) -> list[Request]:
     """The requests of a trace in order of arrival, with ids from 0.
 
-    What a request generates has no name in a trace, so nobody else finds it in a cache; where a
-    later prompt repeats it, the trace names it there.
+    Generated tokens have no name in a trace, so no other request finds them in a cache; where a
+    later prompt repeats them, the trace names them there.
 
     Args:
       classes: of the requests, see ``jaxserve.sim.traffic.trace_classes.class_map``.

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.datafiles import data_dir
-from jaxserve.limits import TOKEN_BUDGETS
+from jaxserve.fields import TOKEN_BUDGETS
 from jaxserve.sim.machine.acceptance import tokens_per_step
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
@@ -22,6 +22,7 @@ from jaxserve.sim.machine.hardware import (
 from jaxserve.sim.machine.memory import kv_capacity_tokens, memory_used_bytes
 from jaxserve.sim.machine.stack import Stack, serve
 from jaxserve.sim.table.closed_loop import ClosedLoop, closed_loop
+from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.file import (
     LOAD_TEST_COLUMNS,
     PRIMITIVE_COLUMNS,
@@ -39,7 +40,6 @@ from jaxserve.sim.table.grid import (
     SPEC_LENGTHS,
     grid_shape,
 )
-from jaxserve.sim.table.measured import Extent
 
 OUTPUT_TOKENS = 256
 """Output length of the closed-loop columns."""
@@ -123,8 +123,15 @@ def fill_grid(
     output_tokens: int = OUTPUT_TOKENS,
     buckets: int = len(PROMPT_LENGTHS),
 ) -> TableFile:
-    """All cells of the grid from ``metadata.cost_model``; memory and money from ``gpu`` and
+    """Fills all cells of the grid from ``metadata.cost_model``, memory and money from ``gpu`` and
     ``model``.
+
+    Args:
+      metadata: description of the table, with its cost model.
+      gpu: memory and price.
+      model: shapes of the layers.
+      output_tokens: output length of the load test's columns, tokens.
+      buckets: prompt lengths, the shortest of ``PROMPT_LENGTHS``.
 
     Raises:
       InputError: the model does not fit, or a number is out of range.

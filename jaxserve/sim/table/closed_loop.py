@@ -9,7 +9,7 @@ average (S - 1) / (n + 1) prompts of prefill:
 
 Three limits bend this at high concurrency. KV capacity bounds the sequences in service. The token
 budget of an iteration bounds the prompts it can carry, and with them the batch that prefill can
-keep supplied. Who is not served waits, which by Little's law is the rest of TTFT. Preemption and
+keep supplied. The other requests wait, which by Little's law is the rest of TTFT. Preemption and
 the front end's own delay are left out.
 """
 
@@ -128,7 +128,7 @@ def _poisson_quantile(mean: NDArray[np.float64], z: float) -> NDArray[np.float64
 
 
 def _largest(holds, upper: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Largest number up to ``upper`` for which ``holds``; a predicate that fails from some point
+    """Largest number up to ``upper`` for which ``holds``, a predicate that fails from some number
     on."""
     low, high = np.zeros_like(upper), upper.copy()
     for _ in range(_BISECTIONS):

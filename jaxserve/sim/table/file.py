@@ -38,10 +38,11 @@ from jaxserve import checks
 from jaxserve.arrays.convert import numpy_of
 from jaxserve.datafiles import data_dir, write_atomic
 from jaxserve.errors import InputError
-from jaxserve.limits import MAX_DEPTH, TOKEN_BUDGETS
+from jaxserve.fields import MAX_DEPTH, TOKEN_BUDGETS, Tier
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.deployment import MAX_KV_POOL_TOKENS
 from jaxserve.sim.machine.stack import Stack
+from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.grid import (
     AXES,
     LEAST_BUCKETS,
@@ -51,8 +52,6 @@ from jaxserve.sim.table.grid import (
     grid_rows,
     grid_shape,
 )
-from jaxserve.sim.table.measured import Extent
-from jaxserve.tiers import Tier
 
 LOAD_TEST_COLUMNS = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb", "cost_per_1k")
 PRIMITIVE_COLUMNS = ("prefill_ms", "itl_ms", "prefill_added_ms")
@@ -67,13 +66,13 @@ _TOLERANCE = 1e-5  # relative; beyond float32 rounding
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was measured on a running engine; a live task locks what was not."""
+    """Measurements of a running engine; a live task locks knobs that were not measured."""
 
     tier: int
     """the quantisation tier that was measured; the table has the same times in the others."""
     depths: tuple[int, ...]
-    """speculation depths that were measured. At others a token to verify costs what any token
-    does, and drafting costs nothing."""
+    """speculation depths that were measured. At other depths a token to verify costs as much as any
+    token, and drafting costs nothing."""
     kv_pool_tokens: int | None
     """KV tokens that the engine has room for; None where it does not say."""
     frontend_s: float
@@ -81,7 +80,7 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, fields: checks.JsonObject) -> "Calibration":
-        """From the fields of a JSON object.
+        """Parses measurements from the fields of a JSON object.
 
         Raises:
           InputError: a field is missing or out of range.
@@ -102,7 +101,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class TableMetadata:
-    """What a table describes and where it comes from."""
+    """Description and origin of a table."""
 
     model: str
     """name of the model's data file."""
@@ -111,7 +110,7 @@ class TableMetadata:
     engine: str
     """serving engine that the times stand for."""
     source: str
-    """how the constants were obtained."""
+    """origin of the constants."""
     fit_error: float | None
     """mean relative error against held-out measurements: of TPOT in a load test, else of steps or
     kernels; None where the constants were not fitted."""
@@ -126,10 +125,10 @@ class TableMetadata:
     calibration: Calibration | None = None
     """None where no running engine was measured."""
     stack: Stack | None = None
-    """what serves the model; None for a dense model with the constants of its GPU's file, whose
-    tiers are FP16, INT8 and INT4."""
+    """serving stack; None for a dense model with the constants of its GPU's file, whose tiers are
+    FP16, INT8 and INT4."""
     measured: Extent | None = None
-    """what the load test covered that it was fitted to; None where it was fitted to none."""
+    """extent of the load test that the table was fitted to; None where there was none."""
 
     def to_json(self) -> str:
         """JSON form that ``from_json`` reads back exactly."""
@@ -179,7 +178,7 @@ class TableFile:
     """The contents of a table file, in the order of the grid."""
 
     metadata: TableMetadata
-    """what the table describes."""
+    """description of the table."""
     columns: dict[str, NDArray[np.float64]]
     """float64 arrays of shape ``grid_shape(buckets)`` for every column but the axes."""
 
@@ -235,7 +234,7 @@ def read_table_file(name_or_path: str | Path) -> TableFile:
 
 
 def write_table_file(path: Path | str, file: TableFile) -> None:
-    """Writes a table, whole or not at all; what is written reads back."""
+    """Writes a table, whole or not at all; the file reads back equal."""
     whole = set(AXES) - {"kv_budget"} | {"output_len"}
     columns = axis_columns(file.buckets) | {
         name: values.ravel() for name, values in file.columns.items()
@@ -295,7 +294,7 @@ def _numbers(column: pa.ChunkedArray, name: str) -> NDArray[np.float64]:
 
 
 def _buckets(column: NDArray[np.float64]) -> int:
-    """How many lengths the file has, from its highest bucket."""
+    """Number of lengths in the file, from its highest bucket."""
     return int(np.clip(np.rint(column.max()) + 1, LEAST_BUCKETS, len(PROMPT_LENGTHS)))
 
 

@@ -1,19 +1,18 @@
-"""The grid of a latency table: its axes, and where a row of the file lies on them."""
+"""Grid of a latency table: its axes, and the places of a file's rows on them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.limits import LARGEST_BATCH, LONGEST_TOKENS, MAX_DEPTH
-from jaxserve.tiers import Tier
+from jaxserve.fields import MAX_BATCH, MAX_CONTEXT_TOKENS, MAX_DEPTH, Tier
 
-BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, LARGEST_BATCH)
+BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128, 256, MAX_BATCH)
 KV_BUDGETS = (0.1, 0.25, 0.5, 0.75, 1.0)
 SPEC_LENGTHS = (0, 1, 2, 4, MAX_DEPTH)
 QUANT_TIERS = tuple(map(int, Tier))
-PROMPT_LENGTHS = tuple(2**exponent for exponent in range(6, LONGEST_TOKENS.bit_length()))
+PROMPT_LENGTHS = tuple(2**exponent for exponent in range(6, MAX_CONTEXT_TOKENS.bit_length()))
 """Tokens, 64 to 131,072; ``prompt_len_bucket`` counts them from 0."""
 LEAST_BUCKETS = 8
-"""Lengths that every file has, those up to 8,192 tokens. What a file lacks beyond them follows its
+"""Number of lengths in every file, up to 8,192 tokens. Longer lengths that a file lacks follow its
 cost model."""
 
 
@@ -42,7 +41,7 @@ def grid_shape(buckets: int) -> tuple[int, ...]:
 
 
 def grid_rows(buckets: int) -> int:
-    """Rows of a file."""
+    """Rows of a file with so many buckets of length."""
     return int(np.prod(grid_shape(buckets)))
 
 

@@ -9,7 +9,7 @@ with the square of the prompt, a prefill's seconds per token are linear instead.
 powers of two, so that the exponent of a float is its cell and neither a logarithm nor a search is
 needed.
 
-Whoever makes requests sees to it that none leaves the table: task files refuse longer ones, traces
+Makers of requests keep them inside the table: task files refuse longer ones, traces
 count them (``jaxserve.tasks.replay``). Clamping is for prompts below 64 tokens, each token of which
 takes as long as one of 64, and for queries that no request stands behind.
 
@@ -29,7 +29,7 @@ import numpy as np
 
 from jaxserve.arrays.convert import on_device
 from jaxserve.arrays.shared_rows import SharedRows
-from jaxserve.limits import MAX_DEPTH
+from jaxserve.fields import MAX_DEPTH
 from jaxserve.sim.table.file import TableFile
 from jaxserve.sim.table.grid import (
     BATCH_SIZES,
@@ -64,9 +64,9 @@ class WindowTable:
     """A ``LatencyTable`` at one depth and tier."""
 
     rows: SharedRows
-    """the same numbers, and where that row starts."""
+    """numbers of the table, and the place where this depth and tier start."""
     lengths: int = dataclasses.field(metadata={"static": True})
-    """see ``LatencyTable``."""
+    """lengths of the table, see ``LatencyTable``."""
 
 
 def latency_table(
@@ -97,8 +97,8 @@ def latency_table(
 
 
 def lengths_for(tokens: float) -> int:
-    """Lengths that a table needs for mean prompts and contexts up to ``tokens``: those up to 8,192,
-    which all files have, or all."""
+    """Lengths that a table needs for mean prompts and contexts up to ``tokens``: the lengths up to
+    8,192, which all files have, or all."""
     enough = tokens <= PROMPT_LENGTHS[LEAST_BUCKETS - 1]
     return LEAST_BUCKETS if enough else len(PROMPT_LENGTHS)
 
@@ -206,7 +206,7 @@ def _length_weights(tokens: jax.Array, lengths: int) -> tuple[jax.Array, jax.Arr
 
 
 def _prefill_weights(tokens: jax.Array, lengths: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The same for prefills."""
+    """Weights of the table's cells for prefills."""
     cell, left, right = _length_weights(tokens, lengths)
     if lengths == LEAST_BUCKETS:
         return cell, left, right

@@ -91,7 +91,7 @@ class LengthDistribution:
 
 
 def lognormal(mu: float, sigma: float, low: float, high: float) -> LengthDistribution:
-    """exp(normal(mu, sigma)) clamped to [low, high] tokens: what falls outside sits at the edges.
+    """exp(normal(mu, sigma)) clamped to [low, high] tokens; mass outside sits at the edges.
 
     Raises:
       InputError: a parameter is not finite, sigma is negative, or not 1 <= low <= high.

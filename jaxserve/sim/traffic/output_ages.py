@@ -30,7 +30,8 @@ class OutputAges:
     gone: jax.Array
     """float32[F, K + 1], share of outputs that are not longer, at the same ages."""
     decoded: jax.Array
-    """float32[F, K + 1], mean output up to the same ages: of a longer one its beginning counts."""
+    """float32[F, K + 1], mean output decoded up to the same ages; a longer output counts up to the
+    age."""
 
 
 def output_ages(quantiles: NDArray[np.floating], bins: int) -> OutputAges | None:
@@ -69,7 +70,7 @@ def _lifetime(quantiles: NDArray[np.float64], bins: int) -> tuple[NDArray[np.flo
     gone[0] = -gone[2]
     left = _left(hazard)
     at_knots = left[::_STEPS]
-    # What has been decoded and what is expected to follow are one life at every knot.
+    # Decoded output + expected rest = one life at every knot.
     decoded = at_knots[1] - (1.0 - gone) * at_knots
     width = 1.0 / _mean_life(gone, decoded, left)
     return np.asarray(width), hazard, gone, width * decoded

@@ -33,7 +33,7 @@ class PromptBlocks:
         return self.names[self.starts[prompt] : self.starts[prompt + 1]]
 
     def chosen(self, prompts: NDArray[np.bool_]) -> PromptBlocks:
-        """Those of the prompts for which ``prompts``, bool[n], is true."""
+        """The prompts for which ``prompts``, bool[n], is true."""
         counts = np.diff(self.starts)
         return PromptBlocks(
             self.tokens,
@@ -49,8 +49,8 @@ class PromptBlocks:
         return np.clip(left, 0, self.tokens)
 
     def repeated_share(self, prompt_tokens: NDArray[np.int32]) -> float:
-        """Share of all prompt tokens in blocks that the prompts had before: what a prefix cache
-        without limit would spare."""
+        """Share of all prompt tokens in blocks that earlier prompts had: a prefix cache without
+        limit would spare these."""
         tokens = self.block_tokens(prompt_tokens)
         first = np.unique(self.names, return_index=True)[1]
         return float((tokens.sum() - tokens[first].sum()) / prompt_tokens.sum(dtype=np.int64))

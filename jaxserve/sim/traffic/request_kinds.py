@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from jaxserve import checks
 from jaxserve.errors import InputError
 
-LONGEST_KIND = 64
+MAX_KIND_LENGTH = 64
 """Most characters in the name of a kind."""
-KIND_RULE = f"a text of 1 to {LONGEST_KIND} printable characters"
-"""What ``is_kind`` allows, for errors."""
+KIND_RULE = f"a text of 1 to {MAX_KIND_LENGTH} printable characters"
+"""Rule of ``is_kind``, for errors."""
 
 
 def is_kind(text: str) -> bool:
     """Whether a text without space around it names a kind."""
-    return 0 < len(text) <= LONGEST_KIND and text.isprintable()
+    return 0 < len(text) <= MAX_KIND_LENGTH and text.isprintable()
 
 
 def number_kinds(

@@ -30,7 +30,7 @@ from jaxserve.sim.traffic.traces import Trace, load_trace
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]
 """Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
-_LONGEST_S = 1e12
+_MAX_S = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ _Reader = Callable[[str, Any, bytes], Iterator[_Row | None]]
 
 
 def _reader(first: dict[str, Any] | None) -> _Reader | None:
-    """For a file that is or begins with an object; None where it is no log."""
+    """Reader of a file that is or begins with an object; None where it is no log."""
     for field, reader in (
         ("ttfts", _of_benchmark),
         ("queued_ts", _of_engine),
@@ -128,12 +128,12 @@ def _of_benchmark(name: str, result: Any, data: bytes) -> Iterator[_Row | None]:
             f"{name}, request {i + 1}",
         )
         tokens = row.whole("output_lens", 1, MAX_TOKENS)
-        decode_s = row.number("itls", 0, _LONGEST_S)
+        decode_s = row.number("itls", 0, _MAX_S)
         yield (
-            row.number("start_times", 0, _LONGEST_S),
+            row.number("start_times", 0, _MAX_S),
             row.whole("input_lens", 1, MAX_TOKENS),
             tokens,
-            row.number("ttfts", 0, _LONGEST_S),
+            row.number("ttfts", 0, _MAX_S),
             decode_s / (tokens - 1) if tokens > 1 else float("nan"),
         )
 
@@ -154,7 +154,7 @@ def _of_engine(name: str, first: Any, data: bytes) -> Iterator[_Row | None]:
             continue
         prompt, output = _either(row, "input_toks"), _either(row, "output_toks")
         queued_s, first_s, last_s = (
-            row.number(field, 0, _LONGEST_S)
+            row.number(field, 0, _MAX_S)
             for field in ("queued_ts", "first_token_ts", "last_token_ts")
         )
         yield _row(row, queued_s, prompt, output, first_s, last_s)
@@ -179,8 +179,7 @@ def _of_gateway(name: str, first: Any, data: bytes) -> Iterator[_Row | None]:
             row.whole(field, 1, MAX_TOKENS) for field in ("prompt_tokens", "output_tokens")
         )
         start_s, first_s, last_s = (
-            row.number(field, 0, _LONGEST_S)
-            for field in ("arrival_s", "first_token_s", "last_token_s")
+            row.number(field, 0, _MAX_S) for field in ("arrival_s", "first_token_s", "last_token_s")
         )
         yield _row(row, start_s, prompt, output, first_s, last_s)
 

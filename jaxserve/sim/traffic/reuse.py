@@ -1,4 +1,4 @@
-"""How much of its prompts a trace finds in a prefix cache, by the size of the cache.
+"""Reuse of prompts: the share that a trace finds in a prefix cache, by the size of the cache.
 
 A cache that forgets what was used longest ago holds a block if fewer tokens than it has room for
 have been used since the block was (Mattson et al., IBM Systems Journal 9, 1970): its reuse
@@ -63,7 +63,7 @@ def _runs(
     assert blocks is not None
     sizes = blocks.block_tokens(trace.prompt_tokens)
     used = _Tree(len(members))
-    last: dict[int, int] = {}  # who used a block last
+    last: dict[int, int] = {}  # last use of each block
     rows: list[tuple[int, float, float]] = []
     for place, request in enumerate(members.tolist()):
         span = slice(blocks.starts[request], blocks.starts[request + 1])

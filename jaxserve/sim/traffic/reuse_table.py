@@ -1,4 +1,4 @@
-"""What traffic classes find in a prefix cache, as tables that jitted code looks up."""
+"""Reuse tables: tokens that traffic classes find in a prefix cache, looked up under jit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReuseTable:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What prompts of each class find in caches of one size."""
+    """Tokens that prompts of each class find in caches of one size."""
 
     cached_tokens: jax.Array
     """float32[F]"""
@@ -69,7 +69,7 @@ def reuse_table(trace: Trace, classes: ClassMap, num_gpus: int, count: int) -> R
 
 
 def look_up(table: ReuseTable, gpus: jax.Array, cache_tokens: jax.Array) -> Found:
-    """What is found with so many GPUs that prefill, each with a cache of that size.
+    """Tokens found with so many GPUs that prefill, each with a cache of that size.
 
     Args:
       gpus: int32, whole number from 1 to N (clamped).

@@ -1,4 +1,4 @@
-"""From recorded requests to what the simulators take: traffic classes and arrival counts."""
+"""Traffic classes and arrival counts of recorded requests, as the simulators take them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class ClassMap:
     """
 
     edges: tuple[tuple[int, ...], ...] = ((),)
-    """of each kind, rising lengths in tokens that cut prompts into bins, see ``prompt_edges``."""
+    """rising lengths in tokens that cut the prompts of each kind into bins, see
+    ``prompt_edges``."""
     kinds: tuple[str, ...] = ()
     """names of a trace's kinds; empty where requests are classed by their prompts alone, all by the
     same edges."""
@@ -83,7 +84,7 @@ class ClassMap:
 
 
 ONE_CLASS = ClassMap()
-"""All requests in one class."""
+"""Class map with all requests in one class."""
 
 
 def class_map(trace: Trace, count: int) -> ClassMap:
@@ -119,7 +120,7 @@ def class_map(trace: Trace, count: int) -> ClassMap:
 
 
 def prompt_edges(prompt_tokens: NDArray[np.int32], bins: int) -> tuple[int, ...]:
-    """Where to cut prompt lengths into bins that matter about alike.
+    """Lengths that cut prompts into bins of about equal importance.
 
     A bin weighs half by its share of the requests and half by its share of the prompt tokens, so
     that neither the many short nor the few long prompts end up in one bin.

@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     fine_clock: bool
     zero_is_failure: bool
     second: float = 1.0
-    """of the clock."""
+    """second of the clock."""
     block_tokens: int = 0
     """prompt tokens that a hash id stands for."""
 
@@ -70,7 +70,7 @@ FORMATS = tuple(_FORMATS)
 
 
 class Rows(NamedTuple):
-    """What a parser hands on: one entry a row, and the line of the file each stood on."""
+    """Rows of a parsed file: one entry a row, and the line of the file each stood on."""
 
     time_s: NDArray[np.float64]
     prompt: NDArray[np.int64]

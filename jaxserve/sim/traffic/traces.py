@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.limits import LONGEST_TOKENS
+from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.traffic.prompt_blocks import PromptBlocks
 from jaxserve.sim.traffic.request_kinds import check_kinds, number_kinds
 from jaxserve.sim.traffic.trace_files import Layout, Rows, read_rows
 
 COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
-_FEWEST_TICKS = 10
+_MIN_TICKS = 10
 _TICK_TOLERANCE = 0.01
 
 
@@ -46,7 +46,7 @@ class Trace:
     skipped: int = 0
     """requests that the file records as failed (no tokens) and that were left out."""
     blocks: PromptBlocks | None = None
-    """which prompts begin alike; None where the file does not tell."""
+    """blocks in which prompts begin alike; None where the file lacks them."""
     tick_s: float | None = None
     """tick of a clock that was too coarse, over which requests were spread."""
     kinds: tuple[str, ...] = ()
@@ -84,16 +84,16 @@ class Trace:
     @property
     def beyond_table(self) -> tuple[int, int]:
         """Requests longer than the longest context of a latency table, and their tokens beyond."""
-        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - LONGEST_TOKENS
+        over = self.prompt_tokens.astype(np.int64) + self.output_tokens - MAX_CONTEXT_TOKENS
         return int((over > 0).sum()), int(over[over > 0].sum())
 
     def within_table(self) -> Trace:
-        """The trace with such requests shortened: their prompts, and outputs that are too long by
-        themselves."""
+        """The trace with requests beyond the table shortened: their prompts, and outputs that are
+        too long by themselves."""
         if not self.beyond_table[0]:
             return self
-        output = np.minimum(self.output_tokens, LONGEST_TOKENS - 1)
-        prompt = np.minimum(self.prompt_tokens, LONGEST_TOKENS - output)
+        output = np.minimum(self.output_tokens, MAX_CONTEXT_TOKENS - 1)
+        prompt = np.minimum(self.prompt_tokens, MAX_CONTEXT_TOKENS - output)
         return dataclasses.replace(self, prompt_tokens=prompt, output_tokens=output)
 
     def chosen(self, requests: NDArray[np.bool_]) -> Trace:
@@ -115,7 +115,7 @@ class Trace:
 
     @property
     def tick_note(self) -> str | None:
-        """What was made of a coarse clock; None if it was none."""
+        """Note on the spreading of a coarse clock's arrivals; None for a fine clock."""
         if self.tick_s is None:
             return None
         return (
@@ -125,15 +125,15 @@ class Trace:
 
     @property
     def note(self) -> str | None:
-        """What of the recording a latency table does not replay as it is; None if nothing is known
-        of."""
+        """Note on requests that a latency table does not replay as recorded; None if there are
+        none."""
         notes = [] if self.tick_note is None else [self.tick_note]
         requests, tokens = self.beyond_table
         if requests:
             notes.append(
                 f"{requests:,} of {len(self):,} requests are longer, prompt and output together, "
-                f"than the {LONGEST_TOKENS:,} tokens that latency tables know; they are shortened "
-                f"by {tokens:,} tokens in all"
+                f"than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; they are "
+                f"shortened by {tokens:,} tokens in all"
             )
         return "; ".join(notes) or None
 
@@ -182,7 +182,7 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
 def _coarse_tick_s(time_s: NDArray[np.float64]) -> float | None:
     """The step of which all times are multiples, if it is long and times are shared."""
     steps_s = np.diff(np.unique(time_s))
-    if len(steps_s) < _FEWEST_TICKS or len(steps_s) + 1 == len(time_s):
+    if len(steps_s) < _MIN_TICKS or len(steps_s) + 1 == len(time_s):
         return None
     shortest_s = steps_s.min()
     if shortest_s < COARSE_TICK_S:

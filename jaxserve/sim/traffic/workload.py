@@ -58,8 +58,8 @@ class TrafficClasses:
     output_ages: OutputAges | None = None
     """when running sequences end; None where output lengths are memoryless."""
     reuse: ReuseTable | None = None
-    """what prompts find in a prefix cache; None where there is no cache, or no two prompts begin
-    alike."""
+    """reuse curves of prompts in a prefix cache; None where there is no cache, or no two prompts
+    begin alike."""
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +106,7 @@ class Workload:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class WorkloadState:
-    """Where an episode is in its traffic."""
+    """Progress of an episode through its traffic."""
 
     key: jax.Array
     """typed PRNG key of the episode; window t uses ``fold_in(key, t)``."""
@@ -127,7 +127,7 @@ class WorkloadState:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Arrivals:
-    """One window's traffic."""
+    """Traffic of one window."""
 
     counts: jax.Array
     """float32[K, F], whole numbers of arrivals in each tick and class."""

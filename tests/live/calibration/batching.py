@@ -19,8 +19,8 @@ from starlette.routing import Route
 from jaxserve.live.calibration.plan import Plan, longest_output
 from jaxserve.live.calibration.steps import COLUMNS, Steps
 from jaxserve.live.calibration.sweep import Measured
+from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.table.sweep import Sweep
 
 BUDGET = 2048
 PATIENCE_S = 300.0

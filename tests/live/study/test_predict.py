@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxserve.agents.open_loop import FlappingPolicy
-from jaxserve.agents.panel import load_setup
 from jaxserve.agents.reference_rollout import table_timer
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.plan import study_path
 from jaxserve.live.study.predict import predict

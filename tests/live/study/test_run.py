@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
-from jaxserve.agents.panel import load_setup
+from jaxserve.agents.task_setup import load_setup
 from jaxserve.agents.weights import save_weights
 from jaxserve.live.study.episode import Episode, sent_requests
 from jaxserve.live.study.plan import AGENTS, study_path

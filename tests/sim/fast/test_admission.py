@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import jaxserve
 from jaxserve.sim.fast import admission
-from jaxserve.sim.fast.chance_waits import Wait
 from jaxserve.sim.fast.lines import AGE_KNOTS, age_by_one_tick, fifo_cut
 from jaxserve.sim.fast.plan import plan_window
 from jaxserve.sim.fast.state import init_sim
 from jaxserve.sim.fast.tick_state import Admission, Queues, Room, Timing, WindowPlan
+from jaxserve.sim.fast.waiting_times import Wait
 from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import Arrivals, TrafficClasses
 from jaxserve.types import ServeAction
@@ -71,7 +71,7 @@ def test_a_full_queue_turns_away_the_overflow(seed: int, split: bool) -> None:
     capacity = rng.uniform(0.0, 60.0)
     deployment = dataclasses.replace(ENV.deployment, queue_capacity=jnp.float32(capacity))
     waiting, arrivals, preempted = (vector(rng, high) for high in (30.0, 20.0, 10.0))
-    turned_away = np.asarray(reject(plan(split), deployment, waiting, arrivals, preempted))
+    turned_away = np.asarray(reject(LIVE, plan(split), deployment, waiting, arrivals, preempted))
     newest = np.minimum(waiting, arrivals)
     assert (turned_away >= 0.0).all() and (turned_away <= newest * (1.0 + 1e-6)).all()
     # A split's preempted requests have been prefilled: they wait elsewhere.
@@ -132,7 +132,7 @@ def entered(seed: int, resources: WindowPlan, slots: float, kv: float, prefill_s
     preempted = vector(rng, 8.0)
     before = queues(preempted, preempted * jnp.asarray(rng.uniform(50, 5000, COUNT), jnp.float32))
     own_s = jnp.asarray(rng.uniform(0.001, 0.5, COUNT), jnp.float32)
-    entry = readmit(resources, CLASSES, before, timing(prefill_s), own_s, room(slots, kv))
+    entry = readmit(LIVE, resources, CLASSES, before, timing(prefill_s), own_s, room(slots, kv))
     waiting = jnp.zeros((COUNT, len(AGE_KNOTS)))
     for tick in range(12):
         waiting = age_by_one_tick(waiting, vector(rng, 3.0), jnp.int32(tick))
@@ -178,7 +178,7 @@ def test_a_split_gives_out_both_pools_once(seed: int, free: tuple[float, float, 
     held = blocks(left, before.preempted_context - entry.returning_context)
     assert held + prompts <= max(held, float(split.prefill_kv_tokens)) * (1.0 + 1e-4)
     assert float((served * entry.own_s).sum()) <= prefill_s * (1.0 + 1e-4) + 1e-4
-    share = float(joining_share(split, CLASSES, entry, jnp.asarray(served)))
+    share = float(joining_share(LIVE, split, CLASSES, entry, jnp.asarray(served)))
     assert -1e-4 <= share <= 1.0  # what is left of a used-up resource is zero up to rounding
     joined_kv = blocks(entry.returning, entry.returning_context) + share * prompts
     assert float(entry.returning.sum()) + share * served.sum() <= slots * (1.0 + 1e-4) + 1e-3
@@ -189,7 +189,7 @@ def test_a_split_gives_out_both_pools_once(seed: int, free: tuple[float, float, 
 def test_who_shares_the_gpu_decodes_at_once(seed: int, free: tuple[float, float, float]) -> None:
     """Colocated, nobody who was prefilled waits for a decoding GPU."""
     _, entry, _, served = entered(seed, plan(), *free)
-    assert float(joining_share(plan(), CLASSES, entry, jnp.asarray(served))) == 1.0
+    assert float(joining_share(LIVE, plan(), CLASSES, entry, jnp.asarray(served))) == 1.0
 
 
 @given(st.integers(0, 10_000), st.booleans())
@@ -199,7 +199,7 @@ def test_enough_of_everything_admits_everybody(seed: int, split: bool) -> None:
     np.testing.assert_allclose(served, waiting, rtol=1e-6)
     np.testing.assert_allclose(entry.returning, before.preempted, rtol=1e-6)
     np.testing.assert_allclose(entry.returning_context, before.preempted_context, rtol=1e-6)
-    share = joining_share(plan(split), CLASSES, entry, jnp.asarray(served))
+    share = joining_share(LIVE, plan(split), CLASSES, entry, jnp.asarray(served))
     assert float(share) == 1.0
 
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.sim.fast.chance_waits import Wait
 from jaxserve.sim.fast.latency import (
     TTFT_EDGES_S,
     FirstTokenDelay,
@@ -20,7 +19,9 @@ from jaxserve.sim.fast.latency import (
 )
 from jaxserve.sim.fast.lines import AGE_KNOTS
 from jaxserve.sim.fast.tick_state import Queues, Tally, empty_tally
+from jaxserve.sim.fast.waiting_times import Wait
 
+LIVE = jnp.bool_(True)
 TICK_S = jnp.float32(0.125)
 ttft_exceeded = jax.jit(ttft_exceeded)
 
@@ -39,7 +40,7 @@ def delay(share: float = 0.0, wait_s: float = 0.0) -> FirstTokenDelay:
 def exceeded(by_age: np.ndarray, thresholds_s: np.ndarray, of: FirstTokenDelay) -> np.ndarray:
     ages = jnp.asarray(by_age, jnp.float32)[None]
     limits_s = jnp.asarray(thresholds_s, jnp.float32)[None]
-    return np.asarray(ttft_exceeded(jnp.bool_(True), ages[:, 0], ages, of, limits_s, TICK_S))[0]
+    return np.asarray(ttft_exceeded(LIVE, ages[:, 0], ages, of, limits_s, TICK_S))[0]
 
 
 @given(
@@ -169,16 +170,16 @@ def test_itl_is_that_of_the_iterations(prompts_each: float, spread: float) -> No
     )
     tally, mean_s = tallied(prompts, added_s, full_s=0.2)
     gpus, split = jnp.float32(GPUS), jnp.bool_(False)
-    found = float(itl_quantile(tally, jnp.float32(mean_s), gpus, split, 0.5))
+    found = float(itl_quantile(LIVE, tally, jnp.float32(mean_s), gpus, split, 0.5))
     assert found == pytest.approx(np.median(iteration_s), rel=0.08)
-    tail = float(itl_quantile(tally, jnp.float32(mean_s), gpus, split, 0.99))
+    tail = float(itl_quantile(LIVE, tally, jnp.float32(mean_s), gpus, split, 0.99))
     # No iteration carries more than a full chunk.
     shortened_s = np.minimum(iteration_s, STEP_S + 0.2)
     assert tail == pytest.approx(np.quantile(shortened_s, 0.99), rel=0.1)
     # In a split the decoding GPUs carry none.
     alone = jnp.float32(STEP_S), gpus, jnp.bool_(True)
     for probability in (0.5, 0.99):
-        assert float(itl_quantile(tally, *alone, probability)) == pytest.approx(STEP_S)
+        assert float(itl_quantile(LIVE, tally, *alone, probability)) == pytest.approx(STEP_S)
 
 
 def test_median_itl_of_prompts_longer_than_an_iteration() -> None:
@@ -187,7 +188,7 @@ def test_median_itl_of_prompts_longer_than_an_iteration() -> None:
     chunks = dataclasses.replace(tally.prefills, iterations=jnp.float32(38_000))
     tally = dataclasses.replace(tally, prefills=chunks)
     mean_s = jnp.float32(STEP_S + 0.19)
-    found = float(itl_quantile(tally, mean_s, jnp.float32(GPUS), jnp.bool_(False), 0.5))
+    found = float(itl_quantile(LIVE, tally, mean_s, jnp.float32(GPUS), jnp.bool_(False), 0.5))
     assert found == pytest.approx(STEP_S + 0.2, rel=0.08)
 
 
@@ -219,6 +220,6 @@ def test_median_itl_is_not_turned_over_by_rounding(
             prefills=prefills,
         )
         mean_s = jnp.float32((STEP_S + 0.1 * share) / scale)
-        return float(itl_quantile(window, mean_s, jnp.float32(GPUS), jnp.bool_(False), 0.5))
+        return float(itl_quantile(LIVE, window, mean_s, jnp.float32(GPUS), jnp.bool_(False), 0.5))
 
     assert median(1.0 + turn, abs(turn)) == pytest.approx(median(1.0, 0.0), rel=1e-3)

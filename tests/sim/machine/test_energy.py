@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.fields import Tier
 from jaxserve.sim.machine import energy
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.tiers import Tier
 
 FP16, INT8, _ = Tier
 MODEL = load_model("llama-3.1-8b")

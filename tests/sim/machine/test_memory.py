@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
+from jaxserve.fields import Tier
 from jaxserve.sim.machine import memory
 from jaxserve.sim.machine.hardware import GIB, gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
-from jaxserve.tiers import Tier
 
 FP16, INT8, INT4 = Tier
 MODEL = load_model("llama-3.1-8b")

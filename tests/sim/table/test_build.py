@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
+from jaxserve.fields import Tier
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_pool_bytes, weights_bytes
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import BUILT_IN, OUTPUT_TOKENS, build, build_built_in
 from jaxserve.sim.table.file import LOAD_TEST_COLUMNS, read_table_file, table_names
 from jaxserve.sim.table.grid import LEAST_BUCKETS, PROMPT_LENGTHS
-from jaxserve.tiers import Tier
 
 GPU, MODEL = "a100-sxm-40gb", "llama-3.1-8b"
 BUILT = build(GPU, MODEL)

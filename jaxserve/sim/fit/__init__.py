@@ -1,0 +1,1 @@
+"""Latency tables fitted to measurements: load tests of engines and timings of kernels."""

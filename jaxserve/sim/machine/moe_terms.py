@@ -1,0 +1,194 @@
+"""Terms of an iteration that a dense model on one GPU has none of: collectives, experts, windows.
+
+    t_all-reduce = 2 L (fixed + bytes / rate of the algorithm that their size chooses)
+    t_experts    = Le c + [(touched(m) We)^p + (m ae)^p]^(1/p)
+    touched(m)   = 1 - (1 - k / E)^(m^z)
+
+m are the tokens of the iteration, Le the layers with E experts of which a token runs through k, We
+the seconds to read all of their weights, ae the arithmetic of a token in its k. An iteration that
+has prompt tokens takes ``eager_s`` at least: the host launches its kernels one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from jaxserve import checks
+from jaxserve.sim.machine.architecture import LargeModel
+from jaxserve.sim.machine.collectives import AllReduce
+from jaxserve.sim.machine.hardware import LlmModel
+from jaxserve.sim.machine.stack import ServedGpu
+
+# A layer of a group that attends for sequences of its own sends tokens to their experts and back.
+_EXCHANGES = 2
+# Bytes of one number that is sent: bf16.
+_SENT_BYTES = 2
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Reduced constants of these terms, like those of ``CostModel``; seconds."""
+
+    collectives: tuple[tuple[float, float, float], ...]
+    """largest tokens of an iteration, seconds and seconds per token of all its collectives, by
+    size; the last has no limit, which reads as 0."""
+    expert_constant_s: float
+    """fixed seconds of all layers with experts."""
+    expert_read_s: tuple[float, float, float]
+    """seconds to read the weights of all experts, each tier."""
+    expert_s_per_token: tuple[float, float, float]
+    """arithmetic of a token in the experts that it runs through, each tier."""
+    expert_p: tuple[float, float, float]
+    """exponent that joins the two, each tier."""
+    missed_share: float
+    """share of a layer's experts that one token does not run through; 1 without experts."""
+    routing_spread: float
+    """exponent z of the tokens, see ``ServedGpu.routing_spread``."""
+    batch_share: float
+    """share of an iteration's tokens that run through the experts together: one batch of those
+    under way in a pipeline."""
+    window_layers: float
+    """layers that attend to a window only."""
+    window_tokens: float
+    """tokens of that window."""
+    eager_s: float
+    """least seconds of an iteration that has prompt tokens."""
+
+    @classmethod
+    def of(cls, gpu: ServedGpu, model: LargeModel, tensor_parallel: int) -> Beyond:
+        """These terms of ``model`` on ``tensor_parallel`` GPUs, its pipeline included."""
+        tp, pp, experts = tensor_parallel, model.pipeline_parallel, model.experts
+        fits = gpu.expert_linear
+        chosen = experts.per_token / experts.count if experts else 0.0
+        stored = model.expert_parameters / tp
+        window = model.window
+        return cls(
+            collectives=_collectives(gpu, model, tp),
+            expert_constant_s=model.expert_layers
+            * (gpu.engine.expert_layer_s + fits[0].layer_constant_s),
+            expert_read_s=by_tier(
+                stored * fit.weight_bytes / (gpu.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
+                for fit in fits
+            ),
+            expert_s_per_token=by_tier(
+                2 * chosen * stored / pp / (fit.flops_per_s * fit.flops_efficiency) for fit in fits
+            ),
+            expert_p=by_tier(fit.p_norm for fit in fits),
+            missed_share=1 - chosen,
+            routing_spread=gpu.routing_spread,
+            batch_share=1 / pp,
+            window_layers=float(window.layers) if window else 0.0,
+            window_tokens=float(window.tokens) if window else 0.0,
+            eager_s=gpu.engine.eager_layer_s * (model.layers - model.expert_layers)
+            + gpu.engine.eager_expert_layer_s * model.expert_layers,
+        )
+
+    @property
+    def links_only(self) -> bool:
+        """Whether collectives are the only terms that add anything."""
+        return self.missed_share == 1 and not self.window_layers and not self.eager_s
+
+    @classmethod
+    def of_links(cls, all_reduce: AllReduce, model: LlmModel, tensor_parallel: int) -> Beyond:
+        """The collectives alone, for a dense model without a stack."""
+        return cls(
+            collectives=_all_reduces(all_reduce, model, tensor_parallel),
+            expert_constant_s=0.0,
+            expert_read_s=(0.0, 0.0, 0.0),
+            expert_s_per_token=(0.0, 0.0, 0.0),
+            expert_p=(1.0, 1.0, 1.0),
+            missed_share=1.0,
+            routing_spread=1.0,
+            batch_share=1.0,
+            window_layers=0.0,
+            window_tokens=0.0,
+            eager_s=0.0,
+        )
+
+    def linear_s(self, tokens: ArrayLike, tier: int) -> np.ndarray:
+        """Seconds of collectives and experts of ``tokens`` (any shape)."""
+        tokens = np.asarray(tokens, np.float64)
+        total_s = np.zeros_like(tokens)
+        for largest, fixed_s, per_token_s in reversed(self.collectives):
+            line_s = fixed_s + per_token_s * tokens
+            total_s = line_s if largest == 0 else np.where(tokens <= largest, line_s, total_s)
+        if self.missed_share < 1:
+            p = self.expert_p[tier]
+            together = (tokens * self.batch_share) ** self.routing_spread
+            read_s = self.expert_read_s[tier] * (1 - self.missed_share**together)
+            arithmetic_s = self.expert_s_per_token[tier] * tokens
+            total_s = total_s + self.expert_constant_s + (read_s**p + arithmetic_s**p) ** (1 / p)
+        return total_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able form that ``from_dict`` reads back exactly."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: checks.JsonObject) -> Beyond:
+        """Inverse of ``to_dict``, also after a round trip through JSON.
+
+        Raises:
+          InputError: a field is missing or not a finite non-negative number; an exponent is 0.
+        """
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(cls):
+            if field.name == "collectives":
+                name = fields.name("collectives")
+                values["collectives"] = tuple(
+                    _line(name, line) for line in fields.entries("collectives")
+                )
+            elif field.type == "float":
+                values[field.name] = fields.number(field.name, 0)
+            else:
+                values[field.name] = fields.numbers(field.name, 3, 0)
+        if 0 in values["expert_p"]:
+            checks.refuse(fields.name("expert_p"), values["expert_p"], "above 0")
+        return cls(**values)
+
+
+def _collectives(
+    gpu: ServedGpu, model: LargeModel, tensor_parallel: int
+) -> tuple[tuple[float, float, float], ...]:
+    if tensor_parallel == 1:
+        return ((0.0, 0.0, 0.0),)
+    if model.attention_data_parallel:
+        sent = _SENT_BYTES * model.hidden * (model.experts.per_token if model.experts else 1)
+        away = (tensor_parallel - 1) / tensor_parallel**2
+        rate = gpu.all_reduce.ring_bytes_per_s
+        fixed_s = _EXCHANGES * model.expert_layers * gpu.all_reduce.two_shot_s
+        per_token_s = _EXCHANGES * model.expert_layers * sent * away / rate
+        return ((0.0, fixed_s, per_token_s / model.pipeline_parallel),)
+    return _all_reduces(gpu.all_reduce, model, tensor_parallel)
+
+
+def _all_reduces(
+    all_reduce: AllReduce, model: LlmModel, tensor_parallel: int
+) -> tuple[tuple[float, float, float], ...]:
+    """Number of all-reduces in an iteration, two of each layer."""
+    share = 1 / model.pipeline_parallel
+    lines = all_reduce.lines(tensor_parallel, _SENT_BYTES * model.hidden)
+    count = 2 * model.layers
+    return tuple(
+        (0.0 if largest == float("inf") else largest / share, count * fixed_s, count * each * share)
+        for largest, fixed_s, each in lines
+    )
+
+
+def _line(name: str, line: Any) -> tuple[float, float, float]:
+    if not isinstance(line, list | tuple) or len(line) != 3:
+        checks.refuse(name, line, "lines of three numbers")
+    first, second, third = (checks.number(name, value, 0) for value in line)
+    return first, second, third
+
+
+def by_tier(values: Iterable[float]) -> tuple[float, float, float]:
+    """Three numbers, one for each tier, as a tuple."""
+    first, second, third = values
+    return first, second, third
