@@ -29,7 +29,6 @@ from jaxserve.agents.search import TIE, setting_text, static_objective
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
 from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains
-from jaxserve.fidelity.sources import shared_data
 from jaxserve.grids import grid_sizes
 from jaxserve.learning.discount import task_discount
 from jaxserve.learning.run_options import check_run
@@ -43,6 +42,7 @@ from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import TableFile, write_table_file
 from jaxserve.sim.table.fit import GpuPeaks, MeasuredEngine, fit, rescale
+from jaxserve.studies.fidelity.sources import shared_data
 from jaxserve.types import ServeAction, ServeObservation
 
 NEAR = 0.01

@@ -208,18 +208,18 @@ def compare_agents(
         markdown: File to write the tables to.
         json: File to write every run's and episode's numbers to.
     """
-    from jaxserve.compare.protocol import compare_task, prepare
-    from jaxserve.compare.result_tables import command_text, summary, task_tables
-    from jaxserve.compare.result_tables import markdown as to_markdown
-    from jaxserve.compare.results import to_json
     from jaxserve.learning.run_directory import open_directory
     from jaxserve.learning.training import Interrupted
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.studies.compare.protocol import compare_task, prepare
+    from jaxserve.studies.compare.result_tables import command_text, summary, task_tables
+    from jaxserve.studies.compare.result_tables import markdown as to_markdown
+    from jaxserve.studies.compare.results import to_json
     from jaxserve.tasks.spec import task_names
 
     check_outputs({"--markdown": markdown, "--json": json})
-    pictures = import_plots("jaxserve.compare.pictures", "jaxserve compare")
+    pictures = import_plots("jaxserve.studies.compare.pictures", "jaxserve compare")
     cases = [
         prepare(
             name,

@@ -97,10 +97,10 @@ def check_fidelity(
         markdown: File to write the table to, unless checks were skipped.
         plot: Picture of the errors against their bars to write, ending in .png.
     """
-    from jaxserve.fidelity import all_checks
-    from jaxserve.fidelity.sources import shared_data
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.studies.fidelity import all_checks
+    from jaxserve.studies.fidelity.sources import shared_data
 
     check_outputs({"--markdown": markdown, "--plot": plot})
     if measurements is not None and not measurements.is_dir():

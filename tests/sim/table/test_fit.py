@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.fidelity.sources import shared_data
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.memory import kv_capacity_tokens
@@ -27,6 +26,7 @@ from jaxserve.sim.table.fit import (
 )
 from jaxserve.sim.table.lookup import latency_table
 from jaxserve.sim.table.sweep import Sweep
+from jaxserve.studies.fidelity.sources import shared_data
 
 GPU, MODEL = load_gpu("a100-sxm-80gb"), load_model("llama-3.1-8b")
 MEASURED = "measured_h100_llama31_8b_trtllm.csv"

@@ -1,0 +1,236 @@
+"""The evaluation protocol of a task: which agents play where, on which episodes.
+
+All agents play the same held-out test episodes. PPO plays them once for every training seed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.agents.choice import in_one_program
+from jaxserve.agents.heuristic import HeuristicPolicy
+from jaxserve.agents.open_loop import RandomPolicy
+from jaxserve.agents.panel import (
+    PRIVILEGED_AGENTS,
+    TaskSetup,
+    best_static_policy,
+    build_agent,
+    load_setup,
+)
+from jaxserve.agents.policy import Policy
+from jaxserve.agents.progress import Progress, stage_progress
+from jaxserve.checks import JsonObject
+from jaxserve.datafiles import read_json, write_atomic
+from jaxserve.evaluation.episode_statistics import EpisodeStatistics
+from jaxserve.evaluation.held_out import check_episodes, evaluate
+from jaxserve.studies.compare.intervals import Matrix
+from jaxserve.studies.compare.reference import reference_objectives
+from jaxserve.studies.compare.results import (
+    RESULTS_VERSION,
+    Play,
+    TaskComparison,
+    VariantPlays,
+    from_data,
+    to_data,
+)
+from jaxserve.studies.compare.trained import Run, Trained, plan_run, trained
+from jaxserve.studies.compare.variants import Variant, variants
+from jaxserve.tasks.anchors import Anchors, load_anchors
+
+REFERENCE_EPISODES = 16
+"""Episodes in the reference simulator, which takes seconds for each."""
+_BASELINES = ("random", "default", "best_static", "heuristic")
+_ELSEWHERE = ("default", "best_static", "heuristic")
+RETUNED = "retuned_static"
+"""Name of the agent whose knobs are constant and were searched in the variant that it plays."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be compared on a task. All of it was checked."""
+
+    setup: TaskSetup
+    anchors: Anchors
+    run: Run
+    variants: tuple[Variant, ...]
+    episodes: int
+    directory: Path
+
+
+def prepare(
+    task: str,
+    out: Path,
+    *,
+    seeds: int,
+    steps: int | None,
+    episodes: int,
+    hardware: str,
+    trace: Path | None,
+) -> Case:
+    """Checks all that can be wrong before the long work starts.
+
+    Args:
+      out: where results and runs of all tasks are kept, in a directory for each.
+      seeds: policies that are trained, or that a run in ``out`` must have.
+      steps: control windows that each plays, ``STEPS`` if None; if given, a run in ``out`` must
+        have as many.
+      episodes, hardware, trace: see ``evaluate`` and ``variants``.
+
+    Raises:
+      InputError: an argument is wrong, the task has no anchors, or a run in ``out`` does not fit.
+    """
+    check_episodes(episodes)
+    setup = load_setup(task)
+    directory = out / setup.spec.name
+    return Case(
+        setup=setup,
+        anchors=load_anchors(setup.spec),
+        run=plan_run(directory / "ppo", setup, seeds, steps),
+        variants=variants(setup, hardware, trace),
+        episodes=episodes,
+        directory=directory,
+    )
+
+
+def compare_task(
+    case: Case, progress: Progress | None = None
+) -> tuple[TaskComparison, Trained, bool]:
+    """Trains the policies that are not trained yet, and lets all agents play.
+
+    Returns:
+      what was found, the policies, and whether the results were those of an earlier call with the
+      same policies.
+
+    Raises:
+      InputError: as ``trained``.
+      jaxserve.learning.training.Interrupted: by Ctrl-C during training.
+    """
+    policies = trained(case.setup, case.run, progress)
+    about = _about(case, policies)
+    path = case.directory / "results.json"
+    if path.is_file():
+        data = JsonObject(read_json(path, str(path)), str(path))
+        if data.get("about") == about:
+            return from_data(data, case.anchors), policies, True
+    result = TaskComparison(
+        about=about,
+        anchors=case.anchors,
+        plays=_own_plays(case, policies, progress),
+        variants=tuple(
+            _played_variant(case, variant, policies, progress) for variant in case.variants
+        ),
+        reference=_reference(case, policies, progress),
+    )
+    write_atomic(path, (json.dumps(to_data(result)) + "\n").encode())
+    return result, policies, False
+
+
+def _about(case: Case, policies: Trained) -> dict[str, Any]:
+    """Everything that the results depend on, but the code."""
+    run = case.run
+    anchors = {name: getattr(case.anchors, name) for name in ("random", "best_static", "oracle")}
+    return {
+        "results_version": RESULTS_VERSION,
+        **case.setup.inputs,
+        "anchors": anchors,
+        "best_static_action": dict(case.anchors.best_static_action),
+        "seeds": list(run.seeds),
+        "windows": run.windows,
+        "config": vars(run.config),
+        "weights": policies.digest,
+        "episodes": case.episodes,
+        "variants": {
+            variant.name: variant.reason if variant.setup is None else dict(variant.setup.inputs)
+            for variant in case.variants
+        },
+        "jax": jax.__version__,
+    }
+
+
+def _own_plays(case: Case, policies: Trained, progress: Progress | None) -> dict[str, Play]:
+    """Plays of all agents on the task itself."""
+    setup = case.setup
+    agents: dict[str, Sequence[Policy]] = {
+        name: [build_agent(name, setup, progress)] for name in (*_BASELINES, *PRIVILEGED_AGENTS)
+    }
+    agents["ppo"] = policies.policies
+    return _plays(setup.spec.name, setup, agents, case.episodes, progress)
+
+
+def _played_variant(
+    case: Case, variant: Variant, policies: Trained, progress: Progress | None
+) -> VariantPlays:
+    """Plays of a variant: by agents that were tuned on the task, and by ``RETUNED``."""
+    if variant.setup is None:
+        return VariantPlays(variant.name, {}, variant.reason)
+    agents: dict[str, Sequence[Policy]] = {
+        name: [build_agent(name, case.setup)] for name in _ELSEWHERE
+    }
+    agents |= {
+        RETUNED: [best_static_policy(variant.setup, progress)],
+        "ppo": policies.policies,
+    }
+    stage = f"{case.setup.spec.name}, {variant.name}"
+    return VariantPlays(variant.name, _plays(stage, variant.setup, agents, case.episodes, progress))
+
+
+def _reference(case: Case, policies: Trained, progress: Progress | None) -> dict[str, Matrix]:
+    """Mean rewards of the same episodes in the reference simulator, a row for each seed of PPO."""
+    agents = {name: build_agent(name, case.setup) for name in _ELSEWHERE}
+    found = reference_objectives(
+        case.setup.spec,
+        [*agents.values(), *policies.policies],
+        min(case.episodes, REFERENCE_EPISODES),
+        stage_progress(f"{case.setup.spec.name}, reference simulator", progress),
+    )
+    single = {name: found[index : index + 1] for index, name in enumerate(agents)}
+    return single | {"ppo": found[len(agents) :]}
+
+
+def in_company(policies: Sequence[Policy]) -> list[Policy]:
+    """The policies in one program with all kinds that are compared, so that the task, its variants
+    and its pictures share it."""
+    return in_one_program([*policies, RandomPolicy(), HeuristicPolicy()])[: len(policies)]
+
+
+def _plays(
+    stage: str,
+    setup: TaskSetup,
+    agents: Mapping[str, Sequence[Policy]],
+    episodes: int,
+    progress: Progress | None,
+) -> dict[str, Play]:
+    steps = stage_progress(stage, progress)
+    players = iter(in_company([policy for each in agents.values() for policy in each]))
+    plays = {}
+    for name, policies in agents.items():
+        found = [
+            evaluate(setup, next(players), episodes, progress=steps).statistics for _ in policies
+        ]
+        plays[name] = _play(found)
+    return plays
+
+
+def _play(runs: Sequence[EpisodeStatistics]) -> Play:
+    """Statistics of one agent, a row for each of its runs."""
+
+    def stacked(name: str) -> NDArray[np.float64]:
+        return np.stack([each.sums.column(name) for each in runs])
+
+    return Play(
+        objective=np.stack([each.objective for each in runs]),
+        good=stacked("good"),
+        decided=stacked("decided"),
+        first_tokens=stacked("first_tokens"),
+        # Thousandths of requests, which keeps the file small.
+        ttft_exceeded=np.round(stacked("ttft_exceeded"), 3),
+        changes_per_minute=np.stack([each.changes_per_minute for each in runs]),
+    )
