@@ -42,7 +42,7 @@ from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import TableFile, write_table_file
 from jaxserve.sim.table.fit import GpuPeaks, MeasuredEngine, fit, rescale
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.types import ServeAction, ServeObservation
 
 NEAR = 0.01

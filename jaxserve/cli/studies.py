@@ -100,7 +100,7 @@ def check_fidelity(
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.studies.fidelity import all_checks
-    from jaxserve.studies.fidelity.sources import shared_data
+    from jaxserve.studies.fidelity.measurements import shared_data
 
     check_outputs({"--markdown": markdown, "--plot": plot})
     if measurements is not None and not measurements.is_dir():

@@ -26,24 +26,28 @@ from jaxserve.agents.panel import (
     load_setup,
 )
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.progress import Progress, stage_progress
+from jaxserve.agents.progress import Progress, StageProgress, stage_progress
+from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.evaluation.episode_statistics import EpisodeStatistics
 from jaxserve.evaluation.held_out import check_episodes, evaluate
+from jaxserve.registry import make
+from jaxserve.runtime.processes import map_in_processes
+from jaxserve.seeds import episode_key
 from jaxserve.studies.compare.intervals import Matrix
-from jaxserve.studies.compare.reference import reference_objectives
 from jaxserve.studies.compare.results import (
     RESULTS_VERSION,
-    Play,
+    PlayedEpisodes,
     TaskComparison,
     VariantPlays,
     from_data,
     to_data,
 )
-from jaxserve.studies.compare.trained import Run, Trained, plan_run, trained
+from jaxserve.studies.compare.trained import Trained, TrainingRun, plan_run, trained
 from jaxserve.studies.compare.variants import Variant, variants
 from jaxserve.tasks.anchors import Anchors, load_anchors
+from jaxserve.tasks.spec import TaskSpec
 
 REFERENCE_EPISODES = 16
 """Episodes in the reference simulator, which takes seconds for each."""
@@ -59,7 +63,7 @@ class Case:
 
     setup: TaskSetup
     anchors: Anchors
-    run: Run
+    run: TrainingRun
     variants: tuple[Variant, ...]
     episodes: int
     directory: Path
@@ -155,7 +159,9 @@ def _about(case: Case, policies: Trained) -> dict[str, Any]:
     }
 
 
-def _own_plays(case: Case, policies: Trained, progress: Progress | None) -> dict[str, Play]:
+def _own_plays(
+    case: Case, policies: Trained, progress: Progress | None
+) -> dict[str, PlayedEpisodes]:
     """Plays of all agents on the task itself."""
     setup = case.setup
     agents: dict[str, Sequence[Policy]] = {
@@ -195,6 +201,28 @@ def _reference(case: Case, policies: Trained, progress: Progress | None) -> dict
     return single | {"ppo": found[len(agents) :]}
 
 
+def reference_objectives(
+    spec: TaskSpec,
+    policies: Sequence[Policy],
+    episodes: int,
+    progress: StageProgress | None = None,
+) -> NDArray[np.float64]:
+    """float64[P, E]: mean reward per window of each policy on the first test episodes.
+
+    Args:
+      progress: called with episodes done and episodes in all.
+    """
+    jobs = [(spec, policy, seed) for policy in policies for seed in range(episodes)]
+    found = map_in_processes(_objective, jobs, progress=progress)
+    return np.reshape(found, (len(policies), episodes))
+
+
+def _objective(spec: TaskSpec, policy: Policy, seed: int) -> float:
+    env = make(spec)
+    found = reference_rollout(env, policy, episode_key(seed, "test"), table_timer(spec))
+    return float(np.mean(found.parts.total))
+
+
 def in_company(policies: Sequence[Policy]) -> list[Policy]:
     """The policies in one program with all kinds that are compared, so that the task, its variants
     and its pictures share it."""
@@ -207,7 +235,7 @@ def _plays(
     agents: Mapping[str, Sequence[Policy]],
     episodes: int,
     progress: Progress | None,
-) -> dict[str, Play]:
+) -> dict[str, PlayedEpisodes]:
     steps = stage_progress(stage, progress)
     players = iter(in_company([policy for each in agents.values() for policy in each]))
     plays = {}
@@ -219,13 +247,13 @@ def _plays(
     return plays
 
 
-def _play(runs: Sequence[EpisodeStatistics]) -> Play:
+def _play(runs: Sequence[EpisodeStatistics]) -> PlayedEpisodes:
     """Statistics of one agent, a row for each of its runs."""
 
     def stacked(name: str) -> NDArray[np.float64]:
         return np.stack([each.sums.column(name) for each in runs])
 
-    return Play(
+    return PlayedEpisodes(
         objective=np.stack([each.objective for each in runs]),
         good=stacked("good"),
         decided=stacked("decided"),

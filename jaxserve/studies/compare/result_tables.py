@@ -22,7 +22,7 @@ from jaxserve.studies.compare.intervals import (
     score_scale,
     wins,
 )
-from jaxserve.studies.compare.results import Play, TaskComparison
+from jaxserve.studies.compare.results import PlayedEpisodes, TaskComparison
 
 STATIC = "best_static"
 LEARNT = "ppo"
@@ -96,7 +96,7 @@ def scores(results: Sequence[TaskComparison], agent: str) -> Estimate:
     )
 
 
-def gain(plays: Mapping[str, Play], agent: str) -> Matrix:
+def gain(plays: Mapping[str, PlayedEpisodes], agent: str) -> Matrix:
     """float64[R, E]: mean reward above that of the best static setting in the same episode."""
     return plays[agent].objective - plays[STATIC].objective
 
@@ -157,7 +157,7 @@ def _own_table(result: TaskComparison) -> TextTable:
     return TextTable(f"{result.task}, test episodes", header, tuple(rows))
 
 
-def _ttft(play: Play, probability: float, factor: float, digits: int) -> str:
+def _ttft(play: PlayedEpisodes, probability: float, factor: float, digits: int) -> str:
     """Of the requests of all episodes."""
 
     def quantile(count: Any, exceeded: Any) -> Any:
@@ -202,7 +202,7 @@ def _reference_table(result: TaskComparison) -> TextTable:
     return TextTable(title, header, tuple(rows))
 
 
-def _gain_text(plays: Mapping[str, Play], agent: str) -> str:
+def _gain_text(plays: Mapping[str, PlayedEpisodes], agent: str) -> str:
     return _text(estimate([gain(plays, agent)]), 3, sign=True)
 
 

@@ -18,7 +18,7 @@ RESULTS_VERSION = 2
 
 
 @dataclass(frozen=True)
-class Play:
+class PlayedEpisodes:
     """One agent in one setup; float64[R, E], a row for each training seed (one row without).
 
     All but the first and the last are sums over an episode, see
@@ -44,7 +44,7 @@ class VariantPlays:
     """What agents did in a variant of the task, see ``jaxserve.studies.compare.variants``."""
 
     name: str
-    plays: Mapping[str, Play]
+    plays: Mapping[str, PlayedEpisodes]
     """by agent; empty where the variant was left out."""
     reason: str = ""
     """why it was left out."""
@@ -58,7 +58,7 @@ class TaskComparison:
     """what was compared: task, version, seeds, windows, episodes, digest of the weights and so on;
     results with equal entries need not be computed again."""
     anchors: Anchors
-    plays: Mapping[str, Play]
+    plays: Mapping[str, PlayedEpisodes]
     """in the task itself, by agent."""
     variants: tuple[VariantPlays, ...]
     reference: Mapping[str, Matrix]
@@ -110,15 +110,17 @@ def to_json(results: Sequence[TaskComparison]) -> bytes:
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 
 
-def _plays_data(plays: Mapping[str, Play]) -> dict[str, Any]:
+def _plays_data(plays: Mapping[str, PlayedEpisodes]) -> dict[str, Any]:
     return {
         agent: {name: values.tolist() for name, values in vars(play).items()}
         for agent, play in plays.items()
     }
 
 
-def _plays(data: Mapping[str, Any]) -> dict[str, Play]:
+def _plays(data: Mapping[str, Any]) -> dict[str, PlayedEpisodes]:
     return {
-        agent: Play(**{name: np.array(values, np.float64) for name, values in item.items()})
+        agent: PlayedEpisodes(
+            **{name: np.array(values, np.float64) for name, values in item.items()}
+        )
         for agent, item in data.items()
     }

@@ -34,7 +34,7 @@ LEARNING_RATE = 2e-3
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """Where a training run is or will be, and how it trains."""
 
     directory: Path
@@ -61,7 +61,7 @@ class Run:
 class Trained:
     """A finished run."""
 
-    run: Run
+    run: TrainingRun
     policies: tuple[NetworkPolicy, ...]
     """one for each seed."""
     chosen: NetworkPolicy
@@ -80,7 +80,7 @@ class Curve:
     """float64[R, U], mean reward of an update's windows, of policies that still explore."""
 
 
-def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -> Run:
+def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -> TrainingRun:
     """The run that is in ``directory``, or else one like that of ``jaxserve train`` without
     options.
 
@@ -99,12 +99,12 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
         learning_rate=LEARNING_RATE,
         discount=task_discount(setup.env),
     )
-    planned = Run(directory, config, tuple(range(seeds)))
+    planned = TrainingRun(directory, config, tuple(range(seeds)))
     if not planned.exists:
         return planned
     description = read_description(directory, "it is gone")
     check_description(directory, description, setup.inputs)
-    found = Run(directory, *described(description, f"the run in {directory}"))
+    found = TrainingRun(directory, *described(description, f"the run in {directory}"))
     if len(found.seeds) != seeds:
         raise InputError(
             f"seeds is {seeds}, but the run in {directory} has {len(found.seeds)}; ask for as many "
@@ -118,7 +118,7 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
     return found
 
 
-def trained(setup: TaskSetup, run: Run, progress: Progress | None = None) -> Trained:
+def trained(setup: TaskSetup, run: TrainingRun, progress: Progress | None = None) -> Trained:
     """The run's policies, after the training that is still to do.
 
     Raises:
@@ -141,7 +141,7 @@ def trained(setup: TaskSetup, run: Run, progress: Progress | None = None) -> Tra
     return Trained(run, policies, chosen, hashlib.sha256(weights).hexdigest()[:16])
 
 
-def learning_curve(run: Run) -> Curve:
+def learning_curve(run: TrainingRun) -> Curve:
     """The rewards in the run's ``metrics.csv``."""
     rows = read_metrics(run.directory, run.config.updates, run.seeds)
     reward = np.array([row["reward"] for row in rows]).reshape(-1, len(run.seeds)).T
@@ -149,7 +149,7 @@ def learning_curve(run: Run) -> Curve:
     return Curve(windows, reward)
 
 
-def _final_policies(setup: TaskSetup, run: Run) -> tuple[NetworkPolicy, ...]:
+def _final_policies(setup: TaskSetup, run: TrainingRun) -> tuple[NetworkPolicy, ...]:
     """From the last checkpoint: a run writes the weights of its best seed only."""
     learner, seeds = Learner.create(setup.training_env, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

@@ -13,10 +13,10 @@ from jaxserve.show.style import BLUE, RED
 from jaxserve.studies.fidelity.all_reduce import all_reduce_fidelity
 from jaxserve.studies.fidelity.fast_vs_reference import fast_vs_reference
 from jaxserve.studies.fidelity.kernels import kernel_fidelity
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.policies import policy_transfer
 from jaxserve.studies.fidelity.prefix_reuse import prefix_fidelity
 from jaxserve.studies.fidelity.prefix_runs import prefix_run_fidelity
-from jaxserve.studies.fidelity.rows import FidelityRow
 from jaxserve.studies.fidelity.served import served_fidelity
 from jaxserve.studies.fidelity.silicon import silicon_fidelity
 from jaxserve.studies.fidelity.vidur import vidur_fidelity

@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from jaxserve.sim.machine.collectives import AllReduce
 from jaxserve.sim.machine.stack import ServedGpu, Stack, serve
 from jaxserve.sim.table.columns import read_columns
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 FILE = "kernels/h100_sxm_comm_vllm_0.14.0_custom_allreduce_perf.parquet"
 BAR = 10.0
@@ -97,7 +97,7 @@ def all_reduce_fidelity(directory: Path) -> list[FidelityRow]:
     """Time of an all-reduce; empty where the file is absent.
 
     Args:
-      directory: what ``sources.shared_data`` returns.
+      directory: what ``measurements.shared_data`` returns.
     """
     if not (directory / FILE).is_file():
         return []

@@ -28,7 +28,7 @@ from jaxserve.sim.reference.settings import Knobs
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.traffic.workload import Workload
 from jaxserve.spaces import make_action
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.scenarios import (
     Scenario,
     at_engine,
@@ -59,7 +59,7 @@ _OVERLOAD_RPS_PER_GPU = 80.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScenarioOutcome:
     """What a simulator says about a scenario; counts summed over its episodes."""
 
     arrivals: float
@@ -81,8 +81,8 @@ class SimulatorComparison:
 
     scenario: Scenario
     rate_rps: float
-    fast: Outcome
-    reference: Outcome
+    fast: ScenarioOutcome
+    reference: ScenarioOutcome
 
     def errors(self) -> dict[str, float]:
         """Signed errors of the fast simulator, keys and units as in ``BARS``."""
@@ -116,8 +116,8 @@ def compare(
       seeds: episodes per scenario.
       workers: processes for the reference simulator; 1 plays it in this one.
     """
-    results: dict[int, tuple[float, Outcome]] = {}
-    jobs: list[_Job] = []
+    results: dict[int, tuple[float, ScenarioOutcome]] = {}
+    jobs: list[_ReferenceJob] = []
     episodes: list[tuple[int, ReferenceEpisode]] = []
     for traffic in dict.fromkeys(scenario.traffic for scenario in scenarios):
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.traffic == traffic]
@@ -142,7 +142,7 @@ def compare(
                     dataclasses.replace(env, workload=workload), key, timer, windows
                 )
                 knobs = reference_knobs(env.deployment, action)
-                jobs.append(_Job(episode.start(action), knobs, windows, env.window_s))
+                jobs.append(_ReferenceJob(episode.start(action), knobs, windows, env.window_s))
                 episodes.append((index, episode))
     played = map_in_processes(_run_job, [(job,) for job in jobs], workers)
     return [
@@ -273,7 +273,7 @@ def _play_fast(
     return {name: np.asarray(value, np.float64) for name, value in sums.items()}
 
 
-def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outcome:
+def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> ScenarioOutcome:
     total = {name: value[start : start + count].sum(axis=0) for name, value in totals.items()}
     first_tokens = jnp.float32(total["first_tokens"])
 
@@ -281,7 +281,7 @@ def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outc
         exceeded = jnp.asarray(total[counts], jnp.float32)
         return float(ttft_quantile(exceeded, first_tokens, share))
 
-    return Outcome(
+    return ScenarioOutcome(
         arrivals=float(total["arrivals"]),
         completed=float(total["completed"]),
         good=float(total["good"]),
@@ -295,14 +295,14 @@ def _fast_outcome(totals: dict[str, np.ndarray], start: int, count: int) -> Outc
 
 
 @dataclass(frozen=True)
-class _Job:
+class _ReferenceJob:
     simulator: ReferenceSimulator
     knobs: Knobs
     windows: int
     window_s: float
 
 
-def _run_job(job: _Job) -> tuple[np.ndarray, np.ndarray]:
+def _run_job(job: _ReferenceJob) -> tuple[np.ndarray, np.ndarray]:
     """The request log of a job, and tokens and median ITL of each window with a decode step."""
     windows = [
         job.simulator.advance((window + 1) * job.window_s, job.knobs)
@@ -312,7 +312,9 @@ def _run_job(job: _Job) -> tuple[np.ndarray, np.ndarray]:
     return job.simulator.log(), np.array(itl).reshape(-1, 2)
 
 
-def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarray]]) -> Outcome:
+def _reference_outcome(
+    played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarray]],
+) -> ScenarioOutcome:
     log = np.concatenate([log for _, log, _ in played])
     tokens, itl_s = np.concatenate([itl for _, _, itl in played]).T
     episode = played[0][0]
@@ -322,7 +324,7 @@ def _reference_outcome(played: list[tuple[ReferenceEpisode, np.ndarray, np.ndarr
     engine_s = begun["first_token_s"] - begun["arrival_s"]
     engine_p50_s, engine_p99_s = np.quantile(engine_s, (0.5, 0.99))
     several = done["output_tokens"] > 1
-    return Outcome(
+    return ScenarioOutcome(
         arrivals=float(len(log)),
         completed=float(len(done)),
         good=float(episode.meets_slo(done).sum()),

@@ -13,7 +13,7 @@ from jaxserve.sim.machine.hardware import Gpu, LlmModel, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.kernel_fit import held_out_errors, relative_errors
 from jaxserve.sim.table.kernel_rows import KernelRows, decode_rows, linear_rows, prefill_rows
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 SERVED_CONTEXTS = (128, 8192)
 """Shortest and longest context, tokens, of the decode rows that are also summed up alone."""
@@ -85,7 +85,7 @@ def kernel_fidelity(directory: Path) -> list[FidelityRow]:
     """One row per GPU, kind of kernel and file found under ``directory``/kernels.
 
     Args:
-      directory: what ``sources.shared_data`` returns.
+      directory: what ``measurements.shared_data`` returns.
     """
     model = load_model("llama-3.1-8b")
     rows = []

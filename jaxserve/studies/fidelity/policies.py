@@ -14,7 +14,7 @@ from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.evaluation.held_out import evaluate_all
 from jaxserve.runtime.processes import map_in_processes
 from jaxserve.seeds import episode_key
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.tasks.anchors import anchors_score
 
 TASKS = ("bursty_workload", "adversarial_multitenant")

@@ -30,9 +30,8 @@ from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.spaces import KNOBS, make_action
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow, shared_data
 from jaxserve.studies.fidelity.scenarios import at_engine
-from jaxserve.studies.fidelity.sources import shared_data
 from jaxserve.tasks.spec import load_task
 from jaxserve.types import ServeAction, WindowMetrics
 
@@ -132,7 +131,7 @@ def engine_hit_share(trace: Trace, cache_tokens: int) -> float:
 
 
 @dataclass(frozen=True)
-class Served:
+class CacheOutcome:
     """What a simulator says of a scenario."""
 
     ttft_p50_s: float
@@ -147,7 +146,7 @@ class Served:
 
 def compare(
     trace: Trace, scenarios: tuple[CacheScenario, ...], windows: int
-) -> list[tuple[Served, Served]]:
+) -> list[tuple[CacheOutcome, CacheOutcome]]:
     """Plays the same requests in both simulators: (fast, reference) of each scenario."""
     action = make_action(batch_cap=128)
     spec = dataclasses.replace(load_task("trace_replay"), horizon=windows)
@@ -179,14 +178,14 @@ def compare(
         episode = ReferenceEpisode(env, key, timer, windows, faster)
         jobs.append((episode.start(action), reference_knobs(env.deployment, action), windows))
         envs.append(env)
-    fast: dict[int, Served] = {}
+    fast: dict[int, CacheOutcome] = {}
     # Tables of reuse have a row for each number of GPUs.
     for gpus in {scenario.num_gpus for scenario in scenarios}:
         chosen = [i for i, scenario in enumerate(scenarios) if scenario.num_gpus == gpus]
         several = stack([envs[i] for i in chosen])
         both = [_rollouts(each, windows, action, key) for each in (several, at_engine(several))]
         for place, i in enumerate(chosen):
-            fast[i] = _fast_served(*jax.tree.map(lambda leaf, at=place: leaf[at], both))
+            fast[i] = _fast_outcome(*jax.tree.map(lambda leaf, at=place: leaf[at], both))
     played = map_in_processes(_play_reference, jobs)
     return [(fast[i], reference) for i, reference in enumerate(played)]
 
@@ -197,7 +196,7 @@ def _rollouts(envs: ServeEnv, windows: int, action: ServeAction, key: jax.Array)
     return jax.vmap(lambda env: windows_of(env, action, key, windows))(envs)
 
 
-def _fast_served(metrics: WindowMetrics, without_front_end: WindowMetrics) -> Served:
+def _fast_outcome(metrics: WindowMetrics, without_front_end: WindowMetrics) -> CacheOutcome:
     later, at_engine = jax.tree.map(
         lambda leaf: leaf[_SKIPPED_WINDOWS:], (metrics, without_front_end)
     )
@@ -206,14 +205,14 @@ def _fast_served(metrics: WindowMetrics, without_front_end: WindowMetrics) -> Se
     def quantile(seen: WindowMetrics, at: float) -> float:
         return float(ttft_quantile(seen.ttft_exceeded.sum(axis=0), seen.first_tokens.sum(), at))
 
-    return Served(
+    return CacheOutcome(
         *(quantile(seen, at) for seen in (later, at_engine) for at in (0.5, 0.99)),
         tpot_s=float((later.completed * later.tpot_s).sum() / completed),
         found=float("nan"),
     )
 
 
-def _play_reference(simulator: ReferenceSimulator, knobs: Knobs, windows: int) -> Served:
+def _play_reference(simulator: ReferenceSimulator, knobs: Knobs, windows: int) -> CacheOutcome:
     for window in range(windows):
         simulator.advance(float(window + 1), knobs)
     log = simulator.log()
@@ -221,7 +220,7 @@ def _play_reference(simulator: ReferenceSimulator, knobs: Knobs, windows: int) -
     first, done = log[np.isfinite(log["ttft_s"])], log[np.isfinite(log["finish_s"])]
     done = done[done["output_tokens"] > 1]
     at_engine_s = first["first_token_s"] - first["arrival_s"]
-    return Served(
+    return CacheOutcome(
         *(
             float(np.quantile(ttft_s, at))
             for ttft_s in (first["ttft_s"], at_engine_s)
@@ -237,7 +236,7 @@ def prefix_fidelity(shared: Path) -> list[FidelityRow]:
     trace.
 
     Args:
-      shared: what ``sources.shared_data`` returns.
+      shared: what ``measurements.shared_data`` returns.
     """
     if not (shared / FILE).is_file():
         return []

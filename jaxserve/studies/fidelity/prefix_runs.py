@@ -26,7 +26,7 @@ from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 DIRECTORY = "inference_sim_training/default_args"
 LATENCY_BAR, TTFT_BAR = 10.0, 20.0
@@ -45,7 +45,7 @@ _MOST_TOKENS = 4096
 
 
 @dataclass(frozen=True)
-class Stage:
+class RunStage:
     """A stage of a run: what was measured, and what is simulated."""
 
     name: str
@@ -59,7 +59,7 @@ class Stage:
     """the same without prefix caching."""
 
 
-def load_stages(directory: Path) -> list[Stage]:
+def load_stages(directory: Path) -> list[RunStage]:
     """Plays a run; none of its stages if requests failed in it, because the server was overloaded.
 
     Raises:
@@ -93,7 +93,7 @@ def load_stages(directory: Path) -> list[Stage]:
         latency = report["successes"]["latency"]
         rate = report["load_summary"]["requested_rate"]
         found.append(
-            Stage(
+            RunStage(
                 f"{directory.name.rpartition('-')[2]} at {rate:g}/s",
                 latency["time_to_first_token"]["mean"],
                 latency["request_latency"]["mean"],
@@ -144,7 +144,7 @@ def prefix_run_fidelity(shared: Path) -> list[FidelityRow]:
     """Latency and TTFT against the real runs; empty where they are absent.
 
     Args:
-      shared: what ``sources.shared_data`` returns.
+      shared: what ``measurements.shared_data`` returns.
     """
     runs: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted((shared / DIRECTORY).glob("*/exp-config.yaml")):
@@ -206,7 +206,7 @@ def _model_rows(model: str, directories: list[Path], skipped: str) -> list[Fidel
 
 
 def _row(
-    name: str, errors: np.ndarray, bar: float, stages: list[Stage], detail: str
+    name: str, errors: np.ndarray, bar: float, stages: list[RunStage], detail: str
 ) -> FidelityRow:
     worst = int(np.abs(errors).argmax())
     return FidelityRow.within(

@@ -20,7 +20,7 @@ from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 
 
 @dataclass(frozen=True)
-class Episode:
+class SchedulerEpisode:
     """Traffic and knobs for one scheduler; every step lasts one unit of time."""
 
     blocks: int
@@ -47,11 +47,13 @@ class Episode:
     """(step, knobs turned before it), in order."""
 
 
-Step = tuple[list[list[int]], list[int]]
+ScheduledStep = tuple[list[list[int]], list[int]]
 """[request, tokens] in the order of the batch, and the requests preempted."""
 
 
-def random_episode(seed: int, prefix_caching: bool = False, speculates: bool = False) -> Episode:
+def random_episode(
+    seed: int, prefix_caching: bool = False, speculates: bool = False
+) -> SchedulerEpisode:
     """The episode of ``seed``.
 
     Args:
@@ -88,7 +90,7 @@ def random_episode(seed: int, prefix_caching: bool = False, speculates: bool = F
             values["kv_blocks"] = rng.integers(least, blocks + 1)
         knob = str(rng.choice(list(values)))
         turns.append((step, {knob: int(values[knob])}))
-    return Episode(
+    return SchedulerEpisode(
         blocks=blocks,
         block_tokens=block_tokens,
         max_length=max_length,
@@ -123,7 +125,7 @@ class _UnitTimer:
         return 1.0
 
 
-def our_steps(episode: Episode) -> list[Step]:
+def our_steps(episode: SchedulerEpisode) -> list[ScheduledStep]:
     """The iterations of ``episode`` on the reference engine; fewer than vLLM's if it gets stuck."""
     knobs = GpuKnobs(
         batch_cap=episode.batch_cap,
@@ -142,7 +144,7 @@ def our_steps(episode: Episode) -> list[Step]:
         Request(i, float(i), prompt, output, priority=priority, acceptance=_ALL_RIGHT)
         for i, (_, prompt, output, priority) in enumerate(episode.requests)
     ]
-    steps: list[Step] = []
+    steps: list[ScheduledStep] = []
     turns, upcoming, now = list(episode.turns), 0, 0
     while upcoming < len(requests) or engine.running or engine.waiting:
         if not engine.running and not engine.waiting:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.served_fit import (
     Prediction,
     by_run,

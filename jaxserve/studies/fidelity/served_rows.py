@@ -158,7 +158,7 @@ def served_rows(directory: Path) -> tuple[list[ServedRow], dict[ServedRow, str],
     """Rows that are compared, rows that a rule of doubt leaves out, and how many every rule does.
 
     Args:
-      directory: what ``sources.shared_data`` returns.
+      directory: what ``measurements.shared_data`` returns.
     """
     columns = read_columns(directory / FILE)
     left_out: Counter[str] = Counter()

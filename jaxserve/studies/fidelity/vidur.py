@@ -33,7 +33,7 @@ from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from jaxserve.sim.table.columns import read_columns
 from jaxserve.sim.table.kernel_rows import decode_rows, prefill_rows
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 ROWS_FILE = "vidur/vidur_reference.csv"
 TRACE_FILE = "traces/AzureLLMInferenceTrace_conv.csv"
@@ -201,7 +201,7 @@ def vidur_fidelity(directory: Path) -> list[FidelityRow]:
     Throughput is judged at saturation only: below it, it is the arrival rate.
 
     Args:
-      directory: what ``sources.shared_data`` returns.
+      directory: what ``measurements.shared_data`` returns.
     """
     if not (directory / ROWS_FILE).is_file():
         return []

@@ -20,7 +20,7 @@ from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from jaxserve.sim.table.columns import read_columns
 from jaxserve.sim.table.layer_profile import ProfileTimer
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.served_rows import shipped
 from jaxserve.studies.fidelity.vllm_run import (
     HOST_S,
@@ -103,7 +103,7 @@ def vllm_expert_fidelity(shared: Path) -> list[FidelityRow]:
     """TTFT and TPOT against the real run, with and without host time; empty where it is absent.
 
     Args:
-        shared: what ``sources.shared_data`` returns.
+        shared: what ``measurements.shared_data`` returns.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():

@@ -20,7 +20,7 @@ from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
 from jaxserve.sim.table.layer_profile import LayerProfile, ProfileTimer
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 DIRECTORY = "vllm_rtx4090"
 TTFT_BAR, TPOT_BAR = 0.05, 0.03
@@ -147,7 +147,7 @@ def vllm_fidelity(shared: Path) -> list[FidelityRow]:
     """TTFT mean and p99 and TPOT mean against the real run; empty where it is absent.
 
     Args:
-      shared: what ``sources.shared_data`` returns.
+      shared: what ``measurements.shared_data`` returns.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():

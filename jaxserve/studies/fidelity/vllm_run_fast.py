@@ -27,7 +27,7 @@ from jaxserve.sim.table.grid import BATCH_SIZES, LEAST_BUCKETS, PROMPT_LENGTHS, 
 from jaxserve.sim.table.lookup import LatencyTable
 from jaxserve.sim.traffic.traces import Trace
 from jaxserve.spaces import KNOBS, make_action
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.vllm_run import DIRECTORY, profile_timer, served
 from jaxserve.tasks.spec import load_task
 
@@ -127,7 +127,7 @@ def vllm_fast_fidelity(shared: Path) -> list[FidelityRow]:
     """TTFT mean and p99 and TPOT mean against the real run; empty where it is absent.
 
     Args:
-      shared: what ``sources.shared_data`` returns.
+      shared: what ``measurements.shared_data`` returns.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():
@@ -156,7 +156,7 @@ def _windows(log: np.ndarray) -> int:
 
 
 if __name__ == "__main__":
-    from jaxserve.studies.fidelity.sources import shared_data
+    from jaxserve.studies.fidelity.measurements import shared_data
 
     for row in vllm_fast_fidelity(shared_data() or Path()):
         print(row)

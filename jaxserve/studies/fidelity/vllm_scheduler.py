@@ -20,8 +20,13 @@ from typing import Any
 
 from jaxserve.datafiles import data_dir, load_json, write_atomic
 from jaxserve.errors import InputError
-from jaxserve.studies.fidelity.rows import FidelityRow
-from jaxserve.studies.fidelity.scheduler_episodes import Episode, Step, our_steps, random_episode
+from jaxserve.studies.fidelity.measurements import FidelityRow
+from jaxserve.studies.fidelity.scheduler_episodes import (
+    ScheduledStep,
+    SchedulerEpisode,
+    our_steps,
+    random_episode,
+)
 
 RECORD = "vllm_scheduler.json"
 """Data file of digests."""
@@ -40,7 +45,9 @@ def digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
-def vllm_steps(python: Path, episodes: Sequence[Episode]) -> tuple[str, list[list[Step]]]:
+def vllm_steps(
+    python: Path, episodes: Sequence[SchedulerEpisode]
+) -> tuple[str, list[list[ScheduledStep]]]:
     """Plays ``episodes`` on vLLM's scheduler.
 
     Args:
@@ -66,7 +73,7 @@ def vllm_steps(python: Path, episodes: Sequence[Episode]) -> tuple[str, list[lis
     return version["vllm"], steps
 
 
-def first_difference(ours: Sequence[Step], theirs: Sequence[Step]) -> str | None:
+def first_difference(ours: Sequence[ScheduledStep], theirs: Sequence[ScheduledStep]) -> str | None:
     """The first step that is not the same, in words; None if all are."""
     for i in range(max(len(ours), len(theirs))):
         pair = [json.dumps(steps[i]) if i < len(steps) else "none" for steps in (ours, theirs)]

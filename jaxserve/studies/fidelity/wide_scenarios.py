@@ -16,7 +16,7 @@ from jaxserve.sim.machine.deployment import DeploymentSettings
 from jaxserve.sim.traffic import lengths
 from jaxserve.sim.traffic.lengths import LengthDistribution
 from jaxserve.studies.fidelity.fast_vs_reference import compare, comparison_table, fidelity_rows
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.studies.fidelity.scenarios import LOADS, Scenario, Traffic
 from jaxserve.tasks.replay import TRACE_AGES
 from jaxserve.tasks.spec import Regime, TaskSpec, load_task

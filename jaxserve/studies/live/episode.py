@@ -17,11 +17,13 @@ import numpy as np
 from jaxserve import checks
 from jaxserve.agents.panel import TaskSetup
 from jaxserve.agents.policy import Policy
-from jaxserve.agents.reference_rollout import episode_traffic
+from jaxserve.agents.reference_rollout import ReferenceEpisode, episode_traffic, reference_rollout
+from jaxserve.agents.rollout import rollout
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.episode_file import EpisodeWriter
+from jaxserve.live.figures import NAMES, Figures, of_reference, of_windows, undecided_at_end
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import Limits, as_values
 from jaxserve.live.operate import Conduct, Controller
@@ -29,7 +31,7 @@ from jaxserve.live.player import Outcome, play
 from jaxserve.live.prompts import Prompts
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.live.window_report import Report
-from jaxserve.seeds import episode_key, policy_key
+from jaxserve.seeds import episode_key, episode_keys, policy_key
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import make_action
 from jaxserve.studies.live.agents import Prepared
@@ -44,7 +46,7 @@ the first window without a fault."""
 
 
 @dataclass(frozen=True)
-class Episode:
+class MeasuredEpisode:
     """What was measured of one agent in one repeat."""
 
     agent: str
@@ -64,7 +66,7 @@ class Episode:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, path: Path) -> Episode:
+    def from_json(cls, path: Path) -> MeasuredEpisode:
         """A file of an earlier call.
 
         Raises:
@@ -87,6 +89,25 @@ class Episode:
         )
 
 
+@dataclass(frozen=True)
+class PredictedEpisode:
+    """An episode in both simulators, on the deployment's clock."""
+
+    fast: Figures
+    reference: Figures
+
+    @classmethod
+    def from_json(cls, path: Path) -> PredictedEpisode:
+        """A file of an earlier call.
+
+        Raises:
+          InputError: it is damaged.
+        """
+        fields = [field.name for field in dataclasses.fields(cls)]
+        item = checks.JsonObject(read_json(path, str(path)), str(path), fields)
+        return cls(**{name: _figures(item.inside(name, NAMES)) for name in fields})
+
+
 def sent_requests(setup: TaskSetup, repeat: int) -> list[Request]:
     """The very requests of a repeat, which the simulators face under the same key."""
     return episode_traffic(setup.env, episode_key(repeat, "test"), int(setup.env.horizon))
@@ -99,7 +120,7 @@ async def play_episode(
     running: Running,
     log: Path,
     ended: Callable[[int, int], None],
-) -> Episode:
+) -> MeasuredEpisode:
     """Operates a deployment that is idle, from its first window to the last answer.
 
     The load generator and the controller have threads and event loops of their own, so that
@@ -150,7 +171,7 @@ async def play_episode(
             operating.result()
         outcomes = await play(client, env, setup.spec, requests, prompts, count)
         await operating
-    return Episode(
+    return MeasuredEpisode(
         agent=agent,
         repeat=repeat,
         outcomes=tuple(outcomes),
@@ -176,3 +197,20 @@ async def _first_action(
         await gateway.put(values, _FIRST_LEASE_WINDOWS * env.window_s)
     except GatewayError as error:
         raise InputError(str(error)) from None
+
+
+def predict(prepared: Prepared, agent: str, repeat: int) -> PredictedEpisode:
+    """Plays the test episode of a repeat in both simulators."""
+    env, policy, key = prepared.setup.env, prepared.policies[agent], episode_key(repeat, "test")
+    played = rollout(env, policy, episode_keys(1, "test", first=repeat))
+    metrics = jax.tree.map(lambda leaf: np.asarray(leaf[0]), played.timesteps.metrics)
+    referenced = reference_rollout(env, policy, key, prepared.cost)
+    log, undecided = referenced.log, undecided_at_end(referenced.metrics)
+    good = ReferenceEpisode(env, key, prepared.cost).meets_slo(log)
+    seconds = int(env.horizon) * float(env.window_s)
+    return PredictedEpisode(of_windows(env, metrics), of_reference(log, good, undecided, seconds))
+
+
+def _figures(item: checks.JsonObject) -> Figures:
+    values = {n: float("nan") if item.get(n) is None else item.number(n, 0) for n in NAMES}
+    return Figures(**values)

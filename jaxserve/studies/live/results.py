@@ -91,18 +91,18 @@ class ServerResult:
         ]
         return max(every, key=lambda found: abs(found[2]))
 
-    def pairs(self, simulator: str) -> list[Pair]:
+    def pairs(self, simulator: str) -> list[AgentPair]:
         """How the simulator orders every two of the agents, beside the real engine."""
         return [self._pair(*both, simulator) for both in itertools.combinations(AGENTS, 2)]
 
-    def _pair(self, first: str, second: str, simulator: str) -> Pair:
+    def _pair(self, first: str, second: str, simulator: str) -> AgentPair:
         columns = [self.of(name).column("goodput_rps", simulator) for name in (first, second)]
         predicted = float((columns[0] - columns[1]).mean())
-        return Pair(first, second, self.gain(first, second), predicted, self.repeats)
+        return AgentPair(first, second, self.gain(first, second), predicted, self.repeats)
 
 
 @dataclass(frozen=True)
-class Pair:
+class AgentPair:
     """Two agents and which of them serves more good requests."""
 
     first: str
@@ -126,7 +126,7 @@ class Pair:
         return self.measured.mean * self.predicted > 0.0
 
 
-def orders(pairs: Sequence[Pair]) -> tuple[int, int]:
+def orders(pairs: Sequence[AgentPair]) -> tuple[int, int]:
     """Pairs that the engine tells apart, and those of them that the simulator orders alike."""
     decided = [pair for pair in pairs if pair.decided]
     return len(decided), sum(pair.agrees for pair in decided)

@@ -21,9 +21,8 @@ from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.studies.live.agents import Prepared, live_task, prepare, table
-from jaxserve.studies.live.episode import Episode, play_episode
+from jaxserve.studies.live.episode import MeasuredEpisode, PredictedEpisode, play_episode, predict
 from jaxserve.studies.live.plan import Server, Study
-from jaxserve.studies.live.predict import Predicted, predict
 from jaxserve.studies.live.results import AgentResult, ServerResult
 from jaxserve.studies.live.servers import Running, deployment, engine_name
 
@@ -67,8 +66,8 @@ def _play(
     running: Running,
     folder: Path,
     progress: Progress,
-) -> dict[tuple[str, int], Episode]:
-    found: dict[tuple[str, int], Episode] = {}
+) -> dict[tuple[str, int], MeasuredEpisode]:
+    found: dict[tuple[str, int], MeasuredEpisode] = {}
     for repeat in range(study.repeats):
         for agent in order(server.agents, repeat):
             path = folder / "episodes" / f"{agent}-{repeat}.json"
@@ -82,13 +81,13 @@ def _play(
                 log = path.with_suffix(".log.jsonl")
                 played = asyncio.run(play_episode(prepared, agent, repeat, running, log, ended))
                 write_atomic(path, _json(played.to_json()))
-            found[agent, repeat] = Episode.from_json(path)
+            found[agent, repeat] = MeasuredEpisode.from_json(path)
     return found
 
 
 def _predict(
     study: Study, server: Server, prepared: Prepared, folder: Path, progress: Progress
-) -> dict[tuple[str, int], Predicted]:
+) -> dict[tuple[str, int], PredictedEpisode]:
     cases = [(agent, repeat) for agent in server.agents for repeat in range(study.repeats)]
     found = {}
     for done, (agent, repeat) in enumerate(cases):
@@ -96,7 +95,7 @@ def _predict(
         path = folder / "predictions" / f"{agent}-{repeat}.json"
         if not path.is_file():
             write_atomic(path, _json(dataclasses.asdict(predict(prepared, agent, repeat))))
-        found[agent, repeat] = Predicted.from_json(path)
+        found[agent, repeat] = PredictedEpisode.from_json(path)
     return found
 
 
@@ -104,8 +103,8 @@ def _result(
     study: Study,
     server: Server,
     prepared: Prepared,
-    episodes: dict[tuple[str, int], Episode],
-    predicted: dict[tuple[str, int], Predicted],
+    episodes: dict[tuple[str, int], MeasuredEpisode],
+    predicted: dict[tuple[str, int], PredictedEpisode],
     engine: str,
 ) -> ServerResult:
     slow = server.time_dilation

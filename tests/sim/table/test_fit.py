@@ -26,7 +26,7 @@ from jaxserve.sim.table.fit import (
 )
 from jaxserve.sim.table.lookup import latency_table
 from jaxserve.sim.table.sweep import Sweep
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 GPU, MODEL = load_gpu("a100-sxm-80gb"), load_model("llama-3.1-8b")
 MEASURED = "measured_h100_llama31_8b_trtllm.csv"

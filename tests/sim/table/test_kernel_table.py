@@ -20,7 +20,7 @@ from jaxserve.sim.table import kernel_fit
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.kernel_table import WORST_ERROR, fit_kernels
 from jaxserve.studies.fidelity.kernels import FILES
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.studies.fidelity.vllm_run import DIRECTORY
 from tests.sim.table.kernel_samples import GPU, MODEL, write_kernels, write_profile
 

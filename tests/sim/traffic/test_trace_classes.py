@@ -21,7 +21,7 @@ from jaxserve.sim.traffic.trace_classes import (
     to_class_counts,
 )
 from jaxserve.sim.traffic.traces import Trace, load_trace
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 from tests.sim.traffic.recorded_arrivals import dispersion, gap_cv
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -46,7 +46,7 @@ def test_interquartile_means(values: list[float], expected: float) -> None:
 
 
 def test_runs_are_means_over_episodes() -> None:
-    """Run means are 1, 3, 3, 5, and the interquartile mean of those is 3."""
+    """The means of runs are 1, 3, 3, 5, and the interquartile mean of those is 3."""
     matrix = np.array([[0.0, 2.0], [3.0, 3.0], [2.0, 4.0], [5.0, 5.0]])
     assert estimate([matrix]).value == 3.0
     assert estimate([matrix], np.mean).value == 3.0

@@ -16,7 +16,7 @@ from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import DEFAULT_ACTION, KNOBS, make_action
 from jaxserve.studies.compare.pictures import draw_learning, draw_policy_map, draw_scores, png
-from jaxserve.studies.compare.results import Play, TaskComparison
+from jaxserve.studies.compare.results import PlayedEpisodes, TaskComparison
 from jaxserve.studies.compare.trained import Curve
 from jaxserve.tasks.anchors import Anchors
 from tests.sizes import EPISODES
@@ -66,7 +66,7 @@ def test_curves_are_interquartile_means() -> None:
 def test_bars_are_scores(tasks: int, panels: int) -> None:
     """A bar for each agent in a panel for each task, and one for all of several."""
     plays = {
-        name: Play(np.full((2, 3), mean), *[np.ones((2, 3))] * 5)
+        name: PlayedEpisodes(np.full((2, 3), mean), *[np.ones((2, 3))] * 5)
         for name, mean in (("best_static", 0.6), ("ppo", 0.7))
     }
     results = [TaskComparison({"task": f"task {i}"}, ANCHORS, plays, (), {}) for i in range(tasks)]

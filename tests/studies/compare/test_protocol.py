@@ -8,8 +8,7 @@ import pytest
 
 from jaxserve.agents import panel
 from jaxserve.errors import InputError
-from jaxserve.studies.compare.protocol import Case, prepare
-from jaxserve.studies.compare.reference import reference_objectives
+from jaxserve.studies.compare.protocol import Case, prepare, reference_objectives
 from jaxserve.tasks.spec import load_task
 from tests.sizes import EPISODES
 

@@ -15,7 +15,7 @@ from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.studies.compare.result_tables import gain, markdown, scores, summary, task_tables
 from jaxserve.studies.compare.results import (
-    Play,
+    PlayedEpisodes,
     TaskComparison,
     VariantPlays,
     from_data,
@@ -29,14 +29,14 @@ MEANS = dict(zip(AGENTS, (0.0, 0.3, 0.5, 0.55, 0.6, 0.75, 0.7), strict=True))
 RUNS, EPISODES = 4, 6
 
 
-def play(mean: float, runs: int = 1) -> Play:
+def play(mean: float, runs: int = 1) -> PlayedEpisodes:
     """Episodes around a mean that differ, the same way for everybody; runs that do not."""
     episodes = np.linspace(-0.05, 0.05, EPISODES)
     objective = np.tile(mean + episodes, (runs, 1))
     requests = np.tile(np.linspace(10.0, 90.0, EPISODES), (runs, 1))
     # Half of the first tokens come within 100 ms and 99 % in 10 s.
     later = np.interp(TTFT_EDGES_S, [0.09, 0.1, 9.9, 10.0, 10.1], [1.0, 0.5, 0.5, 0.01, 0.0])
-    return Play(
+    return PlayedEpisodes(
         objective=objective,
         good=np.minimum(requests, 50.0),
         decided=requests,

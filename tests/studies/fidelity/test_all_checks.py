@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from jaxserve.studies.fidelity import all_checks
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 ROWS = [
     FidelityRow.within("first check", 1.84, 4.0, "% (mean)", "72 rows"),

@@ -7,7 +7,7 @@ import pytest
 
 from jaxserve.studies.fidelity.fast_vs_reference import (
     BARS,
-    Outcome,
+    ScenarioOutcome,
     SimulatorComparison,
     compare,
     comparison_table,
@@ -21,7 +21,7 @@ from jaxserve.studies.fidelity.scenarios import (
     workload_at,
 )
 
-REFERENCE = Outcome(
+REFERENCE = ScenarioOutcome(
     arrivals=200.0,
     completed=100.0,
     good=80.0,

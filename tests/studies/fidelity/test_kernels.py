@@ -9,7 +9,7 @@ from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table import kernel_fit
 from jaxserve.studies.fidelity import kernels
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 MODEL = load_model("llama-3.1-8b")
 SHARED = shared_data()

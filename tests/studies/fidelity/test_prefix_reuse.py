@@ -6,7 +6,7 @@ import pytest
 from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.traces import Trace, load_trace
 from jaxserve.studies.fidelity import prefix_reuse
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 SHARED = shared_data()
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.studies.fidelity.scheduler_episodes import Episode, our_steps, random_episode
+from jaxserve.studies.fidelity.scheduler_episodes import SchedulerEpisode, our_steps, random_episode
 
-EPISODE = Episode(
+EPISODE = SchedulerEpisode(
     blocks=6,
     block_tokens=16,
     max_length=64,

@@ -8,8 +8,8 @@ import pytest
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
+from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.studies.fidelity.silicon import closed_loop_tpot_s, fit_iteration, silicon_fidelity
-from jaxserve.studies.fidelity.sources import shared_data
 
 COST = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 SHARED = shared_data()

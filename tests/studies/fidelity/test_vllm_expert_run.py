@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.studies.fidelity import vllm_expert_run
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 SHARED = shared_data()
 needs_run = pytest.mark.skipif(SHARED is None, reason="measured data is not on this machine")

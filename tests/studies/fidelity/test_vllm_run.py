@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxserve.studies.fidelity import vllm_run
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 SHARED = shared_data()
 needs_run = pytest.mark.skipif(SHARED is None, reason="measured data is not on this machine")

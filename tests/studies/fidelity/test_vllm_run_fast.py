@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.sim.table.grid import BATCH_SIZES, LEAST_BUCKETS, PROMPT_LENGTHS
 from jaxserve.studies.fidelity import vllm_run_fast
-from jaxserve.studies.fidelity.sources import shared_data
+from jaxserve.studies.fidelity.measurements import shared_data
 
 SHARED = shared_data()
 

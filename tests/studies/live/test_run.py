@@ -13,7 +13,7 @@ from jaxserve.agents.network import NetworkPolicy, Normaliser, network_for
 from jaxserve.agents.panel import load_setup
 from jaxserve.agents.weights import save_weights
 from jaxserve.registry import make
-from jaxserve.studies.live.episode import Episode, sent_requests
+from jaxserve.studies.live.episode import MeasuredEpisode, sent_requests
 from jaxserve.studies.live.plan import AGENTS, study_path
 from jaxserve.tasks.spec import load_task, parse_task
 
@@ -64,7 +64,7 @@ def test_a_study_of_the_mock_engine(study: Path, capsys: pytest.CaptureFixture[s
     setup = load_setup(str(folder / "task.json"), table=str(folder / "table.parquet"))
     requests = sent_requests(setup, 0)
     for agent in AGENTS:
-        episode = Episode.from_json(folder / "episodes" / f"{agent}-0.json")
+        episode = MeasuredEpisode.from_json(folder / "episodes" / f"{agent}-0.json")
         assert [each.arrival_s for each in episode.outcomes] == [r.arrival_s for r in requests]
         assert not any(each.error for each in episode.outcomes)
         assert episode.windows == WINDOWS

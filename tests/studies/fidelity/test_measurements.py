@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.studies.fidelity import sources
-from jaxserve.studies.fidelity.rows import FidelityRow
+from jaxserve.studies.fidelity import measurements
+from jaxserve.studies.fidelity.measurements import FidelityRow
 
 
 def test_directory_comes_from_the_environment(
@@ -13,9 +13,9 @@ def test_directory_comes_from_the_environment(
 ) -> None:
     """The environment variable names the directory; one that does not exist counts as absent."""
     monkeypatch.setenv("JAXSERVE_SHARED", str(tmp_path))
-    assert sources.shared_data() == tmp_path
+    assert measurements.shared_data() == tmp_path
     monkeypatch.setenv("JAXSERVE_SHARED", str(tmp_path / "none"))
-    assert sources.shared_data() is None
+    assert measurements.shared_data() is None
 
 
 def test_row_passes_up_to_its_bar() -> None:

@@ -10,8 +10,8 @@ from jaxserve.agents.panel import load_setup
 from jaxserve.agents.reference_rollout import table_timer
 from jaxserve.spaces import make_action
 from jaxserve.studies.live.agents import Prepared
+from jaxserve.studies.live.episode import predict
 from jaxserve.studies.live.plan import study_path
-from jaxserve.studies.live.predict import predict
 
 EPISODES = 3
 
