@@ -1,8 +1,9 @@
 """The cost model against measured servers: many GPUs, FP8 and FP4 weights, experts.
 
-TPOT of closed loops is compared (``served_loop``). Constants that no kernel shows (``served_fit``)
-are fitted to two thirds of the rows and judged on the third, three times over; and, harder, to four
-fifths of the runs and judged on the fifth, so that nothing of a judged run was seen.
+The checks compare TPOT of closed loops (``served_loop``). Constants that no kernel shows
+(``served_fit``) are fitted to two thirds of the rows and judged on the remaining third, three times
+over. A harder test fits four fifths of the runs and judges the remaining fifth, so that the fit
+never saw a row of a judged run.
 """
 
 from __future__ import annotations
@@ -50,17 +51,17 @@ class _Errors:
     """Relative errors of TPOT, float64[rows]."""
 
     held_out: np.ndarray
-    """under constants fitted without the row's third."""
+    """errors under constants fitted without the row's third."""
     without_run: np.ndarray
-    """without its run, and those that are judged with it."""
+    """errors under constants fitted without the row's fifth of the runs."""
     as_shipped: np.ndarray
-    """under the shipped constants."""
+    """errors under the shipped constants."""
     through_table: np.ndarray
-    """under them, by the closed loop that fills latency tables."""
+    """errors of the shipped constants in the closed loop that fills latency tables."""
 
 
 def served_fidelity(directory: Path) -> list[FidelityRow]:
-    """TPOT of measured servers; empty where the file is absent."""
+    """Rows on TPOT of measured servers; none if the file is absent."""
     if not (directory / FILE).is_file():
         return []
     rows, doubtful, left_out = served_rows(directory)

@@ -1,13 +1,13 @@
 """Constants that no kernel shows, fitted to TPOT of measured servers.
 
-Every constant is a product: the value that all servers of an engine share, times what its version
-has of its own. Both have a prior in the fit, as residuals beside those of the rows: a version is
-drawn to its engine, and what all share is drawn weakly to a centre that nothing was fitted to. So
-no constant needs a bound, one that few rows show stays near its centre, and a version that was
-never measured has its engine's value. How strongly versions are drawn to their engine was chosen by
-the error of runs that are held out whole.
+Every constant is the value of its engine times a factor of the engine's version. Priors enter the
+fit as residuals beside those of the rows: a version is drawn to its engine, and the engine's value
+is drawn weakly to a centre in ``data/served/constants.json``. Therefore no constant needs a bound,
+a constant that few rows show stays near its centre, and a version without measurements has its
+engine's value. The error of whole held-out runs chose the strength of the versions' prior.
 
-``python -m jaxserve.studies.fidelity.served_fit DIRECTORY`` prints what the files in ``data`` ship.
+``python -m jaxserve.studies.fidelity.served_fit DIRECTORY`` prints the constants that the files in
+``data`` ship.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from scipy.optimize import OptimizeResult, least_squares, minimize_scalar
@@ -32,52 +32,72 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.memory import kv_bytes_per_token, weights_bytes
 from jaxserve.sim.machine.stack import ServedGpu, Stack, load_engine
 from jaxserve.studies.fidelity.served_loop import Accepted, Loop, shipped_accepted
-from jaxserve.studies.fidelity.served_recipes import HOPPER
+from jaxserve.studies.fidelity.served_recipes import gpu_families
 from jaxserve.studies.fidelity.served_rows import FOLDS, ServedRow, served_rows, shipped
 
-BLACKWELL = ("b200-sxm-180gb", "gb200-nvl72-186gb")
 LARGEST_SHARE = 0.97
-"""Most that a fitted share of a peak can be."""
+"""Largest value of a fitted share of a peak."""
 WEAK = 0.02
-"""Residual of a constant that is e times its centre."""
+"""Residual of a constant at e times its centre."""
 OF_VERSION = 0.3
-"""Residual of a version's constant that is e times its engine's."""
+"""Residual of a version's constant at e times its engine's."""
 KV_SHARE = 0.8
-"""Share of the memory beside the weights that is the KV pool: 0.75 to 0.9 in the recipes."""
+"""KV pool as a share of the memory beside the weights: 0.75 to 0.9 in the recipes."""
 RUN_FOLDS = 5
-"""Parts that whole runs are divided into."""
-_ENGINE_CENTRES = {"host_s": 1e-3, "row_s": 5e-6, "expert_layer_s": 4e-5}
-_EAGER_CENTRE_S = 5e-4
+"""Number of parts that whole runs are divided into."""
 _NOISE = 0.05  # relative error of a row from which on it counts less than squared
 _SPREADS = (0.5, 1.0)
+_EXPERTS = {"all": None, "dense": False, "experts": True}
 
 Served = tuple[str, str, int, Stack]
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A constant that is fitted, and the servers that have it."""
+    """A fitted constant, and the servers that have it; None admits every value."""
 
     name: str
-    """what it is called in messages."""
+    """name in messages and on the page."""
     group: str
     """``engine``, ``linear`` or ``expert_linear`` of ``ServedGpu``, or ``accepted``."""
     field: str
-    """name of the field there."""
-    applies: Callable[[Served], bool]
-    """whether it is one of this server's."""
+    """name of the field in its group."""
     centre: float
-    """value that it is drawn to, unless it has a parent."""
+    """value that the prior draws to, unless the constant has a parent."""
     parent: str | None = None
-    """name of the constant that it is drawn to."""
+    """name of the constant that the prior draws to."""
+    engine: str | None = None
+    """engine of its servers."""
+    version: str | None = None
+    """version of their engine."""
+    gpus: tuple[str, ...] | None = None
+    """names of their GPUs."""
+    weights: str | None = None
+    """number format of their weights."""
+    model: str | None = None
+    """their model."""
+    experts: bool | None = None
+    """whether their model has experts."""
+
+    def applies(self, server: Served) -> bool:
+        """Whether a server has the constant."""
+        gpu, model, _, stack = server
+        return (
+            self.engine in (None, stack.engine)
+            and self.version in (None, stack.version)
+            and self.weights in (None, stack.formats[0])
+            and self.model in (None, model)
+            and (self.gpus is None or gpu in self.gpus)
+            and self.experts in (None, _has_experts(server))
+        )
 
     @property
     def is_share(self) -> bool:
-        """Whether it is a share of what could be."""
+        """Whether the constant is a share of a maximum."""
         return self.field.endswith("efficiency") or self.group == "accepted"
 
     def of(self, gpu: ServedGpu) -> float:
-        """Its shipped value."""
+        """The shipped value."""
         if self.group == "accepted":
             return getattr(shipped_accepted(), self.field)
         group = getattr(gpu, self.group)
@@ -94,82 +114,75 @@ class Constant:
 
 
 def fitted_constants(rows: Sequence[ServedRow]) -> list[Constant]:
-    """The constants of the servers of these rows."""
-    constants = []
-    versions = sorted({(row.stack.engine, row.stack.version or "") for row in rows})
-    for engine in sorted({engine for engine, _ in versions}):
-        for field, centre in _ENGINE_CENTRES.items():
-            here = _engine(engine)
-            if field == "expert_layer_s":
-                here = _and(here, _has_experts)
-            name = f"{field} {engine}"
-            constants.append(Constant(name, "engine", field, here, centre))
-            for each, version in versions:
-                if each == engine and version and field != "row_s":
-                    own = _and(here, _version(version))
-                    named = f"{name} {version}"
-                    constants.append(Constant(named, "engine", field, own, centre, parent=name))
-        if not load_engine(engine).prefill_first:
-            for field, kind in (("eager_layer_s", _dense), ("eager_expert_layer_s", _has_experts)):
-                here = _and(_engine(engine), kind)
-                constants.append(
-                    Constant(f"{field} {engine}", "engine", field, here, _EAGER_CENTRE_S)
-                )
-    for family in (HOPPER, BLACKWELL):
-        for name in ("fp8", "fp4", "mxfp4"):
-            for group, kind, fields in (
-                ("linear", _dense, {"layer_constant_s": 2e-5, "flops_efficiency": 0.55}),
-                (
-                    "expert_linear",
-                    _has_experts,
-                    {"bandwidth_efficiency": 0.8, "flops_efficiency": 0.3},
-                ),
-            ):
-                here = _and(_format(family, name), kind)
-                constants += [
-                    Constant(f"{family[0]} {name} {group} {field}", group, field, here, centre)
-                    for field, centre in fields.items()
-                ]
+    """The constants in ``data/served/constants.json`` that servers of these rows have."""
+    listed, servers = load_json("served/constants.json"), {row.served for row in rows}
+    versions: defaultdict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        versions[row.stack.engine].add(row.stack.version or "")
+    constants = [
+        constant
+        for engine in sorted(versions)
+        for item in listed["engine"]
+        for constant in _engine_constants(item, engine, sorted(versions[engine] - {""}))
+    ]
     constants += [
-        Constant(f"accepted {field.name}", "accepted", field.name, _drafts, 0.6)
+        Constant(
+            name=f"{gpus[0]} {weights} {item['group']} {item['field']}",
+            group=item["group"],
+            field=item["field"],
+            centre=item["centre"],
+            gpus=gpus,
+            weights=weights,
+            experts=_EXPERTS[item["servers"]],
+        )
+        for gpus in gpu_families().values()
+        for weights in listed["formats"]
+        for item in listed["products"]
+    ]
+    drafts = listed["drafts"]
+    constants += [
+        Constant(
+            f"accepted {field.name}",
+            "accepted",
+            field.name,
+            drafts["centre"],
+            model=drafts["model"],
+        )
         for field in dataclasses.fields(Accepted)
     ]
-    servers = {row.served for row in rows}
     return [each for each in constants if any(map(each.applies, servers))]
+
+
+def _engine_constants(item: dict[str, Any], engine: str, versions: list[str]) -> list[Constant]:
+    """An engine's constant, followed by those of its versions."""
+    if item.get("mixes_prompts") and load_engine(engine).prefill_first:
+        return []
+    shared = Constant(
+        name=f"{item['field']} {engine}",
+        group="engine",
+        field=item["field"],
+        centre=item["centre"],
+        engine=engine,
+        experts=_EXPERTS[item["servers"]],
+    )
+    own = [
+        dataclasses.replace(
+            shared, name=f"{shared.name} {version}", version=version, parent=shared.name
+        )
+        for version in versions
+        if item.get("versions")
+    ]
+    return [shared, *own]
 
 
 def _has_experts(server: Served) -> bool:
     return shipped(server[0], server[1], known_version(server[3]))[1].experts is not None
 
 
-def _dense(server: Served) -> bool:
-    return not _has_experts(server)
-
-
-def _drafts(server: Served) -> bool:
-    return server[1] == "deepseek-v3"
-
-
-def _and(*all_of: Callable[[Served], bool]) -> Callable[[Served], bool]:
-    return lambda server: all(each(server) for each in all_of)
-
-
-def _engine(name: str) -> Callable[[Served], bool]:
-    return lambda server: server[3].engine == name
-
-
-def _version(name: str) -> Callable[[Served], bool]:
-    return lambda server: server[3].version == name
-
-
-def _format(family: tuple[str, ...], name: str) -> Callable[[Served], bool]:
-    return lambda server: server[0] in family and server[3].formats[0] == name
-
-
 class Prediction:
     """TPOT of rows as a function of fitted constants.
 
-    A server's rows are computed again only where one of its own constants changed.
+    Rows of a server are computed again only if one of its constants changed.
     """
 
     def __init__(
@@ -178,7 +191,13 @@ class Prediction:
         constants: Sequence[Constant],
         routing_spread: float | None = None,
     ) -> None:
-        """Args: ``routing_spread`` of all GPUs; None for that of their files."""
+        """Predicts these rows.
+
+        Args:
+          rows: measured loops.
+          constants: fitted constants.
+          routing_spread: spread of routing of all GPUs; None for the value in their files.
+        """
         self._spread = routing_spread
         self._groups: defaultdict[Served, list[int]] = defaultdict(list)
         for place, row in enumerate(rows):
@@ -191,8 +210,11 @@ class Prediction:
         self._known: dict[tuple[Served, tuple[float, ...]], np.ndarray] = {}
 
     def start(self) -> np.ndarray:
-        """The shipped values of the constants; an engine's own are those of no version, and what
-        no row has is at its centre."""
+        """The shipped values of the constants, float64[constants].
+
+        An engine's constant has the value of an engine without a version; a constant that no row
+        has is at its centre.
+        """
         values = np.array([each.centre for each in self._constants])
         for server, own in self._of.items():
             for i in own:
@@ -203,7 +225,7 @@ class Prediction:
         return values
 
     def tpot_s(self, values: np.ndarray) -> np.ndarray:
-        """float64[rows] under these values of the constants."""
+        """Predicted TPOT, float64[rows], under these values of the constants."""
         result = np.empty(len(self._rows))
         for server, places in self._groups.items():
             own = tuple(float(values[i]) for i in self._of[server])
@@ -217,7 +239,7 @@ class Prediction:
         if self._spread is not None:
             gpu = dataclasses.replace(gpu, routing_spread=self._spread)
         accepted = shipped_accepted()
-        # A version's own constant comes after that of its engine, and replaces it.
+        # The constant of a version follows that of its engine and replaces it.
         for i, value in zip(self._of[server], own, strict=True):
             constant = self._constants[i]
             if constant.group == "accepted":
@@ -238,8 +260,8 @@ class Prediction:
         return Loop(*(np.array([getattr(row, name) for row in rows]) for name in names))
 
     def through_table_s(self) -> np.ndarray:
-        """float64[rows] under the shipped constants, by the closed loop that fills latency
-        tables."""
+        """Predicted TPOT, float64[rows], of the shipped constants in the closed loop that fills
+        latency tables."""
         result = np.empty(len(self._rows))
         for server, places in self._groups.items():
             gpu, model = shipped(server[0], server[1], known_version(server[3]))
@@ -258,7 +280,16 @@ def _kv_tokens(gpu: ServedGpu, model: LargeModel, gpus: int) -> float:
 def fit(
     rows: Sequence[ServedRow], constants: Sequence[Constant], of_version: float = OF_VERSION
 ) -> np.ndarray:
-    """Values of the constants: robust least squares of log(predicted / measured), with priors."""
+    """Values of the constants, by robust least squares of log(predicted / measured) with priors.
+
+    Args:
+      rows: measured loops.
+      constants: constants to fit.
+      of_version: weight of the prior that draws a version to its engine.
+
+    Returns:
+      float64[constants].
+    """
     prediction = Prediction(rows, constants)
     start, measured_s = prediction.start(), np.array([row.tpot_s for row in rows])
     place = {each.name: i for i, each in enumerate(constants)}
@@ -284,9 +315,9 @@ def fit(
 
 
 def routing_spread(rows: Sequence[ServedRow]) -> float:
-    """``ServedGpu.routing_spread`` that fits rows of models with experts best, all else as shipped.
+    """``ServedGpu.routing_spread`` of least error on models with experts, all else as shipped.
 
-    It is no ``Constant``: rows hardly tell it from the efficiencies of experts.
+    The spread is no ``Constant``, because rows hardly tell it from the efficiencies of experts.
     """
     rows = [row for row in rows if _has_experts(row.served)]
     measured_s = np.array([row.tpot_s for row in rows])
@@ -301,12 +332,12 @@ def routing_spread(rows: Sequence[ServedRow]) -> float:
 
 
 def by_third(row: ServedRow) -> int:
-    """Third that a row is held out with."""
+    """The third in which a row is held out."""
     return row.fold
 
 
 def by_run(row: ServedRow) -> int:
-    """Part that a row is held out with, the same for all rows of its run."""
+    """The part in which a row is held out, the same for all rows of its run."""
     return int(hashlib.sha256(repr(row.run).encode()).hexdigest(), 16) % RUN_FOLDS
 
 
@@ -318,8 +349,16 @@ def held_out_errors(
 ) -> np.ndarray:
     """Relative error of each judged row's TPOT under constants fitted to ``rows`` without its part.
 
-    A version that only the part has is one that was never measured: the priors alone say its
-    constants.
+    Priors alone give the constants of a version that occurs only in the held-out part.
+
+    Args:
+      rows: rows to fit.
+      judged: rows to predict.
+      part: part of a row, ``by_third`` or ``by_run``.
+      of_version: see ``fit``.
+
+    Returns:
+      float64[judged].
     """
     constants = fitted_constants(rows)
     parts = np.array([part(row) for row in judged])
@@ -336,14 +375,14 @@ def held_out_errors(
 
 @functools.cache
 def known_version(stack: Stack) -> Stack:
-    """The stack, without a version that its engine's file has no constants of."""
+    """The stack, without its version if the engine's file has no constants of that version."""
     versions = load_json(f"engines/{stack.engine}.json")["versions"]
     return stack if stack.version in versions else dataclasses.replace(stack, version=None)
 
 
 def main() -> None:
-    """Prints the constants, fitted to all rows, that the files ship, and the spread of routing by
-    itself, of all rows and without each third."""
+    """Prints the constants fitted to all rows, and the spread of routing fitted by itself, to all
+    rows and without each third."""
     rows, _, _ = served_rows(Path(sys.argv[1]))
     constants = fitted_constants(rows)
     found = fit(rows, constants)

@@ -2,12 +2,12 @@
 
     TPOT = t(decode of all slots) / accepted + (running - 1) / output * t(prefill added by a prompt)
 
-Fewer than ``concurrency`` run where the KV pool or a limit of the server holds the others back.
-Requests that began together end together, and the next ones come together: prompts that are short
-enough share an iteration, and the sum counts iterations. An engine that gives prompts iterations of
-their own keeps equal requests in step: all prompts of a round are prefilled one after the other,
-and half of that, on average, is a request's wait for its first token, the other half its pause
-after it. TTFT is not compared: it carries the wait for a slot of the load generator.
+Fewer than ``concurrency`` requests run if the KV pool or a limit of the server holds the others
+back. Requests that begin together end together, and their successors arrive together: short prompts
+share an iteration, and the sum counts iterations. An engine with separate iterations for prompts
+keeps equal requests in step: it prefills all prompts of a round one after the other. On average a
+request spends half of that time before its first token and half of it after. TTFT is not compared,
+because it includes the wait for a slot of the load generator.
 """
 
 from __future__ import annotations
@@ -24,33 +24,34 @@ from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.studies.fidelity.served_recipes import mean_tokens
 
 TOKEN_BUDGET = 8192
-"""Tokens per iteration of the measured engines: default of TensorRT-LLM, and of the benchmarks'
-recipes for vLLM."""
+"""Tokens per iteration of the measured engines: TensorRT-LLM's default, also in the recipes for
+vLLM."""
 SHARED_TOKENS = 1024
-"""Prompt tokens that are prefilled together. The one run with shorter prompts (TensorRT-LLM, 128 to
-1,024 tokens) loses no time to prompts that fit together in so many; longer ones go alone."""
+"""Prompt tokens that share an iteration. The only run with shorter prompts (TensorRT-LLM, 128 to
+1,024 tokens) loses no time to prompts that fit together in this many; longer prompts run alone."""
 WAITED_TOKENS = 0.9 * 16384
-"""Prompt tokens that a server which holds prompts back gathers at most, in its recipe."""
+"""Most prompt tokens that a server gathers while it holds prompts back: the recipe's
+``batch_wait_max_tokens_ratio`` times its ``max_num_tokens``."""
 LONG_OUTPUT = 4096
-"""Outputs from here on are long: what a model writes about random tokens repeats itself in time,
-and drafts of it are right more often."""
+"""Least tokens of a long output: text about random tokens repeats itself after a while, and drafts
+of it are right more often."""
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """Chance that a drafted token of DeepSeek's multi-token prediction is right, given that those
-    before it were."""
+    """Chance that a token drafted by DeepSeek's multi-token prediction is right, given that all
+    drafts before it were right."""
 
     short: float
-    """outputs below ``LONG_OUTPUT``."""
+    """chance in outputs below ``LONG_OUTPUT``."""
     long: float
-    """longer ones."""
+    """chance in longer outputs."""
 
 
 @functools.cache
 def shipped_accepted() -> Accepted:
-    """The chances in ``data/served_drafts.json``."""
-    item = JsonObject(load_json("served_drafts.json"), "served_drafts.json")
+    """The chances in ``data/served/drafts.json``."""
+    item = JsonObject(load_json("served/drafts.json"), "served/drafts.json")
     return Accepted(short=item.number("short", 0, 1), long=item.number("long", 0, 1))
 
 
@@ -61,19 +62,19 @@ class Loop:
     concurrency: np.ndarray
     """requests in flight."""
     prompt: np.ndarray
-    """tokens of a prompt, as named."""
+    """tokens of a prompt, as the source names them."""
     output: np.ndarray
-    """tokens of an output, as named."""
+    """tokens of an output, as the source names them."""
     equal: np.ndarray
-    """whether all requests have exactly these lengths, so that they stay in step."""
+    """whether all requests have exactly these lengths and stay in step."""
     drafts: np.ndarray
-    """tokens that each sequence drafts a step."""
+    """draft tokens of a sequence and step."""
     most_running: np.ndarray
-    """most sequences that run at once."""
+    """largest number of running sequences."""
     held_iterations: np.ndarray
-    """iterations for which prompts are held back to be prefilled together."""
+    """iterations for which prompts are held back, to prefill several together."""
     ranks: np.ndarray
-    """GPUs that attend for sequences of their own, and are given prompts in the same iteration."""
+    """GPUs with sequences of their own, each of which prefills a prompt in the same iteration."""
 
     def tpot_s(
         self,
@@ -87,11 +88,11 @@ class Loop:
         """Mean seconds per output token.
 
         Args:
-          cost: times of the server.
+          cost: iteration times of the server.
           prefill_first: whether prompts have iterations of their own.
-          kv_tokens: tokens that its KV pool holds.
-          reserves: whether a request is given room for all of its output when it begins.
-          accepted: chances that drafts are right; None for the shipped ones.
+          kv_tokens: capacity of the KV pool, tokens.
+          reserves: whether admission reserves KV for the whole output.
+          accepted: chances that drafts are right; None for the shipped chances.
         """
         accepted = accepted or shipped_accepted()
         prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
@@ -119,8 +120,10 @@ class Loop:
         return (1 - right ** (self.drafts + 1)) / (1 - right)
 
     def through_table_s(self, cost: CostModel, kv_tokens: float) -> np.ndarray:
-        """``tpot_s`` by the closed loop that fills latency tables, which mixes prompts with
-        decoding and knows nothing of how the servers were started but the tokens of an iteration.
+        """``tpot_s`` by the closed loop that fills latency tables.
+
+        That loop mixes prompts with decoding and knows only one start option of the servers, the
+        tokens of an iteration.
         """
         prompt, output = (mean_tokens(each, self.equal) for each in (self.prompt, self.output))
         return closed_loop(
@@ -135,7 +138,7 @@ class Loop:
         ).tpot_s
 
     def _together(self, running: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
-        """Prompts that are prefilled in one iteration."""
+        """Number of prompts prefilled in one iteration."""
         fit = np.clip(SHARED_TOKENS // self.prompt, 1, running)
         most = np.maximum(WAITED_TOKENS / prompt, 1.0)
         gathered = np.clip(running * self.held_iterations / output, 1.0, most)

@@ -1,48 +1,26 @@
-"""What the source of measured servers publishes about how each was started.
+"""Start options of measured servers that the file of rows leaves out, from ``data/served``.
 
-Most rows of the file come from InferenceX (SemiAnalysisAI/InferenceX, Apache-2.0), whose repository
-has the image, the options and the search space of every run by date (``nvidia-master.yaml`` among
-its configurations, and ``benchmarks``, at the commit of that day). A row names its date. What the
-file leaves out follows from the two, without a look at what was measured:
-
-- the version of an engine whose image is not named (22 October to 2 December 2025);
-- drafts: configurations with ``spec-decoding: mtp`` were first run on 14 January 2026 under
-  TensorRT-LLM 1.1.0rc2.post2, and they alone under 1.2.0rc6.post3. They draft 3 tokens, or 1 where
-  each GPU attends for sequences of its own. SGLang 0.5.9 drafts 2 in FP8 on B200, where on one day
-  the same loops were run without drafts as well;
-- the KV format: fp8, but bf16 for DeepSeek under SGLang on Hopper, and for gpt-oss-120b on Hopper
-  and under vLLM before 0.11.2;
-- the most sequences that SGLang runs at once;
-- for how many iterations TensorRT-LLM holds prompts of Llama-3.1-70B back to prefill several;
-- lengths, drawn from 80 to 100 % of those named.
+The file's source publishes image, options and search space of every run by date, and a row names
+its date. ``data/served/recipes.json`` has rules on a row's date, image, model and layout, each with
+its source. No rule looks at a measured time.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxserve.datafiles import load_json
+
 _SOURCE = re.compile(r"db-dump/|source_file=\d{4}-\d\d-\d\d\.csv")
 _DATE = re.compile(r"measured=(\d{4}-\d\d-\d\d)")
 _CONFIG = re.compile(r"config_id=(\d+)")
-
-_DRAWN_MEAN = 0.9  # of the length that is named: drawn evenly from 80 to 100 % of it
-MTP_SINCE = "2026-01-14"
-"""Day on which DeepSeek was first served with drafts."""
-HOPPER = ("h100-sxm-80gb", "h200-sxm-141gb")
-
-_IMAGES: dict[tuple[str, str], tuple[tuple[str, str], ...]] = {
-    ("llama-3.1-70b", "vllm"): (("2025-10-22", "0.10.2"),),
-    ("llama-3.1-70b", "trtllm"): (("2025-10-22", "1.1.0rc2.post2"),),
-    ("gpt-oss-120b", "vllm"): (("2025-10-22", "0.10.2"), ("2025-11-04", "0.11.0")),
-    ("gpt-oss-120b", "trtllm"): (("2025-10-22", "1.2.0rc0.post1"), ("2025-12-02", "1.2.0rc2")),
-    ("deepseek-v3", "trtllm"): (("2025-10-22", "1.1.0rc2.post2"),),
-    ("deepseek-v3", "sglang"): (("2025-10-22", "0.5.3rc1"), ("2025-11-10", "0.5.5")),
-}
-"""Day from which on a version was the image of a model and an engine, where rows do not name it."""
 
 
 @dataclass(frozen=True)
@@ -50,22 +28,32 @@ class Recipe:
     """How a server was started."""
 
     version: str | None
-    """version of its engine, None where nothing says it."""
+    """version of the engine, None where neither the row nor its source names it."""
     drafts: int | None
-    """tokens that it drafts; None where it was run with and without on one day."""
+    """draft tokens of a step; None where the source ran with and without on one day."""
     kv_format: str | None
-    """number format of its KV cache, None where the source does not say."""
+    """number format of the KV cache, None where the source does not name it."""
     most_running: float
-    """most sequences that it runs at once."""
+    """largest number of running sequences."""
     held_iterations: int
-    """iterations for which it holds prompts back to prefill several together."""
+    """iterations for which prompts are held back, to prefill several together."""
     drawn: bool
     """whether lengths are drawn."""
 
 
 def mean_tokens(named: ArrayLike, equal: ArrayLike) -> np.ndarray:
-    """Mean of lengths; ``equal`` says of which all are as they are named."""
-    return np.asarray(named) * np.where(equal, 1.0, _DRAWN_MEAN)
+    """Mean lengths, from the lengths that the source names.
+
+    Args:
+      named: lengths, tokens.
+      equal: bool, whether every length is exactly the named one.
+    """
+    return np.asarray(named) * np.where(equal, 1.0, _recipes()["lengths"]["mean_share"])
+
+
+def gpu_families() -> Mapping[str, tuple[str, ...]]:
+    """GPU names by architecture."""
+    return {name: tuple(gpus) for name, gpus in _recipes()["families"].items()}
 
 
 def recipe(
@@ -81,11 +69,11 @@ def recipe(
     """The recipe of a row.
 
     Args:
-      source: what the row says of its source.
-      model: name of its model file.
-      gpu: name of its GPU file.
-      engine: its engine.
-      version: the engine's version as the row has it.
+      source: the row's text about its source.
+      model: name of the model's file.
+      gpu: name of the GPU's file.
+      engine: name of the engine.
+      version: version of the engine in the row, None where the row has none.
       layout: number of GPUs, and whether each attends for sequences of its own.
       loop: concurrency, prompt and output.
       weights: number format of the weights.
@@ -93,38 +81,49 @@ def recipe(
     if not _SOURCE.search(source):
         return Recipe(version, 0, None, float("inf"), 0, drawn=False)
     found = _DATE.search(source)
-    date = found.group(1) if found else ""
-    version = version or _image(model, gpu, engine, date)
-    gpus, ranks_attend = layout
-    most_running = float("inf")
-    kv_format, drafts = "fp8", 0
-    if model == "gpt-oss-120b" and (
-        gpu in HOPPER or (engine == "vllm" and version in ("0.10.2", "0.11.0"))
-    ):
-        kv_format = "bf16"
-    if model == "deepseek-v3" and engine == "sglang":
-        if gpu in HOPPER:
-            kv_format = "bf16"
-        else:
-            most_running = 256.0 if weights == "fp4" else 128.0 if gpus == 8 else 32.0
-        if version == "0.5.9" and weights == "fp8" and gpus == 8 and gpu not in HOPPER:
-            concurrency, prompt, output = loop
-            alone = concurrency > 64 or (prompt > output and concurrency > 4)
-            plain = _CONFIG.search(source) is not None
-            drafts = 2 if alone else 0 if plain else None
-            if drafts:
-                most_running = 512.0
-    mtp = version == "1.2.0rc6.post3" or (version == "1.1.0rc2.post2" and date >= MTP_SINCE)
-    if model == "deepseek-v3" and engine == "trtllm" and mtp:
-        drafts = 1 if ranks_attend else 3
-    held_iterations = 0
-    if model == "llama-3.1-70b" and engine == "trtllm" and gpus < 8 and loop[1] == loop[2] == 1024:
-        held_iterations = 20
-    return Recipe(version, drafts, kv_format, most_running, held_iterations, drawn=True)
+    concurrency, prompt, output = loop
+    facts: dict[str, Any] = {
+        "date": found.group(1) if found else "",
+        "model": model,
+        "family": next((name for name, gpus in gpu_families().items() if gpu in gpus), None),
+        "engine": engine,
+        "weights": weights,
+        "gpus": layout[0],
+        "ranks_attend": layout[1],
+        "concurrency": concurrency,
+        "prompt": prompt,
+        "output": output,
+        "prompt_longer": prompt > output,
+        "config_named": _CONFIG.search(source) is not None,
+    }
+    rules = _recipes()
+    facts["version"] = version or _chosen(rules["images"]["rules"], facts).get("version")
+    options = rules["options"]["defaults"] | _chosen(rules["options"]["rules"], facts)
+    most = options["most_running"]
+    options["most_running"] = float("inf") if most is None else float(most)
+    return Recipe(version=facts["version"], drawn=True, **options)
 
 
-def _image(model: str, gpu: str, engine: str, date: str) -> str | None:
-    if model == "gpt-oss-120b" and engine == "trtllm" and gpu in HOPPER:
-        return "gpt-oss-dev"
-    images = _IMAGES.get((model, engine), ())
-    return next((name for since, name in reversed(images) if date >= since), None)
+def _chosen(rules: list[dict[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Values of the rules that match the facts; of two rules for one value the later counts."""
+    chosen: dict[str, Any] = {}
+    for rule in rules:
+        if all(_holds(facts, name, wanted) for name, wanted in rule["where"].items()):
+            chosen |= rule
+    return {name: value for name, value in chosen.items() if name not in ("where", "source")}
+
+
+def _holds(facts: Mapping[str, Any], name: str, wanted: Any) -> bool:
+    """Whether a condition holds, such as ``"gpus_below": 8``; a list names alternatives."""
+    if name == "since":
+        return facts["date"] >= wanted
+    if name.endswith("_above"):
+        return facts[name.removesuffix("_above")] > wanted
+    if name.endswith("_below"):
+        return facts[name.removesuffix("_below")] < wanted
+    return facts[name] in wanted if isinstance(wanted, list) else facts[name] == wanted
+
+
+@functools.cache
+def _recipes() -> dict[str, Any]:
+    return load_json("served/recipes.json")

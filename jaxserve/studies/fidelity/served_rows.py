@@ -1,11 +1,11 @@
-"""Measured servers of many models, engines and layouts, and which of their rows can be compared.
+"""Measured servers of many models, engines and layouts, and the rules that select their rows.
 
 The file (ai-dynamo/aiconfigurator, commit 095f58a51) has one row per closed loop of equal requests.
-Rows are left out by rules that look at the row and the hardware, never at what the cost model
-predicts:
+Rules leave rows out. They look at the row and the hardware, never at a prediction of the cost
+model:
 
 - ``disaggregated``: prefill and decode ran on GPUs of their own.
-- ``model`` and ``GPU``: no file here describes it, or the format of its weights.
+- ``model`` and ``GPU``: no data file describes the model, its weights' format, or the GPU.
 - ``layout``: more than 8 GPUs without the layout between them, or concurrency and batch disagree.
 - ``memory``: the weights do not fit on the GPUs that are named.
 - ``impossible``: a request, with all prompts that are prefilled meanwhile, took less time than the
@@ -13,15 +13,15 @@ predicts:
   attention at the peak of FP8, weights and KV at the peak of the memory, and what GPUs add up
   between them at the peak of the link, as if the switch did the sum. Prefix-cache hits that the
   file does not name were on.
-- ``queue``: a request waits longer than it decodes, so that the engine served fewer than are named.
+- ``queue``: a request waits longer than it decodes, so that fewer ran than the row names.
 - ``ambiguous``: the source ran the configuration with drafts and without on one day, and the row
-  does not say which it is of; or another row of the same configuration and version is 25 % away.
+  does not tell the two apart; or another row of the same configuration and version is 25 % away.
 
-What the file does not name but the source publishes is in ``served_recipes``.
+``served_recipes`` adds start options that the source publishes and the file omits.
 
-The first six say what cannot be compared at all. The last two are doubts about rows that hardware
-could have done, and such rows are judged by themselves as well. Every rule leaves out rows, never a
-run for what one of its rows shows.
+Rows of the first six rules cannot be compared at all. Rows of the last two are possible on the
+hardware, so that they are judged separately as well. Every rule leaves out single rows, never a
+whole run for one of its rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FOLDS = 3
 LARGEST_NODE = 8
 TWINS_APART = 1.25
 DOUBTS = ("queue", "ambiguous")
-"""Rules that leave out rows that hardware could have done."""
+"""Rules that leave out rows which the hardware could have produced."""
 
 MODELS = {
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -82,7 +82,7 @@ class ServedRow:
     gpus: int
     """GPUs that share the model."""
     stack: Stack
-    """engine, version, format and layout."""
+    """engine, version, formats and layout."""
     concurrency: float
     """requests in flight."""
     prompt: float
@@ -92,13 +92,13 @@ class ServedRow:
     equal: bool
     """whether all requests have exactly these lengths."""
     drafts: int
-    """tokens that every sequence drafts a step."""
+    """draft tokens of a sequence and step."""
     most_running: float
-    """most sequences that the server runs at once."""
+    """largest number of running sequences."""
     held_iterations: int
-    """iterations for which the server holds prompts back."""
+    """iterations for which the server holds prompts back, to prefill several together."""
     named: bool
-    """whether the source says if tokens were drafted."""
+    """whether the source tells if tokens were drafted."""
     ttft_s: float
     """measured mean time to first token."""
     tpot_s: float
@@ -116,8 +116,8 @@ class ServedRow:
 
     @property
     def fold(self) -> int:
-        """Third that the row belongs to, by a hash of its configuration: two measurements of one
-        configuration are never on both sides."""
+        """Third of the row, by a hash of its configuration: two measurements of one configuration
+        are always in the same third."""
         key = f"{self.model} {self.gpu} {self.gpus} {self.stack.formats[0]} {self.stack.engine} "
         key += f"{self.concurrency:.0f} {self.prompt:.0f} {self.output:.0f}"
         return int(hashlib.sha256(key.encode()).hexdigest(), 16) % FOLDS
@@ -129,20 +129,22 @@ class ServedRow:
 
     @property
     def served(self) -> tuple[str, str, int, Stack]:
-        """What has one cost model."""
+        """GPU, model, number of GPUs and stack: the parameters of a cost model."""
         return self.gpu, self.model, self.gpus, self.stack
 
     @property
     def run(self) -> tuple[str, str, str, str, str | None, int]:
-        """What was measured with one setting of everything that the file does not name; the last
-        is 1 with drafts, 0 without and -1 where the source does not say."""
+        """Model, GPU, format, engine, version and drafts, which rows measured together share.
+
+        The last is 1 with drafts, 0 without and -1 where the source does not tell.
+        """
         stack = self.stack
         kind = -1 if not self.named else min(self.drafts, 1)
         return self.model, self.gpu, stack.formats[0], stack.engine, stack.version, kind
 
     @property
     def configuration(self) -> tuple[object, ...]:
-        """All that the file names."""
+        """All settings that the file names."""
         stack = self.stack
         return (
             *self.run,
@@ -155,10 +157,13 @@ class ServedRow:
 
 
 def served_rows(directory: Path) -> tuple[list[ServedRow], dict[ServedRow, str], Counter[str]]:
-    """Rows that are compared, rows that a rule of doubt leaves out, and how many every rule does.
+    """Selects the rows of the file.
 
     Args:
-      directory: what ``measurements.shared_data`` returns.
+      directory: directory of measurements, see ``measurements.shared_data``.
+
+    Returns:
+      rows that are compared, doubtful rows with their rule, and number of rows left out by rule.
     """
     columns = read_columns(directory / FILE)
     left_out: Counter[str] = Counter()
@@ -186,7 +191,7 @@ def served_rows(directory: Path) -> tuple[list[ServedRow], dict[ServedRow, str],
 
 
 def _row(item: dict[str, object]) -> ServedRow | str:
-    """One row of the file, or the rule that leaves it out before its times are looked at."""
+    """One row of the file, or the rule that leaves it out without a look at its times."""
     model, gpu = MODELS.get(str(item["model_path"])), GPUS.get(str(item["system"]))
     if item["mode"] != "agg":
         return "disaggregated"
@@ -242,7 +247,7 @@ def _row(item: dict[str, object]) -> ServedRow | str:
 
 
 def _unfit(row: ServedRow) -> str:
-    """The rule that leaves the row out by itself, or nothing."""
+    """The rule that leaves this row out, or an empty text."""
     gpu, model = shipped(row.gpu, row.model, dataclasses.replace(row.stack, version=None))
     stored = weights_bytes(model, 0, row.gpus)
     if stored > gpu.memory_bytes:
@@ -253,8 +258,7 @@ def _unfit(row: ServedRow) -> str:
 
 
 def _least_s(row: ServedRow, gpu: ServedGpu, model: LargeModel) -> float:
-    """Seconds that the hardware needs for one request with all prompts that are prefilled
-    meanwhile."""
+    """Least seconds of the hardware for one request and all prompts prefilled meanwhile."""
     prompt, output, gpus = row.mean_prompt, row.mean_output, row.gpus
     steps = output / (1 + row.drafts)
     peak = (gpu.expert_linear if model.experts else gpu.linear)[0].flops_per_s
@@ -275,7 +279,7 @@ def _least_s(row: ServedRow, gpu: ServedGpu, model: LargeModel) -> float:
 
 @functools.cache
 def shipped(gpu: str, model: str, stack: Stack) -> tuple[ServedGpu, LargeModel]:
-    """GPU and model with the constants of their files."""
+    """GPU and model with the constants in their files."""
     served_gpu, served_model = serve(gpu, model, stack)
     if not isinstance(served_gpu, ServedGpu) or not isinstance(served_model, LargeModel):
         raise TypeError("a stack always gives the served forms")
@@ -283,6 +287,6 @@ def shipped(gpu: str, model: str, stack: Stack) -> tuple[ServedGpu, LargeModel]:
 
 
 def _number(value: object) -> float:
-    """A cell; what is empty or 0 is the 1 that it stands for."""
+    """The number in a cell; an empty cell and 0 stand for 1."""
     text = str(value)
     return float(text) if text and float(text) else 1.0
