@@ -1,4 +1,4 @@
-"""All fidelity checks in one table: what ``jaxserve fidelity`` recomputes and prints."""
+"""All fidelity checks in one table, for ``jaxserve fidelity``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MEASURED: dict[str, Callable[[Path], list[FidelityRow]]] = {
     "prefix reuse": prefix_fidelity,
     "reference against vLLM with shared prefixes": prefix_run_fidelity,
 }
-"""Checks against measured data, by name; each takes the directory of the data."""
+"""Checks against measured data by name; the argument is the directory of the data."""
 
 
 def run_checks(
@@ -47,11 +47,11 @@ def run_checks(
     """Recomputes every check.
 
     Args:
-      measurements: directory of the measured data, None where it is absent.
-      progress: told the name of each check as it starts.
+      measurements: directory of measured data, None if there is none.
+      progress: called with the name of each check as it starts.
 
     Returns:
-      the rows, and the names of the checks that were skipped for want of data.
+      the rows, and the names of the checks skipped without data.
     """
     rows: list[FidelityRow] = []
     skipped: list[str] = []

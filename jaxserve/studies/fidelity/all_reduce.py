@@ -1,7 +1,7 @@
 """The all-reduce against measured kernels: 2, 4 and 8 H100, bf16, under CUDA graphs.
 
-The file's ``message_size`` is in elements: read as bytes the largest messages would move at half of
-what any library reaches.
+The file's ``message_size`` is in elements. Read as bytes, the largest messages would move at half
+the rate of any library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AllReduceRows:
     gpus: np.ndarray
     """GPUs that share the message, int[n]."""
     message_bytes: np.ndarray
-    """its size, float64[n]."""
+    """size of the message, float64[n]."""
     seconds: np.ndarray
     """time of one all-reduce, float64[n]."""
 
@@ -51,7 +51,7 @@ class AllReduceRows:
 
 
 def all_reduce_rows(directory: Path) -> AllReduceRows:
-    """Rows measured under CUDA graphs, as engines run decode batches."""
+    """Rows measured under CUDA graphs, in which engines run decode batches."""
     columns = read_columns(directory / FILE)
     keep = columns["kernel_source"] == "vLLM_custom_graph"
     return AllReduceRows(
@@ -70,7 +70,7 @@ def shipped_all_reduce() -> AllReduce:
 
 
 def relative_errors(constants: AllReduce, rows: AllReduceRows) -> np.ndarray:
-    """Predicted over measured, less 1."""
+    """Predicted over measured time, less 1, float64[n]."""
     pairs = zip(rows.gpus.tolist(), rows.message_bytes.tolist(), strict=True)
     return np.array([constants.seconds(*pair) for pair in pairs]) / rows.seconds - 1
 
@@ -94,10 +94,10 @@ def fit(rows: AllReduceRows) -> AllReduce:
 
 
 def all_reduce_fidelity(directory: Path) -> list[FidelityRow]:
-    """Time of an all-reduce; empty where the file is absent.
+    """Row on the time of an all-reduce; none if the file is absent.
 
     Args:
-      directory: what ``measurements.shared_data`` returns.
+      directory: directory of measurements, see ``measurements.shared_data``.
     """
     if not (directory / FILE).is_file():
         return []

@@ -50,8 +50,8 @@ BARS = {
     "TTFT p50, no front end": (15.0, "%"),
     "TTFT p99, no front end": (20.0, "%"),
 }
-"""Largest error that passes, and its unit. A front end's delay, which both simulators know, makes
-the relative error of a short TTFT smaller: so it is shown without as well."""
+"""Largest error that passes, and its unit. Both simulators know the front end's delay, which makes
+the relative error of a short TTFT smaller; TTFT is therefore compared without the delay as well."""
 
 _CAPACITY_WINDOWS = 60
 _CAPACITY_WARM_UP = 25
@@ -60,24 +60,31 @@ _OVERLOAD_RPS_PER_GPU = 80.0
 
 @dataclass(frozen=True)
 class ScenarioOutcome:
-    """What a simulator says about a scenario; counts summed over its episodes."""
+    """Results of a simulator in a scenario; counts are summed over its episodes."""
 
     arrivals: float
+    """requests that arrived."""
     completed: float
+    """requests that ended."""
     good: float
+    """requests that ended within their objectives."""
     tpot_s: float
+    """mean time per output token after the first."""
     itl_p50_s: float
     """median inter-token latency of a window, averaged over output tokens."""
     ttft_p50_s: float
+    """median time to first token."""
     ttft_p99_s: float
+    """99th percentile of the time to first token."""
     engine_ttft_p50_s: float
-    """from arrival at the engine, without the front end."""
+    """median time from arrival at the engine, without the front end."""
     engine_ttft_p99_s: float
+    """99th percentile of that time."""
 
 
 @dataclass(frozen=True)
 class SimulatorComparison:
-    """Both outcomes of a scenario."""
+    """Results of both simulators in a scenario."""
 
     scenario: Scenario
     rate_rps: float
@@ -85,7 +92,7 @@ class SimulatorComparison:
     reference: ScenarioOutcome
 
     def errors(self) -> dict[str, float]:
-        """Signed errors of the fast simulator, keys and units as in ``BARS``."""
+        """Signed errors of the fast simulator; keys and units as in ``BARS``."""
         fast, reference = self.fast, self.reference
 
         def relative(name: str) -> float:
@@ -112,9 +119,10 @@ def compare(
     """Plays every scenario in both simulators, in the order given.
 
     Args:
+      scenarios: traffic, load and knobs.
       windows: length of an episode.
       seeds: episodes per scenario.
-      workers: processes for the reference simulator; 1 plays it in this one.
+      workers: processes of the reference simulator; 1 stays in this process.
     """
     results: dict[int, tuple[float, ScenarioOutcome]] = {}
     jobs: list[_ReferenceJob] = []
@@ -162,11 +170,12 @@ def fidelity_rows(
     bars: Mapping[str, tuple[float, str]] = BARS,
     check: str = "fast vs reference",
 ) -> list[FidelityRow]:
-    """One row per quantity: the mean absolute error, for TTFT the median one.
+    """One row per quantity: the mean absolute error, for TTFT the median.
 
     Args:
-      bars: as ``BARS``.
-      check: what the rows are called.
+      comparisons: results of both simulators.
+      bars: largest errors and units, as ``BARS``.
+      check: name of the comparison.
     """
     rows = []
     for name, (bar, unit) in bars.items():
@@ -188,7 +197,7 @@ def fidelity_rows(
 
 
 def fast_vs_reference() -> list[FidelityRow]:
-    """The whole grid."""
+    """Rows of the whole grid."""
     return fidelity_rows(compare(scenario_grid()))
 
 
@@ -223,7 +232,7 @@ def comparison_table(comparisons: Sequence[SimulatorComparison]) -> str:
 
 
 def _capacities_rps(env: ServeEnv, actions: list[ServeAction]) -> list[float]:
-    """Requests per second that each action completes, in the fast simulator, under overload."""
+    """Requests per second that each action completes under overload, in the fast simulator."""
     regimes = env.workload.regimes
     rate_rps = _OVERLOAD_RPS_PER_GPU * float(env.deployment.num_gpus)
     steady = dataclasses.replace(
@@ -249,14 +258,14 @@ def _stack(cases: list[tuple[Workload, ServeAction, jax.Array]]) -> Any:
 def _rollouts(
     env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
 ) -> WindowMetrics:
-    """Constant actions in the fast simulator: metrics [N, windows, ...]."""
+    """Metrics [N, windows, ...] of constant actions in the fast simulator."""
     return windows_of(dataclasses.replace(env, workload=workload), action, key, windows)
 
 
 def _play_fast(
     env: ServeEnv, windows: int, workload: Workload, action: ServeAction, key: jax.Array
 ) -> dict[str, np.ndarray]:
-    """Sums over windows (and classes) of what an outcome needs, arrays [N, ...]."""
+    """Metrics summed over windows and classes, float64[N, ...] by name."""
     metrics = _rollouts(env, windows, workload, action, key)
     without = _rollouts(at_engine(env), windows, workload, action, key)
     sums = {
@@ -303,7 +312,7 @@ class _ReferenceJob:
 
 
 def _run_job(job: _ReferenceJob) -> tuple[np.ndarray, np.ndarray]:
-    """The request log of a job, and tokens and median ITL of each window with a decode step."""
+    """Request log of a job, and [W, 2] tokens and median ITL of each window with a decode step."""
     windows = [
         job.simulator.advance((window + 1) * job.window_s, job.knobs)
         for window in range(job.windows)

@@ -1,7 +1,7 @@
 """The cost model against measured GEMM and attention kernels of Llama-3.1-8B.
 
-``jaxserve.sim.table.kernel_rows`` says which rows count. A third of them is held out three times
-over: constants are fitted to two thirds and judged on the rest. The shipped constants are the fit
+``jaxserve.sim.table.kernel_rows`` selects the rows. Each third of them is held out once: constants
+are fitted to the other two thirds and judged on the held-out one. The shipped constants are the fit
 to all rows.
 """
 
@@ -16,13 +16,13 @@ from jaxserve.sim.table.kernel_rows import KernelRows, decode_rows, linear_rows,
 from jaxserve.studies.fidelity.measurements import FidelityRow
 
 SERVED_CONTEXTS = (128, 8192)
-"""Shortest and longest context, tokens, of the decode rows that are also summed up alone."""
+"""Shortest and longest context, tokens, of decode rows whose error is also given separately."""
 L2_BYTES = {
     "h100-sxm-80gb": 50e6,
     "h200-sxm-141gb": 50e6,
     "a100-sxm-80gb": 40e6,
 }
-"""L2 cache of GPUs whose files say nothing of it, bytes, from NVIDIA's architecture papers."""
+"""L2 cache in bytes, of GPUs whose files have none; from NVIDIA's architecture papers."""
 _HBM = {"linear": 0.04, "decode": 0.09, "prefill": 0.06}
 BARS = dict.fromkeys(L2_BYTES, _HBM) | {"l40s-48gb": dict.fromkeys(_HBM, 0.15)}
 """Largest mean absolute relative error that passes, per GPU and kind of kernel."""
@@ -68,7 +68,7 @@ READ = {"linear": linear_rows, "decode": decode_rows, "prefill": prefill_rows}
 def _served_contexts(
     gpu: Gpu, model: LlmModel, kind: str, rows: KernelRows, errors: np.ndarray
 ) -> str:
-    """Error of decode rows at the contexts that serving mostly has, as a phrase."""
+    """Phrase with the error of decode rows at the usual contexts of serving; empty for others."""
     if kind != "decode":
         return ""
     low, high = SERVED_CONTEXTS
@@ -82,10 +82,10 @@ def _served_contexts(
 
 
 def kernel_fidelity(directory: Path) -> list[FidelityRow]:
-    """One row per GPU, kind of kernel and file found under ``directory``/kernels.
+    """One row per GPU, kind of kernel and file in ``directory``/kernels.
 
     Args:
-      directory: what ``measurements.shared_data`` returns.
+      directory: directory of measurements, see ``measurements.shared_data``.
     """
     model = load_model("llama-3.1-8b")
     rows = []

@@ -1,4 +1,4 @@
-"""Policies in both simulators: a score that a policy has in the fast one, it keeps in the other.
+"""Policies in both simulators: their scores in the fast one hold in the reference simulator.
 
 python -m jaxserve.studies.fidelity.policies
 """
@@ -19,7 +19,7 @@ from jaxserve.tasks.anchors import anchors_score
 
 TASKS = ("bursty_workload", "adversarial_multitenant")
 TURNING = ("random", "cap_flapping", "kv_flapping")
-"""They turn knobs as no operator would, but as a learner may."""
+"""Agents that turn knobs as a learner may, but no operator would."""
 AGENTS = ("default", "best_static", "heuristic", "ppo", *TURNING)
 EPISODES = 8
 BAR = 0.03
@@ -29,7 +29,7 @@ BAR = 0.03
 def policy_transfer(
     tasks: Sequence[str] = TASKS, agents: Sequence[str] = AGENTS, episodes: int = EPISODES
 ) -> list[FidelityRow]:
-    """One row per task and agent: the difference of mean scores on the same test episodes."""
+    """One row per task and agent: difference of mean scores on the same test episodes."""
     jobs = [(task, agent, seed) for task in tasks for agent in agents for seed in range(episodes)]
     found = dict(zip(jobs, map_in_processes(_reference_score, jobs), strict=True))
     rows = []

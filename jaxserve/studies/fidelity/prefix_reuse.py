@@ -1,4 +1,4 @@
-"""Prefix caching: the reference simulator against a plain LRU cache, the fast one against it.
+"""Prefix caching: the reference simulator against a plain LRU cache and the fast simulator.
 
 The trace (kvcache-ai/Mooncake, commit 3b5a594) names the blocks of 512 tokens of its prompts.
 
@@ -41,22 +41,23 @@ HIT_BAR, TTFT_BAR, TPOT_BAR = 5.0, 20.0, 6.0
 HIT_REQUESTS = 3000
 
 LONGEST_PROMPT = 8192
-"""Longest prompt of the comparison of the simulators on short prompts, tokens."""
+"""Longest prompt, tokens, where the simulators are compared on short prompts."""
 WINDOWS = 200
 WHOLE_WINDOWS = 600
 _HARDWARE = "h100-sxm-80gb"
-_SKIPPED_WINDOWS = 40  # until the caches of the reference simulator have filled
+_SKIPPED_WINDOWS = 40  # the caches of the reference simulator fill meanwhile
 
 
 @dataclass(frozen=True)
 class CacheScenario:
-    """The trace on a deployment."""
+    """The trace at a speed, on a deployment."""
 
     time_scale: float
-    """how much faster than recorded."""
+    """factor on the recorded arrival rate."""
     num_gpus: int
+    """replicas of the model."""
     kv_pool_tokens: int
-    """KV tokens that a GPU has room for."""
+    """capacity of a GPU's KV pool, tokens."""
 
     @property
     def name(self) -> str:
@@ -70,7 +71,7 @@ SCENARIOS = tuple(
     for scale in (2.0, 4.0)
     for pool in (400_000, 1_600_000, 6_400_000)
 )
-"""Of the short prompts."""
+"""Scenarios of the short prompts."""
 
 WHOLE = tuple(
     CacheScenario(scale * gpus, gpus, pool)
@@ -78,11 +79,11 @@ WHOLE = tuple(
     for scale in (0.15, 0.25, 0.35)
     for pool in (400_000, 1_600_000)
 )
-"""Of the whole trace, whose prompts have 12,800 tokens on average and up to 123,000."""
+"""Scenarios of the whole trace: prompts have 12,800 tokens on average and at most 123,000."""
 
 
 class _EvenTimer:
-    """Iterations that take so long that the trace is served as fast as it comes."""
+    """Iteration times at which the engine keeps up with the trace."""
 
     def iteration_s(
         self,
@@ -97,10 +98,9 @@ class _EvenTimer:
 
 
 def lru_hit_share(trace: Trace, cache_tokens: int) -> float:
-    """Share of the prompt tokens that a plain cache of the trace's own blocks finds.
+    """Share of the prompt tokens that a plain LRU cache of the trace's own blocks finds.
 
-    It forgets the block that was not used for longest, knows neither time nor running requests, and
-    holds nothing but prompts.
+    The cache holds prompts only and knows neither time nor running requests.
     """
     assert trace.blocks is not None
     cache: OrderedDict[int, None] = OrderedDict()
@@ -120,7 +120,7 @@ def lru_hit_share(trace: Trace, cache_tokens: int) -> float:
 
 
 def engine_hit_share(trace: Trace, cache_tokens: int) -> float:
-    """The same in an engine of the reference simulator whose KV pool is so large."""
+    """Share of the prompt tokens that the reference engine finds in a KV pool of this size."""
     log = run_requests(
         trace_requests(trace),
         _EvenTimer(),
@@ -132,22 +132,35 @@ def engine_hit_share(trace: Trace, cache_tokens: int) -> float:
 
 @dataclass(frozen=True)
 class CacheOutcome:
-    """What a simulator says of a scenario."""
+    """Latencies of a simulator in a scenario."""
 
     ttft_p50_s: float
+    """median time to first token."""
     ttft_p99_s: float
+    """99th percentile of the time to first token."""
     engine_ttft_p50_s: float
-    """from arrival at the engine, without the front end."""
+    """median time from arrival at the engine, without the front end."""
     engine_ttft_p99_s: float
+    """99th percentile of that time."""
     tpot_s: float
+    """mean time per output token after the first."""
     found: float
-    """share of the prompt tokens found cached; NaN where the simulator does not tell."""
+    """share of the prompt tokens found in the cache; NaN in the fast simulator."""
 
 
 def compare(
     trace: Trace, scenarios: tuple[CacheScenario, ...], windows: int
 ) -> list[tuple[CacheOutcome, CacheOutcome]]:
-    """Plays the same requests in both simulators: (fast, reference) of each scenario."""
+    """Plays the same requests in both simulators.
+
+    Args:
+      trace: recorded requests.
+      scenarios: speeds and deployments.
+      windows: length of an episode.
+
+    Returns:
+      (fast, reference) of each scenario.
+    """
     action = make_action(batch_cap=128)
     spec = dataclasses.replace(load_task("trace_replay"), horizon=windows)
     timer = table_timer(dataclasses.replace(spec, hardware=_HARDWARE))
@@ -163,7 +176,9 @@ def compare(
         env = make(
             spec,
             hardware=_HARDWARE,
-            trace=dataclasses.replace(faster.within_table(), tick_s=None),  # the page says it
+            trace=dataclasses.replace(
+                faster.within_table(), tick_s=None
+            ),  # no warning: the page states the tick
             overrides={"knobs": list(KNOBS), "deployment": deployment},
         )
         workload = env.workload
@@ -192,7 +207,7 @@ def compare(
 
 @functools.partial(jax.jit, static_argnums=1)
 def _rollouts(envs: ServeEnv, windows: int, action: ServeAction, key: jax.Array) -> WindowMetrics:
-    """A constant action in stacked environments: metrics [N, windows, ...]."""
+    """Metrics [N, windows, ...] of a constant action in stacked environments."""
     return jax.vmap(lambda env: windows_of(env, action, key, windows))(envs)
 
 
@@ -232,11 +247,12 @@ def _play_reference(simulator: ReferenceSimulator, knobs: Knobs, windows: int) -
 
 
 def prefix_fidelity(shared: Path) -> list[FidelityRow]:
-    """Hit shares against a plain cache, and latencies of both simulators; empty where there is no
-    trace.
+    """Rows on hit shares against a plain cache and on latencies of both simulators.
+
+    Without the trace there are none.
 
     Args:
-      shared: what ``measurements.shared_data`` returns.
+      shared: directory of measurements, see ``measurements.shared_data``.
     """
     if not (shared / FILE).is_file():
         return []
@@ -304,7 +320,7 @@ def _first(trace: Trace, count: int) -> Trace:
 
 
 def short_prompts(trace: Trace, longest: int = LONGEST_PROMPT) -> Trace:
-    """The trace without the longer prompts."""
+    """The trace without prompts of more than ``longest`` tokens."""
     return trace.chosen(trace.prompt_tokens <= longest)
 
 

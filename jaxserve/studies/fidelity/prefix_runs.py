@@ -1,10 +1,10 @@
 """The reference engine against real vLLM servers whose prompts share prefixes.
 
-The runs (inference-sim/training, commit ed5c1d2): vLLM on H100, prompts in ten groups of ten with a
-common beginning, sent again and again at a constant rate. Each run names its model and how many
-GPUs share it; that they are H100 is in the repository's README. Only summaries
-are published: means and quantiles of latencies for each stage. They count two events for a token,
-so their time per output token is not used, but the whole latency of a request is.
+The runs (inference-sim/training, commit ed5c1d2) are of vLLM on H100. Prompts come in ten groups of
+ten with a common beginning and are repeated at a constant rate. Each run names its model and the
+number of GPUs; the repository's README names the GPU. Only summaries are published: means and
+quantiles of latencies for each stage. The summaries count two events for a token; therefore the
+comparison uses the latency of whole requests in place of the time per output token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from jaxserve.studies.fidelity.measurements import FidelityRow
 DIRECTORY = "inference_sim_training/default_args"
 LATENCY_BAR, TTFT_BAR = 10.0, 20.0
 PLAYED_S = 150.0
-"""Seconds of each stage that are played: the prompts come again every few seconds."""
+"""Seconds played of each stage; the prompts repeat every few seconds."""
 
 _GPU = "h100-sxm-80gb"
 _MODELS = {
@@ -46,24 +46,28 @@ _MOST_TOKENS = 4096
 
 @dataclass(frozen=True)
 class RunStage:
-    """A stage of a run: what was measured, and what is simulated."""
+    """A stage of a run, measured and simulated."""
 
     name: str
+    """model and rate of the stage, for the page."""
     ttft_s: float
-    """measured, mean."""
+    """measured mean time to first token."""
     latency_s: float
-    """measured mean from request to last token."""
+    """measured mean time from request to last token."""
     log: np.ndarray
     """``LOG_DTYPE`` rows of the simulated requests."""
     plain: np.ndarray
-    """the same without prefix caching."""
+    """``LOG_DTYPE`` rows of the same requests without prefix caching."""
 
 
 def load_stages(directory: Path) -> list[RunStage]:
-    """Plays a run; none of its stages if requests failed in it, because the server was overloaded.
+    """Plays a run.
+
+    Returns:
+      the stages; none if requests failed, because the server was overloaded.
 
     Raises:
-      InputError: a file does not say what was sent or served, or no file describes the model.
+      InputError: a file lacks a setting of the load or the server, or no file describes the model.
     """
     config = (directory / "results" / "config.yaml").read_text(encoding="utf-8")
     paths = sorted((directory / "results").glob("stage_*_lifecycle_metrics.json"))
@@ -104,10 +108,11 @@ def load_stages(directory: Path) -> list[RunStage]:
 
 
 def _requests(config: str, reports: list[dict]) -> tuple[list[Request], np.ndarray]:
-    """The requests of all stages one after the other, and the stage of each.
+    """The requests of all stages one after the other, and int[n] stage of each.
 
-    Every prompt is sent in its turn. Lengths are spread evenly between the shortest and the longest
-    that were counted, which are somewhat longer than asked for, the common beginning too.
+    Prompts are sent in turn. Their lengths are spread evenly from the shortest to the longest
+    counted one. Counted lengths are somewhat longer than configured; the common beginning is scaled
+    likewise.
     """
     groups, each = _number(config, "num_groups"), _number(config, "num_prompts_per_group")
     common, question = _number(config, "system_prompt_len"), _number(config, "question_len")
@@ -141,10 +146,10 @@ def _requests(config: str, reports: list[dict]) -> tuple[list[Request], np.ndarr
 
 
 def prefix_run_fidelity(shared: Path) -> list[FidelityRow]:
-    """Latency and TTFT against the real runs; empty where they are absent.
+    """Rows on latency and TTFT of the real runs; none if the runs are absent.
 
     Args:
-      shared: what ``measurements.shared_data`` returns.
+      shared: directory of measurements, see ``measurements.shared_data``.
     """
     runs: defaultdict[str, list[Path]] = defaultdict(list)
     for file in sorted((shared / DIRECTORY).glob("*/exp-config.yaml")):
@@ -160,7 +165,7 @@ def prefix_run_fidelity(shared: Path) -> list[FidelityRow]:
 
 
 def _model_rows(model: str, directories: list[Path], skipped: str) -> list[FidelityRow]:
-    """Rows of the runs of one model; none if fewer than two stages can be played."""
+    """Rows of one model's runs; none if fewer than two stages can be played."""
     stages = [stage for directory in directories for stage in load_stages(directory)]
     if len(stages) < 2:
         return []
@@ -227,7 +232,7 @@ def _listed(errors: np.ndarray) -> str:
 
 
 def _served_model(directory: Path) -> str:
-    """The model of a run, as Hugging Face names it."""
+    """The model of a run by its name at Hugging Face."""
     text = (directory / "exp-config.yaml").read_text(encoding="utf-8")
     found = re.search(r"^model: (\S+)$", text, re.M)
     if found is None:

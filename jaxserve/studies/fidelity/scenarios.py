@@ -1,7 +1,7 @@
 """Scenarios in which the simulators are compared: traffic, load and constant knobs.
 
-A traffic is that of a task, or of one of its regimes without bursts. The load is the mean arrival
-rate as a share of what the knobs can serve.
+Traffic is that of a task, or of one of its regimes without bursts. Load is the mean arrival rate as
+a share of the capacity under the knobs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LOADS = (0.3, 0.6, 0.9, 1.2)
 
 
 def at_engine(env: ServeEnv) -> ServeEnv:
-    """The environment without a front end: a TTFT in it begins at the engine."""
+    """The environment without a front end: TTFT begins at the engine."""
     zero = jnp.zeros_like(env.deployment.frontend_s)
     deployment = dataclasses.replace(env.deployment, frontend_s=zero, frontend_tail_s=zero)
     return dataclasses.replace(env, deployment=deployment)
@@ -36,12 +36,14 @@ def at_engine(env: ServeEnv) -> ServeEnv:
 
 @dataclass(frozen=True)
 class Traffic:
-    """A task's traffic; with ``regime`` only that regime, without bursts and cycle."""
+    """Traffic of a task, or of one of its regimes without bursts and cycle."""
 
     task: str
+    """name of the task."""
     regime: int | None = None
+    """index of the regime, None for all of them."""
     spec: TaskSpec | None = field(default=None, compare=False)
-    """what ``task`` names, where it is not a built-in task."""
+    """the task, if ``task`` does not name a built-in one."""
 
     def load(self) -> TaskSpec:
         """The task."""
@@ -55,11 +57,14 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Traffic, load and knobs (those not named at their default)."""
+    """Traffic, load and knobs."""
 
     traffic: Traffic
+    """traffic of a task."""
     load: float
+    """mean arrival rate as a share of the capacity."""
     knobs: Mapping[str, float] = field(default_factory=dict)
+    """knobs by name; others have their default."""
 
     @property
     def settings(self) -> str:
@@ -73,7 +78,7 @@ class Scenario:
 
 
 def scenario_grid() -> list[Scenario]:
-    """Tasks and their stationary regimes x knobs that matter there x loads."""
+    """Tasks and stationary regimes x knobs of interest x loads."""
     one_gpu: tuple[dict[str, float], ...] = (
         dict(batch_cap=64),
         dict(batch_cap=16),
@@ -117,9 +122,10 @@ def workload_at(
     """The environment's traffic at a mean rate.
 
     Args:
-      env: of ``environment(traffic)``.
-      rate_rps: requests per second; a recording is played that much faster or slower.
-      seed: each takes the next ``windows`` windows of a recording.
+      env: result of ``environment(traffic)``.
+      traffic: traffic of the environment.
+      rate_rps: requests per second; a recording is sped up or slowed down to this rate.
+      seed: number of the episode; episodes take consecutive stretches of a recording.
       windows: length of the episode.
     """
     scale = rate_rps / float(env.reward.expected_requests_per_s)
@@ -139,6 +145,6 @@ def workload_at(
 
 @functools.lru_cache
 def _recorded_counts(task: str, scale: float, window_s: float, ticks: int) -> np.ndarray:
-    """float32[W, K, F]: the task's recording, played ``scale`` times as fast."""
+    """Counts of the task's recording at ``scale`` times its speed, float32[W, K, F]."""
     trace = load_trace(trace_path(load_task(task).trace or ""), time_scale=scale)
     return recorded_counts(trace, class_map(trace, CLASS_COUNT), window_s, ticks)

@@ -1,8 +1,8 @@
-"""Random episodes for two schedulers, and what the reference engine schedules in them.
+"""Random episodes for two schedulers, and the steps of the reference engine in them.
 
-In every episode KV pool, token budget or batch cap is too small for the traffic, so that sequences
-are preempted, prompts are cut and requests wait, and knobs are turned in between. What they leave
-out is what docs/fidelity.md names.
+In every episode KV pool, token budget or batch cap is too small for the traffic: sequences are
+preempted, prompts are cut and requests wait. Knobs change meanwhile. docs/fidelity.md names the
+cases that no episode covers.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class SchedulerEpisode:
     max_length: int
     """longest request, prompt and output; the smallest KV budget holds it."""
     batch_cap: int
-    """sequences that may run, until the knob is turned."""
+    """largest number of running sequences, until the knob changes."""
     token_budget: int
-    """tokens of a step, until the knob is turned."""
+    """tokens of a step, until the knob changes."""
     priority_routing: bool
-    """serve by (priority, arrival), until the knob is turned."""
+    """order by (priority, arrival), until the knob changes."""
     watermark: float
     """share of the KV blocks that admission leaves free."""
     prefix_caching: bool
-    """a preempted sequence finds what is left of its own KV."""
+    """whether a preempted sequence finds the rest of its own KV."""
     speculation_depth: int
-    """draft tokens for each sequence and step, every one of them right."""
+    """draft tokens of a sequence and step, all of them right."""
     requests: Sequence[Sequence[int]]
     """[step of its arrival, prompt tokens, output tokens, priority], in order of arrival."""
     turns: Sequence[tuple[int, Mapping[str, float]]]
-    """(step, knobs turned before it), in order."""
+    """(step, new knobs before that step), in order."""
 
 
 ScheduledStep = tuple[list[list[int]], list[int]]
-"""[request, tokens] in the order of the batch, and the requests preempted."""
+"""[request, tokens] in the order of the batch, and the preempted requests."""
 
 
 def random_episode(
@@ -58,24 +58,24 @@ def random_episode(
 
     Args:
       seed: any whole number from 0.
-      prefix_caching: value of that field.
+      prefix_caching: whether preempted sequences find the rest of their KV.
       speculates: whether sequences have draft tokens.
     """
     rng = np.random.default_rng(seed)
     block_tokens = int(rng.choice([4, 8, 16, 32]))
     longest = int(rng.integers(3, 20))
     max_length = longest * block_tokens
-    least = longest + 1  # what the KV budget of a live vLLM is never turned below
+    least = longest + 1  # the smallest KV budget of a live vLLM
     blocks = least + int(rng.integers(1, 3 * longest))
     batch_cap = int(rng.integers(1, 25))
     token_budget = int(rng.choice([2 * batch_cap + 4, 64, 256]))
     depth = 0
     if speculates:
-        # Where drafts are cut for want of budget, the simulator differs on purpose.
+        # The simulator does not cut drafts to a small budget as vLLM does: give both enough.
         depth = int(rng.integers(1, 9))
         token_budget += 2 * batch_cap * (depth + 1)
     requests = _random_requests(rng, max_length - depth - 1)
-    # These two are shares of a pool whose size vLLM does not change.
+    # vLLM never resizes its pool, of which watermark and prefix cache are shares.
     watermark = float(rng.choice([0.0, 0.0, 0.1]))
     fixed_pool = prefix_caching or watermark > 0
     turns = []
@@ -126,7 +126,7 @@ class _UnitTimer:
 
 
 def our_steps(episode: SchedulerEpisode) -> list[ScheduledStep]:
-    """The iterations of ``episode`` on the reference engine; fewer than vLLM's if it gets stuck."""
+    """Steps of ``episode`` on the reference engine; fewer than vLLM's if the engine gets stuck."""
     knobs = GpuKnobs(
         batch_cap=episode.batch_cap,
         kv_capacity_tokens=episode.blocks * episode.block_tokens,

@@ -1,8 +1,8 @@
 """The cost model against end-to-end measurements of a served model.
 
-A closed loop keeps ``concurrency`` requests in flight. While one request decodes its ``output``
-tokens, every other slot finishes and is refilled once, so an iteration carries on average
-(concurrency - 1) / output prompts of prefill:
+A closed loop keeps ``concurrency`` requests in flight. While a request decodes its ``output``
+tokens, every other slot is refilled once. An iteration therefore prefills
+(concurrency - 1) / output prompts on average:
 
     TPOT = t(decode of all slots) + (concurrency - 1) / output * t(prefill added by one prompt)
 """
@@ -50,8 +50,13 @@ def fit_iteration(
     output_tokens: np.ndarray,
     tpot_s: np.ndarray,
 ) -> CostModel:
-    """``cost`` with the two constants that no kernel shows, host and elementwise, fitted to
-    TPOT."""
+    """``cost`` with its two constants that no kernel shows, host and elementwise, fitted to TPOT.
+
+    Args:
+      cost: iteration times to scale.
+      concurrency, prompt_tokens, output_tokens: float64[n], measured loops.
+      tpot_s: float64[n], their measured time per output token.
+    """
 
     def build(scale: np.ndarray) -> CostModel:
         return dataclasses.replace(
@@ -70,10 +75,10 @@ def fit_iteration(
 
 
 def silicon_fidelity(directory: Path) -> list[FidelityRow]:
-    """Closed-loop TPOT of Llama-3.1-8B on an H100; empty where the file is absent.
+    """Row on closed-loop TPOT of Llama-3.1-8B on an H100; none if the file is absent.
 
-    Only TPOT is compared: measured TTFT carries the wait for a slot of the load generator. Each
-    point is judged by host and elementwise constants fitted to the other two thirds.
+    Only TPOT is compared: measured TTFT includes the wait for a slot of the load generator. Host
+    and elementwise constants are fitted to the two thirds without the judged point.
     """
     path = directory / FILE
     if not path.is_file():

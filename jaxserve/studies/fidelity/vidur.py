@@ -1,19 +1,19 @@
 """The reference engine against Vidur, request by request on Vidur's own workload.
 
 The reference rows come from microsoft/vidur (commit 7d47513): Llama-3-8B on one A100-80GB, Sarathi
-scheduler with chunks of 2048 tokens. What is compared is scheduling, so the engine gets Vidur's
-view of the hardware: its profile of the linear layers, no output head and no CPU time, attention
-from the A100 kernels that stood in for its missing attention profile, and Vidur's own roundings.
+scheduler with chunks of 2048 tokens. The comparison is about scheduling. The engine therefore gets
+Vidur's view of the hardware: the profile of the linear layers, no output head and no CPU time,
+attention from the A100 kernels that replaced the missing attention profile, and Vidur's roundings.
 
-The workload is Vidur's to the last request. Its generator draws gaps from Python's Mersenne
-Twister with seed 42 and clips them at three means, which makes the true rate 5 % higher than the
-nominal one; the conversation rows take the lengths of the Azure trace in a permutation seeded
-alike. So neither sampling noise nor seeds enter the comparison.
+The workload is Vidur's to the last request. Vidur draws gaps from Python's Mersenne Twister with
+seed 42 and clips them at three means, which makes the true rate 5 % higher than the nominal one.
+Conversation rows take the lengths of the Azure trace in a permutation with the same seed. Neither
+sampling noise nor seeds enter the comparison.
 
-Two things about the reference rows are inferred from them because no file says so: the share of
-early requests that their latencies leave out (``WARM_UP``), and what their attention profile
-charges a chunk behind a prefix (``VidurTimer``). No bar hangs on either: without both, the median
-errors are 1.3 % in throughput, 1.5 % in TPOT, 2.9 % and 8.6 % in TTFT p50 and p99.
+Two properties are inferred from the reference rows, because no file states them: the share of early
+requests left out of latencies (``WARM_UP``), and the cost of a chunk behind a prefix
+(``VidurTimer``). No bar depends on either: without both, the median errors are 1.3 % in throughput,
+1.5 % in TPOT, 2.9 % and 8.6 % in TTFT p50 and p99.
 """
 
 import math
@@ -47,9 +47,9 @@ SEED = 42
 LONGEST_GAP = 3.0
 LONGEST_REQUEST_TOKENS = 8192
 WARM_UP = 0.2
-"""Share of the requests, the earliest, left out of the latencies of rows below saturation."""
+"""Share of earliest requests left out of latencies, in rows below saturation."""
 SATURATED = 9.0
-"""Value of the column ``frac`` in rows whose requests all arrive at once."""
+"""Value of the column ``frac`` in rows with all requests at time 0."""
 BLOCK_TOKENS, WATERMARK = 16, 0.01
 TOKEN_ROUNDING, KV_ROUNDING = 8, 64
 COMPANY = 1.1
@@ -61,10 +61,10 @@ BANDWIDTH_EFFICIENCY, FLOPS_EFFICIENCY, P_NORM, CONSTANT_S = 0.918, 0.655, 1.553
 
 
 class VidurTimer:
-    """Iteration times as Vidur composes them from its profile; an ``IterationTimer``.
+    """Iteration times by Vidur's rules from its profile; an ``IterationTimer``.
 
-    Linear layers see the tokens rounded up to 8, attention sees KV rounded up to 64. Decodes count
-    as equally long, and several chunks as one of the same work.
+    Tokens of linear layers are rounded up to 8 and KV of attention to 64. Decodes count as equally
+    long, and several chunks as one chunk of the same work.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -111,25 +111,26 @@ class VidurTimer:
         return CONSTANT_S + roofline_s + self._layers * attention_s
 
     def _prefill_s(self, chunk: float, prefix: int) -> float:
-        """One layer's attention of a chunk.
+        """Seconds of one layer's attention of a chunk.
 
-        The kernels were measured without a prefix. The profile extends them by pairs of queries
-        and keys, and its 4096-token rows show that it charges a later chunk all ``prefix + chunk``
-        keys for every query, without the half that causality saves inside the chunk.
+        The kernels were measured without a prefix. The profile extends them by pairs of queries and
+        keys. Rows of 4096 tokens show that the profile charges a later chunk
+        ``prefix + chunk`` keys for every query, although causality saves half of the pairs inside
+        the chunk.
         """
         keys = chunk + prefix
         whole_s = math.exp(np.interp(math.log(keys), self._log_length, self._log_prefill_s))
         return whole_s * 2 * chunk / keys if prefix else whole_s
 
     def _interpolate_decode_s(self, batch: int, context: int) -> float:
-        """One layer's attention of ``batch`` sequences with ``context`` KV tokens each."""
+        """Seconds of one layer's attention for ``batch`` sequences of ``context`` KV tokens."""
         at_context = [np.interp(context, *column) for column in self._by_batch]
         return float(np.interp(batch, self._batches, at_context))
 
 
 @dataclass(frozen=True)
 class RowErrors:
-    """Relative errors of one reference row, ours / Vidur's - 1."""
+    """Relative errors of the reference engine in one row of Vidur's."""
 
     name: str
     saturated: bool
@@ -140,9 +141,9 @@ class RowErrors:
 
 
 def trace_lengths(directory: Path) -> np.ndarray:
-    """int64[n, 2]: prompt and output tokens of the conversation trace in Vidur's order.
+    """Prompt and output tokens of the conversation trace in Vidur's order, int64[n, 2].
 
-    Requests longer than the limit lose tokens from prompt and output in proportion.
+    A request over the limit loses tokens from prompt and output in proportion.
     """
     columns = read_columns(directory / TRACE_FILE)
     tokens = np.stack([columns["ContextTokens"], columns["GeneratedTokens"]], axis=1)
@@ -153,7 +154,12 @@ def trace_lengths(directory: Path) -> np.ndarray:
 
 
 def workload(row: Mapping[str, Any], lengths: np.ndarray) -> list[Request]:
-    """The requests of a reference row; prompt 0 stands for the lengths of the trace."""
+    """The requests of a reference row.
+
+    Args:
+      row: columns of the row; prompt 0 stands for the lengths of the trace.
+      lengths: result of ``trace_lengths``.
+    """
     draw, rate_rps = random.Random(SEED).random, row["qps"]
     requests, now = [], 0.0
     for i in range(int(row["n_req"])):
@@ -164,7 +170,7 @@ def workload(row: Mapping[str, Any], lengths: np.ndarray) -> list[Request]:
 
 
 def compare(row: Mapping[str, Any], timer: VidurTimer, lengths: np.ndarray) -> RowErrors:
-    """Serves one row's workload and compares it with Vidur's result."""
+    """Serves the workload of a row and compares the result with Vidur's."""
     knobs = GpuKnobs(int(row["batch_cap"]), int(row["kv_blocks"]) * BLOCK_TOKENS)
     settings = SchedulerSettings(block_tokens=BLOCK_TOKENS, watermark=WATERMARK)
     log = run_requests(workload(row, lengths), timer, knobs, settings)
@@ -185,7 +191,7 @@ def compare(row: Mapping[str, Any], timer: VidurTimer, lengths: np.ndarray) -> R
 
 
 def compare_all(directory: Path) -> list[RowErrors]:
-    """Errors of every reference row under ``directory``."""
+    """Errors in every reference row under ``directory``."""
     columns = read_columns(directory / ROWS_FILE)
     timer, lengths = VidurTimer(directory), trace_lengths(directory)
     errors = []
@@ -196,12 +202,12 @@ def compare_all(directory: Path) -> list[RowErrors]:
 
 
 def vidur_fidelity(directory: Path) -> list[FidelityRow]:
-    """Throughput, TPOT and TTFT against Vidur; empty where its rows are absent.
+    """Rows on throughput, TPOT and TTFT against Vidur; none if Vidur's rows are absent.
 
-    Throughput is judged at saturation only: below it, it is the arrival rate.
+    Throughput is judged at saturation only: below saturation it equals the arrival rate.
 
     Args:
-      directory: what ``measurements.shared_data`` returns.
+      directory: directory of measurements, see ``measurements.shared_data``.
     """
     if not (directory / ROWS_FILE).is_file():
         return []

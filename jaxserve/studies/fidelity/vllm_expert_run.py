@@ -1,10 +1,10 @@
 """The reference engine against a real vLLM server of a model with experts, from its request log.
 
-The run (casys-kaist/LLMServingSim, commit 5daddb2): vLLM 0.19 serving Qwen3-30B-A3B on two RTX PRO
-6000, each attending for requests of its own, with the experts divided between them. Beside the log
-lies a profile of the kernels. The two engines take every step together: the reference engine is one
-with the limits of both, whose step ends with the one that has more to do. How many experts a step
-touches is computed with the spread of routing that other servers showed (``fidelity.served``).
+The run (casys-kaist/LLMServingSim, commit 5daddb2) is of vLLM 0.19 with Qwen3-30B-A3B on two RTX
+PRO 6000. Each attends for requests of its own, and the two share the experts. A profile of the
+kernels accompanies the log. Both engines step together: the reference engine has the limits of both, and a
+step ends with the busier engine. The number of experts in a step follows from the spread of routing
+fitted to other servers (``served_fit``).
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ DIRECTORY = "moe/vllm_rtxpro6000_qwen3_30b_a3b"
 MODEL = "qwen3-30b-a3b"
 ENGINES = 2
 EXPERTS, PER_TOKEN = 128, 8
-SPREAD_OF = "h100-sxm-80gb"  # no file describes the RTX PRO 6000; all files have one spread
-_NO_LIMIT = 10_000_000  # KV tokens: the server never ran out of them
+SPREAD_OF = (
+    "h100-sxm-80gb"  # no file describes the RTX PRO 6000; all GPU files have the same spread
+)
+_NO_LIMIT = 10_000_000  # KV tokens; the server never ran out of KV
 
 
 class ExpertTimer(ProfileTimer):
-    """``ProfileTimer`` with the experts of one engine and the exchange between the two."""
+    """``ProfileTimer`` with one engine's experts and the exchange between both engines."""
 
     def __init__(self, directory: Path, host_s: float = HOST_S) -> None:
         model = load_model(MODEL)
@@ -69,26 +71,26 @@ class ExpertTimer(ProfileTimer):
         """Seconds of one iteration of both engines."""
         alone_s, most = 0.0, 0
         for rank in range(ENGINES):
-            seqs = (decode_seqs + rank) // ENGINES  # the first has its prompts beside fewer
+            seqs = (decode_seqs + rank) // ENGINES  # the first prefills the odd prompt
             own = chunks[rank::ENGINES]
             context = kv_tokens / decode_seqs if decode_seqs else 0.0
             step_s = super().iteration_s(decode_seqs=seqs, kv_tokens=seqs * context, chunks=own)
             alone_s = max(alone_s, step_s)
             most = max(most, seqs + sum(chunk for chunk, _ in own))
         tokens = decode_seqs + sum(chunk for chunk, _ in chunks)
-        # To the experts and back; each way an engine sends what it has to the other.
+        # To the experts and back; each way the busier engine sends its tokens.
         exchange_s = 2 * (self._link_s + most * self._vector_bytes * self._byte_s)
         return alone_s + self._layers * (self.experts_s(tokens) + exchange_s)
 
     def experts_s(self, tokens: int) -> float:
-        """One layer's experts on one engine: its share of the choices of all tokens."""
+        """Seconds of one layer's experts on one engine, for its share of all tokens' choices."""
         touched = EXPERTS / ENGINES * (1 - (1 - PER_TOKEN / EXPERTS) ** tokens**self._spread)
         times = [np.interp(touched, experts, us) for experts, us in self._curves]
         return float(np.interp(tokens / ENGINES, self._sizes, times)) * 1e-6
 
 
 def replay(directory: Path, host_s: float = HOST_S) -> np.ndarray:
-    """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log."""
+    """Replays the run on the reference engine: ``LOG_DTYPE`` rows in the order of the real log."""
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine = meta["engine_kwargs"]
     return run_requests(
@@ -100,10 +102,10 @@ def replay(directory: Path, host_s: float = HOST_S) -> np.ndarray:
 
 
 def vllm_expert_fidelity(shared: Path) -> list[FidelityRow]:
-    """TTFT and TPOT against the real run, with and without host time; empty where it is absent.
+    """Rows on TTFT and TPOT of the real run, with and without host time; none if it is absent.
 
     Args:
-        shared: what ``measurements.shared_data`` returns.
+      shared: directory of measurements, see ``measurements.shared_data``.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():

@@ -1,8 +1,8 @@
 """The reference engine against a real vLLM server, replayed from its request log.
 
-The run (casys-kaist/LLMServingSim, commit 5daddb2): vLLM 0.19 serving Llama-3.1-8B on one RTX 4090,
-300 requests at about 10 per second, far beyond what the GPU sustains, so queueing and preemption
-decide everything. Beside the log lies a profile of the kernels, which gives the iteration times.
+The run (casys-kaist/LLMServingSim, commit 5daddb2) is of vLLM 0.19 with Llama-3.1-8B on one RTX
+4090: 300 requests at about 10 per second. The GPU cannot sustain this rate, so that queueing and
+preemption dominate. A profile of the kernels accompanies the log and gives the iteration times.
 """
 
 import dataclasses
@@ -28,22 +28,25 @@ LAYERS = 32
 RTX_4090_BYTES_PER_S, RTX_4090_FLOPS = 1.008e12, 165.2e12
 """Memory bandwidth and dense bf16 rate with float32 sums, from the data sheet."""
 HOST_S = 0.0
-"""Seconds per iteration that vLLM 0.19 adds to the profiled kernels, one constant for both runs of
-this version: it composes a step while the GPU computes the one before."""
+"""Seconds per iteration that vLLM 0.19 adds to the profiled kernels, the same in both runs of this
+version: vLLM composes a step while the GPU computes the previous one."""
 DATA_SHEET_BAR = 0.2
-"""Largest relative error where the data sheet stands in for the profile."""
+"""Largest relative error if the data sheet replaces the profile."""
 VISIBLE_HOST_S = 5e-4
-"""The other value that is shown: what it would be if half a millisecond were not hidden."""
+"""Second value on the page: the host time if half a millisecond were not hidden."""
 
 
 def profile_timer(directory: Path, host_s: float = HOST_S) -> ProfileTimer:
-    """Iteration times of the profile beside the log."""
+    """Iteration times from the profile beside the log."""
     return ProfileTimer(read_profile(directory), LAYERS, host_s)
 
 
 def data_sheet_timer() -> CostModel:
-    """Iteration times of a user who has no profile: kernels as efficient as those of the L40S, of
-    the same generation, at the memory bandwidth and the bf16 rate of the RTX 4090's data sheet."""
+    """Iteration times without a profile.
+
+    Kernels have the efficiency of the L40S, a GPU of the same generation, at the memory bandwidth
+    and bf16 rate of the RTX 4090's data sheet.
+    """
     like = load_gpu("l40s-48gb")
     gpu = dataclasses.replace(
         like,
@@ -64,9 +67,9 @@ def read_profile(directory: Path) -> LayerProfile:
 
 
 def served(directory: Path) -> np.ndarray:
-    """float64[n, 5] of the real run: arrival, first token, last token (s), prompt, output tokens.
+    """The real run, float64[n, 5]: arrival, first token, last token (s), prompt, output tokens.
 
-    Arrival is when the engine queued the request: the same clock as the other two.
+    The engine's queueing of a request counts as its arrival: the three times share a clock.
     """
     with (directory / "requests.jsonl").open(encoding="utf-8") as file:
         log = [json.loads(line) for line in file]
@@ -89,19 +92,19 @@ class Statistic:
     """A statistic of latency in the real run, with its bar."""
 
     label: str
-    """as rows name it."""
+    """name on the page."""
     quantity: str
     """field of ``LOG_DTYPE``."""
     reduce: Callable[[np.ndarray], np.floating]
-    """of all requests."""
+    """statistic of all requests."""
     real: np.ndarray
-    """float64[n], of each request, s."""
+    """float64[n], seconds of each request."""
     bar: float
     """largest relative error."""
 
     @property
     def real_s(self) -> float:
-        """Its value."""
+        """Value in the real run."""
         return float(self.reduce(self.real))
 
     def error(self, replayed: np.ndarray) -> float:
@@ -110,7 +113,11 @@ class Statistic:
 
 
 def statistics(real: np.ndarray) -> list[Statistic]:
-    """TTFT mean and p99 and TPOT mean of what ``served`` returns."""
+    """TTFT mean and p99 and TPOT mean.
+
+    Args:
+      real: result of ``served``.
+    """
     ttft_s, tpot_s = real[:, 1] - real[:, 0], (real[:, 2] - real[:, 1]) / (real[:, 4] - 1)
     return [
         Statistic("TTFT mean", "ttft_s", np.mean, ttft_s, TTFT_BAR),
@@ -122,10 +129,12 @@ def statistics(real: np.ndarray) -> list[Statistic]:
 def replay(
     directory: Path, prefix_caching: bool = True, timer: IterationTimer | None = None
 ) -> np.ndarray:
-    """The run on the reference engine; rows of ``LOG_DTYPE`` in the order of the real log.
+    """Replays the run on the reference engine: ``LOG_DTYPE`` rows in the order of the real log.
 
     Args:
-      timer: of iterations; None for the profile beside the log.
+      directory: directory of the run.
+      prefix_caching: whether preempted sequences find their KV in the prefix cache.
+      timer: iteration times; None for the profile beside the log.
     """
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta["kv_cache"]
@@ -144,10 +153,10 @@ def replay(
 
 
 def vllm_fidelity(shared: Path) -> list[FidelityRow]:
-    """TTFT mean and p99 and TPOT mean against the real run; empty where it is absent.
+    """Rows on TTFT mean and p99 and TPOT mean of the real run; none if the run is absent.
 
     Args:
-      shared: what ``measurements.shared_data`` returns.
+      shared: directory of measurements, see ``measurements.shared_data``.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():

@@ -1,8 +1,8 @@
 """The fast simulator against a real vLLM server: the run of ``jaxserve.studies.fidelity.vllm_run``.
 
-The requests are a recording like any other, iteration times come from the run's kernel profile, KV
-pool, batch cap and token budget from its settings. There is no front end, since the log begins
-where the engine queues a request.
+The requests are replayed as a recording. Iteration times come from the run's kernel profile; KV
+pool, batch cap and token budget from its settings. There is no front end, because the log begins
+when the engine queues a request.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from jaxserve.studies.fidelity.vllm_run import DIRECTORY, profile_timer, served
 from jaxserve.tasks.spec import load_task
 
 TASK = "trace_replay"
-"""Task whose objectives the run is played under; its traffic and hardware are replaced."""
+"""Task of the run's objectives; traffic and hardware are replaced."""
 BARS = {"TTFT mean": 20.0, "TTFT p99": 20.0, "TPOT mean": 6.0}
 """Largest error that passes, percent."""
-_CONTEXT = 1024.0  # of the batch beside which a prefill is timed
+_CONTEXT = 1024.0  # tokens; context of the decoding batch while a prefill is timed
 
 
 @dataclass(frozen=True)
 class FastRun:
-    """What the fast simulator says of the run; float64[n], in order of arrival."""
+    """The run in the fast simulator."""
 
     ttft_s: np.ndarray
-    """time to first token."""
+    """time to first token, float64[n] in order of arrival."""
     tpot_s: float
     """mean time per output token after the first."""
 
 
 def profile_table(timer: IterationTimer, token_budget: int) -> LatencyTable:
-    """A latency table of a timer that knows neither depths nor tiers."""
+    """Latency table of a timer without speculation and tiers."""
     lengths = PROMPT_LENGTHS[:LEAST_BUCKETS]
 
     def chunked_s(batch: int, prompt: int) -> float:
-        """What a prompt adds to the iterations of a batch."""
+        """Seconds that a prompt adds to the iterations of a batch."""
         kv_tokens = batch * _CONTEXT
         room, total_s = token_budget - batch, 0.0
         idle_s = timer.iteration_s(decode_seqs=batch, kv_tokens=kv_tokens) if batch else 0.0
@@ -75,7 +75,7 @@ def profile_table(timer: IterationTimer, token_budget: int) -> LatencyTable:
 
 
 def run_environment(directory: Path) -> tuple[ServeEnv, int]:
-    """The deployment of the run under its recorded requests, and its batch cap."""
+    """Environment of the run's deployment with the recorded requests, and the batch cap."""
     meta = json.loads((directory / "meta.json").read_text(encoding="utf-8"))
     engine, cache = meta["engine_kwargs"], meta["kv_cache"]
     log = served(directory)
@@ -91,7 +91,7 @@ def run_environment(directory: Path) -> tuple[ServeEnv, int]:
     task = dataclasses.replace(load_task(TASK), deployment=settings, horizon=1, trace=None)
     env = make(task, trace=trace, overrides={"knobs": list(KNOBS)})
     env = dataclasses.replace(env, table=profile_table(profile_timer(directory), budget))
-    # The recording once, and then silence until all have been served.
+    # Silence follows the recording until all requests have been served.
     replay = env.workload.replay_counts
     assert replay is not None
     silence = jnp.zeros((_windows(log), *replay.shape[1:])).at[: len(replay)].set(replay)
@@ -105,7 +105,7 @@ def run_environment(directory: Path) -> tuple[ServeEnv, int]:
 
 
 def play(directory: Path) -> FastRun:
-    """The run in the fast simulator."""
+    """Plays the run in the fast simulator."""
     env, batch_cap = run_environment(directory)
     log = served(directory)
     windows = _windows(log)
@@ -113,7 +113,7 @@ def play(directory: Path) -> FastRun:
         env, make_action(batch_cap=batch_cap), episode_key(0, "test"), windows
     )
     metrics = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), played)
-    # First come first served: the n-th first token is that of the n-th request.
+    # First come, first served: the n-th first token belongs to the n-th request.
     done = np.concatenate([[0.0], metrics.first_tokens.sum(axis=1).cumsum()])
     number = np.arange(len(log)) + 0.5
     first_s = np.interp(number, done * len(log) / done[-1], env.window_s * np.arange(len(done)))
@@ -124,10 +124,10 @@ def play(directory: Path) -> FastRun:
 
 
 def vllm_fast_fidelity(shared: Path) -> list[FidelityRow]:
-    """TTFT mean and p99 and TPOT mean against the real run; empty where it is absent.
+    """Rows on TTFT mean and p99 and TPOT mean of the real run; none if the run is absent.
 
     Args:
-      shared: what ``measurements.shared_data`` returns.
+      shared: directory of measurements, see ``measurements.shared_data``.
     """
     directory = shared / DIRECTORY
     if not (directory / "requests.jsonl").is_file():
@@ -151,7 +151,7 @@ def vllm_fast_fidelity(shared: Path) -> list[FidelityRow]:
 
 
 def _windows(log: np.ndarray) -> int:
-    """Twice as long as the server took."""
+    """Windows of an episode twice as long as the real run."""
     return int(2 * np.ceil(log[:, 2].max()))
 
 

@@ -1,10 +1,10 @@
 """The reference engine against vLLM's own scheduler, step by step.
 
 vLLM's scheduler plays the episodes in its own environment, without a model, a worker or a server.
-What it did is kept as digests, so that the comparison needs no vLLM. To record it anew, and to see
-the first step that differs of every episode that does:
+Digests of its steps are kept, so that the comparison needs no vLLM. This command records the steps
+anew and prints the first different step of each episode:
 
-python -m jaxserve.studies.fidelity.vllm_scheduler PYTHON_OF_THE_ENVIRONMENT
+    python -m jaxserve.studies.fidelity.vllm_scheduler PYTHON_OF_THE_ENVIRONMENT
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ GROUPS: dict[str, tuple[int, dict[str, bool]]] = {
     "prefix caching": (500, {"prefix_caching": True}),
     "speculation": (500, {"speculates": True}),
 }
-"""Name: how many episodes there are, and arguments of ``random_episode``."""
+"""Number of episodes and arguments of ``random_episode``, by group."""
 BAR = 0.1
-"""Percent of the episodes that may have a step that differs."""
+"""Largest percentage of episodes with a different step."""
 
 
 def digest(value: Any) -> str:
-    """Twelve hexadecimal digits that change with ``value``, which is JSON-able."""
+    """Digest of a JSON value, twelve hexadecimal digits."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
 
 
@@ -52,13 +52,13 @@ def vllm_steps(
 
     Args:
       python: interpreter of an environment with vLLM and jaxserve-vllm.
-      episodes: what to play.
+      episodes: episodes to play.
 
     Returns:
       the version of vLLM, and the steps of each episode.
 
     Raises:
-      InputError: that interpreter cannot play them.
+      InputError: the interpreter cannot play them.
     """
     command = [python, "-m", "jaxserve_vllm.episodes"]
     lines = "".join(json.dumps(asdict(episode)) + "\n" for episode in episodes)
@@ -74,7 +74,7 @@ def vllm_steps(
 
 
 def first_difference(ours: Sequence[ScheduledStep], theirs: Sequence[ScheduledStep]) -> str | None:
-    """The first step that is not the same, in words; None if all are."""
+    """Sentence about the first different step; None if all steps are equal."""
     for i in range(max(len(ours), len(theirs))):
         pair = [json.dumps(steps[i]) if i < len(steps) else "none" for steps in (ours, theirs)]
         if pair[0] != pair[1]:
@@ -86,7 +86,7 @@ def scheduler_agreement() -> list[FidelityRow]:
     """A row for each group of recorded episodes.
 
     Raises:
-      InputError: the record is not of these episodes.
+      InputError: the record belongs to other episodes.
     """
     record = load_json(RECORD)
     rows = []
@@ -108,10 +108,10 @@ def scheduler_agreement() -> list[FidelityRow]:
 
 
 def agrees(seed: int, options: dict[str, bool], episode_digest: str, steps_digest: str) -> bool:
-    """Whether the reference engine schedules in an episode what vLLM's scheduler did.
+    """Whether the reference engine schedules an episode as vLLM's scheduler did.
 
     Raises:
-      InputError: the record is of another episode.
+      InputError: the record belongs to another episode.
     """
     episode = random_episode(seed, **options)
     if digest(asdict(episode)) != episode_digest:
@@ -123,7 +123,7 @@ def agrees(seed: int, options: dict[str, bool], episode_digest: str, steps_diges
 
 
 def record(python: Path) -> None:
-    """Plays every group on vLLM's scheduler, prints what differs, and writes the data file."""
+    """Plays every group on vLLM's scheduler, prints differences, and writes the data file."""
     found: dict[str, Any] = {}
     for group, (count, options) in GROUPS.items():
         episodes = [random_episode(seed, **options) for seed in range(count)]

@@ -1,5 +1,7 @@
-"""Scenarios beyond the built-in tasks: prompts to 65,536 tokens, equal and heavy-tailed outputs,
-three GPUs, and no front end, whose delay would hide errors of short waits.
+"""Scenarios beyond the built-in tasks.
+
+Prompts reach 65,536 tokens, outputs are equal or heavy-tailed, some deployments have three GPUs.
+There is no front end, whose delay would hide errors of short waits.
 
     python -m jaxserve.studies.fidelity.wide_scenarios
 """
@@ -22,7 +24,7 @@ from jaxserve.tasks.replay import TRACE_AGES
 from jaxserve.tasks.spec import Regime, TaskSpec, load_task
 
 CHECK = "fast vs reference, long and uneven"
-"""What the rows are called."""
+"""Name of the comparison."""
 BARS = {
     "throughput": (3.0, "%"),
     "TPOT": (6.0, "%"),
@@ -39,7 +41,7 @@ _LONG = lengths.lognormal(9.2, 0.9, 512, 65_536)
 
 @functools.lru_cache
 def heavy_outputs() -> LengthDistribution:
-    """Nine of ten outputs of 100 tokens, one of 1,200 tokens in the mean, each exponential."""
+    """Mixture of exponential outputs: nine tenths with mean 100 tokens, one tenth with 1,200."""
     probability = (np.arange(20_000) + 0.5) / 20_000
     tokens = [-mean * np.log1p(-probability) for mean in (*[100.0] * 9, 1200.0)]
     return lengths.from_samples(1.0 + np.minimum(np.concatenate(tokens), 8000.0))
@@ -47,7 +49,7 @@ def heavy_outputs() -> LengthDistribution:
 
 @functools.lru_cache
 def wide_specs() -> dict[str, TaskSpec]:
-    """The traffics by name."""
+    """Tasks by name of their traffic."""
     equal = lengths.uniform(400, 400)
     narrow = lengths.lognormal(5.8, 0.15, 16, 2000)
     chat = lengths.lognormal(5.5, 0.5, 16, 2000)
@@ -69,7 +71,7 @@ def wide_grid() -> list[Scenario]:
 
 
 def wide_fidelity() -> list[FidelityRow]:
-    """The whole grid."""
+    """Rows of the whole grid."""
     return fidelity_rows(compare(wide_grid()), BARS, CHECK)
 
 
