@@ -1,9 +1,8 @@
-"""What an episode came to, by one rule for real engines and both simulators, in the GPU's time.
+"""Figures of an episode, by one rule for real engines and both simulators.
 
-A request counts as good if it *ends* inside its objectives before the episode does. Requests that
-are inside them when it ends are undecided, and in no share. TTFT is the
-mean over first tokens inside the episode, ITL the mean over the tokens of requests that ended in
-it.
+A request counts as good if it ends within its objectives and before the episode ends. Requests that
+are within their objectives at the end of the episode are undecided and enter no share. TTFT is the
+mean over first tokens inside the episode; ITL is the mean over tokens of requests that ended in it.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ class Figures:
     """Figures of an episode; NaN where nothing was served."""
 
     goodput_rps: float
-    """requests per second that ended inside their objectives."""
+    """requests per second that ended within their objectives."""
     slo_attainment: float
-    """share of the requests whose fate is known that did."""
+    """share of the decided requests that ended within their objectives."""
     ttft_mean_s: float
     """mean time to first token, s."""
     itl_mean_s: float
     """mean inter-token latency over tokens, s."""
 
     def in_gpu_time(self, time_dilation: float) -> Figures:
-        """Of an episode that was played ``time_dilation`` times as slowly."""
+        """Figures in the GPU's time, of an episode played ``time_dilation`` times as slowly."""
         return dataclasses.replace(
             self,
             goodput_rps=self.goodput_rps * time_dilation,
@@ -48,7 +47,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the requests that a client sent came to; figures as in ``Figures``."""
+    """Summary of the requests of a client; figures as in ``Figures``."""
 
     requests: int
     goodput_rps: float
@@ -59,16 +58,21 @@ class Summary:
     itl_mean_s: float
     errors: int
     late_p99_s: float
-    """of the load generator: how much later than planned requests were sent."""
+    """99th percentile of the load generator's delay in sending a request."""
 
 
 NAMES = tuple(field.name for field in dataclasses.fields(Figures))
 
 
 def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
-    """Of requests that a real server served."""
+    """Figures of requests on a real server.
+
+    Args:
+      outcomes: outcome of every request.
+      seconds: length of the episode.
+    """
     sent_s, ttft_s = _first_tokens(outcomes)
-    # A single token has no time after it.
+    # Requests of a single token have no TPOT.
     tpot_s = np.array([each.tpot_s or 0.0 for each in outcomes])
     tokens = np.array([each.itl_tokens for each in outcomes], np.float64)
     good = np.array([each.good for each in outcomes], bool)
@@ -76,7 +80,12 @@ def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
 
 
 def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
-    """The same with quantiles, and how the client itself did."""
+    """Figures with quantiles, errors and the delay of the client.
+
+    Args:
+      outcomes: outcome of every request.
+      seconds: length of the episode.
+    """
     ttft_s = _in_time(*_first_tokens(outcomes), seconds)
 
     def quantile(values: Array, share: float) -> float:
@@ -95,11 +104,13 @@ def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
 def of_reference(
     log: np.ndarray, good: NDArray[np.bool_], undecided: float, seconds: float
 ) -> Figures:
-    """Of the reference simulator's log.
+    """Figures of the reference simulator's log.
 
     Args:
+      log: ``LOG_DTYPE`` rows.
       good: bool[n], see ``ReferenceEpisode.meets_slo``.
       undecided: requests that had not ended, see ``undecided_at_end``.
+      seconds: length of the episode.
     """
     tokens = log["output_tokens"] - 1.0
     tpot_s = np.where(tokens > 0, log["tpot_s"], 0.0)
@@ -107,7 +118,7 @@ def of_reference(
 
 
 def undecided_at_end(metrics: WindowMetrics) -> float:
-    """Requests that wait or run after the last window and have missed no objective yet.
+    """Number of requests that wait or run after the last window without a missed objective.
 
     Args:
       metrics: leaves [T, ...].
@@ -117,7 +128,7 @@ def undecided_at_end(metrics: WindowMetrics) -> float:
 
 
 def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
-    """Of the fast simulator's windows, leaves [T, ...]."""
+    """Figures of the fast simulator's windows, leaves [T, ...]."""
     good, arrivals, first = (
         float(np.sum(np.asarray(getattr(metrics, name), np.float64)))
         for name in ("good", "arrivals", "first_tokens")
@@ -133,13 +144,13 @@ def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
 
 
 def _first_tokens(outcomes: Sequence[Outcome]) -> tuple[Array, Array]:
-    """float64[n] each: when requests were sent, and their TTFT, NaN without a first token."""
+    """Times of sending and TTFT, float64[n] each; TTFT is NaN without a first token."""
     sent_s = np.array([each.arrival_s + each.late_s for each in outcomes])
     return sent_s, np.array([each.ttft_s for each in outcomes], np.float64)
 
 
 def _in_time(sent_s: Array, ttft_s: Array, seconds: float) -> Array:
-    """TTFT of the first tokens inside the episode."""
+    """TTFT of first tokens inside the episode."""
     return ttft_s[sent_s + ttft_s <= seconds]
 
 
@@ -152,10 +163,10 @@ def _figures(
     undecided: float,
     seconds: float,
 ) -> Figures:
-    """float64[n] each; NaN where something has not happened.
+    """Figures from float64[n] columns; NaN marks events that did not happen.
 
     Args:
-      undecided: requests without a known end, beside the good ones that end after the episode.
+      undecided: requests without a known end, besides good requests that end after the episode.
     """
     first_s = _in_time(sent_s, ttft_s, seconds)
     ended = sent_s + ttft_s + tpot_s * tokens <= seconds
@@ -171,10 +182,13 @@ def _figures(
 
 
 def _mean_of_tail(later: Array) -> float:
-    """Mean from float64[edges], the share that is later than each edge of the histogram.
+    """Mean of a histogram.
 
-    Between two edges the share falls in proportion to the logarithm of time; nothing is later than
-    an octave beyond the last edge.
+    Between two edges the share falls in proportion to the logarithm of time. No first token is
+    later than an octave beyond the last edge.
+
+    Args:
+      later: float64[edges], share that is later than each edge.
     """
     edges = np.concatenate([TTFT_EDGES_S.astype(np.float64), 2.0 * TTFT_EDGES_S[-1:]])
     shares = np.concatenate([later, [0.0]])

@@ -1,6 +1,5 @@
-"""Agents against each other: the evaluation protocol behind ``jaxserve compare``.
+"""Agents against each other: the evaluation protocol of ``jaxserve compare``.
 
-``protocol`` plays everything for one task, in both simulators. ``trained`` supplies the policies,
-``variants`` the setups that they were not trained in. ``intervals`` says how
-sure the numbers are, ``result_tables`` and ``pictures`` show them.
+``protocol`` plays a task in both simulators, with policies from ``trained`` and setups from
+``variants``. ``intervals`` estimates the numbers; ``result_tables`` and ``pictures`` show them.
 """

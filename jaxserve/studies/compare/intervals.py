@@ -1,10 +1,9 @@
-"""How good a training method is, and how sure that is: interquartile means, bootstrap intervals.
+"""Interquartile means over training runs, and their bootstrap intervals.
 
 Follows Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice":
-an agent's runs (training seeds) are summed up by their interquartile mean, and intervals come from
-a percentile bootstrap that is stratified by task. One thing is added: the test episodes are drawn
-anew as well, crossed with the runs, because a policy that was trained once is only as well known
-as the episodes that it played (Owen 2007 for the crossed bootstrap).
+the interquartile mean aggregates an agent's runs (training seeds), and intervals come from a
+percentile bootstrap stratified by task. In addition the bootstrap resamples test episodes, crossed
+with the runs (Owen 2007), because few episodes leave the mean of a single policy uncertain.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from jaxserve.tasks.anchors import Anchors
 
 _RESAMPLES = 2000
 _SEED = 0
-_TIE = 1e-9  # two mean rewards nearer than this are equal
+_TIE = 1e-9  # mean rewards nearer than this are equal
 
 Matrix = NDArray[np.float64]
 """float64[R, E]: a number for each run (training seed) and test episode."""
 
 Aggregate = Callable[..., Any]
-"""Sums runs up along ``axis``."""
+"""Aggregate of runs along ``axis``."""
 
 Scale = Callable[[Any], Any]
-"""Turns the mean of a run into what is aggregated, element by element."""
+"""Element-wise map from the mean of a run to the number that is aggregated."""
 
 Figure = Callable[..., Any]
-"""What sums over a run's episodes come to: takes the sum of every column, float64[..., K]."""
+"""Figure of a run from sums over its episodes, one argument float64[..., K] per column."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,15 @@ class Estimate:
     """A number with its 95 % interval."""
 
     value: float
+    """point estimate."""
     low: float
+    """lower end of the interval."""
     high: float
+    """upper end of the interval."""
 
 
 def iqm(values: NDArray[np.float64], axis: int = -1) -> Any:
-    """Mean without the lowest and the highest quarter (rounded down), along ``axis``."""
+    """Mean along ``axis`` without the lowest and the highest quarter (rounded down)."""
     return stats.trim_mean(values, 0.25, axis=axis)
 
 
@@ -56,15 +58,15 @@ def estimate(
     aggregate: Aggregate = iqm,
     scales: Sequence[Scale] | None = None,
 ) -> Estimate:
-    """An aggregate over all runs of all strata, the same at every call.
+    """An aggregate over all runs of all strata, deterministic.
 
-    A run is its mean over the episodes. Resampling draws runs and episodes of each stratum by
-    themselves; all runs of a stratum keep the same episodes.
+    The mean over the episodes stands for a run. Resampling draws runs and episodes of each stratum
+    separately; all runs of a stratum keep the same episodes.
 
     Args:
       strata: one matrix for each task.
-      aggregate: of runs, along ``axis``: ``iqm`` or ``np.mean``.
-      scales: one for each stratum; the means as they are without.
+      aggregate: aggregate of runs along ``axis``, ``iqm`` or ``np.mean``.
+      scales: scale of each stratum; None leaves means unscaled.
     """
     scales = scales or [_as_it_is] * len(strata)
     drawn = [
@@ -75,20 +77,24 @@ def estimate(
 
 
 def estimate_of_sums(columns: Sequence[NDArray[np.float64]], figure: Figure) -> Estimate:
-    """The ``iqm`` over runs of a figure that is not a mean over episodes: of a ratio of sums, or a
-    quantile of the requests of all episodes. Drawn as by ``estimate``.
+    """The ``iqm`` over runs of a figure that is no mean over episodes.
+
+    Examples are a ratio of sums and a quantile of the requests of all episodes. Resampling is that
+    of ``estimate``.
 
     Args:
-      columns: float64[R, E, ...] each, to be summed over the episodes.
+      columns: float64[R, E, ...] each, summed over the episodes.
+      figure: figure of a run from these sums.
     """
     return _summed_up([_drawn(columns, figure, 0)], iqm)
 
 
 def change(before: Matrix, after: Matrix, scale: Scale) -> Estimate:
-    """How much the scaled means of the same runs moved, over the same episodes: its ``iqm``.
+    """The ``iqm`` over runs of the change of their scaled means, over the same episodes.
 
     Args:
       before, after: float64[R, E] both.
+      scale: scale of the means.
     """
     (first, first_drawn), (second, second_drawn) = (
         _drawn([matrix], _scaled_mean(matrix, scale), 0) for matrix in (before, after)
@@ -103,17 +109,19 @@ def score_scale(anchors: Anchors) -> Scale:
 
 
 def optimality_gap(strata: Sequence[Matrix], scales: Sequence[Scale]) -> Estimate:
-    """How much the runs' scores fall short of 1 on average."""
+    """Mean of 1 less the score over runs, 0 for scores above 1."""
     gaps = [lambda mean, scale=scale: np.maximum(1.0 - scale(mean), 0.0) for scale in scales]
     return estimate(strata, np.mean, gaps)
 
 
 def wins(values: Matrix, other: Matrix) -> Matrix:
-    """1 where a run is better than a single run of another agent on the same episode, 1/2 where
-    they are equal; the mean is the probability of improvement.
+    """Wins of each run against a single run of another agent, episode by episode.
+
+    A win is 1 and a tie 1/2; the mean is the probability of improvement.
 
     Args:
-      other: float64[1, E].
+      values: float64[R, E], mean rewards.
+      other: float64[1, E], mean rewards of the other agent.
     """
     ahead = values - other
     return np.where(np.abs(ahead) <= _TIE, 0.5, ahead > 0.0)
@@ -122,8 +130,10 @@ def wins(values: Matrix, other: Matrix) -> Matrix:
 def _drawn(
     columns: Sequence[NDArray[np.float64]], figure: Figure, stream: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The figure of the runs, float64[R], and of runs drawn with replacement over episodes drawn
-    so, float64[B, R]; equal shapes and streams draw the same."""
+    """The figure of the runs, float64[R], and of B resamples of runs and episodes, float64[B, R].
+
+    Equal shapes and streams draw the same resamples.
+    """
     runs, episodes = columns[0].shape[:2]
     generator = np.random.default_rng([_SEED, stream])
     counts = generator.multinomial(episodes, np.full(episodes, 1.0 / episodes), size=_RESAMPLES)

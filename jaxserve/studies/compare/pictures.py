@@ -1,4 +1,4 @@
-"""Pictures of a comparison: learning curves, score bars, what the policy does where, an episode."""
+"""Pictures of a comparison: learning curves, score bars, policy maps, an episode."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from jaxserve.tasks.anchors import Anchors
 from jaxserve.types import ServeAction
 
 EPISODES = 32
-"""Test episodes that a policy map is made of."""
-_POINTS = 100  # of a learning curve
+"""Test episodes of a policy map."""
+_POINTS = 100  # most points of a learning curve
 _LOADS = 8  # columns of a policy map
-_FEWEST = 5  # windows that a cell of it stands for
+_FEWEST = 5  # least windows of a cell
 
 
 def write_task_pictures(case: Case, policies: Trained) -> None:
-    """``learning.png``, ``policy_map.png`` and ``episode.png`` in the task's directory.
+    """Writes ``learning.png``, ``policy_map.png`` and ``episode.png`` into the task's directory.
 
-    The policy shown is the one that did best on validation episodes.
+    They show the policy that did best on validation episodes.
     """
     setup = case.setup
     keys = episode_keys(EPISODES, "test")
@@ -58,19 +58,19 @@ def write_task_pictures(case: Case, policies: Trained) -> None:
 
 
 def write_scores(results: Sequence[TaskComparison], out: Path) -> None:
-    """``scores.png`` in the directory of all tasks."""
+    """Writes ``scores.png`` into the directory of all tasks."""
     write_atomic(out / "scores.png", png(draw_scores(results)))
 
 
 def png(figure: Figure) -> bytes:
-    """The content of a picture file."""
+    """Content of a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     return buffer.getvalue()
 
 
 def draw_learning(task: str, curve: Curve, anchors: Anchors) -> Figure:
-    """Reward against windows, interquartile mean over training seeds with its 95 % interval."""
+    """Reward over windows: interquartile mean of training seeds with its 95 % interval."""
     windows, reward = _thinned(curve)
     found = [estimate([column[:, None]]) for column in reward.T]
     with mpl.rc_context(STYLE):
@@ -95,7 +95,7 @@ def draw_learning(task: str, curve: Curve, anchors: Anchors) -> Figure:
 
 
 def draw_scores(results: Sequence[TaskComparison]) -> Figure:
-    """Every agent's score with its interval, a panel for each task and one for all of them."""
+    """Scores of all agents with intervals: a panel for each task and one for all tasks."""
     panels = [(result.task, [result]) for result in results]
     if len(results) > 1:
         panels.append(("all tasks", list(results)))
@@ -115,7 +115,7 @@ def draw_scores(results: Sequence[TaskComparison]) -> Figure:
 
 
 def draw_policy_map(setup: TaskSetup, played: Rollout, regimes: Sequence[str]) -> Figure:
-    """Mean of every active knob by regime and by the arrivals that the policy had just seen."""
+    """Mean of every active knob by regime and by arrivals of the window before."""
     knobs = active_knobs(setup.env)
     load = np.asarray(played.timesteps.observation.request_arrival_rate)[:, :-1]
     regime = np.asarray(played.timesteps.metrics.regime)[:, 1:] % len(regimes)
@@ -139,7 +139,7 @@ def draw_policy_map(setup: TaskSetup, played: Rollout, regimes: Sequence[str]) -
 
 
 def _thinned(curve: Curve) -> tuple[NDArray[np.float64], Matrix]:
-    """At most ``_POINTS`` points, each the mean of as many updates."""
+    """At most ``_POINTS`` points of a curve, each the mean of equally many updates."""
     size = -(-len(curve.windows) // _POINTS)
     count = len(curve.windows) // size
     reward = curve.reward[:, : count * size].reshape(len(curve.reward), count, size)
@@ -159,7 +159,7 @@ def _bars(axis: Axes, title: str, found: Mapping[str, Estimate]) -> None:
 
 
 def _chosen(actions: ServeAction, knob: str) -> NDArray[np.float64]:
-    """float[E, T - 1]; batch caps in octaves, of which a mean makes sense."""
+    """Values of a knob, float[E, T - 1]; batch caps in octaves, whose mean is meaningful."""
     values = np.asarray(getattr(actions, knob), np.float64)[:, 1:]
     return np.log2(values) if KNOB_FIELDS[knob].octaves else values
 
@@ -171,7 +171,7 @@ def _cell_means(
     rows: int,
     columns: int,
 ) -> NDArray[np.float64]:
-    """float64[rows, columns]: means by cell, NaN where there are few values."""
+    """Means by cell, float64[rows, columns]; NaN with few values."""
     cell = (row * columns + column).ravel()
     count = np.bincount(cell, minlength=rows * columns)
     total = np.bincount(cell, values.ravel(), minlength=rows * columns)

@@ -1,4 +1,4 @@
-"""The evaluation protocol of a task: which agents play where, on which episodes.
+"""The evaluation protocol of a task: its agents, variants and episodes.
 
 All agents play the same held-out test episodes. PPO plays them once for every training seed.
 """
@@ -50,23 +50,29 @@ from jaxserve.tasks.anchors import Anchors, load_anchors
 from jaxserve.tasks.spec import TaskSpec
 
 REFERENCE_EPISODES = 16
-"""Episodes in the reference simulator, which takes seconds for each."""
+"""Episodes in the reference simulator, each of which takes seconds."""
 _BASELINES = ("random", "default", "best_static", "heuristic")
 _ELSEWHERE = ("default", "best_static", "heuristic")
 RETUNED = "retuned_static"
-"""Name of the agent whose knobs are constant and were searched in the variant that it plays."""
+"""Name of the agent with the best constant knobs of the variant, searched there."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be compared on a task. All of it was checked."""
+    """Checked inputs of a comparison on a task."""
 
     setup: TaskSetup
+    """task and environment."""
     anchors: Anchors
+    """mean rewards that scores are measured by."""
     run: TrainingRun
+    """training run of PPO, finished or not."""
     variants: tuple[Variant, ...]
+    """variants of the task."""
     episodes: int
+    """test episodes of every policy."""
     directory: Path
+    """directory of the task's results."""
 
 
 def prepare(
@@ -79,14 +85,16 @@ def prepare(
     hardware: str,
     trace: Path | None,
 ) -> Case:
-    """Checks all that can be wrong before the long work starts.
+    """Checks all arguments before the long work starts.
 
     Args:
-      out: where results and runs of all tasks are kept, in a directory for each.
-      seeds: policies that are trained, or that a run in ``out`` must have.
-      steps: control windows that each plays, ``STEPS`` if None; if given, a run in ``out`` must
-        have as many.
-      episodes, hardware, trace: see ``evaluate`` and ``variants``.
+      task: name or alias of a task, or path of a task file.
+      out: directory of results and runs, with a directory for each task.
+      seeds: number of trained policies; a run in ``out`` must have the same.
+      steps: control windows of each policy, ``STEPS`` if None; if given, a run in ``out`` must
+        have the same.
+      episodes: test episodes, see ``evaluate``.
+      hardware, trace: see ``variants``.
 
     Raises:
       InputError: an argument is wrong, the task has no anchors, or a run in ``out`` does not fit.
@@ -107,11 +115,11 @@ def prepare(
 def compare_task(
     case: Case, progress: Progress | None = None
 ) -> tuple[TaskComparison, Trained, bool]:
-    """Trains the policies that are not trained yet, and lets all agents play.
+    """Trains policies if necessary, and plays all agents.
 
     Returns:
-      what was found, the policies, and whether the results were those of an earlier call with the
-      same policies.
+      the comparison, the policies, and whether an earlier call with the same policies had stored
+      the comparison.
 
     Raises:
       InputError: as ``trained``.
@@ -138,7 +146,7 @@ def compare_task(
 
 
 def _about(case: Case, policies: Trained) -> dict[str, Any]:
-    """Everything that the results depend on, but the code."""
+    """All inputs of the results except the code."""
     run = case.run
     anchors = {name: getattr(case.anchors, name) for name in ("random", "best_static", "oracle")}
     return {
@@ -162,7 +170,7 @@ def _about(case: Case, policies: Trained) -> dict[str, Any]:
 def _own_plays(
     case: Case, policies: Trained, progress: Progress | None
 ) -> dict[str, PlayedEpisodes]:
-    """Plays of all agents on the task itself."""
+    """Episodes of all agents on the task itself."""
     setup = case.setup
     agents: dict[str, Sequence[Policy]] = {
         name: [build_agent(name, setup, progress)] for name in (*_BASELINES, *PRIVILEGED_AGENTS)
@@ -174,7 +182,7 @@ def _own_plays(
 def _played_variant(
     case: Case, variant: Variant, policies: Trained, progress: Progress | None
 ) -> VariantPlays:
-    """Plays of a variant: by agents that were tuned on the task, and by ``RETUNED``."""
+    """Episodes in a variant, of agents tuned on the task and of ``RETUNED``."""
     if variant.setup is None:
         return VariantPlays(variant.name, {}, variant.reason)
     agents: dict[str, Sequence[Policy]] = {
@@ -189,7 +197,7 @@ def _played_variant(
 
 
 def _reference(case: Case, policies: Trained, progress: Progress | None) -> dict[str, Matrix]:
-    """Mean rewards of the same episodes in the reference simulator, a row for each seed of PPO."""
+    """Mean rewards in the reference simulator, by agent; a row for each seed of PPO."""
     agents = {name: build_agent(name, case.setup) for name in _ELSEWHERE}
     found = reference_objectives(
         case.setup.spec,
@@ -207,10 +215,15 @@ def reference_objectives(
     episodes: int,
     progress: StageProgress | None = None,
 ) -> NDArray[np.float64]:
-    """float64[P, E]: mean reward per window of each policy on the first test episodes.
+    """Mean reward per window in the reference simulator, float64[P, E].
+
+    The reference simulator faces the same requests under the same key, on all cores.
 
     Args:
-      progress: called with episodes done and episodes in all.
+      spec: task.
+      policies: P policies.
+      episodes: number of test episodes, from the first.
+      progress: called with the number of finished and of all episodes.
     """
     jobs = [(spec, policy, seed) for policy in policies for seed in range(episodes)]
     found = map_in_processes(_objective, jobs, progress=progress)
@@ -224,8 +237,10 @@ def _objective(spec: TaskSpec, policy: Policy, seed: int) -> float:
 
 
 def in_company(policies: Sequence[Policy]) -> list[Policy]:
-    """The policies in one program with all kinds that are compared, so that the task, its variants
-    and its pictures share it."""
+    """The policies in one program with all compared kinds of policies.
+
+    The task, its variants and its pictures share the compiled program.
+    """
     return in_one_program([*policies, RandomPolicy(), HeuristicPolicy()])[: len(policies)]
 
 
@@ -248,7 +263,7 @@ def _plays(
 
 
 def _play(runs: Sequence[EpisodeStatistics]) -> PlayedEpisodes:
-    """Statistics of one agent, a row for each of its runs."""
+    """Statistics of one agent, a row for each run."""
 
     def stacked(name: str) -> NDArray[np.float64]:
         return np.stack([each.sums.column(name) for each in runs])

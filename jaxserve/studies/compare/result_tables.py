@@ -1,4 +1,4 @@
-"""A comparison as tables: Markdown for the documentation, and the same for the terminal."""
+"""Tables of a comparison, for the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ _SUMMED_UP = ("default", "best_static", "heuristic", *PRIVILEGED_AGENTS, LEARNT)
 
 
 def markdown(results: Sequence[TaskComparison], command: str) -> str:
-    """The whole document; its first table is the summary.
+    """The Markdown page; its first table is the summary.
 
     Args:
-      command: what wrote it.
+      results: comparison of each task.
+      command: command that writes the page.
     """
     parts = [
         "# Results\n",
@@ -57,7 +58,7 @@ def markdown(results: Sequence[TaskComparison], command: str) -> str:
 def command_text(
     task: str, seeds: int, steps: int | None, episodes: int, hardware: str, trace: Path | None
 ) -> str:
-    """The command that makes a comparison, without the places where it wrote."""
+    """The command of a comparison, without its output paths."""
     options = [f"--seeds {seeds}", f"--episodes {episodes}", f"--hardware {hardware}"]
     if steps is not None:
         options.append(f"--steps {steps}")
@@ -67,7 +68,7 @@ def command_text(
 
 
 def summary(results: Sequence[TaskComparison]) -> TextTable:
-    """Every agent's score on every task, and over all tasks."""
+    """Scores of all agents on every task and over all tasks."""
     rows = [_summary_row(result.task, [result]) for result in results]
     if len(results) > 1:
         rows.append(_summary_row("all tasks", results))
@@ -76,7 +77,7 @@ def summary(results: Sequence[TaskComparison]) -> TextTable:
 
 
 def task_tables(result: TaskComparison) -> tuple[TextTable, ...]:
-    """The task itself, its variants, the reference simulator."""
+    """Tables of the task itself, its variants and the reference simulator."""
     tables = [_own_table(result)]
     if any(variant.plays for variant in result.variants):
         tables.append(_variant_table(result))
@@ -84,12 +85,12 @@ def task_tables(result: TaskComparison) -> tuple[TextTable, ...]:
 
 
 def label(agent: str) -> str:
-    """An agent's name as it is shown; a star marks those that see the simulator's state."""
+    """Displayed name of an agent; a star marks agents that see the simulator's state."""
     return agent.replace("_", " ") + ("*" if agent in PRIVILEGED_AGENTS else "")
 
 
 def scores(results: Sequence[TaskComparison], agent: str) -> Estimate:
-    """Interquartile mean over the runs on all of the tasks."""
+    """Interquartile mean of an agent's scores over the runs on all tasks."""
     return estimate(
         [result.plays[agent].objective for result in results],
         scales=[score_scale(result.anchors) for result in results],
@@ -97,7 +98,7 @@ def scores(results: Sequence[TaskComparison], agent: str) -> Estimate:
 
 
 def gain(plays: Mapping[str, PlayedEpisodes], agent: str) -> Matrix:
-    """float64[R, E]: mean reward above that of the best static setting in the same episode."""
+    """Mean reward above the best static setting in the same episode, float64[R, E]."""
     return plays[agent].objective - plays[STATIC].objective
 
 
@@ -158,7 +159,7 @@ def _own_table(result: TaskComparison) -> TextTable:
 
 
 def _ttft(play: PlayedEpisodes, probability: float, factor: float, digits: int) -> str:
-    """Of the requests of all episodes."""
+    """Cell with a TTFT quantile of the requests of all episodes."""
 
     def quantile(count: Any, exceeded: Any) -> Any:
         return factor * ttft_quantiles(count, exceeded, probability)

@@ -1,4 +1,4 @@
-"""What a comparison found on a task, and the JSON that it is kept in."""
+"""Results of a comparison on a task, and their JSON form."""
 
 from __future__ import annotations
 
@@ -19,59 +19,62 @@ RESULTS_VERSION = 2
 
 @dataclass(frozen=True)
 class PlayedEpisodes:
-    """One agent in one setup; float64[R, E], a row for each training seed (one row without).
+    """Episodes of one agent in one setup; float64[R, E], with a row for each training seed.
 
-    All but the first and the last are sums over an episode, see
+    All fields but the first and the last are sums over an episode, see
     ``jaxserve.evaluation.episode_statistics.EpisodeSums``.
     """
 
     objective: Matrix
-    """mean reward per window."""
+    """mean reward of a window."""
     good: Matrix
     """requests that met all their SLOs."""
     decided: Matrix
-    """requests whose fate is known."""
+    """requests that met or missed an SLO."""
     first_tokens: Matrix
     """requests that got their first token."""
     ttft_exceeded: NDArray[np.float64]
-    """[R, E, S], first tokens later than each edge of the histogram."""
+    """float64[R, E, S], first tokens later than each edge of the histogram."""
     changes_per_minute: Matrix
-    """knobs that were turned from one window to the next."""
+    """number of knob changes in a minute."""
 
 
 @dataclass(frozen=True)
 class VariantPlays:
-    """What agents did in a variant of the task, see ``jaxserve.studies.compare.variants``."""
+    """Episodes in a variant of the task, see ``jaxserve.studies.compare.variants``."""
 
     name: str
+    """name of the variant."""
     plays: Mapping[str, PlayedEpisodes]
-    """by agent; empty where the variant was left out."""
+    """episodes by agent; empty if the variant is left out."""
     reason: str = ""
-    """why it was left out."""
+    """reason to leave the variant out."""
 
 
 @dataclass(frozen=True)
 class TaskComparison:
-    """A task: every agent in the task itself, in its variants, in the reference simulator."""
+    """All agents in a task, in its variants and in the reference simulator."""
 
     about: Mapping[str, Any]
-    """what was compared: task, version, seeds, windows, episodes, digest of the weights and so on;
-    results with equal entries need not be computed again."""
+    """inputs: task, version, seeds, windows, episodes, digest of the weights and others; equal
+    inputs have equal results."""
     anchors: Anchors
+    """mean rewards that scores are measured by."""
     plays: Mapping[str, PlayedEpisodes]
-    """in the task itself, by agent."""
+    """episodes in the task itself, by agent."""
     variants: tuple[VariantPlays, ...]
+    """episodes in the variants."""
     reference: Mapping[str, Matrix]
     """mean rewards in the reference simulator on the first of the episodes, by agent."""
 
     @property
     def task(self) -> str:
-        """Its name."""
+        """Name of the task."""
         return self.about["task"]
 
 
 def to_data(result: TaskComparison) -> dict[str, Any]:
-    """As plain JSON data, without the anchors, which are in ``data/anchors``."""
+    """JSON data of a comparison, without its anchors, which are in ``data/anchors``."""
     return {
         "about": dict(result.about),
         "plays": _plays_data(result.plays),
@@ -87,7 +90,7 @@ def from_data(data: Mapping[str, Any], anchors: Anchors) -> TaskComparison:
     """The inverse of ``to_data``.
 
     Raises:
-      InputError: it is not what ``to_data`` returns.
+      InputError: ``data`` is no result of ``to_data``.
     """
     try:
         return TaskComparison(
@@ -105,7 +108,7 @@ def from_data(data: Mapping[str, Any], anchors: Anchors) -> TaskComparison:
 
 
 def to_json(results: Sequence[TaskComparison]) -> bytes:
-    """A JSON text with every run's and episode's numbers."""
+    """JSON text with the numbers of every run and episode."""
     data = {"spec_version": RESULTS_VERSION, "tasks": [to_data(result) for result in results]}
     return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
 

@@ -1,4 +1,4 @@
-"""The policies of a training run, one for each seed; the run is made, continued or found."""
+"""Policies of a training run, one for each seed; the run is started, resumed or found."""
 
 from __future__ import annotations
 
@@ -35,61 +35,67 @@ LEARNING_RATE = 2e-3
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """Where a training run is or will be, and how it trains."""
+    """Directory and options of a training run, which may not exist yet."""
 
     directory: Path
+    """directory of the run."""
     config: PPOConfig
+    """options of PPO."""
     seeds: Seeds
+    """seed of each policy."""
 
     @property
     def exists(self) -> bool:
-        """Whether it has begun."""
+        """Whether the run has begun."""
         return has_run(self.directory)
 
     @property
     def finished(self) -> bool:
-        """Whether it has come to its end."""
+        """Whether the run has written its weights."""
         return (self.directory / "weights.json").is_file()
 
     @property
     def windows(self) -> int:
-        """Windows that each seed plays."""
+        """Control windows of each seed."""
         return self.config.updates * self.config.windows
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run."""
+    """Policies of a finished run."""
 
     run: TrainingRun
+    """run of the policies."""
     policies: tuple[NetworkPolicy, ...]
-    """one for each seed."""
+    """policy of each seed."""
     chosen: NetworkPolicy
-    """the one of them that did best on validation episodes, which users get."""
+    """best policy on validation episodes, whose weights users get."""
     digest: str
-    """of its weights."""
+    """digest of the weights."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How a run learnt."""
+    """Learning curve of a run."""
 
     windows: NDArray[np.float64]
-    """float64[U], windows played by each seed."""
+    """float64[U], control windows of each seed so far."""
     reward: NDArray[np.float64]
-    """float64[R, U], mean reward of an update's windows, of policies that still explore."""
+    """float64[R, U], mean reward of an update's windows, of exploring policies."""
 
 
 def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -> TrainingRun:
-    """The run that is in ``directory``, or else one like that of ``jaxserve train`` without
-    options.
+    """The run in ``directory``, or else a new run with the defaults of ``jaxserve train``.
 
     Args:
-      steps: control windows that each seed plays, ``STEPS`` if None; if given, a run that is found
-        must have as many.
+      directory: directory of the run.
+      setup: task and environment.
+      seeds: number of policies.
+      steps: control windows of each seed, ``STEPS`` if None; if given, an existing run must have
+        the same.
 
     Raises:
-      InputError: a number is out of range, or the run there is another task's or has other numbers.
+      InputError: a number is out of range, or the existing run has another task or other numbers.
     """
     config = check_run(
         steps=STEPS if steps is None else steps,
@@ -119,10 +125,10 @@ def plan_run(directory: Path, setup: TaskSetup, seeds: int, steps: int | None) -
 
 
 def trained(setup: TaskSetup, run: TrainingRun, progress: Progress | None = None) -> Trained:
-    """The run's policies, after the training that is still to do.
+    """Trains the rest of the run, if any, and loads its policies.
 
     Raises:
-      InputError: the run does not fit the task, or what it left cannot be read.
+      InputError: the run does not fit the task, or its files cannot be read.
       jaxserve.learning.training.Interrupted: by Ctrl-C, after a checkpoint.
     """
     if not run.finished:
@@ -142,7 +148,7 @@ def trained(setup: TaskSetup, run: TrainingRun, progress: Progress | None = None
 
 
 def learning_curve(run: TrainingRun) -> Curve:
-    """The rewards in the run's ``metrics.csv``."""
+    """Learning curve from the run's ``metrics.csv``."""
     rows = read_metrics(run.directory, run.config.updates, run.seeds)
     reward = np.array([row["reward"] for row in rows]).reshape(-1, len(run.seeds)).T
     windows = np.array([row["windows"] for row in rows[:: len(run.seeds)]], float)
@@ -150,7 +156,7 @@ def learning_curve(run: TrainingRun) -> Curve:
 
 
 def _final_policies(setup: TaskSetup, run: TrainingRun) -> tuple[NetworkPolicy, ...]:
-    """From the last checkpoint: a run writes the weights of its best seed only."""
+    """Policies of all seeds from the last checkpoint; ``weights.npz`` has only the best one."""
     learner, seeds = Learner.create(setup.training_env, run.config), np.array(run.seeds)
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(

@@ -1,7 +1,7 @@
 """Variants of a task that no policy was trained in: other bursts, another GPU, recorded traffic.
 
-Scores belong to a task as it is. In a variant counts what an agent gains on the best static setting
-of the task, replayed in the same episodes.
+Scores are defined for the task itself only. In a variant the measure is the gain on the task's best
+static setting, replayed in the same episodes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jaxserve.tasks.spec import Regime
 
 BURST_SCALES = (0.7, 1.5)
 RANDOMISATION = 0.2
-"""Half-width of the log-uniform slowness of the other GPU, drawn anew for each episode."""
+"""Half-width of the log-uniform slowness of the other GPU, drawn for each episode."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,20 @@ class Variant:
     """A task with one thing changed."""
 
     name: str
+    """name of the variant."""
     setup: TaskSetup | None
-    """None where there is no such variant."""
+    """changed task; None if the task has no such variant."""
     reason: str = ""
-    """why there is none."""
+    """reason why the task has no such variant."""
 
 
 def variants(setup: TaskSetup, hardware: str, trace: Path | None) -> tuple[Variant, ...]:
     """All variants of a task.
 
     Args:
-      hardware: the other GPU.
-      trace: recorded traffic; None leaves it out.
+      setup: task and environment.
+      hardware: name of the other GPU.
+      trace: recorded traffic; None leaves this variant out.
 
     Raises:
       InputError: the GPU is unknown, or the trace cannot be read.
@@ -62,7 +64,7 @@ def _other_bursts(setup: TaskSetup, scale: float) -> Variant:
 
 def _other_hardware(setup: TaskSetup, hardware: str) -> Variant:
     spec = setup.spec
-    name = load_gpu(hardware).name  # an unknown one is a mistake, not a GPU without a table
+    name = load_gpu(hardware).name  # an unknown name is an error, unlike a GPU without a table
     if name == load_gpu(spec.hardware).name:
         return Variant(name, None, "it is the task's own GPU")
     try:
@@ -82,10 +84,10 @@ def _recorded(setup: TaskSetup, trace: Path | None) -> Variant:
     own = {"name": first.name, "prompt": first.prompt, "output": first.output, "bins": first.bins}
     kinds = {dataclasses.replace(stream, **own) for stream in spec.streams}
     if len(kinds) > 1:
-        load_trace(trace)  # one that cannot be read is a mistake, whoever replays it
+        load_trace(trace)  # an unreadable trace is an error on every task
         reason = f"a trace does not say which of its {len(kinds)} kinds a request is of"
         return Variant(name, None, reason)
-    # Streams that differ in lengths alone are one kind, which takes the trace's lengths.
+    # Streams that differ only in lengths are one kind, which takes the trace's lengths.
     one = dataclasses.replace(spec, streams=(first,))
     return _variant(dataclasses.replace(setup, spec=one), name, trace=trace)
 

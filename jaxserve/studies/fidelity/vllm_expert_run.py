@@ -2,7 +2,7 @@
 
 The run (casys-kaist/LLMServingSim, commit 5daddb2) is of vLLM 0.19 with Qwen3-30B-A3B on two RTX
 PRO 6000. Each attends for requests of its own, and the two share the experts. A profile of the
-kernels accompanies the log. Both engines step together: the reference engine has the limits of both, and a
+kernels accompanies the log. Both engines step together: the reference engine has both limits, and a
 step ends with the busier engine. The number of experts in a step follows from the spread of routing
 fitted to other servers (``served_fit``).
 """

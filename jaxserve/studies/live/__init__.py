@@ -1,1 +1,1 @@
-"""Agents that were made in the simulator on a real engine, beside what it predicts of them."""
+"""Agents trained in the simulator, on a real engine and as the simulators predict them."""

@@ -1,6 +1,6 @@
-"""The task of a deployment, its latency table, and the agents made for it in the simulator.
+"""Task and latency table of a deployment, and its agents from the simulator.
 
-Everything is kept in the folder of the server and used again; nothing is made twice.
+The folder of the server keeps every file, and later calls use the files again.
 """
 
 from __future__ import annotations
@@ -47,30 +47,33 @@ _LEARNING_RATE = 2e-3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A deployment with the agents that were made for it."""
+    """A deployment and its agents."""
 
     setup: TaskSetup
-    """of the live task."""
+    """live task and environment."""
     cost: CostModel
-    """iteration times of the deployment, as the simulators have them."""
+    """iteration times of the deployment in the simulators."""
     policies: Mapping[str, Policy]
-    """by the names of ``Server.agents``."""
+    """policies by the names in ``Server.agents``."""
     static: Mapping[str, float]
     """knobs of the best static setting."""
     calibration: tuple[str, ...]
-    """sentences of the calibration; none where the table is the known one."""
+    """sentences of the calibration; none for a known table."""
 
 
 async def live_task(
     server: Server, running: Running, folder: Path, calibration: Calibration | None
 ) -> Path:
-    """The task file for the running deployment; dilated as the deployment is.
+    """Writes the task file of the running deployment, with the deployment's time dilation.
 
     Args:
-      calibration: what the table was measured at; None where its times are known.
+      server: server of the study.
+      running: addresses of the deployment.
+      folder: folder of the server.
+      calibration: measurements behind the table; None for a known table.
 
     Raises:
-      InputError: the deployment does not answer, or is not the one of an earlier call.
+      InputError: the deployment does not answer, or differs from that of an earlier call.
     """
     base = dilated_task(server.task, server.time_dilation)
     async with GatewayClient(running.control_url) as gateway:
@@ -88,10 +91,14 @@ async def live_task(
 
 
 def table(server: Server, running: Running, folder: Path, known: bool, progress: Progress) -> Path:
-    """The latency table of the deployment: calibrated, or the one that is known.
+    """Writes the latency table of the deployment, calibrated or known.
 
     Args:
-      known: whether the engine's times are those of the cost model by construction.
+      server: server of the study.
+      running: addresses of the deployment.
+      folder: folder of the server.
+      known: whether the engine takes its times from the cost model.
+      progress: called during the calibration.
 
     Raises:
       InputError: see ``calibrate``.
@@ -105,7 +112,7 @@ def table(server: Server, running: Running, folder: Path, known: bool, progress:
         made = dilated_table(spec.hardware, spec.model, group, server.time_dilation)
     else:
         deployed = Deployed(spec.hardware, spec.model, group)
-        # On a host that computes, gateway and clients take time from the engine.
+        # On the host's own cores, gateway and clients slow the engine down.
         gateway_url = running.gateway_url if server.computes else None
         target = Target(running.engine_url, gateway_url=gateway_url)
         report = calibrate(target, server.calibration, deployed, progress)
@@ -119,7 +126,7 @@ def table(server: Server, running: Running, folder: Path, known: bool, progress:
 def prepare(
     study: Study, server: Server, task: Path, table: Path, folder: Path, progress: Progress
 ) -> Prepared:
-    """Searches and trains what is not there yet.
+    """Searches and trains the agents that the folder lacks.
 
     Raises:
       InputError: a file of an earlier call does not fit, or training diverges.
@@ -158,7 +165,7 @@ def prepare(
 
 
 def _best_static(setup: TaskSetup, path: Path, progress: Progress) -> dict[str, float]:
-    """All knobs of the best static setting in the simulator, on training episodes."""
+    """Knobs of the best static setting in the simulator, on training episodes."""
     env = setup.env
     if not path.is_file():
         found = find_best_static(setup, progress).setting

@@ -1,9 +1,9 @@
-"""Slower time: a device whose steps take ``factor`` times as long, and the task as it sees it.
+"""Time dilation: a device whose steps take ``factor`` times as long, and its dilated task.
 
-A host may need longer for a token than the device that is emulated on it. So the device is slowed
-down, and with it all that the task says of time: then the same requests in the same order meet the
-same device, and only the clock differs. Nothing of the simulators knows of it. (Stays in a traffic
-regime are rounded to whole seconds of the deployment's clock.)
+A host may need longer for a token than the device it emulates. Dilation slows down the device and
+all times of the task: the same requests meet the same device in the same order, on a slower clock.
+The simulators know nothing of dilation. (Stays in a traffic regime are rounded to whole seconds of
+the deployment's clock.)
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SLOWER_WITH_BURSTS = ("burst_start_per_s", "burst_stop_per_s")
 
 
 def dilated_task(content: Mapping[str, Any], factor: float) -> dict[str, Any]:
-    """The content of a task file for a device that is ``factor`` times as slow.
+    """Content of a task file for a device that is ``factor`` times as slow.
 
-    Times that the file leaves out are written down, since their defaults would not be dilated.
+    Times missing in the file are added, because their defaults would not be dilated.
 
     Raises:
-      InputError: its traffic is a recording, whose times are in a file of its own.
+      InputError: the traffic is a recording, whose times are in another file.
     """
     if "trace" in content:
         raise InputError(f"a task that replays {content['trace']!r} cannot be dilated")
@@ -56,7 +56,7 @@ def dilated_task(content: Mapping[str, Any], factor: float) -> dict[str, Any]:
 
 
 def dilated_cost(cost: CostModel, factor: float) -> CostModel:
-    """Iteration times ``factor`` times as long."""
+    """Cost model with ``factor`` times the iteration times."""
     changed = _longer(cost, factor)
     if cost.beyond is not None:
         lines = tuple(
@@ -70,7 +70,7 @@ def dilated_cost(cost: CostModel, factor: float) -> CostModel:
 
 
 def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
-    """Fields that are seconds, or seconds per something, by their names."""
+    """Fields in seconds or seconds per unit, dilated, by name."""
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(constants):
         if field.name.endswith("_s") or "_s_per_" in field.name:
@@ -84,10 +84,10 @@ def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
 
 
 def dilated_table(hardware: str, model: str, tensor_parallel: int, factor: float) -> TableFile:
-    """The table of a model on a GPU that is ``factor`` times as slow.
+    """Latency table of a model on a GPU that is ``factor`` times as slow.
 
     Raises:
-      InputError: an unknown name, or a model that does not fit.
+      InputError: a name is unknown, or the model does not fit on the GPU.
     """
     known = build(hardware, model, tensor_parallel=tensor_parallel).metadata
     slow = dataclasses.replace(known, cost_model=dilated_cost(known.cost_model, factor))

@@ -1,4 +1,4 @@
-"""One agent on one test episode of a real deployment: operated, while the traffic is sent."""
+"""A test episode of an agent: measured on a real deployment, and predicted by both simulators."""
 
 from __future__ import annotations
 
@@ -37,40 +37,43 @@ from jaxserve.spaces import make_action
 from jaxserve.studies.live.agents import Prepared
 from jaxserve.studies.live.servers import Running
 
-_FIRST_LEASE_WINDOWS = 10.0  # outlives the wait for the controller's first command
+_FIRST_LEASE_WINDOWS = 10.0  # lease of the first knobs, until the controller's first command
 _PATIENCE_SHARE = 0.5
-_LOOK_S = 0.001
+_POLL_S = 0.001
 _LENIENT = Rules(share=0.0, recover=1)
-"""An agent is measured as it is: it keeps the wheel even where goodput is low, and gets it back in
-the first window without a fault."""
+"""Rules that measure an agent as it is: low goodput is no reason to fall back, and the agent
+resumes control in the first window without a fault."""
 
 
 @dataclass(frozen=True)
 class MeasuredEpisode:
-    """What was measured of one agent in one repeat."""
+    """Measurements of one agent in one repeat."""
 
     agent: str
+    """name of the agent."""
     repeat: int
     """seed of the test episode."""
     outcomes: tuple[Outcome, ...]
+    """outcome of every request."""
     seconds: float
     """length of the episode, on the deployment's clock."""
     windows: int
+    """control windows of the episode."""
     steered: int
-    """windows in which the agent, and not the setting to fall back to, was in force."""
+    """windows under the agent's knobs instead of the fallback setting."""
     load: float
-    """of the machine, processes that ran or waited in the minute before the end."""
+    """load average of the machine over the minute before the end."""
 
     def to_json(self) -> dict[str, Any]:
-        """As ``from_json`` reads it."""
+        """JSON data that ``from_json`` reads."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, path: Path) -> MeasuredEpisode:
-        """A file of an earlier call.
+        """Reads the file of an earlier call.
 
         Raises:
-          InputError: it is damaged.
+          InputError: the file is damaged.
         """
         fields = [field.name for field in dataclasses.fields(cls)]
         item = checks.JsonObject(read_json(path, str(path)), str(path), fields)
@@ -91,17 +94,19 @@ class MeasuredEpisode:
 
 @dataclass(frozen=True)
 class PredictedEpisode:
-    """An episode in both simulators, on the deployment's clock."""
+    """Figures of an episode in both simulators, on the deployment's clock."""
 
     fast: Figures
+    """figures of the fast simulator."""
     reference: Figures
+    """figures of the reference simulator."""
 
     @classmethod
     def from_json(cls, path: Path) -> PredictedEpisode:
-        """A file of an earlier call.
+        """Reads the file of an earlier call.
 
         Raises:
-          InputError: it is damaged.
+          InputError: the file is damaged.
         """
         fields = [field.name for field in dataclasses.fields(cls)]
         item = checks.JsonObject(read_json(path, str(path)), str(path), fields)
@@ -109,7 +114,7 @@ class PredictedEpisode:
 
 
 def sent_requests(setup: TaskSetup, repeat: int) -> list[Request]:
-    """The very requests of a repeat, which the simulators face under the same key."""
+    """Requests of a repeat; the simulators face the same requests under the same key."""
     return episode_traffic(setup.env, episode_key(repeat, "test"), int(setup.env.horizon))
 
 
@@ -121,17 +126,21 @@ async def play_episode(
     log: Path,
     ended: Callable[[int, int], None],
 ) -> MeasuredEpisode:
-    """Operates a deployment that is idle, from its first window to the last answer.
+    """Operates an idle deployment from the first window of an episode to the last answer.
 
-    The load generator and the controller have threads and event loops of their own, so that
-    neither waits for the other.
+    The load generator and the controller have separate threads and event loops, so that neither
+    waits for the other.
 
     Args:
-      log: of the controller, written anew.
-      ended: told how many requests are over, and how many there are.
+      prepared: deployment and agents.
+      agent: name of the agent.
+      repeat: seed of the test episode.
+      running: addresses of the deployment.
+      log: log of the controller, overwritten.
+      ended: called with the number of finished and of all requests.
 
     Raises:
-      InputError: the deployment cannot be reached, or is not that of the task.
+      InputError: the deployment cannot be reached, or differs from the task's.
     """
     setup, env = prepared.setup, prepared.setup.env
     policy, windows = prepared.policies[agent], int(env.horizon)
@@ -164,9 +173,9 @@ async def play_episode(
     async with EngineClient(Target(running.gateway_url)) as client:
         await prompts.learn(client)
         operating = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(operate())))
-        # Before the first window everything is compiled, which takes seconds.
+        # Compilation before the first window takes seconds.
         while not begun.is_set() and not operating.done():
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
         if operating.done():
             operating.result()
         outcomes = await play(client, env, setup.spec, requests, prompts, count)
@@ -185,8 +194,10 @@ async def play_episode(
 async def _first_action(
     setup: TaskSetup, policy: Policy, repeat: int, gateway: GatewayClient
 ) -> None:
-    """Puts the knobs that the policy chooses before the first window, as in the simulators; what a
-    policy remembers begins with the window after it."""
+    """Sets the policy's knobs for the first window, as the simulators do.
+
+    The memory of a policy begins with the next window.
+    """
     env, key = setup.env, episode_key(repeat, "test")
     _, start = env.reset(key)
     action, _ = policy.act(env, policy.init(env), start.observation, policy_key(key, 0))

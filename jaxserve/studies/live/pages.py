@@ -1,4 +1,4 @@
-"""The tables of a study, for the terminal and for docs/live_results.md."""
+"""Tables of a study, for the terminal and for docs/live_results.md."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SECTION = "\n## "
 
 
 def server_table(result: ServerResult) -> TextTable:
-    """What was measured of every agent, and below it what the simulators said."""
+    """Measured figures of every agent, each followed by the simulators' predictions."""
     rows = []
     for each in result.agents:
         cells = [_measured(each.interval(name), factor) for _, name, factor in _COLUMNS]
@@ -53,7 +53,7 @@ def server_table(result: ServerResult) -> TextTable:
 
 
 def sentences(result: ServerResult) -> list[str]:
-    """The findings, each with the figure that it rests on."""
+    """Sentences on the findings, each with its figure."""
     gain = result.gain("ppo", "best_static")
     verdict = "above" if result.repeats > 1 and gain.low > 0 else "not clearly above"
     found = []
@@ -90,7 +90,7 @@ def sentences(result: ServerResult) -> list[str]:
 
 
 def _own_intervals(result: ServerResult) -> str:
-    """A pair may be told apart episode by episode where the agents' own intervals overlap."""
+    """Sentence on the agents' own intervals, which may overlap although paired episodes differ."""
     if result.repeats < 2:
         return ""
     ppo, static = (result.of(agent).interval("goodput_rps") for agent in ("ppo", "best_static"))
@@ -99,11 +99,12 @@ def _own_intervals(result: ServerResult) -> str:
 
 
 def markdown(results: Sequence[ServerResult], command: str, earlier: str = "") -> str:
-    """The page. Servers take hours, so that each may be played by a command of its own.
+    """The Markdown page. A server takes hours, so that separate commands may play the servers.
 
     Args:
-      command: what played ``results``.
-      earlier: the page as it stands, whose sections on other servers are kept.
+      results: results of each server.
+      command: command that played ``results``.
+      earlier: the existing page, whose sections on other servers are kept.
     """
     kept = earlier.split(_SECTION)[1:] if earlier.startswith(_TITLE) else []
     sections = dict(_titled(section) for section in kept)
@@ -122,7 +123,7 @@ def _titled(section: str) -> tuple[str, str]:
 
 
 def command_text(study: Path | None, server: str, repeats: int | None) -> str:
-    """The command that makes the page, without the places that are the caller's."""
+    """The command that writes the page, without the caller's paths."""
     options = {"--study": study, "--server": None if server == "all" else server}
     options |= {"--repeats": repeats}
     given = [f"{k} {shlex.quote(str(v))}" for k, v in options.items() if v is not None]
@@ -141,7 +142,7 @@ def _predicted(result: AgentResult, name: str, factor: float, simulator: str) ->
 
 
 def _digits(value: float) -> int:
-    """Decimals of three significant digits."""
+    """Number of decimals for three significant digits."""
     if not math.isfinite(value) or value == 0:
         return 1
     return max(0, 2 - math.floor(math.log10(abs(value))))

@@ -1,4 +1,4 @@
-"""What a study does: its servers, their tasks, the agents, how often; read from a JSON file."""
+"""Plan of a study, from a JSON file: servers with their tasks, agents, number of repeats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
 
 AGENTS: tuple[str, ...] = ("default", "best_static", "heuristic", "ppo")
-"""Those whose order is compared."""
+"""Agents whose order is compared."""
 SPEC_VERSION = 1
 _STUDY_FIELDS = ("spec_version", "repeats", "train_windows", "calibration", "servers")
 _SERVER_FIELDS = (
@@ -29,7 +29,7 @@ _SERVER_FIELDS = (
     "settings",
 )
 _FILES_OF_TASK = ("hardware", "model")
-"""What a task may name by a file beside the study."""
+"""Fields of a task that may name a file beside the study."""
 _MOST_REPEATS = 1000
 
 
@@ -38,27 +38,28 @@ class Server:
     """One deployment of a study."""
 
     name: str
+    """name of the server."""
     task: Mapping[str, Any]
-    """content of its task file, in the time of the GPU that is emulated."""
+    """content of the task file, in the time of the emulated GPU."""
     spec: TaskSpec
-    """the same, checked."""
+    """the task, checked."""
     computes: bool
-    """whether the host really computes the task's model, whose sizes are in a ``config.json``;
-    otherwise it emulates the task's GPU."""
+    """whether the host computes the task's model, with the sizes in a ``config.json``, instead of
+    emulating the task's GPU."""
     time_dilation: float
-    """how many times as slow the emulated GPU is."""
+    """factor on the emulated GPU's times."""
     batch_cap: int
-    """sequences that it is started with, and that run without a controller."""
+    """batch cap at the start of the engine, in force without a controller."""
     token_budget: int
-    """tokens of one of its steps."""
+    """tokens of one step."""
     calibration: Plan
-    """how it is measured before anything else."""
+    """plan of the calibration."""
     settings: tuple[Mapping[str, float], ...]
-    """further static settings, for the simulator to predict."""
+    """further static settings to measure and predict."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence of the task."""
+        """Tokens of the task's longest sequence."""
         return max(
             int(stream.prompt.quantiles[-1]) + int(stream.output.quantiles[-1])
             for stream in self.spec.streams
@@ -66,28 +67,29 @@ class Server:
 
     @property
     def agents(self) -> tuple[str, ...]:
-        """All that are played: the agents, and the further settings by name."""
+        """Names of all agents and of the further settings."""
         return (*AGENTS, *map(setting_name, self.settings))
 
 
 @dataclass(frozen=True)
 class Study:
-    """All that a study does."""
+    """Plan of a study."""
 
     repeats: int
-    """episodes of every agent; each repeat is a test episode that all agents play."""
+    """test episodes, each of which every agent plays."""
     train_windows: int
-    """control windows that PPO is trained for."""
+    """control windows of PPO's training."""
     servers: tuple[Server, ...]
+    """deployments to measure."""
 
 
 def setting_name(setting: Mapping[str, float]) -> str:
-    """Such as ``batch_cap=24``."""
+    """Name of a setting, such as ``batch_cap=24``."""
     return ",".join(f"{name}={value:g}" for name, value in setting.items())
 
 
 def study_path() -> Path:
-    """The packaged study."""
+    """Path of the packaged study."""
     return data_dir() / "studies" / "live.json"
 
 

@@ -1,4 +1,4 @@
-"""A study's episodes put together: intervals, paired differences, errors of prediction, orders."""
+"""Results of a study: intervals, paired differences, errors of prediction, orders of agents."""
 
 from __future__ import annotations
 
@@ -19,37 +19,39 @@ SIMULATORS = ("fast", "reference")
 BAR = 0.10
 """Largest relative error of a prediction."""
 FEWEST_STEERED = 0.95
-"""Share of the windows in which every agent must have been in force for a run to say anything."""
+"""Least share of windows under every agent's control in a valid run."""
 _PREDICTED = ("goodput_rps", "ttft_mean_s", "itl_mean_s")
-"""Figures that the bar is for."""
+"""Figures that the bar applies to."""
 
 
 @dataclass(frozen=True)
 class AgentResult:
-    """One agent on one deployment, over all repeats; all in the time of the GPU."""
+    """One agent on one deployment over all repeats, in the GPU's time."""
 
     agent: str
+    """name of the agent."""
     measured: tuple[Figures, ...]
+    """measured figures of each repeat."""
     predicted: Mapping[str, tuple[Figures, ...]]
-    """by simulator."""
+    """predicted figures of each repeat, by simulator."""
     steered: float
-    """share of the windows in which it was in force."""
+    """share of the windows under the agent's knobs."""
     errors: int
     """requests that ended with an error."""
     late_s: float
-    """99th percentile of how late the load generator sent a request, s."""
+    """99th percentile of the load generator's delay, s."""
 
     def column(self, name: str, simulator: str | None = None) -> NDArray[np.float64]:
-        """float64[repeats], a figure as measured, or as predicted."""
+        """A figure of each repeat, float64[repeats]: measured, or predicted by a simulator."""
         source = self.measured if simulator is None else self.predicted[simulator]
         return np.array([getattr(each, name) for each in source])
 
     def interval(self, name: str) -> Interval:
-        """Of what was measured."""
+        """Mean of a measured figure over repeats, with its interval."""
         return interval(self.column(name))
 
     def error(self, name: str, simulator: str) -> float:
-        """Relative error of the predicted mean over repeats; infinite where that measured is 0."""
+        """Relative error of the predicted mean over repeats; infinite if the measured mean is 0."""
         predicted, measured = (
             float(self.column(name, source).mean()) for source in (simulator, None)
         )
@@ -61,30 +63,35 @@ class ServerResult:
     """All agents on one deployment."""
 
     server: str
+    """name of the server."""
     title: str
-    """of its task, hardware and model."""
+    """model, hardware and title of the task."""
     time_dilation: float
+    """factor on the emulated GPU's times."""
     repeats: int
+    """number of test episodes."""
     agents: tuple[AgentResult, ...]
+    """results of each agent."""
     calibration: tuple[str, ...]
+    """sentences of the calibration."""
     notes: tuple[str, ...]
-    """engine, version and load of the machine, in sentences."""
+    """sentences on engine, version and load of the machine."""
 
     def of(self, agent: str) -> AgentResult:
-        """One of them."""
+        """Result of an agent."""
         return next(each for each in self.agents if each.agent == agent)
 
     def gain(self, agent: str, over: str) -> Interval:
-        """Difference in measured goodput, requests per second, paired by repeat."""
+        """Difference of measured goodput, requests per second, paired by repeat."""
         return interval(self.of(agent).column("goodput_rps") - self.of(over).column("goodput_rps"))
 
     @property
     def least_steered(self) -> float:
-        """Share of the windows in which its agents were in force, of the one with the least."""
+        """Least share of windows under an agent's knobs, over all agents."""
         return min(each.steered for each in self.agents)
 
     def worst_error(self, simulator: str) -> tuple[str, str, float]:
-        """Agent, figure and relative error that is farthest from 0."""
+        """Agent and figure with the relative error farthest from 0, and that error."""
         every = [
             (each.agent, name, each.error(name, simulator))
             for each, name in itertools.product(self.agents, _PREDICTED)
@@ -92,7 +99,7 @@ class ServerResult:
         return max(every, key=lambda found: abs(found[2]))
 
     def pairs(self, simulator: str) -> list[AgentPair]:
-        """How the simulator orders every two of the agents, beside the real engine."""
+        """Order of every two agents in the simulator and on the real engine."""
         return [self._pair(*both, simulator) for both in itertools.combinations(AGENTS, 2)]
 
     def _pair(self, first: str, second: str, simulator: str) -> AgentPair:
@@ -103,37 +110,39 @@ class ServerResult:
 
 @dataclass(frozen=True)
 class AgentPair:
-    """Two agents and which of them serves more good requests."""
+    """Two agents and the order of their goodput."""
 
     first: str
+    """name of the first agent."""
     second: str
+    """name of the second agent."""
     measured: Interval
-    """goodput of the first less that of the second, requests per second."""
+    """measured goodput of the first less that of the second, requests per second."""
     predicted: float
-    """the same in a simulator."""
+    """difference of goodput in a simulator, requests per second."""
     episodes: int
-    """that both are means of."""
+    """episodes behind both differences."""
 
     @property
     def decided(self) -> bool:
-        """Whether the real engine tells them apart; a single episode cannot, as its interval has no
-        width."""
+        """Whether the real engine tells the agents apart; the interval of a single episode has no
+        width and never does."""
         return self.episodes > 1 and not self.measured.low <= 0.0 <= self.measured.high
 
     @property
     def agrees(self) -> bool:
-        """Whether the simulator names the same one as better."""
+        """Whether the simulator names the same agent as better."""
         return self.measured.mean * self.predicted > 0.0
 
 
 def orders(pairs: Sequence[AgentPair]) -> tuple[int, int]:
-    """Pairs that the engine tells apart, and those of them that the simulator orders alike."""
+    """Number of pairs that the engine tells apart, and of those that the simulator orders alike."""
     decided = [pair for pair in pairs if pair.decided]
     return len(decided), sum(pair.agrees for pair in decided)
 
 
 def to_json(results: Sequence[ServerResult]) -> list[dict[str, object]]:
-    """Every episode's figures."""
+    """JSON data with the figures of every episode."""
     return [dataclasses.asdict(result) for result in results]
 
 

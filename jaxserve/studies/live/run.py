@@ -1,4 +1,4 @@
-"""The study, step by step; what is in its directory is not done again."""
+"""Steps of a study; results in its directory are not computed again."""
 
 from __future__ import annotations
 
@@ -30,14 +30,17 @@ from jaxserve.studies.live.servers import Running, deployment, engine_name
 def run_server(
     study: Study, server: Server, folder: Path, vllm: Path | None, progress: Progress
 ) -> ServerResult:
-    """Everything about one server.
+    """Measures and predicts all agents on one server.
 
     Args:
-      folder: of the server, in the directory of the study.
+      study: plan of the study.
+      server: server of the study.
+      folder: folder of the server, in the directory of the study.
       vllm: environment of vLLM; None for the mock engine.
+      progress: called during each stage.
 
     Raises:
-      InputError: the folder is of another study, or a step fails.
+      InputError: the folder belongs to another study, or a step fails.
     """
     _claim(study, server, folder, vllm)
     known = vllm is None
@@ -53,8 +56,10 @@ def run_server(
 
 
 def order(agents: Sequence[str], repeat: int) -> tuple[str, ...]:
-    """Who plays when: each repeat begins with another agent, so that a machine that warms up or
-    gets busy favours none."""
+    """Order of the agents in a repeat.
+
+    Each repeat begins with another agent, so that a machine that warms up favours none.
+    """
     first = repeat % len(agents)
     return (*agents[first:], *agents[:first])
 
@@ -151,7 +156,7 @@ def _result(
 
 
 def _claim(study: Study, server: Server, folder: Path, vllm: Path | None) -> None:
-    """A folder goes with what it was begun for; only the number of repeats may change."""
+    """Ties a folder to the inputs of its first call, except the number of repeats."""
     about = {
         "engine": "mock" if vllm is None else "vllm",
         "train_windows": study.train_windows,
@@ -170,7 +175,7 @@ def _json(content: dict[str, Any]) -> bytes:
 
 
 def _finite(content: Any) -> Any:
-    """NaN as JSON has it."""
+    """Content with null in place of NaN."""
     if isinstance(content, dict):
         return {name: _finite(each) for name, each in content.items()}
     if isinstance(content, list | tuple):

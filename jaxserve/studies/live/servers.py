@@ -1,4 +1,4 @@
-"""The processes of a study: an engine, and the gateway in front of it."""
+"""Processes of a study: an engine and its gateway."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _GRACE_S = 15.0
 _LOG_CHARACTERS = 400
 _ASK_VERSION = "from importlib.metadata import version; print(version('vllm'))"
 _MODEL_MODULE = "jaxserve_vllm.cyclic_model"
-# Tokens of the user's own servers; those of a study listen on loopback and ask for none.
-_NOT_FOR_THEM = (
+# Tokens of the user's own servers; servers of a study listen on loopback without a token.
+_USER_TOKENS = (
     CONTROL_TOKEN_VARIABLE,
     TOKEN_VARIABLE,
     "JAXSERVE_CONTROL_TOKEN",
@@ -41,22 +41,27 @@ _NOT_FOR_THEM = (
 
 @dataclass(frozen=True)
 class Running:
-    """What a study talks to."""
+    """Addresses of a running deployment."""
 
     engine_url: str
+    """address of the engine."""
     gateway_url: str
+    """address of the gateway for requests."""
     control_url: str
+    """address of the gateway for control."""
 
 
 def engine_name(server: Server, folder: Path, vllm: Path | None) -> str:
-    """What serves, with its version; asked once and kept in ``folder``.
+    """Name and version of the engine, asked once and kept in ``folder``.
 
     Args:
+      server: server of the study.
+      folder: folder of the server.
       vllm: environment of vLLM; None for the mock engine.
 
     Raises:
-      InputError: there is no vLLM in that environment, or none for a server that computes, or the
-        file is not readable.
+      InputError: the environment has no vLLM, a server that computes has no environment, or the
+        file is unreadable.
     """
     if vllm is None:
         if server.computes:
@@ -74,7 +79,7 @@ def engine_name(server: Server, folder: Path, vllm: Path | None) -> str:
 
 
 def _vllm_version(vllm: Path) -> str:
-    """By the metadata of the distribution, since to import vLLM takes a minute."""
+    """Version of vLLM from the metadata of its distribution; an import would take a minute."""
     asked = [vllm / "bin" / "python", "-c", _ASK_VERSION]
     try:
         told = subprocess.run(asked, capture_output=True, text=True)
@@ -87,13 +92,15 @@ def _vllm_version(vllm: Path) -> str:
 
 @contextmanager
 def deployment(server: Server, folder: Path, vllm: Path | None) -> Iterator[Running]:
-    """An engine and a gateway while the block runs; what they say is in ``folder``.
+    """Runs an engine and a gateway during the block; ``folder`` keeps their logs.
 
     Args:
+      server: server of the study.
+      folder: folder of the server.
       vllm: environment of vLLM and its plug-in; None for the mock engine.
 
     Raises:
-      InputError: one of them does not start.
+      InputError: the engine or the gateway does not start.
     """
     ports = free_ports(3)
     engine_url, gateway_url, control_url = (f"http://127.0.0.1:{port}" for port in ports)
@@ -121,7 +128,7 @@ def _mock_engine(server: Server, port: int) -> list[str]:
 def _vllm(
     server: Server, folder: Path, vllm: Path, port: int
 ) -> tuple[list[str], Mapping[str, str]]:
-    """The command, and its environment; writes the model and the step times."""
+    """Command and environment of vLLM; writes the model and the step times."""
     model = folder / "model"
     if not (model / "config.json").is_file():
         sizes = ("--config", server.spec.model) if server.computes else ()
@@ -158,12 +165,12 @@ def _vllm(
 
 
 def _host() -> tuple[list[str], Mapping[str, str]]:
-    """One core computes; the others are for all that is beside the engine."""
+    """Arguments and environment of a host that computes: one core serves the model."""
     return ["--dtype", "float32"], {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 def _emulated(server: Server, folder: Path) -> tuple[list[str], Mapping[str, str]]:
-    """Steps of the task's GPU, and its KV pool."""
+    """Arguments and environment of an emulated GPU: its step times and its KV pool."""
     times = folder / "step_times.json"
     gpu, llm = load_gpu(server.spec.hardware), load_model(server.spec.model)
     group = server.spec.deployment.tensor_parallel
@@ -178,7 +185,7 @@ def _emulated(server: Server, folder: Path) -> tuple[list[str], Mapping[str, str
 
 
 def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> list[str]:
-    """Its objectives are those of the task, which its windows count good requests by."""
+    """Command of the gateway, whose windows count good requests by the task's objectives."""
     slow = dilated_task(server.task, server.time_dilation)
     objectives = [
         f"{stream['name']}:ttft={stream['ttft_slo_s']!r},tpot={stream['tpot_slo_s']!r}"
@@ -195,8 +202,8 @@ def _gateway(server: Server, engine_url: str, port: int, control_port: int) -> l
 def _process(
     command: Sequence[str], variables: Mapping[str, str], log: Path, url: str
 ) -> Iterator[None]:
-    """A server from its first answer to the end of the block."""
-    inherited = {name: text for name, text in os.environ.items() if name not in _NOT_FOR_THEM}
+    """Runs a server from its first answer to the end of the block."""
+    inherited = {name: text for name, text in os.environ.items() if name not in _USER_TOKENS}
     with ExitStack() as end, log.open("wb") as out:
         server = child_server(
             command,
