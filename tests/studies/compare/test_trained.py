@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from jaxserve.agents.panel import load_setup
-from jaxserve.cli.agents import train_agent
+from jaxserve.cli.agents import TrainOptions
 from jaxserve.errors import InputError
 from jaxserve.learning import training
 from jaxserve.learning.run_options import check_run, describe
@@ -34,8 +34,8 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_runs_are_those_of_the_train_command() -> None:
-    """Who compares without options trains as who trains without options."""
-    options = inspect.signature(train_agent).parameters
+    """Runs of ``compare`` have the defaults of ``train``."""
+    options = {field.name: field for field in dataclasses.fields(TrainOptions)}
     assert options["steps"].default == STEPS
     assert options["learning_rate"].default == compare_trained.LEARNING_RATE
     assert options["environments"].default == _ENVIRONMENTS

@@ -1,4 +1,4 @@
-"""Commands that bring running engines and their traffic into the simulator."""
+"""Commands about engines: a gateway in front of them, a mock of one, calibration, recording."""
 
 from __future__ import annotations
 
@@ -10,10 +10,41 @@ import tyro
 
 from jaxserve import checks
 from jaxserve.cli.arguments import Name, Number, needing
+from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.live.calibration.plan import Plan
+from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.show.outputs import check_output, write_output
 
 _CONTROL_TOKEN = "JAXSERVE_CONTROL_TOKEN"
+
+
+def run_gateway(settings: GatewaySettings) -> None:
+    """Run a gateway in front of vLLM and SGLang servers: routing, admission and measurement.
+
+    JAXSERVE_GATEWAY_TOKEN holds the clients' token, JAXSERVE_GATEWAY_CONTROL_TOKEN the control
+    token. With --sessions and without a control token the gateway makes one and keeps it in a
+    file, where commands on this machine find it.
+
+    Args:
+        settings: Engines, addresses and limits.
+    """
+    with needing("gateway", "the gateway"):
+        from jaxserve.gateway.serve import run
+    run(settings)
+
+
+def run_mock_engine(settings: MockEngineSettings) -> None:
+    """Run a server with vLLM's routes and no GPU, timed by the reference simulator.
+
+    JAXSERVE_CONTROL_TOKEN and JAXSERVE_STATIC set the control endpoint's token and static knobs,
+    as they do for vLLM with the plug-in.
+
+    Args:
+        settings: Model, GPU and limits.
+    """
+    with needing("gateway", "the mock engine"):
+        from jaxserve.mock_engine.serve import run
+    run(settings)
 
 
 def calibrate_engine(
@@ -30,21 +61,21 @@ def calibrate_engine(
 ) -> None:
     """Measure a running engine with an OpenAI-compatible interface, and write its latency table.
 
-    The token of vLLM's plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN, that of a gateway
-    from JAXSERVE_GATEWAY_TOKEN.
+    JAXSERVE_CONTROL_TOKEN holds the token of vLLM's plug-in jaxserve-vllm, JAXSERVE_GATEWAY_TOKEN
+    that of a gateway.
 
     Args:
         url: Address of the engine, such as http://127.0.0.1:8000.
-        hardware: Its GPU for memory, power and price, such as h100-sxm-80gb, or a GPU file.
-        model: Its model, or the nearest that is known, for memory.
+        hardware: GPU of the engine, for memory, power and price: h100-sxm-80gb, or a GPU file.
+        model: Model of the engine, or the nearest known one, for memory.
         out: Table to write, ending in .parquet.
-        plan: What is measured.
+        plan: Points to measure.
         tensor_parallel: GPUs that share every layer.
-        tier: Precision that it serves: 0 = FP16, 1 = INT8, 2 = INT4.
-        token_budget: Tokens of one iteration, where the engine does not say; 2048 by default.
-        key: Environment variable with the key that the engine asks for.
-        gateway: Gateway to ask for completions in place of the engine. On a host that computes,
-            gateway and clients take time from the engine, which is then measured as well.
+        tier: Precision of the weights: 0 = FP16, 1 = INT8, 2 = INT4.
+        token_budget: Tokens of one iteration, if the engine does not report it; 2048 by default.
+        key: Name of the environment variable with the engine's API key.
+        gateway: Address of a gateway for completions, in place of the engine. If the engine shares
+            its cores with gateway and clients, the table then includes the time they take.
     """
     from jaxserve.gateway.settings import TOKEN_VARIABLE
     from jaxserve.show.terminal import progress_bars, result_console
@@ -96,10 +127,10 @@ def record_trace(
     records: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
 ) -> None:
-    """Turn what a gateway wrote with --records into a trace for evaluate and train.
+    """Turn the records of a gateway (--records) into a trace for evaluate and train.
 
     Args:
-        records: File of a gateway, a line of JSON for each request.
+        records: Records of a gateway, a line of JSON for each request.
         out: Trace to write, ending in .csv.
     """
     from jaxserve.live.record import record, summary
