@@ -58,10 +58,10 @@ class _Compilation(ProgressColumn):
         monitoring.unregister_event_listener(self._begin)
         monitoring.unregister_event_duration_listener(self._end)
 
-    def _begin(self, event: str, **_: Any) -> None:
+    def _begin(self, event: str, **kwargs: Any) -> None:
         self._running += event == "/jax/compilation_cache/compile_requests_use_cache"
 
-    def _end(self, event: str, duration: float, **_: Any) -> None:
+    def _end(self, event: str, duration_secs: float, **kwargs: Any) -> None:
         self._running -= event == "/jax/core/compile/backend_compile_duration"
 
     def render(self, task: Any) -> Text:
@@ -112,7 +112,7 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[Any], None]]:
-    """Transient bar on stderr during the block; a pipe or a file gets a line every tenth of the run.
+    """Transient bar on stderr during the block; a pipe or a file gets a line every tenth of it.
 
     Yields:
       function of a ``jaxserve.learning.training.TrainingStatus``.
