@@ -34,7 +34,7 @@ _LONGEST = (
     "server/test_documents.py",
     "learning/test_training.py",
     "live/test_kills.py",
-    "mock_engine/test_latencies.py",
+    "benchmarks/test_mock_engine.py",
     "runtime/test_devices.py",
     "server/test_page_pictures.py",
     "server/players/test_baseline_inference.py",

@@ -1,7 +1,7 @@
-"""Installs agents and lets each play a short episode through a gateway; prints what was seen.
+"""Installs agents, has each play a short episode through a gateway, and prints the results.
 
-    python scripts/try_presets.py codex pi=0.73.1          # versions: the one tried last, or given
-    python scripts/try_presets.py --write codex            # into data/presets; then: make docs
+    python -m tests.rollouts.try_presets codex pi=0.73.1  # versions: the last tried one, or given
+    python -m tests.rollouts.try_presets --write codex    # into data/presets; then: make docs
 
 The engine is scripted and answers with calls of the agent's own shell tool, and in an episode of
 its own, where the agent knows MCP, with calls of the server's. Programs are kept in
@@ -18,12 +18,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from jaxserve.datafiles import write_atomic
+from jaxserve.rollouts.presets import load_preset
+from tests.rollouts.installed import install, stage
 
-from jaxserve.datafiles import write_atomic  # noqa: E402
-from jaxserve.rollouts.presets import load_preset  # noqa: E402
-from tests.rollouts.installed import install, stage  # noqa: E402
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
