@@ -54,7 +54,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True)
-class Scenario:
+class HiddenServer:
     """A server with hidden constants, and its traffic."""
 
     name: str
@@ -97,9 +97,9 @@ _A100, _H100, _L40S = "a100-sxm-80gb", "h100-sxm-80gb", "l40s-48gb"
 _LLAMA, _QWEN = "llama-3.1-8b", "qwen2.5-32b"
 _AZURE = "traces/AzureLLMInferenceTrace_"
 SCENARIOS = (
-    Scenario("ramp, A100", _A100, _LLAMA, (0.8, 1.0), _ramp(2, 16, 2 * _HOUR), (400, 150)),
-    Scenario("bursts, A100", _A100, _LLAMA, (1.1, 0.9), _bursts(6, 3, 180, _HOUR), (500, 120)),
-    Scenario(
+    HiddenServer("ramp, A100", _A100, _LLAMA, (0.8, 1.0), _ramp(2, 16, 2 * _HOUR), (400, 150)),
+    HiddenServer("bursts, A100", _A100, _LLAMA, (1.1, 0.9), _bursts(6, 3, 180, _HOUR), (500, 120)),
+    HiddenServer(
         "bursts, 32B TP2 H100",
         _H100,
         _QWEN,
@@ -108,8 +108,8 @@ SCENARIOS = (
         (600, 200),
         tensor_parallel=2,
     ),
-    Scenario("a day, H100", _H100, _LLAMA, (0.9, 1.1), _days(1, 22, 24 * _HOUR), (500, 180)),
-    Scenario(
+    HiddenServer("a day, H100", _H100, _LLAMA, (0.9, 1.1), _days(1, 22, 24 * _HOUR), (500, 180)),
+    HiddenServer(
         "two days, 2 x A100",
         _A100,
         _LLAMA,
@@ -118,9 +118,9 @@ SCENARIOS = (
         (350, 140),
         gpus=2,
     ),
-    Scenario("Azure conversation", _A100, _LLAMA, (0.95, 0.9), f"{_AZURE}conv.csv"),
-    Scenario("Azure code", _H100, _LLAMA, (0.9, 0.9), f"{_AZURE}code.csv", ttft_s=1.0),
-    Scenario(
+    HiddenServer("Azure conversation", _A100, _LLAMA, (0.95, 0.9), f"{_AZURE}conv.csv"),
+    HiddenServer("Azure code", _H100, _LLAMA, (0.9, 0.9), f"{_AZURE}code.csv", ttft_s=1.0),
+    HiddenServer(
         "bursts, 4 x L40S",
         _L40S,
         _LLAMA,
@@ -130,10 +130,10 @@ SCENARIOS = (
         gpus=4,
         ttft_s=1.0,
     ),
-    Scenario(
+    HiddenServer(
         "ramp, 8 x H100", _H100, _LLAMA, (1.05, 0.95), _ramp(30, 160, _HOUR), (500, 200), gpus=8
     ),
-    Scenario(
+    HiddenServer(
         "long outputs, H100",
         _H100,
         _LLAMA,
@@ -141,7 +141,7 @@ SCENARIOS = (
         _bursts(1.2, 3, 300, 2 * _HOUR),
         (300, 1500),
     ),
-    Scenario(
+    HiddenServer(
         "long prompts, H100",
         _H100,
         _LLAMA,
@@ -150,7 +150,7 @@ SCENARIOS = (
         (5000, 200),
         ttft_s=2.0,
     ),
-    Scenario(
+    HiddenServer(
         "tight tokens, A100",
         _A100,
         _LLAMA,
@@ -187,7 +187,7 @@ class Believing:
 class Finding:
     """Statements of the search and the evaluation about a scenario, beside the truth."""
 
-    scenario: Scenario
+    scenario: HiddenServer
     fit_error: float
     named: str
     lost: float
@@ -226,7 +226,7 @@ def page() -> str:
     return _page(findings)
 
 
-def play(scenario: Scenario, folder: Path) -> Finding:
+def play(scenario: HiddenServer, folder: Path) -> Finding:
     """Searches, trains and evaluates by the load test, and plays the same under the truth."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(_SEED)
@@ -310,7 +310,7 @@ def _write_load_test(
                 writer.writerow([concurrency, prompt, output, f"{tpot_ms:.3f}", f"{ttft_ms:.2f}"])
 
 
-def _true_table(cost: CostModel, fitted: TableFile, scenario: Scenario) -> TableFile:
+def _true_table(cost: CostModel, fitted: TableFile, scenario: HiddenServer) -> TableFile:
     """A table of the hidden constants themselves."""
     return fill_measured(
         cost,
@@ -322,7 +322,7 @@ def _true_table(cost: CostModel, fitted: TableFile, scenario: Scenario) -> Table
     )
 
 
-def _own(scenario: Scenario, folder: Path) -> dict[str, Any]:
+def _own(scenario: HiddenServer, folder: Path) -> dict[str, Any]:
     trace = folder / "trace.csv"
     if isinstance(scenario.traffic, str):
         shared = shared_data()
@@ -336,7 +336,9 @@ def _own(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
-def _setup(scenario: Scenario, table: Path, folder: Path, random: np.random.Generator) -> TaskSetup:
+def _setup(
+    scenario: HiddenServer, table: Path, folder: Path, random: np.random.Generator
+) -> TaskSetup:
     if not isinstance(scenario.traffic, str):
         rate = scenario.traffic(random)
         second = np.repeat(np.arange(len(rate)), random.poisson(rate))

@@ -18,7 +18,7 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadResult:
     """What players saw in one round."""
 
     seconds: float
@@ -37,14 +37,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Play:
+class PlayerRequests:
     """What a player sends: a reset, and again and again a step."""
 
     reset: Mapping[str, Any]
     action: Mapping[str, Any]
 
 
-async def websocket_load(url: str, play: Play, players: int, seconds: float) -> Load:
+async def websocket_load(
+    url: str, play: PlayerRequests, players: int, seconds: float
+) -> LoadResult:
     """Players with a WebSocket each, in OpenEnv's protocol.
 
     Raises:
@@ -62,12 +64,12 @@ async def websocket_load(url: str, play: Play, players: int, seconds: float) -> 
         frames = (_frame("reset", play.reset), _frame("step", play.action))
         until = started + seconds
         await asyncio.gather(*(_play(socket, *frames, until, latencies) for socket in sockets))
-        return Load(time.perf_counter() - started, latencies)
+        return LoadResult(time.perf_counter() - started, latencies)
     finally:
         await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-def http_load(url: str, play: Play, seconds: float) -> Load:
+def http_load(url: str, play: PlayerRequests, seconds: float) -> LoadResult:
     """One player with one HTTP connection that is kept open.
 
     Raises:
@@ -87,10 +89,10 @@ def http_load(url: str, play: Play, seconds: float) -> Load:
             now = time.perf_counter()
         sent = now
     requests.close()
-    return Load(sent - started, latencies)
+    return LoadResult(sent - started, latencies)
 
 
-def together_load(url: str, play: Play, sessions: int, seconds: float) -> Load:
+def together_load(url: str, play: PlayerRequests, sessions: int, seconds: float) -> LoadResult:
     """One player that advances many sessions by one request.
 
     Raises:
@@ -111,10 +113,10 @@ def together_load(url: str, play: Play, sessions: int, seconds: float) -> Load:
                 requests.post("/reset", {**play.reset, "session_id": name})
     requests.close()
     # Resets are left out: an episode of the shortest task has 40 windows.
-    return Load(elapsed, latencies, sessions)
+    return LoadResult(elapsed, latencies, sessions)
 
 
-def first_exchange_ms(url: str, play: Play) -> tuple[float, float]:
+def first_exchange_ms(url: str, play: PlayerRequests) -> tuple[float, float]:
     """Milliseconds that a reset and the step after it take."""
     requests = HttpPlayer(url)
     started = time.perf_counter()

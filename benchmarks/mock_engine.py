@@ -45,7 +45,7 @@ _APART_S = 1000.0
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTest:
     """Requests of one run; times are the GPU's."""
 
     rate_rps: float
@@ -81,14 +81,14 @@ class Latencies:
     """mean number of requests at a time."""
 
     @classmethod
-    def of(cls, ttft_s: np.ndarray, tpot_s: np.ndarray, load: Load) -> Latencies:
+    def of(cls, ttft_s: np.ndarray, tpot_s: np.ndarray, load: LoadTest) -> Latencies:
         """From the requests' own, by Little's law for their number at a time."""
         lengths = np.array([request.output_tokens for request in load.draw()])
         in_system_s = ttft_s + tpot_s * (lengths - 1)
         return cls(ttft_s.mean(), tpot_s.mean(), load.rate_rps * in_system_s.mean())
 
 
-def simulated(settings: MockEngineSettings, load: Load, warm_up: int = WARM_UP) -> Latencies:
+def simulated(settings: MockEngineSettings, load: LoadTest, warm_up: int = WARM_UP) -> Latencies:
     """What the reference simulator says, with as many requests long before to warm up: each
     request then meets the same delay of the front end."""
     machine = build_machine(settings)
@@ -120,7 +120,7 @@ def simulated(settings: MockEngineSettings, load: Load, warm_up: int = WARM_UP) 
 
 
 @dataclass(frozen=True)
-class Served:
+class ClientMeasurement:
     """What a client of a mock engine measures."""
 
     latencies: Latencies
@@ -131,7 +131,7 @@ class Served:
     """CPU time of the server for each token."""
 
 
-def served(settings: MockEngineSettings, load: Load) -> Served:
+def served(settings: MockEngineSettings, load: LoadTest) -> ClientMeasurement:
     """Sends a load to a mock engine in a process of its own."""
     with mock_engine(settings) as (url, pid):
         server = psutil.Process(pid)
@@ -140,7 +140,7 @@ def served(settings: MockEngineSettings, load: Load) -> Served:
         cpu_s = sum(server.cpu_times()[:2]) - before_s
     ttft_s, tpot_s = settings.speed * np.array(times).T
     tokens = sum(request.output_tokens for request in load.draw())
-    return Served(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
+    return ClientMeasurement(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def mock_engine(settings: MockEngineSettings) -> Iterator[tuple[str, int]]:
 
 
 async def _send_all(
-    url: str, settings: MockEngineSettings, load: Load
+    url: str, settings: MockEngineSettings, load: LoadTest
 ) -> tuple[Sequence[tuple[float, float]], float]:
     """TTFT and TPOT of every request, and how late the client woke, s of the host."""
     connector = aiohttp.TCPConnector(limit=0)
@@ -243,7 +243,7 @@ def _page(chosen: argparse.Namespace) -> str:
         for rate_rps in chosen.rates:
             settings = MockEngineSettings(chosen.model, chosen.hardware, speed=speed)
             count = max(20, round(rate_rps * speed * chosen.seconds))
-            load = Load(rate_rps, count)
+            load = LoadTest(rate_rps, count)
             expected, run = simulated(settings, load), served(settings, load)
             loads.append(os.getloadavg()[0])
             cells = [f"{speed:g}", f"{rate_rps:g}", f"{count}", f"{expected.running:.0f}"]

@@ -57,7 +57,7 @@ _LIMIT_S = 3000.0
 
 
 @dataclass
-class Outcome:
+class FaultCounts:
     """What was counted."""
 
     tasks: int = 0
@@ -103,7 +103,7 @@ class Outcome:
         return once and not wrong and len(self.pushed) == self.tasks
 
 
-def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> Outcome:
+def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> FaultCounts:
     """Submits tasks, harms, waits, and counts. Tasks come as harms go on, so that all harms meet
     agents that run.
 
@@ -111,7 +111,7 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
       harms: how often something is killed or full, each kind in turn, in random order.
       say: who hears of it.
     """
-    chance, outcome, began = random.Random(seed), Outcome(tasks), time.monotonic()
+    chance, outcome, began = random.Random(seed), FaultCounts(tasks), time.monotonic()
     left = [one for _ in range(-(-harms // len(_HARMED))) for one in _shuffled(chance)][:harms]
     ledger = folder / "noted"
     target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
@@ -178,7 +178,7 @@ def _task(number: int, ledger: Path, callback: str) -> dict[str, Any]:
     }
 
 
-def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
+def _count(outcome: FaultCounts, scene: Scene, folder: Path, ledger: Path) -> None:
     """Reads what is told, and what is on the disk."""
     after = 0
     while events := scene.ask("GET", f"/events?after={after}")["events"]:
@@ -221,8 +221,8 @@ def _is_as_recorded(told: dict[str, Any], folder: Path, task: str) -> bool:
     ]
 
 
-def _target(outcome: Outcome) -> type[BaseHTTPRequestHandler]:
-    class Target(BaseHTTPRequestHandler):
+def _target(outcome: FaultCounts) -> type[BaseHTTPRequestHandler]:
+    class HarmedProcess(BaseHTTPRequestHandler):
         """Takes each result, but not at first."""
 
         def do_POST(self) -> None:
@@ -237,10 +237,10 @@ def _target(outcome: Outcome) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *arguments: Any) -> None:
             """Says nothing."""
 
-    return Target
+    return HarmedProcess
 
 
-def report(outcome: Outcome) -> str:
+def report(outcome: FaultCounts) -> str:
     """What came of it, as Markdown."""
     twice = sum(count > 1 for count in outcome.ends.values())
     pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.mock_engine import Latencies, Load, served, simulated
+from benchmarks.mock_engine import Latencies, LoadTest, served, simulated
 from jaxserve.mock_engine.settings import MockEngineSettings
 from tests.mock_engine.virtual import Played, machine
 
@@ -14,7 +14,7 @@ from tests.mock_engine.virtual import Played, machine
 def test_ttft_and_tpot_of_a_load_test() -> None:
     """Within 5 % at a tenth of the GPU's speed, where the host's own time hardly counts."""
     settings = MockEngineSettings("llama-3.1-8b", "h100-sxm-80gb", speed=0.1)
-    load = Load(rate_rps=10.0, requests=40)
+    load = LoadTest(rate_rps=10.0, requests=40)
     expected, run = simulated(settings, load), served(settings, load)
     print(expected, run)
     if settings.speed * run.late_s > 0.01 * expected.ttft_s:
@@ -27,7 +27,7 @@ def test_ttft_and_tpot_of_a_load_test() -> None:
 def test_latencies_in_virtual_time(rate_rps: float) -> None:
     """The front end delays a request before the engine here and after its first token in the
     reference simulator; means are the same."""
-    load = Load(rate_rps, 200)
+    load = LoadTest(rate_rps, 200)
     engine = machine(max_model_len=2048, kv_blocks=20_000, batch_cap=256, token_budget=2048)
     played = Played(engine, load.draw()).requests
     ttft_s = np.array([request.ttft_s for request in played])
