@@ -46,7 +46,7 @@ from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.types import ServeAction, ServeObservation
 
 NEAR = 0.01
-"""Reward per window within which the named setting must be of the best one."""
+"""Largest loss of the named setting against the best one, in reward per window."""
 _EPISODES = 64
 _WINDOWS = 1_000_000
 _ENVIRONMENTS = 256
@@ -165,27 +165,27 @@ SCENARIOS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Believing:
-    """A policy that knows the fitted table, wherever it plays."""
+    """A policy that plans by the fitted table in every environment."""
 
     policy: Policy
     believed: ServeEnv
 
     def init(self, env: ServeEnv) -> Any:
-        """The policy's own memory."""
+        """Memory of the wrapped policy."""
         del env
         return self.policy.init(self.believed)
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """The policy's own action."""
+        """Action of the wrapped policy."""
         del env
         return self.policy.act(self.believed, memory, observation, key)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Statements of the search and the evaluation about a scenario, beside the truth."""
+    """Statements of search and evaluation about a server, and the truth."""
 
     scenario: HiddenServer
     fit_error: float
@@ -194,9 +194,9 @@ class Finding:
     """reward per window of the best cap on the test part less that of the named one."""
     best: str
     stated: dict[str, tuple[float, float, float]]
-    """gain of each controller as it was stated: mean and interval."""
+    """stated gain of each controller: mean and interval."""
     true: dict[str, float]
-    """the same under the hidden constants."""
+    """gain of each controller under the hidden constants."""
 
     @property
     def gains_held(self) -> bool:
@@ -294,7 +294,7 @@ def _mean_reward(setup: TaskSetup, policy: Policy) -> float:
 def _write_load_test(
     path: Path, cost: CostModel, kv_tokens: float, random: np.random.Generator
 ) -> None:
-    """A closed-loop sweep as ``table fit`` reads it, every figure off by 3 % at random."""
+    """Writes a closed-loop sweep for ``table fit``, with 3 % of noise in every figure."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -311,7 +311,7 @@ def _write_load_test(
 
 
 def _true_table(cost: CostModel, fitted: TableFile, scenario: HiddenServer) -> TableFile:
-    """A table of the hidden constants themselves."""
+    """Latency table of the hidden constants."""
     return fill_measured(
         cost,
         load_gpu(scenario.hardware),

@@ -1,4 +1,4 @@
-"""Players that load a server: each steps as soon as it has its last answer."""
+"""Players that load a server; each steps as soon as the previous answer arrives."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _PATIENCE_S = 60.0
 
 @dataclass(frozen=True)
 class LoadResult:
-    """What players saw in one round."""
+    """Latencies of one round."""
 
     seconds: float
     latencies_s: Sequence[float]
-    """of every answered request."""
+    """latency of every answered request."""
     steps_per_request: int = 1
 
     @property
     def steps_per_s(self) -> float:
-        """Windows per second, all players together."""
+        """Windows per second of all players together."""
         return self.steps_per_request * len(self.latencies_s) / self.seconds
 
     def latency_ms(self, percentile: float) -> float:
@@ -38,7 +38,7 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class PlayerRequests:
-    """What a player sends: a reset, and again and again a step."""
+    """Requests of a player: a reset, then steps."""
 
     reset: Mapping[str, Any]
     action: Mapping[str, Any]
@@ -70,7 +70,7 @@ async def websocket_load(
 
 
 def http_load(url: str, play: PlayerRequests, seconds: float) -> LoadResult:
-    """One player with one HTTP connection that is kept open.
+    """One player on a persistent HTTP connection.
 
     Raises:
       RuntimeError: an answer was an error.

@@ -43,9 +43,9 @@ _HARMED = {
     "engine": "killed: engine",
     "disk": "disk full for a second",
 }
-"""What each harm is called in the table."""
+"""Name of each fault in the table."""
 _AHEAD = 6
-"""Tasks that are submitted before their harm, as many as run at a time."""
+"""Tasks submitted before a fault, as many as run at a time."""
 _KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
 """Of tasks, in turn."""
 _TURNS = {"talks": 3, "late": 100_000, "fails": 2}
@@ -58,23 +58,23 @@ _LIMIT_S = 3000.0
 
 @dataclass
 class FaultCounts:
-    """What was counted."""
+    """Counts of a run."""
 
     tasks: int = 0
     states: Counter[str] = field(default_factory=Counter)
-    """of sessions, with their reasons."""
+    """states of sessions, with their reasons."""
     harms: Counter[str] = field(default_factory=Counter)
-    """by what was killed, or was full."""
+    """number of faults by kind."""
     ends: Counter[str] = field(default_factory=Counter)
-    """how often each session ended."""
+    """number of ends of each session."""
     refused: Counter[str] = field(default_factory=Counter)
-    """pushes of each task's result that were refused."""
+    """refused pushes of each task's result."""
     pushed: Counter[str] = field(default_factory=Counter)
-    """how often each task's result was taken."""
+    """accepted pushes of each task's result."""
     noted: int = 0
-    """answers that agents got whole."""
+    """complete answers to agents."""
     failures: Counter[str] = field(default_factory=Counter)
-    """other answers that agents got, by what was wrong."""
+    """other answers to agents, by error."""
     recorded: Counter[str] = field(default_factory=Counter)
     """completions that are recorded, by outcome and reason."""
     lost: int = 0

@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def generated_pages() -> dict[Path, str]:
-    """Every page that is generated or has generated blocks, as it should be."""
+    """Current text of every page that is generated or has generated blocks."""
     pages = {DOCS / name: text for name, text in task_pages().items()}
     pages[DOCS / "server_api.md"] = server_api_page()
     blocks = {

@@ -9,7 +9,7 @@ from jaxserve.rollouts.presets import Preset, load_preset, preset_names
 
 
 def preset_table() -> str:
-    """One preset a row: where it comes from, how it asks, what was seen."""
+    """One preset a row: package, dialect and tried versions."""
     rows = [_row(load_preset(name)) for name in preset_names()]
     headings = ["preset", "agent", "package", "dialect", "version tried"]
     headings += ["what was seen", "over MCP"]
@@ -17,7 +17,7 @@ def preset_table() -> str:
 
 
 def preset_commands() -> str:
-    """The command of each, as its data file has it."""
+    """Command of each preset, from its data file."""
     rows = []
     for name in preset_names():
         preset = load_preset(name)
