@@ -30,7 +30,6 @@ from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import load_weights
 from jaxserve.env import ServeEnv
 from jaxserve.evaluation.held_out import evaluate, evaluate_all, gains
-from jaxserve.fidelity.sources import shared_data
 from jaxserve.grids import grid_sizes
 from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
@@ -44,10 +43,11 @@ from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.build import fill_measured
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import TableFile, write_table_file
+from jaxserve.studies.fidelity.measurements import shared_data
 from jaxserve.types import ServeAction, ServeObservation
 
 NEAR = 0.01
-"""Reward per window within which the named setting must be of the best one."""
+"""Largest loss of the named setting against the best one, in reward per window."""
 _EPISODES = 64
 _WINDOWS = 1_000_000
 _ENVIRONMENTS = 256
@@ -55,7 +55,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True)
-class Scenario:
+class HiddenServer:
     """A server with hidden constants, and its traffic."""
 
     name: str
@@ -98,9 +98,9 @@ _A100, _H100, _L40S = "a100-sxm-80gb", "h100-sxm-80gb", "l40s-48gb"
 _LLAMA, _QWEN = "llama-3.1-8b", "qwen2.5-32b"
 _AZURE = "traces/AzureLLMInferenceTrace_"
 SCENARIOS = (
-    Scenario("ramp, A100", _A100, _LLAMA, (0.8, 1.0), _ramp(2, 16, 2 * _HOUR), (400, 150)),
-    Scenario("bursts, A100", _A100, _LLAMA, (1.1, 0.9), _bursts(6, 3, 180, _HOUR), (500, 120)),
-    Scenario(
+    HiddenServer("ramp, A100", _A100, _LLAMA, (0.8, 1.0), _ramp(2, 16, 2 * _HOUR), (400, 150)),
+    HiddenServer("bursts, A100", _A100, _LLAMA, (1.1, 0.9), _bursts(6, 3, 180, _HOUR), (500, 120)),
+    HiddenServer(
         "bursts, 32B TP2 H100",
         _H100,
         _QWEN,
@@ -109,8 +109,8 @@ SCENARIOS = (
         (600, 200),
         tensor_parallel=2,
     ),
-    Scenario("a day, H100", _H100, _LLAMA, (0.9, 1.1), _days(1, 22, 24 * _HOUR), (500, 180)),
-    Scenario(
+    HiddenServer("a day, H100", _H100, _LLAMA, (0.9, 1.1), _days(1, 22, 24 * _HOUR), (500, 180)),
+    HiddenServer(
         "two days, 2 x A100",
         _A100,
         _LLAMA,
@@ -119,9 +119,9 @@ SCENARIOS = (
         (350, 140),
         gpus=2,
     ),
-    Scenario("Azure conversation", _A100, _LLAMA, (0.95, 0.9), f"{_AZURE}conv.csv"),
-    Scenario("Azure code", _H100, _LLAMA, (0.9, 0.9), f"{_AZURE}code.csv", ttft_s=1.0),
-    Scenario(
+    HiddenServer("Azure conversation", _A100, _LLAMA, (0.95, 0.9), f"{_AZURE}conv.csv"),
+    HiddenServer("Azure code", _H100, _LLAMA, (0.9, 0.9), f"{_AZURE}code.csv", ttft_s=1.0),
+    HiddenServer(
         "bursts, 4 x L40S",
         _L40S,
         _LLAMA,
@@ -131,10 +131,10 @@ SCENARIOS = (
         gpus=4,
         ttft_s=1.0,
     ),
-    Scenario(
+    HiddenServer(
         "ramp, 8 x H100", _H100, _LLAMA, (1.05, 0.95), _ramp(30, 160, _HOUR), (500, 200), gpus=8
     ),
-    Scenario(
+    HiddenServer(
         "long outputs, H100",
         _H100,
         _LLAMA,
@@ -142,7 +142,7 @@ SCENARIOS = (
         _bursts(1.2, 3, 300, 2 * _HOUR),
         (300, 1500),
     ),
-    Scenario(
+    HiddenServer(
         "long prompts, H100",
         _H100,
         _LLAMA,
@@ -151,7 +151,7 @@ SCENARIOS = (
         (5000, 200),
         ttft_s=2.0,
     ),
-    Scenario(
+    HiddenServer(
         "tight tokens, A100",
         _A100,
         _LLAMA,
@@ -166,38 +166,38 @@ SCENARIOS = (
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Believing:
-    """A policy that knows the fitted table, wherever it plays."""
+    """A policy that plans by the fitted table in every environment."""
 
     policy: Policy
     believed: ServeEnv
 
     def init(self, env: ServeEnv) -> Any:
-        """The policy's own memory."""
+        """Memory of the wrapped policy."""
         del env
         return self.policy.init(self.believed)
 
     def act(
         self, env: ServeEnv, memory: Any, observation: ServeObservation, key: jax.Array
     ) -> tuple[ServeAction, Any]:
-        """The policy's own action."""
+        """Action of the wrapped policy."""
         del env
         return self.policy.act(self.believed, memory, observation, key)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Statements of the search and the evaluation about a scenario, beside the truth."""
+    """Statements of search and evaluation about a server, and the truth."""
 
-    scenario: Scenario
+    scenario: HiddenServer
     fit_error: float
     named: str
     lost: float
     """reward per window of the best cap on the test part less that of the named one."""
     best: str
     stated: dict[str, tuple[float, float, float]]
-    """gain of each controller as it was stated: mean and interval."""
+    """stated gain of each controller: mean and interval."""
     true: dict[str, float]
-    """the same under the hidden constants."""
+    """gain of each controller under the hidden constants."""
 
     @property
     def gains_held(self) -> bool:
@@ -227,7 +227,7 @@ def page() -> str:
     return _page(findings)
 
 
-def play(scenario: Scenario, folder: Path) -> Finding:
+def play(scenario: HiddenServer, folder: Path) -> Finding:
     """Searches, trains and evaluates by the load test, and plays the same under the truth."""
     folder.mkdir(parents=True)
     random = np.random.default_rng(_SEED)
@@ -295,7 +295,7 @@ def _mean_reward(setup: TaskSetup, policy: Policy) -> float:
 def _write_load_test(
     path: Path, cost: CostModel, kv_tokens: float, random: np.random.Generator
 ) -> None:
-    """A closed-loop sweep as ``table fit`` reads it, every figure off by 3 % at random."""
+    """Writes a closed-loop sweep for ``table fit``, with 3 % of noise in every figure."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
@@ -311,8 +311,8 @@ def _write_load_test(
                 writer.writerow([concurrency, prompt, output, f"{tpot_ms:.3f}", f"{ttft_ms:.2f}"])
 
 
-def _true_table(cost: CostModel, fitted: TableFile, scenario: Scenario) -> TableFile:
-    """A table of the hidden constants themselves."""
+def _true_table(cost: CostModel, fitted: TableFile, scenario: HiddenServer) -> TableFile:
+    """Latency table of the hidden constants."""
     return fill_measured(
         cost,
         load_gpu(scenario.hardware),
@@ -323,7 +323,7 @@ def _true_table(cost: CostModel, fitted: TableFile, scenario: Scenario) -> Table
     )
 
 
-def _own(scenario: Scenario, folder: Path) -> dict[str, Any]:
+def _own(scenario: HiddenServer, folder: Path) -> dict[str, Any]:
     trace = folder / "trace.csv"
     if isinstance(scenario.traffic, str):
         shared = shared_data()
@@ -337,7 +337,9 @@ def _own(scenario: Scenario, folder: Path) -> dict[str, Any]:
     }
 
 
-def _setup(scenario: Scenario, table: Path, folder: Path, random: np.random.Generator) -> TaskSetup:
+def _setup(
+    scenario: HiddenServer, table: Path, folder: Path, random: np.random.Generator
+) -> TaskSetup:
     if not isinstance(scenario.traffic, str):
         rate = scenario.traffic(random)
         second = np.repeat(np.arange(len(rate)), random.poisson(rate))

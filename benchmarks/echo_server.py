@@ -14,44 +14,44 @@ from openenv.core.env_server import Environment, create_app
 from openenv.core.env_server.types import Action, Observation, State
 
 _NUMBERS = 21
-"""As many as jaxserve's observation has."""
+"""Number of entries in jaxserve's observation."""
 
 
 class EchoAction(Action):
-    """What jaxserve's players send."""
+    """Action of jaxserve's players."""
 
     batch_cap: int = 0
     speculation_depth: int = 0
 
 
 class EchoObservation(Observation):
-    """Zeros."""
+    """Observation of zeros."""
 
     values: list[float]
 
 
 class EchoEnvironment(Environment[EchoAction, EchoObservation, State]):
-    """Answers at once."""
+    """Environment without a computation."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
     ) -> EchoObservation:
-        """Nothing begins."""
+        """Returns zeros."""
         del seed, episode_id, kwargs
         return EchoObservation(values=[0.0] * _NUMBERS, reward=0.0)
 
     def step(
         self, action: EchoAction, timeout_s: float | None = None, **kwargs: Any
     ) -> EchoObservation:
-        """Nothing happens."""
+        """Returns zeros."""
         del action, timeout_s, kwargs
         return EchoObservation(values=[0.0] * _NUMBERS, reward=0.0)
 
     @property
     def state(self) -> State:
-        """Of no episode."""
+        """State without an episode."""
         return State()
 
 

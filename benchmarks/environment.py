@@ -27,7 +27,7 @@ LOOKED_UP = ("ttft_p50_ms", "ttft_p99_ms", "tpot_ms", "tps", "gpu_mem_gb")
 
 
 def median_s(run: Callable[[], Any], runs: int = RUNS) -> float:
-    """Median seconds of ``run``, after one call that is not counted."""
+    """Median seconds of ``run`` after a warm-up call."""
     run()
     times = []
     for _ in range(runs):
@@ -41,7 +41,9 @@ def batched_windows_per_s(task: str, batch: int, devices: int) -> tuple[float, f
     """Windows per second of ``env.step`` under vmap and scan, and seconds to compile.
 
     Args:
-      batch: environments, an equal share of them on each device.
+      task: name of the task.
+      batch: environments, divided evenly among devices.
+      devices: number of devices.
     """
     env = jaxserve.make(task)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:devices]), tuple(spread()))
@@ -101,7 +103,7 @@ def scipy_steps_per_s(table: str) -> float:
 
 
 def gymnax_steps_per_s(batch: int) -> float | None:
-    """Steps per second of gymnax CartPole, the ceiling; None where gymnax is not installed."""
+    """Steps per second of gymnax CartPole, the ceiling; None without gymnax."""
     try:
         import gymnax
     except ImportError:

@@ -1,4 +1,4 @@
-"""An agent of the fault run: some turns, asked again where one fails, each answer noted.
+"""An agent of the fault run: takes some turns, repeats failed ones and notes each answer.
 
 It needs nothing but Python. Its arguments are what it is told, the file of its notes, its turns and
 its exit code. What it notes as ``whole``, by its id, may not be lost; what it notes as ``failed``
@@ -17,11 +17,11 @@ PATIENCE_S = 300
 
 
 class HalfAStream(OSError):
-    """A stream without its end."""
+    """Error of a stream without its end."""
 
 
 def ask(messages, stream):
-    """The id and the text of an answer that is whole."""
+    """Id and text of a complete answer."""
     body = {"model": "stub", "messages": messages, "stream": stream}
     headers = {"content-type": "application/json"}
     headers["Authorization"] = "Bearer " + os.environ["OPENAI_API_KEY"]
@@ -39,20 +39,20 @@ def ask(messages, stream):
 
 
 def wrong(error):
-    """A few words for an answer that did not come, or not to its end."""
+    """A few words on a missing or incomplete answer."""
     if isinstance(error, HalfAStream):
         return "half a stream"
     return "connection refused" if "refused" in str(error) else "connection lost"
 
 
 def note(ledger, line):
-    """One line, in one write."""
+    """Appends one line in one write."""
     with open(ledger, "a") as noted:
         noted.write(line + "\n")
 
 
 def main(instruction, ledger, turns):
-    """Talks."""
+    """Takes the turns."""
     messages = [{"role": "user", "content": instruction}]
     for turn in range(turns):
         until = time.monotonic() + PATIENCE_S

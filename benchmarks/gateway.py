@@ -1,4 +1,4 @@
-"""``python -m benchmarks.gateway``: what the gateway costs before an engine that costs nothing.
+"""``python -m benchmarks.gateway``: cost of the gateway in front of an engine without cost.
 
 Client, gateway and engine share the machine. Calls through the gateway and calls to the engine
 itself take turns, so that what else runs on the machine meets both.
@@ -104,11 +104,11 @@ def gateway_page(rounds: int, calls: int, requests: int) -> str:
 def running_gateway(
     engine: str, more: Sequence[str] = (), control: int | None = None
 ) -> Iterator[tuple[str, psutil.Process]]:
-    """The command as an operator runs it; its address and process.
+    """Runs ``jaxserve gateway``; yields its address and process.
 
     Args:
-      more: arguments.
-      control: port of the control door, a free one by default.
+      more: further arguments.
+      control: port of control, a free one by default.
     """
     port, control = free_port(), control or free_port()
     command = [sys.executable, "-m", "jaxserve.cli", "gateway", "--engine", f"vllm={engine}"]
@@ -120,7 +120,7 @@ def running_gateway(
 
 
 def _overhead(direct: str, through: str, rounds: int, calls: int) -> list[str]:
-    """Latency of calls that are not streamed, one at a time, the two ways in turn."""
+    """Latency of single calls without streaming, through the gateway and to the engine in turn."""
     names = ("the engine itself", "through the gateway")
     found: list[dict[str, list[float]]] = []
     uvloop.run(_in_turns(direct, through, calls // 5))
@@ -155,7 +155,7 @@ async def _in_turns(direct: str, through: str, calls: int) -> tuple[list[float],
 
 
 def _cpu(url: str, process: psutil.Process, rounds: int) -> str:
-    """CPU time of the gateway for each event, those of opening and closing a stream included."""
+    """CPU time of the gateway per event, opening and closing of a stream included."""
     costs = []
     for _ in range(rounds):
         before = cpu_s(process)
@@ -183,7 +183,7 @@ async def _crowd(url: str, process: psutil.Process) -> str:
 
 
 async def _streams(url: str, count: int, events: int, every_s: float) -> list[int]:
-    """Events of each of so many streams at once; those of a broken one do not count."""
+    """Number of events of each concurrent stream; broken streams do not count."""
     asked = {"model": "stub", "stream": True, "max_tokens": events, "every_s": every_s}
 
     async def one(client: aiohttp.ClientSession) -> int:
@@ -200,7 +200,7 @@ async def _streams(url: str, count: int, events: int, every_s: float) -> list[in
 
 
 async def _soak(url: str, process: psutil.Process, requests: int) -> str:
-    """Memory over many requests, every fourth of them a stream."""
+    """Memory over many requests, a fourth of them streams."""
     memory_mb: list[float] = []
     errors, left = 0, requests
 
@@ -231,7 +231,7 @@ async def _soak(url: str, process: psutil.Process, requests: int) -> str:
 
 
 def open_client() -> aiohttp.ClientSession:
-    """Without a limit of connections."""
+    """Client without a limit of connections."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600.0)
     )

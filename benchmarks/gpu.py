@@ -25,7 +25,7 @@ def gpu_page() -> str:
     """Measures on all GPUs that JAX sees; Markdown.
 
     Raises:
-      InputError: it sees none.
+      InputError: JAX sees no GPU.
     """
     if jax.default_backend() != "gpu":
         raise InputError(

@@ -23,8 +23,9 @@ def ppo_windows_per_s(task: str, environments: int, seeds: int = 1) -> tuple[flo
     """Windows per second end to end, and seconds to compile.
 
     Args:
-      environments: of each seed.
-      seeds: policies trained side by side; the speed is that of all of them together.
+      task: name of the task.
+      environments: environments of each seed.
+      seeds: policies trained side by side; the speed counts all of them.
     """
     config = PPOConfig(environments=environments)
     learner = Learner.create(jaxserve.make(task), config)
@@ -47,11 +48,12 @@ def ppo_windows_per_s(task: str, environments: int, seeds: int = 1) -> tuple[flo
 def seconds_past_static(task: str, steps: int, learning_rate: float) -> tuple[float, int]:
     """Seconds and windows until PPO earns more than the best static setting.
 
-    Seconds include making the environment and compiling. What counts is the mean reward of a policy
-    that still explores, over an update's windows, five updates in a row.
+    Seconds include making the environment and compiling. The exploring policy's mean reward over an
+    update's windows must be above in five updates in a row.
 
     Args:
-      steps, learning_rate: of the whole run, which is not played to its end.
+      task: name of the task.
+      steps, learning_rate: options of the whole run, which stops early.
     """
     best_static = load_anchors(load_task(task)).best_static
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Players that load a server: each steps as soon as it has its last answer."""
+"""Players that load a server; each steps as soon as the previous answer arrives."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
-class Load:
-    """What players saw in one round."""
+class LoadResult:
+    """Latencies of one round."""
 
     seconds: float
     latencies_s: Sequence[float]
-    """of every answered request."""
+    """latency of every answered request."""
     steps_per_request: int = 1
 
     @property
     def steps_per_s(self) -> float:
-        """Windows per second, all players together."""
+        """Windows per second of all players together."""
         return self.steps_per_request * len(self.latencies_s) / self.seconds
 
     def latency_ms(self, percentile: float) -> float:
@@ -37,14 +37,16 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Play:
-    """What a player sends: a reset, and again and again a step."""
+class PlayerRequests:
+    """Requests of a player: a reset, then steps."""
 
     reset: Mapping[str, Any]
     action: Mapping[str, Any]
 
 
-async def websocket_load(url: str, play: Play, players: int, seconds: float) -> Load:
+async def websocket_load(
+    url: str, play: PlayerRequests, players: int, seconds: float
+) -> LoadResult:
     """Players with a WebSocket each, in OpenEnv's protocol.
 
     Raises:
@@ -62,13 +64,13 @@ async def websocket_load(url: str, play: Play, players: int, seconds: float) -> 
         frames = (_frame("reset", play.reset), _frame("step", play.action))
         until = started + seconds
         await asyncio.gather(*(_play(socket, *frames, until, latencies) for socket in sockets))
-        return Load(time.perf_counter() - started, latencies)
+        return LoadResult(time.perf_counter() - started, latencies)
     finally:
         await asyncio.gather(*(socket.close() for socket in sockets))
 
 
-def http_load(url: str, play: Play, seconds: float) -> Load:
-    """One player with one HTTP connection that is kept open.
+def http_load(url: str, play: PlayerRequests, seconds: float) -> LoadResult:
+    """One player on a persistent HTTP connection.
 
     Raises:
       RuntimeError: an answer was an error.
@@ -87,10 +89,10 @@ def http_load(url: str, play: Play, seconds: float) -> Load:
             now = time.perf_counter()
         sent = now
     requests.close()
-    return Load(sent - started, latencies)
+    return LoadResult(sent - started, latencies)
 
 
-def together_load(url: str, play: Play, sessions: int, seconds: float) -> Load:
+def together_load(url: str, play: PlayerRequests, sessions: int, seconds: float) -> LoadResult:
     """One player that advances many sessions by one request.
 
     Raises:
@@ -111,10 +113,10 @@ def together_load(url: str, play: Play, sessions: int, seconds: float) -> Load:
                 requests.post("/reset", {**play.reset, "session_id": name})
     requests.close()
     # Resets are left out: an episode of the shortest task has 40 windows.
-    return Load(elapsed, latencies, sessions)
+    return LoadResult(elapsed, latencies, sessions)
 
 
-def first_exchange_ms(url: str, play: Play) -> tuple[float, float]:
+def first_exchange_ms(url: str, play: PlayerRequests) -> tuple[float, float]:
     """Milliseconds that a reset and the step after it take."""
     requests = HttpPlayer(url)
     started = time.perf_counter()

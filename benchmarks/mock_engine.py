@@ -34,30 +34,30 @@ from jaxserve.sim.reference.simulator import ReferenceSimulator
 from server.local import free_port
 
 _START_S = 0.5
-"""Of the host, until the first request may be sent."""
+"""Seconds of the host until the first request."""
 _WATCH_S = 0.005
 _WIDTH = 110
 """Characters of a line of the page."""
 WARM_UP = 5
-"""Requests that are not counted."""
+"""Requests before the counted ones."""
 _APART_S = 1000.0
-"""Between them and the others in the simulator."""
+"""Seconds between warm-up and counted requests in the simulator."""
 
 
 @dataclass(frozen=True)
-class Load:
+class LoadTest:
     """Requests of one run; times are the GPU's."""
 
     rate_rps: float
     """mean arrivals per second."""
     requests: int
-    """how many."""
+    """number of requests."""
     prompt_tokens: tuple[int, int] = (200, 1000)
-    """least and most."""
+    """range of prompt lengths."""
     output_tokens: tuple[int, int] = (100, 300)
-    """least and most."""
+    """range of output lengths."""
     seed: int = 0
-    """of all that is drawn."""
+    """seed of arrivals and lengths."""
 
     def draw(self) -> list[Request]:
         """The requests in order of arrival."""
@@ -74,23 +74,25 @@ class Latencies:
     """Means over the requests of a run, s of the GPU's time."""
 
     ttft_s: float
-    """to the first token."""
+    """time to first token."""
     tpot_s: float
-    """per output token after the first."""
+    """time per output token after the first."""
     running: float
-    """mean number of requests at a time."""
+    """mean number of requests in flight."""
 
     @classmethod
-    def of(cls, ttft_s: np.ndarray, tpot_s: np.ndarray, load: Load) -> Latencies:
-        """From the requests' own, by Little's law for their number at a time."""
+    def of(cls, ttft_s: np.ndarray, tpot_s: np.ndarray, load: LoadTest) -> Latencies:
+        """Means of requests' latencies; Little's law gives the number in flight."""
         lengths = np.array([request.output_tokens for request in load.draw()])
         in_system_s = ttft_s + tpot_s * (lengths - 1)
         return cls(ttft_s.mean(), tpot_s.mean(), load.rate_rps * in_system_s.mean())
 
 
-def simulated(settings: MockEngineSettings, load: Load, warm_up: int = WARM_UP) -> Latencies:
-    """What the reference simulator says, with as many requests long before to warm up: each
-    request then meets the same delay of the front end."""
+def simulated(settings: MockEngineSettings, load: LoadTest, warm_up: int = WARM_UP) -> Latencies:
+    """Latencies of the reference simulator.
+
+    Warm-up requests come long before, so that each counted request meets the same front-end delay.
+    """
     machine = build_machine(settings)
     deployment = ReferenceSettings(
         queue_capacity=load.requests,
@@ -120,18 +122,18 @@ def simulated(settings: MockEngineSettings, load: Load, warm_up: int = WARM_UP) 
 
 
 @dataclass(frozen=True)
-class Served:
-    """What a client of a mock engine measures."""
+class ClientMeasurement:
+    """Measurements of a client of a mock engine."""
 
     latencies: Latencies
-    """of the requests."""
+    """latencies of the requests."""
     late_s: float
-    """how much later than asked the client itself woke on average, s of the host."""
+    """mean delay of the client's own timers, s of the host."""
     cpu_us: float
     """CPU time of the server for each token."""
 
 
-def served(settings: MockEngineSettings, load: Load) -> Served:
+def served(settings: MockEngineSettings, load: LoadTest) -> ClientMeasurement:
     """Sends a load to a mock engine in a process of its own."""
     with mock_engine(settings) as (url, pid):
         server = psutil.Process(pid)
@@ -140,7 +142,7 @@ def served(settings: MockEngineSettings, load: Load) -> Served:
         cpu_s = sum(server.cpu_times()[:2]) - before_s
     ttft_s, tpot_s = settings.speed * np.array(times).T
     tokens = sum(request.output_tokens for request in load.draw())
-    return Served(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
+    return ClientMeasurement(Latencies.of(ttft_s, tpot_s, load), late_s, 1e6 * cpu_s / tokens)
 
 
 @contextmanager
@@ -158,9 +160,9 @@ def mock_engine(settings: MockEngineSettings) -> Iterator[tuple[str, int]]:
 
 
 async def _send_all(
-    url: str, settings: MockEngineSettings, load: Load
+    url: str, settings: MockEngineSettings, load: LoadTest
 ) -> tuple[Sequence[tuple[float, float]], float]:
-    """TTFT and TPOT of every request, and how late the client woke, s of the host."""
+    """TTFT and TPOT of every request, and the client's delay, s of the host."""
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(url, connector=connector, timeout=timeout) as client:
@@ -178,7 +180,7 @@ async def _send_all(
 
 
 async def _watch() -> float:
-    """Until it is cancelled; how much later than asked it woke on average, s."""
+    """Mean delay of a timer until cancelled, s."""
     late_s = []
     with suppress(asyncio.CancelledError):
         while True:
@@ -191,7 +193,7 @@ async def _watch() -> float:
 async def _send(
     client: aiohttp.ClientSession, at_s: float, request: Request, seed: int
 ) -> tuple[float, float]:
-    """TTFT and TPOT of one request, s of the host, from when it is sent."""
+    """TTFT and TPOT of one request from its sending, s of the host."""
     rng = np.random.default_rng([seed, request.id])
     asked = {
         "prompt": rng.integers(100_000, size=request.prompt_tokens).tolist(),
@@ -243,7 +245,7 @@ def _page(chosen: argparse.Namespace) -> str:
         for rate_rps in chosen.rates:
             settings = MockEngineSettings(chosen.model, chosen.hardware, speed=speed)
             count = max(20, round(rate_rps * speed * chosen.seconds))
-            load = Load(rate_rps, count)
+            load = LoadTest(rate_rps, count)
             expected, run = simulated(settings, load), served(settings, load)
             loads.append(os.getloadavg()[0])
             cells = [f"{speed:g}", f"{rate_rps:g}", f"{count}", f"{expected.running:.0f}"]

@@ -1,4 +1,4 @@
-"""What a benchmark prints, and keeps in a file."""
+"""Pages of benchmarks, printed and written to files."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _BLOCK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page_parser(program: str, about: str | None) -> argparse.ArgumentParser:
-    """Of a benchmark's command, with ``--markdown``.
+    """Parser of a benchmark's command, with ``--markdown``.
 
     Args:
       program: dotted name of the module.
-      about: what its help begins with.
+      about: first text of the help.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {program}",
@@ -51,7 +51,7 @@ def publish(measure: Callable[[], str], markdown: Path | None) -> int:
 
 
 def missed(misses: bool) -> str:
-    """What is said behind an aim that a figure misses."""
+    """Words after an aim that a figure misses."""
     return ", miss" if misses else ""
 
 

@@ -36,14 +36,14 @@ _PLAYER = Path(__file__).with_name("paired_player.py")
 
 @dataclass(frozen=True)
 class Paired:
-    """What was measured: seconds by the clock and of the processor, float64[pairs, 2] each."""
+    """Seconds by the clock and of the processor, float64[pairs, 2] each."""
 
     windows: int
-    """of one turn, all environments together."""
+    """windows of one turn, all environments together."""
     before_s: NDArray[np.float64]
-    """of the other revision's turns."""
+    """seconds of the other revision's turns."""
     after_s: NDArray[np.float64]
-    """of this tree's turns."""
+    """seconds of this tree's turns."""
 
     def ratio(self, clock: int) -> Interval:
         """How many times as fast this tree is: the median pair, and the 95 % interval that pairs
@@ -62,10 +62,10 @@ class Player:
     """A process that plays the hard task with the ``jaxserve`` of one tree."""
 
     def __init__(self, tree: Path, environments: int) -> None:
-        """Returns once the program is compiled and has played a turn.
+        """Starts the process and waits for its first turn.
 
         Raises:
-          InputError: the process ended before that.
+          InputError: the process ends before.
         """
         # Neither the script's own folder nor an installed jaxserve may come before the tree's.
         surroundings = os.environ | {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}

@@ -40,12 +40,12 @@ from benchmarks.page import publish
 from jaxserve import checks
 from jaxserve.adapters.gymnasium_env import ServeGymEnv, ServeVectorEnv
 from jaxserve.agents.task_setup import TaskSetup, load_setup
-from jaxserve.compare.trained import LEARNING_RATE
 from jaxserve.errors import InputError
 from jaxserve.evaluation.episode_statistics import interval
 from jaxserve.evaluation.held_out import check_episodes, evaluate
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
+from jaxserve.studies.compare.trained import LEARNING_RATE
 from jaxserve.tasks.anchors import anchors_score
 
 IN_TURN = 8

@@ -38,7 +38,7 @@ _CONVERSATIONS = (1, 64)
 _RESPONSE = 100
 _BETWEEN = 20
 _LETTERS = 4
-"""Characters of text for each token."""
+"""Characters of text per token."""
 ROUNDS = 5
 
 
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def page() -> str:
-    """Measures and tells; Markdown."""
+    """Measures everything; Markdown."""
     lines = [
         "# Builders of traces",
         "",
@@ -78,9 +78,9 @@ def measured(completions: int, tokens: int, conversations: int) -> dict[str, flo
     """Seconds of each step.
 
     Args:
-      completions: of the session.
-      tokens: of each prompt, at least.
-      conversations: that take turns.
+      completions: completions of the session.
+      tokens: least tokens of a prompt.
+      conversations: conversations in turn.
     """
     drafts = session(completions, tokens, conversations)
     records: list[CompletionRecord] = []
@@ -142,7 +142,7 @@ def _over_the_door(folder: Path) -> tuple[list[CompletionRecord], float]:
 
 
 def session(completions: int, tokens: int, conversations: int) -> list[CompletionRecord]:
-    """Records that are not numbered and linked yet."""
+    """Records without numbers and links."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 150_000, tokens, np.int32) for _ in range(conversations)]
     texts = [[{"role": "user", "content": "x" * tokens * _LETTERS}] for _ in prompts]
@@ -174,7 +174,7 @@ def session(completions: int, tokens: int, conversations: int) -> list[Completio
 
 
 def _best(step: Callable[[], _T]) -> tuple[_T, float]:
-    """What a step gives, and its shortest time, s."""
+    """Result of a step and its shortest time, s."""
     result, best = _timed(step)
     for _ in range(ROUNDS - 1):
         result, seconds = _timed(step)

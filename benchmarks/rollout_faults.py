@@ -43,9 +43,9 @@ _HARMED = {
     "engine": "killed: engine",
     "disk": "disk full for a second",
 }
-"""What each harm is called in the table."""
+"""Name of each fault in the table."""
 _AHEAD = 6
-"""Tasks that are submitted before their harm, as many as run at a time."""
+"""Tasks submitted before a fault, as many as run at a time."""
 _KINDS = ("talks", "talks", "late", "talks", "fails", "talks")
 """Of tasks, in turn."""
 _TURNS = {"talks": 3, "late": 100_000, "fails": 2}
@@ -57,24 +57,24 @@ _LIMIT_S = 3000.0
 
 
 @dataclass
-class Outcome:
-    """What was counted."""
+class FaultCounts:
+    """Counts of a run."""
 
     tasks: int = 0
     states: Counter[str] = field(default_factory=Counter)
-    """of sessions, with their reasons."""
+    """states of sessions, with their reasons."""
     harms: Counter[str] = field(default_factory=Counter)
-    """by what was killed, or was full."""
+    """number of faults by kind."""
     ends: Counter[str] = field(default_factory=Counter)
-    """how often each session ended."""
+    """number of ends of each session."""
     refused: Counter[str] = field(default_factory=Counter)
-    """pushes of each task's result that were refused."""
+    """refused pushes of each task's result."""
     pushed: Counter[str] = field(default_factory=Counter)
-    """how often each task's result was taken."""
+    """accepted pushes of each task's result."""
     noted: int = 0
-    """answers that agents got whole."""
+    """complete answers to agents."""
     failures: Counter[str] = field(default_factory=Counter)
-    """other answers that agents got, by what was wrong."""
+    """other answers to agents, by error."""
     recorded: Counter[str] = field(default_factory=Counter)
     """completions that are recorded, by outcome and reason."""
     lost: int = 0
@@ -103,7 +103,7 @@ class Outcome:
         return once and not wrong and len(self.pushed) == self.tasks
 
 
-def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> Outcome:
+def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], None]) -> FaultCounts:
     """Submits tasks, harms, waits, and counts. Tasks come as harms go on, so that all harms meet
     agents that run.
 
@@ -111,7 +111,7 @@ def run(folder: Path, tasks: int, harms: int, seed: int, say: Callable[[str], No
       harms: how often something is killed or full, each kind in turn, in random order.
       say: who hears of it.
     """
-    chance, outcome, began = random.Random(seed), Outcome(tasks), time.monotonic()
+    chance, outcome, began = random.Random(seed), FaultCounts(tasks), time.monotonic()
     left = [one for _ in range(-(-harms // len(_HARMED))) for one in _shuffled(chance)][:harms]
     ledger = folder / "noted"
     target = ThreadingHTTPServer(("127.0.0.1", free_port()), _target(outcome), False)
@@ -178,7 +178,7 @@ def _task(number: int, ledger: Path, callback: str) -> dict[str, Any]:
     }
 
 
-def _count(outcome: Outcome, scene: Scene, folder: Path, ledger: Path) -> None:
+def _count(outcome: FaultCounts, scene: Scene, folder: Path, ledger: Path) -> None:
     """Reads what is told, and what is on the disk."""
     after = 0
     while events := scene.ask("GET", f"/events?after={after}")["events"]:
@@ -221,8 +221,8 @@ def _is_as_recorded(told: dict[str, Any], folder: Path, task: str) -> bool:
     ]
 
 
-def _target(outcome: Outcome) -> type[BaseHTTPRequestHandler]:
-    class Target(BaseHTTPRequestHandler):
+def _target(outcome: FaultCounts) -> type[BaseHTTPRequestHandler]:
+    class HarmedProcess(BaseHTTPRequestHandler):
         """Takes each result, but not at first."""
 
         def do_POST(self) -> None:
@@ -237,10 +237,10 @@ def _target(outcome: Outcome) -> type[BaseHTTPRequestHandler]:
         def log_message(self, *arguments: Any) -> None:
             """Says nothing."""
 
-    return Target
+    return HarmedProcess
 
 
-def report(outcome: Outcome) -> str:
+def report(outcome: FaultCounts) -> str:
     """What came of it, as Markdown."""
     twice = sum(count > 1 for count in outcome.ends.values())
     pushes = f"{len(outcome.pushed)} tasks, {outcome.pushed.total()} times"

@@ -42,7 +42,7 @@ _LINE = b"x" * 8192
 
 
 @dataclass(frozen=True)
-class Found:
+class Aim:
     """A figure for which there is an aim."""
 
     name: str
@@ -79,7 +79,7 @@ def main() -> int:
     )
     parser.add_argument("--calls", type=int, default=1000, help="one at a time (default 1000)")
     chosen = parser.parse_args()
-    found: list[Found] = []
+    found: list[Aim] = []
 
     def measure() -> str:
         page, aims = load_page(chosen.sessions, chosen.completions, chosen.calls)
@@ -89,7 +89,7 @@ def main() -> int:
     return publish(measure, chosen.markdown) or int(any(one.misses for one in found))
 
 
-def load_page(sessions: int, completions: int, calls: int) -> tuple[str, list[Found]]:
+def load_page(sessions: int, completions: int, calls: int) -> tuple[str, list[Aim]]:
     """Starts engine and gateway and measures; Markdown, and the figures that have aims.
 
     Raises:
@@ -150,7 +150,7 @@ def _key(door: httpx.Client, *, durable: bool) -> dict[str, str]:
 
 def _overhead(
     direct: str, through: str, door: httpx.Client, calls: int, folder: Path
-) -> tuple[list[str], list[Found]]:
+) -> tuple[list[str], list[Aim]]:
     """Latency of calls that are not streamed, one at a time, the three ways in turn, and of what
     the disk does for the last of them."""
     names = ("the engine itself", "in a session", "in a durable session")
@@ -177,8 +177,8 @@ def _overhead(
     lines += ["", f"{calls} times each way, one at a time, the ways in turn."]
     call = "a call that is not streamed, in a durable session: more at"
     return lines, [
-        Found(f"{call} p50", more[0], _MORE_MS[0]),
-        Found(f"{call} p99", more[1], _MORE_MS[1]),
+        Aim(f"{call} p50", more[0], _MORE_MS[0]),
+        Aim(f"{call} p99", more[1], _MORE_MS[1]),
     ]
 
 
@@ -211,7 +211,7 @@ async def _call(client: Any, url: str, headers: dict[str, str], **more: Any) -> 
         return body
 
 
-async def _delays(direct: str, through: str, door: httpx.Client) -> tuple[list[str], list[Found]]:
+async def _delays(direct: str, through: str, door: httpx.Client) -> tuple[list[str], list[Aim]]:
     """How late streamed events come, the two ways in turn."""
     ways = {
         "the engine itself": [(direct, {}) for _ in range(_STREAMS)],
@@ -237,7 +237,7 @@ async def _delays(direct: str, through: str, door: httpx.Client) -> tuple[list[s
         f"{_ROUNDS} rounds each way of {_STREAMS} streams at once, {_STAMPED} events each, one "
         f"every {1000 * _EVERY_S:.0f} ms.",
     ]
-    return lines, [Found("a streamed event: later at p50", more[0], _EVENT_MS)]
+    return lines, [Aim("a streamed event: later at p50", more[0], _EVENT_MS)]
 
 
 async def _late(client: Any, url: str, headers: dict[str, str], place: int) -> list[float]:
@@ -265,7 +265,7 @@ async def _late(client: Any, url: str, headers: dict[str, str], place: int) -> l
     return found
 
 
-async def _streams(url: str, door: httpx.Client, process: psutil.Process) -> tuple[str, Found]:
+async def _streams(url: str, door: httpx.Client, process: psutil.Process) -> tuple[str, Aim]:
     """CPU time of the gateway for each streamed event."""
     keys = [_key(door, durable=True) for _ in range(_STREAMS)]
     costs = []
@@ -280,12 +280,12 @@ async def _streams(url: str, door: httpx.Client, process: psutil.Process) -> tup
         f"CPU of the gateway per streamed event: {cost:.3f} ms (median of {len(costs)} rounds of "
         f"{_STREAMS} streams at once, all that a stream needs included)."
     )
-    return said, Found("a streamed event: CPU of the gateway", cost, _EVENT_MS)
+    return said, Aim("a streamed event: CPU of the gateway", cost, _EVENT_MS)
 
 
 async def _crowd(
     url: str, door: httpx.Client, process: psutil.Process, sessions: int, completions: int
-) -> tuple[str, list[Found]]:
+) -> tuple[str, list[Aim]]:
     """Completions of many durable sessions at once, and memory over them."""
     keys = [_key(door, durable=True) for _ in range(sessions)]
     memory_mib: list[float] = []
@@ -320,8 +320,8 @@ async def _crowd(
     each = f"completions in {sessions} durable sessions at once"
     growth = 100.0 * (peaks[2] / peaks[0] - 1.0)
     return said, [
-        Found(each, completions / seconds, _PER_S, "per second", least=True),
-        Found("memory: more in the last third than in the first", growth, _GROWTH_PERCENT, "%"),
+        Aim(each, completions / seconds, _PER_S, "per second", least=True),
+        Aim("memory: more in the last third than in the first", growth, _GROWTH_PERCENT, "%"),
     ]
 
 

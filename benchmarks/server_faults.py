@@ -30,7 +30,7 @@ import uvloop
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
-from benchmarks.loads import HttpPlayer, Play, websocket_load
+from benchmarks.loads import HttpPlayer, PlayerRequests, websocket_load
 from benchmarks.page import missed, page_parser, publish
 from benchmarks.server_fuzz import (
     PATIENCE_S,
@@ -51,14 +51,14 @@ _SOAKING = 64
 _GROWTH = 0.05
 """Share by which memory may differ between two thirds of a soak."""
 _ACTION = {"batch_cap": 64, "speculation_depth": 2}
-_PLAY = Play(reset={"task_id": "adversarial_multitenant", "seed": 7}, action=_ACTION)
+_PLAY = PlayerRequests(reset={"task_id": "adversarial_multitenant", "seed": 7}, action=_ACTION)
 _KEY = "sk-faults-7c1e5b0d"
 _VARIABLES = {"JAXSERVE_RATE_LIMIT": "1000000/second", "OPENAI_API_KEY": _KEY}
 _SHARED_SESSIONS, _SHARED_WINDOWS = 16, 40
 
 
 @dataclass(frozen=True)
-class Trial:
+class FaultTrial:
     """One kind of harm: a row of the table."""
 
     name: str
@@ -103,12 +103,12 @@ def main() -> int:
         help=f"how long {_SOAKING} players play at once, s (600); 0 leaves them out",
     )
     chosen = parser.parse_args()
-    trials: list[Trial] = []
+    trials: list[FaultTrial] = []
     code = publish(lambda: faults_page(chosen, trials), chosen.markdown)
     return code or int(not all(trial.passed for trial in trials))
 
 
-def faults_page(chosen: argparse.Namespace, trials: list[Trial]) -> str:
+def faults_page(chosen: argparse.Namespace, trials: list[FaultTrial]) -> str:
     """Starts servers, does them harm, and returns Markdown.
 
     Args:
@@ -125,7 +125,7 @@ def faults_page(chosen: argparse.Namespace, trials: list[Trial]) -> str:
     checks.number("--soak-seconds", chosen.soak_seconds, 0, 86_400)
     dice = random.Random(chosen.seed)
 
-    def ended(trial: Trial) -> None:
+    def ended(trial: FaultTrial) -> None:
         trials.append(trial)
         print(trial.row(), flush=True)
 
@@ -173,7 +173,7 @@ class _Witness:
         self._session = self._post("/reset", **_PLAY.reset)["session_id"]
         self._windows = 0
 
-    def of(self, name: str, fuzz: Fuzz) -> Trial:
+    def of(self, name: str, fuzz: Fuzz) -> FaultTrial:
         """The trial, once the witness has played a window.
 
         Raises:
@@ -183,7 +183,7 @@ class _Witness:
         self._windows += 1
         lost = self._windows - number
         seen = f"{fuzz.seen}; {fuzz.told} with a path or a key" if fuzz.told else fuzz.seen
-        return Trial(name, fuzz.tried, fuzz.survived, fuzz.failed, lost, seen)
+        return FaultTrial(name, fuzz.tried, fuzz.survived, fuzz.failed, lost, seen)
 
     def _post(self, path: str, **body: Any) -> Any:
         # A connection that was kept would have been closed for its long silence.
@@ -228,7 +228,7 @@ class _Acknowledged:
         return lost
 
 
-def _share(folder: Path, dice: random.Random) -> Trial:
+def _share(folder: Path, dice: random.Random) -> FaultTrial:
     """Two processes on one log; every step goes to either of them."""
     told = _Acknowledged()
     with (
@@ -250,10 +250,10 @@ def _share(folder: Path, dice: random.Random) -> Trial:
     tried = _SHARED_SESSIONS * _SHARED_WINDOWS
     seen = f"{_SHARED_SESSIONS} sessions, replayed by both"
     name = "steps that either of two processes on one log takes"
-    return Trial(name, tried, tried - lost, 0, lost, seen)
+    return FaultTrial(name, tried, tried - lost, 0, lost, seen)
 
 
-def _kill(folder: Path, cycles: int) -> Trial:
+def _kill(folder: Path, cycles: int) -> FaultTrial:
     steps = lost = survived = 0
 
     async def load(server: LocalServer, told: _Acknowledged, first: int) -> None:
@@ -277,7 +277,7 @@ def _kill(folder: Path, cycles: int) -> Trial:
         survived += gone == 0
         lost += gone
         steps += sum(map(len, told.rewards.values()))
-    return Trial(
+    return FaultTrial(
         f"`kill -9` under {_KILLED_SESSIONS} sessions",
         cycles,
         survived,
@@ -287,7 +287,7 @@ def _kill(folder: Path, cycles: int) -> Trial:
     )
 
 
-def _rebuild(folder: Path) -> Trial:
+def _rebuild(folder: Path) -> FaultTrial:
     with LocalServer(folder, variables=_VARIABLES) as server:
         player = HttpPlayer(server.url)
         names = [
@@ -304,7 +304,7 @@ def _rebuild(folder: Path) -> Trial:
         alone = uvloop.run(websocket_load(server.url, _PLAY, 1, 3.0))
         seconds, latencies, windows = uvloop.run(_rebuild_beside(server.url, names))
     p99_ms = 1000.0 * float(np.percentile(latencies, 99.0))
-    return Trial(
+    return FaultTrial(
         f"restart with {_REBUILT_SESSIONS} sessions of {_REBUILT_WINDOWS} windows",
         _REBUILT_SESSIONS,
         sum(number == _REBUILT_WINDOWS for number in windows),
@@ -373,7 +373,7 @@ def _wait_until_compiled(server: LocalServer) -> None:
         time.sleep(0.5)
 
 
-def _soak(folder: Path, seconds: float) -> Trial:
+def _soak(folder: Path, seconds: float) -> FaultTrial:
     """Many players for a long time; an error of any of them ends the benchmark."""
     seen: list[tuple[float, int, int]] = []
 
@@ -392,7 +392,7 @@ def _soak(folder: Path, seconds: float) -> Trial:
     return soak_trial(seen, steps, seconds)
 
 
-def soak_trial(seen: Sequence[tuple[float, int, int]], steps: int, seconds: float) -> Trial:
+def soak_trial(seen: Sequence[tuple[float, int, int]], steps: int, seconds: float) -> FaultTrial:
     """The row of a soak, failed where the server held more in its last third than in its second.
 
     Args:
@@ -411,7 +411,7 @@ def soak_trial(seen: Sequence[tuple[float, int, int]], steps: int, seconds: floa
     def held(most: tuple[float, ...]) -> str:
         return f"{most[0]:,.0f} MiB, {most[1]:.0f} file handles and {most[2]:.0f} threads"
 
-    return Trial(
+    return FaultTrial(
         f"steps of {_SOAKING} players in {seconds:.0f} s",
         steps,
         steps,

@@ -23,8 +23,8 @@ import psutil
 import uvloop
 
 from benchmarks.loads import (
-    Load,
-    Play,
+    LoadResult,
+    PlayerRequests,
     first_exchange_ms,
     http_load,
     together_load,
@@ -38,11 +38,11 @@ _TOGETHER = 256
 _SOAKING = 256
 _SETTLED_SHARE = 0.1
 _SETTLING_S = 180.0
-PLAY = Play(
+PLAY = PlayerRequests(
     reset={"task_id": "adversarial_multitenant", "seed": 7},
     action={"batch_cap": 64, "speculation_depth": 2},
 )
-ECHO_PLAY = Play(reset={}, action=PLAY.action)
+ECHO_PLAY = PlayerRequests(reset={}, action=PLAY.action)
 _LIKE_AN_IMAGE = ("--no-access-log",)
 
 
@@ -51,13 +51,13 @@ class Kind:
     """One way to load a server."""
 
     name: str
-    run: Callable[[str, Play, float], Load]
+    run: Callable[[str, PlayerRequests, float], LoadResult]
     aim: int
     """steps per second."""
     has_peer: bool = True
 
 
-def _sockets(players: int) -> Callable[[str, Play, float], Load]:
+def _sockets(players: int) -> Callable[[str, PlayerRequests, float], LoadResult]:
     return lambda url, play, seconds: uvloop.run(websocket_load(url, play, players, seconds))
 
 
@@ -157,11 +157,11 @@ def _table(mine: str, peer: str, rounds: int, seconds: float) -> list[str]:
     return lines
 
 
-def _row(kind: Kind, ours: Sequence[Load], theirs: Sequence[Load]) -> str:
+def _row(kind: Kind, ours: Sequence[LoadResult], theirs: Sequence[LoadResult]) -> str:
     def middle(values: Sequence[float]) -> float:
         return statistics.median(values)
 
-    def rates(loads: Sequence[Load]) -> str:
+    def rates(loads: Sequence[LoadResult]) -> str:
         found = [load.steps_per_s for load in loads]
         return f"{middle(found):,.0f} ({min(found):,.0f}-{max(found):,.0f})"
 
@@ -187,7 +187,7 @@ def aimed(aim: float, steps_per_s: float) -> str:
 def _soak(url: str, process: psutil.Process, seconds: float) -> str:
     """Many players for a long time; an error of any of them ends the benchmark."""
 
-    async def play() -> tuple[Load, list[float]]:
+    async def play() -> tuple[LoadResult, list[float]]:
         memory_mb: list[float] = []
         running = asyncio.create_task(websocket_load(url, PLAY, _SOAKING, seconds))
         while not running.done():

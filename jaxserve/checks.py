@@ -6,6 +6,7 @@ checks to its fields.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import reprlib
@@ -21,6 +22,8 @@ from jaxserve.errors import InputError
 _MAX_NUMBER = sys.float_info.max
 _MAX_QUOTED = 120
 """Characters of a value in an error."""
+_NEAR = 0.6
+"""Least similarity of a name that an error proposes."""
 _ADDRESS = re.compile(
     r"https?://(\[[0-9a-f:.]+\]|[\w.-]+)(?::([0-9]{1,5}))?(/[^\s?#@]*)?", re.ASCII | re.IGNORECASE
 )
@@ -141,6 +144,34 @@ def one_of(name: str, value: Any, allowed: Collection[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         refuse(name, value, f"one of {', '.join(allowed)}")
     return value
+
+
+def known_name(value: Any, names: Collection[str]) -> Any:
+    """The name that ``value`` spells in any case and with any dashes; else ``value``."""
+    if not isinstance(value, str) or value in names:
+        return value
+    spelt = {_plain(each): each for each in names}
+    return spelt.get(_plain(value), value)
+
+
+def refuse_name(name: str, value: Any, names: Collection[str], more: str = "") -> NoReturn:
+    """Raises the InputError of an unknown name, with the nearest of ``names``.
+
+    Args:
+      name: name of the argument.
+      value: the unknown name.
+      names: known names.
+      more: further allowed values, after the names.
+    """
+    spelt, given = {_plain(each): each for each in names}, _plain(str(value))
+    near = [each for each in spelt if given and each.startswith(given)]
+    near += difflib.get_close_matches(given, spelt, 1, _NEAR)
+    meant = f"; did you mean {spelt[near[0]]}?" if near else ""
+    refuse(name, value, f"one of {', '.join(names)}{more}{meant}")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[-_ ]", "", text).lower()
 
 
 def address(name: str, url: Any, like: str = "http://127.0.0.1:8000", path: bool = True) -> str:

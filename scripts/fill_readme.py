@@ -1,4 +1,4 @@
-"""Fills README.md with what benchmarks, fidelity checks and comparisons printed.
+"""Fills README.md with tables of benchmarks, fidelity checks and comparisons.
 
     python scripts/fill_readme.py
 

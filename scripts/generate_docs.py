@@ -20,17 +20,20 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from docs_pages.choices import pair_table, profile_list  # noqa: E402
-from docs_pages.examples import example_table  # noqa: E402
-from docs_pages.gateway import option_table, record_table  # noqa: E402
 from docs_pages.interface import (  # noqa: E402
     action_table,
+    example_table,
     feature_list,
     grid_table,
     measured_table,
     observation_table,
+    option_table,
+    pair_table,
+    preset_commands,
+    preset_table,
+    profile_list,
+    record_table,
 )
-from docs_pages.presets import preset_commands, preset_table  # noqa: E402
 from docs_pages.server_api import server_api_page  # noqa: E402
 from docs_pages.tasks import task_list, task_pages, task_table  # noqa: E402
 
@@ -66,7 +69,7 @@ def main() -> int:
 
 
 def generated_pages() -> dict[Path, str]:
-    """Every page that is generated or has generated blocks, as it should be."""
+    """Current text of every page that is generated or has generated blocks."""
     pages = {DOCS / name: text for name, text in task_pages().items()}
     pages[DOCS / "server_api.md"] = server_api_page()
     blocks = {

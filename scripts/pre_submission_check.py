@@ -1,4 +1,4 @@
-"""Everything a deployment must pass, in one table.
+"""Checks of a deployment, in one table.
 
 python scripts/pre_submission_check.py --skip-docker
 python scripts/pre_submission_check.py --space-url https://USER-jaxserve.hf.space
@@ -33,7 +33,7 @@ _IMAGE_LIMIT_MB = 1000
 
 
 class Skipped(Exception):
-    """A check that was not asked for, or that this machine cannot run."""
+    """Error of a check that is not requested or cannot run here."""
 
 
 def main() -> int:
@@ -79,7 +79,7 @@ def _checks(chosen: argparse.Namespace, server: LocalServer, folder: Path) -> di
 
 
 def _run(command: list[str]) -> str:
-    """The last line a command prints."""
+    """Last line of a command's output."""
     beside = Path(sys.executable).parent / command[0]
     if beside.exists():
         command = [str(beside), *command[1:]]
@@ -91,7 +91,7 @@ def _run(command: list[str]) -> str:
 
 
 def _validate_package() -> str:
-    """On a copy of what is deployed: validators read everything that lies in a folder."""
+    """Validates a copy of the deployed files, since validators read a whole folder."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("openenv.yaml", "pyproject.toml", "uv.lock", "Dockerfile", "README.md"):
             shutil.copy(ROOT / name, folder)
@@ -101,7 +101,7 @@ def _validate_package() -> str:
 
 
 def _walk(url: str) -> str:
-    """What a first user does: tasks, reset, step, state, grade, by HTTP and by the client."""
+    """Plays as a first user does: tasks, reset, step, state, grade, by HTTP and by the client."""
     with httpx.Client(base_url=url, timeout=120.0) as http:
         begun = http.post("/reset", json={}).raise_for_status().json()
         http.post("/step", json={"action": {"batch_size": 64}}).raise_for_status()

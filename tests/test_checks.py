@@ -192,3 +192,22 @@ def test_secrets_are_not_shown() -> None:
         with pytest.raises(InputError, match="KEY has other than printable ASCII") as refused:
             checks.secret({"KEY": text}, "KEY")
         assert text not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["H100-SXM-80GB", "h100_sxm_80gb", "H100 sxm 80GB"])
+def test_names_in_any_case_and_with_any_dashes(text: str) -> None:
+    """A name that is spelt otherwise is the known one; an unknown value stays as it is."""
+    names = ("h100-sxm-80gb", "l40s-48gb")
+    assert checks.known_name(text, names) == names[0]
+    assert checks.known_name("tpu", names) == "tpu" and checks.known_name(3, names) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("h100", True), ("h100-smx-80gb", True), ("tpu", False)]
+)
+def test_an_unknown_name_is_told_the_nearest(text: str, near: bool) -> None:
+    """The beginning of a name, or nearly a name; nothing for any other text."""
+    with pytest.raises(InputError) as found:
+        checks.refuse_name("gpu", text, ("h100-sxm-80gb", "l40s-48gb"), " or a path")
+    start = f"gpu is '{text}'; it must be one of h100-sxm-80gb, l40s-48gb or a path"
+    assert str(found.value) == start + ("; did you mean h100-sxm-80gb?" if near else "")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import jaxserve
 from jaxserve import cli
 from jaxserve.agents.task_setup import load_setup
 from jaxserve.sim.machine import memory
@@ -67,6 +68,29 @@ def test_help_lists_the_commands() -> None:
     assert not heavy & set(loaded)
 
 
+def test_help_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every command stands under its group, with one line."""
+    assert cli.main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for group, commands in cli.GROUPS.items():
+        start = lines.index(f"{group}:") + 1
+        shown = [line.split()[0] for line in lines[start : start + len(commands)]]
+        assert shown == list(commands)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version of the package, and nothing else."""
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxserve {jaxserve.__version__}\n"
+
+
+@pytest.mark.parametrize("steps", ["0e6", "0.0"])
+def test_steps_in_powers_of_ten(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole numbers may be written as 1e6; their check is that of all others."""
+    arguments = ("train", "--task", "1", "--out", "run", "--steps", steps)
+    assert sentence(capsys, *arguments).startswith("steps is 0; it must be a whole number from 1")
+
+
 def test_a_real_process_reports_bad_input() -> None:
     """Exit code, stderr and silence on stdout, as a shell sees them."""
     found = run("evaluate", "--task", "nonsense")
@@ -104,6 +128,7 @@ def test_a_reader_who_leaves_is_no_error() -> None:
         ("nonsense",),
         ("evaluate", "--nonsense", "3"),
         ("evaluate", "--episodes", "many"),
+        ("train", "--task", "1", "--out", "run", "--steps", "1.5"),
         ("evaluate", "--seed-split", "holdout"),
         ("table",),
         ("table", "show"),

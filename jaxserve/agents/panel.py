@@ -53,7 +53,8 @@ def parse_agents(text: str) -> tuple[str, ...]:
       InputError: an unknown name, or none at all.
     """
     names: list[str] = []
-    for name in (part.strip() for part in text.split(",")):
+    for part in text.split(","):
+        name = checks.known_name(part.strip(), ("all", *agent_names()))
         names += _AGENTS if name == "all" else [name]
     for name in names:
         _check_known(name)
@@ -127,7 +128,7 @@ def _regime_oracle(setup: TaskSetup, progress: Progress | None) -> Policy:
 
 def _check_known(name: str) -> None:
     if name not in agent_names():
-        checks.refuse("agent", name, f"one of all, {', '.join(agent_names())}")
+        checks.refuse_name("agent", name, ("all", *agent_names()))
 
 
 _AGENTS: dict[str, Callable[[TaskSetup, Progress | None], Policy]] = {

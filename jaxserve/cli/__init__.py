@@ -1,6 +1,6 @@
-"""The command line. Commands only: each takes its arguments, calls the package and prints.
+"""The command line: each command parses its arguments, calls the package and prints.
 
-Commands import what they need themselves, so that ``--help`` answers at once.
+Commands import their dependencies themselves, so that ``--help`` answers at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any
 
 import tyro
 
+from jaxserve import __version__
 from jaxserve.cli.agents import compare_agents, evaluate_agents, train_agent
-from jaxserve.cli.calibrate import calibrate_engine, record_trace
+from jaxserve.cli.engines import calibrate_engine, record_trace, run_gateway, run_mock_engine
 from jaxserve.cli.live import (
     make_live_task,
     operate_gateway,
@@ -25,47 +26,62 @@ from jaxserve.cli.live import (
     throw_switch,
 )
 from jaxserve.cli.rollouts import rollout_group
-from jaxserve.cli.servers import run_gateway, run_mock_engine
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
 from jaxserve.cli.tables import table_group
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.runtime.earlier_variables import without_effect
 
-COMMANDS: dict[str, Callable[..., Any]] = {
-    "evaluate": evaluate_agents,
-    "train": train_agent,
-    "compare": compare_agents,
-    "tasks": list_tasks,
-    "table": table_group,
-    "search": search_settings,
-    "headroom": print_headroom,
-    "fidelity": check_fidelity,
-    "gateway": run_gateway,
-    "live-task": make_live_task,
-    "operate": operate_gateway,
-    "send": send_traffic,
-    "switch": throw_switch,
-    "live-log": show_live_log,
-    "live-study": run_live_study,
-    "mock-engine": run_mock_engine,
-    "calibrate": calibrate_engine,
-    "record": record_trace,
-    "simulate": simulate_log,
-    "rollout": rollout_group,
+GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
+    "plan and simulate": {
+        "tasks": list_tasks,
+        "search": search_settings,
+        "headroom": print_headroom,
+        "simulate": simulate_log,
+        "table": table_group,
+    },
+    "train and evaluate": {"train": train_agent, "evaluate": evaluate_agents},
+    "operate": {
+        "gateway": run_gateway,
+        "mock-engine": run_mock_engine,
+        "calibrate": calibrate_engine,
+        "record": record_trace,
+        "live-task": make_live_task,
+        "operate": operate_gateway,
+        "send": send_traffic,
+        "switch": throw_switch,
+        "live-log": show_live_log,
+    },
+    "rollouts": {"rollout": rollout_group},
+    "studies": {
+        "compare": compare_agents,
+        "fidelity": check_fidelity,
+        "live-study": run_live_study,
+    },
 }
+"""Commands by name, in the groups of ``jaxserve --help``."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by its name."""
 _COMPUTE_NOTHING = ("gateway", "rollout", "switch")
 """Commands that start without JAX."""
+_DESCRIPTION = "Learn to operate an LLM inference server."
+_AFTER_HELP = """\
+jaxserve COMMAND --help describes a command and its options.
+jaxserve --version prints the version.
+jaxserve --tyro-write-completion {bash,zsh,tcsh} FILE writes completion for a shell.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
+    Args:
+      arguments: words after ``jaxserve``; None for those of the process.
+
     Returns:
-      the exit code: 0, 2 after bad input, 130 when interrupted, 141 when nobody reads the output.
+      exit code: 0, 2 after bad input, 130 after Ctrl-C, 141 if the reader closed the output.
     """
-    # orbax says there how long it waited for a disk, in the middle of a bar.
+    # Silence orbax: its log lines break the progress bar.
     logging.getLogger("absl").setLevel(logging.ERROR)
     try:
         try:
@@ -75,22 +91,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
-        # Python would complain at exit, when it tries to print the rest.
+        # Avoids Python's complaint at exit, when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given in (["--help"], ["-h"], ["--version"]):
+        print(_overview() if given != ["--version"] else f"jaxserve {__version__}")
+        return 0
     try:
         unused = without_effect(os.environ, (), "on jaxserve's commands")
         if unused:
             warnings.warn(unused, InputWarning, stacklevel=1)
-        _set_up(sys.argv[1:] if arguments is None else arguments)
+        _set_up(given)
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS,
             prog="jaxserve",
-            description="Learn to operate an LLM inference server.",
-            args=arguments,
+            description=_DESCRIPTION,
+            args=given,
             config=(tyro.conf.OmitSubcommandPrefixes, tyro.conf.OmitArgPrefixes),
         )
     except InputError as error:
@@ -102,8 +122,20 @@ def _run(arguments: Sequence[str] | None) -> int:
     return 0
 
 
+def _overview() -> str:
+    """Text of ``jaxserve --help``: commands by group, each with its first sentence."""
+    lines = ["usage: jaxserve COMMAND [OPTIONS]", "", _DESCRIPTION]
+    width = max(map(len, COMMANDS))
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:"]
+        for name, command in commands.items():
+            summary = (command.__doc__ or "").partition("\n")[0]
+            lines.append(f"  {name:{width}}  {summary}")
+    return "\n".join([*lines, "", _AFTER_HELP.rstrip()])
+
+
 def _print_warnings() -> None:
-    """What a user is told of his input has the form of an error; once is enough."""
+    """Prints warnings about input in the form of an error, each once."""
     show = warnings.showwarning
 
     def print_warning(message: Warning | str, category: type[Warning], *others: Any) -> None:
@@ -117,7 +149,7 @@ def _print_warnings() -> None:
 
 
 def _set_up(arguments: Sequence[str]) -> None:
-    """JAX for a command that computes."""
+    """Sets up JAX for a command that computes."""
     if not arguments or arguments[0] not in COMMANDS or arguments[0] in _COMPUTE_NOTHING:
         return
     from jaxserve.runtime.compilation_cache import enable_compilation_cache

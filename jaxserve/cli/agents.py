@@ -1,9 +1,10 @@
-"""Commands about agents: play them, train them, compare them."""
+"""Commands about agents: evaluate, train and compare them."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,10 +12,12 @@ import tyro
 
 from jaxserve.cli.arguments import (
     OWN,
+    Count,
     Directory,
     File,
     Name,
     Number,
+    OptionalCount,
     OwnServer,
     Real,
     Task,
@@ -37,15 +40,15 @@ def evaluate_agents(
     markdown: File = None,
     json: File = None,
 ) -> None:
-    """Play agents on the same held-out episodes and print what they reach.
+    """Play agents on the same held-out episodes and print their results.
 
     Args:
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all; by default
-            all, or trace_replay where a trace is named.
+            all, or trace_replay with a trace.
         agent: Names separated by commas, or all for random, default, best_static, heuristic, ppo;
-            planner and regime_oracle, which are shown the simulator's state, only by name.
-        episodes: Episodes that each agent plays on each task.
-        seed_split: Episodes to play: those for training, for validation, or the held-out test ones.
+            planner and regime_oracle see the simulator's state and play only if named.
+        episodes: Episodes of each agent on each task.
+        seed_split: Training, validation or held-out test episodes.
         weights: Directory of a training run, for ppo instead of the packaged weights.
         plot: Picture of the first episode to write, ending in .png, .svg or .pdf; one task only.
         markdown: File to write the tables to.
@@ -82,8 +85,8 @@ def evaluate_agents(
     note_trace(own.trace, setups[0].env)
     console, evaluations, tables = result_console(), [], []
     for setup in setups:
-        # Who names ppo wants to hear that it has no weights; all means all that can play.
-        chosen = agents if "ppo" in agent else playable(agents, setup)
+        # Missing weights are an error for ppo by name, and leave ppo out of all.
+        chosen = agents if "ppo" in agent.lower() else playable(agents, setup)
         with progress_bars() as progress:
             evaluations.append(evaluate_all(setup, chosen, episodes, seed_split, progress))
         evaluated = evaluations[-1]
@@ -102,43 +105,46 @@ def evaluate_agents(
         write_output(json, to_json(evaluations), "--json")
 
 
-def train_agent(
-    task: Task,
-    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
-    steps: int = 5_000_000,
-    seed: int = 0,
-    seeds: int = 1,
-    environments: int = 1024,
-    learning_rate: float = 2e-3,
-    discount: Real = None,
-    recurrent: bool = False,
-    own: OwnServer = OWN,
-    resume: bool = False,
-    tensorboard: bool = False,
-    coordinator: Annotated[str | None, optional("HOST:PORT")] = None,
-    processes: Number = None,
-    process: Number = None,
-) -> None:
-    """Train a PPO controller and write its weights.
+@dataclass(frozen=True)
+class TrainOptions:
+    """Options of a training run."""
 
-    Args:
-        task: Name or alias of a task (see jaxserve tasks), or path of a task file.
-        out: Directory of the run, new or empty: gets checkpoints, metrics.csv and weights.
-        steps: Control windows that each seed plays, rounded up to whole updates, each of which
-            plays 25 windows of every environment.
-        seed: Seed of the first policy.
-        seeds: Policies trained side by side, with seeds one apart.
-        environments: Episodes that each seed plays at a time, a multiple of 8 on each device.
-        learning_rate: Adam's step size at the start; it falls linearly to a twentieth.
-        discount: Discount per control window, 0.5 to 0.9999; by default 0.97, or higher where a
-            change of tier or split takes longer to pay off.
-        recurrent: Remember with a gated recurrent unit as well as with running means.
-        resume: Continue the run in --out from its last checkpoint; all else as when it began.
-        tensorboard: Write the metrics for TensorBoard as well, to tensorboard in --out.
-        coordinator: Where process 0 listens, when several processes train together.
-        processes: How many processes train together.
-        process: Number of this process, from 0.
-    """
+    task: Task
+    """Name or alias of a task (see jaxserve tasks), or path of a task file."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Directory of the run, new or empty: gets checkpoints, metrics.csv and weights."""
+    steps: Count = 5_000_000
+    """Control windows of each seed, such as 1e6, rounded up to whole updates; an update plays 25
+    windows of every environment."""
+    seed: int = 0
+    """Seed of the first policy."""
+    seeds: int = 1
+    """Policies trained side by side, with consecutive seeds."""
+    environments: int = 1024
+    """Episodes that each seed plays at a time, a multiple of 8 on each device."""
+    learning_rate: float = 2e-3
+    """Adam's step size at the start; it falls linearly to a twentieth."""
+    discount: Real = None
+    """Discount per control window, 0.5 to 0.9999; by default 0.97, or higher for tasks in which a
+    change of tier or split takes longer to pay off."""
+    recurrent: bool = False
+    """Remember with a gated recurrent unit as well as with running means."""
+    own: OwnServer = OWN
+    """Your own server and traffic, in place of the task's."""
+    resume: bool = False
+    """Continue the run in --out from its last checkpoint, with the same other options."""
+    tensorboard: bool = False
+    """Write the metrics for TensorBoard as well, to tensorboard in --out."""
+    coordinator: Annotated[str | None, optional("HOST:PORT")] = None
+    """Address of process 0, for several processes that train together."""
+    processes: Number = None
+    """Number of processes that train together."""
+    process: Number = None
+    """Number of this process, from 0."""
+
+
+def train_agent(training: TrainOptions) -> None:
+    """Train a PPO controller and write its weights."""
     from jaxserve.agents.task_setup import load_setup
     from jaxserve.learning.distributed import is_first, join_processes, together
     from jaxserve.learning.returns import task_discount
@@ -147,25 +153,29 @@ def train_agent(
     from jaxserve.show.report import training_table
     from jaxserve.show.terminal import result_console, training_bar
 
-    join_processes(coordinator, processes, process)
+    join_processes(training.coordinator, training.processes, training.process)
     with together():
-        setup = load_setup(task, **own.given)
-        chosen_discount = task_discount(setup.env) if discount is None else discount
+        setup = load_setup(training.task, **training.own.given)
         config = check_run(
-            steps, seed, seeds, environments, learning_rate, chosen_discount, recurrent
+            training.steps,
+            training.seed,
+            training.seeds,
+            training.environments,
+            training.learning_rate,
+            task_discount(setup.env) if training.discount is None else training.discount,
+            training.recurrent,
         )
-    chosen = tuple(range(seed, seed + seeds))
     if is_first():
-        note_trace(own.trace, setup.env)
+        note_trace(training.own.trace, setup.env)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(
                 setup,
                 config,
-                chosen,
-                out,
-                resume=resume,
-                tensorboard=tensorboard,
+                tuple(range(training.seed, training.seed + training.seeds)),
+                training.out,
+                resume=training.resume,
+                tensorboard=training.tensorboard,
                 watch=watch,
             )
     except Interrupted as stopped:
@@ -177,7 +187,7 @@ def train_agent(
     console.print(training_table(result, setup))
     console.print(
         f"compiled in {result.compile_s:.0f} s, trained in {result.train_s:.0f} s; "
-        f"wrote the weights of seed {result.seeds[result.best]} to {out}",
+        f"wrote the weights of seed {result.seeds[result.best]} to {training.out}",
         soft_wrap=True,
     )
 
@@ -186,7 +196,7 @@ def compare_agents(
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[TASK]")] = "all",
     seeds: int = 10,
-    steps: Number = None,
+    steps: OptionalCount = None,
     episodes: int = 64,
     hardware: Annotated[str, tyro.conf.arg(metavar="NAME")] = "a100-sxm-80gb",
     trace: File = None,
@@ -195,32 +205,32 @@ def compare_agents(
 ) -> None:
     """Train, play and compare all agents on held-out episodes, with intervals.
 
-    What an earlier call left in --out is used: finished runs, unfinished ones, results.
+    Finished runs, unfinished runs and results of an earlier call in --out are used again.
 
     Args:
-        out: Directory of runs, results and pictures, with one for each task in it.
+        out: Directory of runs, results and pictures, with a directory for each task.
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all.
         seeds: Policies that PPO trains on each task.
-        steps: Control windows that each seed plays; by default those of the run in --out, and
-            5,000,000 where there is none.
-        episodes: Test episodes that every policy plays.
-        hardware: GPU that nobody was trained on, to transfer to.
+        steps: Control windows of each seed, such as 1e6; by default those of the run in --out, or
+            5,000,000 for a new run.
+        episodes: Test episodes of every policy.
+        hardware: GPU that no policy was trained on, to transfer to.
         trace: Recorded traffic to transfer to: Azure, Mooncake or BurstGPT format.
         markdown: File to write the tables to.
-        json: File to write every run's and episode's numbers to.
+        json: File to write the numbers of every run and episode to.
     """
-    from jaxserve.compare.protocol import compare_task, prepare
-    from jaxserve.compare.result_tables import command_text, summary, task_tables
-    from jaxserve.compare.result_tables import markdown as to_markdown
-    from jaxserve.compare.results import to_json
     from jaxserve.learning.run_directory import open_directory
     from jaxserve.learning.training import Interrupted
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.studies.compare.protocol import compare_task, prepare
+    from jaxserve.studies.compare.result_tables import command_text, summary, task_tables
+    from jaxserve.studies.compare.result_tables import markdown as to_markdown
+    from jaxserve.studies.compare.results import to_json
     from jaxserve.tasks.spec import task_names
 
     check_outputs({"--markdown": markdown, "--json": json})
-    pictures = import_plots("jaxserve.compare.pictures", "jaxserve compare")
+    pictures = import_plots("jaxserve.studies.compare.pictures", "jaxserve compare")
     cases = [
         prepare(
             name,

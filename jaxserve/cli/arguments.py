@@ -1,4 +1,4 @@
-"""Kinds of arguments, and what several commands do with them."""
+"""Types of arguments, and checks that several commands share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def optional(metavar: str) -> Any:
-    """Describes an argument that nothing is assumed for where it is not given."""
+    """Help of an optional argument without a default."""
     return tyro.conf.arg(metavar=metavar, help_behavior_hint="(optional)")
 
 
@@ -33,17 +33,42 @@ Real = Annotated[float | None, optional("FLOAT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
+def _count(text: str) -> int:
+    """A whole number, also written as 1e6."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise ValueError(f"{text} is no whole number") from None
+        return int(number)
+
+
+Count = Annotated[
+    int,
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: _count(words[0]),
+        is_instance=lambda value: isinstance(value, int),
+        str_from_instance=lambda value: [str(value)],
+    ),
+]
+"""A large whole number: 5000000, 5_000_000 or 5e6."""
+OptionalCount = Annotated[Count | None, optional("INT")]
+
+
 @dataclass(frozen=True)
 class OwnServer:
     """Your own server and traffic, in place of the task's."""
 
     hardware: Name = None
-    """GPU instead of the task's or the table's: a name such as h100-sxm-80gb, or path of a file."""
+    """GPU instead of the task's or the table's: a name such as h100-sxm-80gb, or a file."""
     model: Name = None
     """Model instead of the task's or the table's, or path of a config.json of Hugging Face."""
     table: File = None
-    """Latency table instead of the packaged one: a name, or path of a .parquet file. It also says
-    which model, GPU and tensor parallelism it was measured on."""
+    """Latency table instead of the packaged one: a name, or path of a .parquet file. The table also
+    names its model, GPU and tensor parallelism."""
     trace: File = None
     """Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format."""
     ttft: Real = None
@@ -57,14 +82,14 @@ class OwnServer:
     token_budget: Number = None
     """Tokens that an iteration may process (max_num_batched_tokens of vLLM)."""
     slo: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], optional("KIND:ttft=S,tpot=S")] = ()
-    """Objectives of one kind of request, where the trace has a column kind; once for each kind."""
+    """Objectives of one kind of request, for a trace with a column kind; once for each kind."""
     knobs: Annotated[str | None, optional("NAMES")] = None
-    """Knobs to turn, separated by commas. A table or a trace of your own leaves batch_cap alone
-    open."""
+    """Knobs to turn, separated by commas; with a table or a trace of your own, only batch_cap by
+    default."""
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields of ``jaxserve.tasks.own_deployment.OwnDeployment`` that are given."""
+        """The given fields of ``jaxserve.tasks.own_deployment.OwnDeployment``."""
         knobs = None if self.knobs is None else self.knobs.split(",")
         fields = {
             "hardware": self.hardware,
@@ -82,10 +107,13 @@ class OwnServer:
         return {name: value for name, value in fields.items() if value is not None}
 
     def task(self, named: str | None) -> str:
-        """The task that is meant: ``trace_replay`` where only a trace is named.
+        """Name of the task; ``trace_replay`` if only a trace is given.
+
+        Args:
+          named: task on the command line.
 
         Raises:
-          InputError: neither a task nor a trace is named.
+          InputError: there is neither a task nor a trace.
         """
         if named is not None:
             return named
@@ -99,14 +127,14 @@ OWN = OwnServer()
 
 @contextmanager
 def needing(extra: str, what: str) -> Iterator[None]:
-    """For imports of what an extra installs.
+    """Names the extra in the error of a missing package.
 
     Args:
-      extra: installs it.
-      what: needs it.
+      extra: extra that installs the package.
+      what: command or feature that imports the package.
 
     Raises:
-      InputError: a package of others is not installed.
+      InputError: a third-party package is not installed.
     """
     try:
         yield
@@ -119,10 +147,11 @@ def needing(extra: str, what: str) -> Iterator[None]:
 
 
 def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> ModuleType:
-    """A module that draws.
+    """Imports a module that draws.
 
     Args:
-      what: asks for it.
+      module: name of the module.
+      what: option or command that draws.
 
     Raises:
       InputError: matplotlib is not installed.
@@ -138,10 +167,10 @@ def import_plots(module: str = "jaxserve.show.plots", what: str = "--plot") -> M
 
 
 def check_outputs(paths: Mapping[str, Path | None]) -> None:
-    """Makes sure that all files of a command can be written, before its work starts.
+    """Checks before the work starts that all output files can be written.
 
     Args:
-      paths: by option; None where it was not given.
+      paths: path by option; None for options that are not given.
 
     Raises:
       InputError: a file cannot be written, or two options name the same one.
@@ -157,8 +186,10 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
 
 
 def note_trace(path: Path | None, env: ServeEnv) -> None:
-    """Says how much of a recording's prompts a prefix cache spares or would spare, where the file
-    tells."""
+    """Prints the share of a recording's prompts that a prefix cache saves or would save.
+
+    Only files that name their blocks have one.
+    """
     from jaxserve.sim.traffic.traces import load_trace
     from jaxserve.tasks.replay import reuse_note, trace_path
 
@@ -171,5 +202,5 @@ def note_trace(path: Path | None, env: ServeEnv) -> None:
 
 
 def text(path: Path | None) -> str | None:
-    """A path for functions that take names and paths."""
+    """A path as text, for functions that take names and paths."""
     return None if path is None else str(path)

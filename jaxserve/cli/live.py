@@ -217,9 +217,9 @@ def send_traffic(
 
     with needing("gateway", "send"):
         from jaxserve.live.engine_client import EngineClient, Target
+        from jaxserve.live.figures import summarise
         from jaxserve.live.player import play
         from jaxserve.live.prompts import Prompts
-        from jaxserve.live.study.figures import summarise
     from jaxserve.live.show import summary_table
 
     checks.whole("--seed", seed, 0)
@@ -314,9 +314,9 @@ def run_live_study(
     from jaxserve.show.terminal import progress_bars, result_console
 
     with needing("gateway", "live-study"):
-        from jaxserve.live.study import pages, results
-        from jaxserve.live.study.plan import load_study, study_path
-        from jaxserve.live.study.run import run_server
+        from jaxserve.studies.live import pages, results
+        from jaxserve.studies.live.plan import load_study, study_path
+        from jaxserve.studies.live.run import run_server
 
     check_outputs({"--markdown": markdown, "--json": json})
     if vllm is None and markdown is not None:

@@ -25,15 +25,16 @@ Topology = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 
 
 def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) -> None:
-    """Run agents on submitted tasks, through a gateway that records what they say.
+    """Run agents on submitted tasks, through a gateway that records their completions.
 
-    Tokens are read from JAXSERVE_ROLLOUT_TOKEN (of the service), JAXSERVE_GATEWAY_CONTROL_TOKEN
-    and JAXSERVE_ENVIRONMENT_TOKEN. Without the first the service makes one, which commands of this
-    machine find in rollout-PORT.token in ~/.local/state/jaxserve; the gateway likewise.
+    JAXSERVE_ROLLOUT_TOKEN holds the service's token, JAXSERVE_GATEWAY_CONTROL_TOKEN that of the
+    gateway's control and JAXSERVE_ENVIRONMENT_TOKEN that of the environment's server. Without the
+    first the service makes a token in ~/.local/state/jaxserve/rollout-PORT.token, where commands
+    on this machine find it; the gateway likewise.
 
     Args:
-        settings: Which gateway, and how much of everything.
-        topology: YAML file in which all of that stands, with nodes, in place of other options.
+        settings: Gateway and limits.
+        topology: YAML file with these settings and the nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
         from jaxserve.rollouts.service.serve import run
@@ -49,14 +50,15 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
 def run_node(
     settings: NodeSettings, topology: Topology | None = None, node: str | None = None
 ) -> None:
-    """Run a node: agents of a rollout service, and the gateway that records what they say.
+    """Run a node: agents of a rollout service, and the gateway that records their completions.
 
-    Without a topology the gateway is one that runs already. Tokens are those of `rollout serve`.
+    Without a topology the node uses a running gateway. The variables of tokens are those of
+    `rollout serve`.
 
     Args:
-        settings: Which service and gateway, and how much of everything.
-        topology: YAML file in which all of that stands, in place of other options.
-        node: Name of the node in it; may be left out where there is only one.
+        settings: Service, gateway and limits.
+        topology: YAML file with these settings, in place of other options.
+        node: Name of the node in the topology; optional if there is only one.
     """
     with needing(_EXTRAS, "a node"):
         from jaxserve.rollouts.service.node import run
@@ -73,14 +75,14 @@ def run_node(
 
 
 def show_dashboard(settings: DashboardSettings) -> None:
-    """Serve pages that show nodes, tasks, sessions and traces; they change nothing.
+    """Serve read-only pages of nodes, tasks, sessions and traces.
 
-    It prints the address that opens them, with a token: JAXSERVE_DASHBOARD_TOKEN, else one that it
-    makes and keeps. That of the service is read from JAXSERVE_ROLLOUT_TOKEN, or found where the
-    service keeps its own.
+    The command prints the pages' address with a token: JAXSERVE_DASHBOARD_TOKEN, or a token that
+    the dashboard makes and keeps. JAXSERVE_ROLLOUT_TOKEN holds the service's token; by default the
+    dashboard reads it from the service's file.
 
     Args:
-        settings: Which service, and where the pages are.
+        settings: Service, and address of the pages.
     """
     with needing(_EXTRAS, "the dashboard"):
         from jaxserve.rollouts.dashboard.serve import run
@@ -91,7 +93,7 @@ def submit_task(
     task: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
-    """Submit a task, and print its name. The token is that of `rollout serve`.
+    """Submit a task and print its name. The variable of the token is that of `rollout serve`.
 
     Args:
         task: JSON file with the task.
@@ -107,12 +109,12 @@ def show_status(
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[TASK]")] = "",
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
-    """Print a task with its sessions, or how many sessions are in which state, as JSON.
+    """Print a task with its sessions, or the number of sessions by state, as JSON.
 
-    The token is that of `rollout serve`.
+    The variable of the token is that of `rollout serve`.
 
     Args:
-        task: Name of a task; all tasks where none is given.
+        task: Name of a task; all tasks by default.
         service: Address of the rollout service.
     """
     with needing(_EXTRAS, "status"):
@@ -131,5 +133,5 @@ RolloutCommand = (
 
 
 def rollout_group(command: RolloutCommand) -> None:
-    """Run agents on tasks and grade them: the service, and commands that speak to it."""
-    del command  # has run: it is the result of its command
+    """Run agents on tasks and grade them: the service and its clients."""
+    del command  # the subcommand has run

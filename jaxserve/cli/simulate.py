@@ -29,35 +29,30 @@ def simulate_log(
     frontend_ms: float = 0.0,
     csv: File = None,
 ) -> None:
-    """Run the reference simulator on your trace, beside your log where it tells latencies.
+    """Run the reference simulator on your trace, and compare with its latencies if it has any.
 
     Args:
         log: A trace, vllm bench serve's --save-detailed result, a log of requests of vLLM, or
             the records of jaxserve gateway.
-        trace: The same, as jaxserve evaluate has it.
+        trace: The same file as an option, as in jaxserve evaluate.
         table: Latency table of the engine, by name or path.
-        hardware: GPU, instead of --table or where that is of a GPU file of yours.
+        hardware: GPU, instead of --table, or the GPU file that --table was measured on.
         model: Model, likewise; or path of a config.json of Hugging Face.
         tensor_parallel: GPUs that share every layer, with --hardware.
         gpus: Engines behind one router.
-        batch_cap: Sequences that one engine runs at once.
-        kv_tokens: KV tokens that one engine has room for; by default what the GPU leaves.
+        batch_cap: Largest number of running sequences of an engine.
+        kv_tokens: Capacity of an engine's KV pool, tokens; by default the rest of the GPU's memory.
         token_budget: Tokens of an iteration; by default the table's, or 2048.
         tier: Precision: 0 = FP16, 1 = INT8, 2 = INT4.
-        prefix_caching: Prompts that begin alike find each other's KV; a trace with hash_ids says
-            which do.
+        prefix_caching: Share the KV of prompts with a common beginning; the trace's hash_ids name
+            these prompts.
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
         csv: File to write the simulated requests to.
     """
-    from jaxserve.fields import MAX_CONTEXT_TOKENS
     from jaxserve.show.simulation import quantities_table, requests_csv
     from jaxserve.show.terminal import result_console
-    from jaxserve.sim.machine.memory import kv_capacity_tokens
-    from jaxserve.sim.machine.stack import serve
-    from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
-    from jaxserve.sim.table.build import build
+    from jaxserve.sim.reference import own_log
     from jaxserve.sim.table.extent import Extent, warn_beyond
-    from jaxserve.sim.table.file import read_table_file
     from jaxserve.sim.traffic.request_logs import load_request_log
 
     file = log or trace
@@ -67,55 +62,28 @@ def simulate_log(
         check_output(csv, "--csv")
     checks.whole("--tier", tier, 0, 2)
     checks.number("--frontend-ms", frontend_ms, 0, 3_600_000)
-    if table is not None:
-        if tensor_parallel != 1:
-            raise InputError("--tensor-parallel goes with --hardware; a --table has its own")
-        metadata = read_table_file(table).metadata
-    elif hardware is not None and model is not None:
-        metadata = build(hardware, model, tensor_parallel=tensor_parallel).metadata
-    else:
-        raise InputError("name either --table, or --hardware and --model")
-    if kv_tokens is None:
-        served_by = serve(hardware or metadata.hardware, model or metadata.model, metadata.stack)
-        room = kv_capacity_tokens(*served_by, tier, 1.0, False, metadata.tensor_parallel)
-        kv_tokens = int(room)
-    requests = load_request_log(file)
-    served = simulate(
-        requests.trace,
-        metadata.cost_model,
-        ServedBy(
-            kv_tokens=kv_tokens,
-            gpus=gpus,
-            batch_cap=batch_cap,
-            token_budget=metadata.token_budget if token_budget is None else token_budget,
-            tier=tier,
-            prefix_caching=prefix_caching,
-            frontend_s=frontend_ms / 1e3,
-        ),
+    engine = own_log.own_engine(table, hardware, model, tensor_parallel)
+    by = own_log.ServedBy(
+        kv_tokens=engine.kv_tokens(tier) if kv_tokens is None else kv_tokens,
+        gpus=gpus,
+        batch_cap=batch_cap,
+        token_budget=engine.metadata.token_budget if token_budget is None else token_budget,
+        tier=tier,
+        prefix_caching=prefix_caching,
+        frontend_s=frontend_ms / 1e3,
     )
+    requests = load_request_log(file)
+    served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
     console = result_console()
-    if requests.trace.tick_note is not None:
-        console.print(requests.trace.tick_note, soft_wrap=True)
-    beyond, _ = requests.trace.beyond_table
-    if beyond:
-        console.print(
-            f"{beyond:,} of {len(requests.trace):,} requests are longer, prompt and output "
-            f"together, than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; the cost "
-            "model of the table computes them all the same",
-            soft_wrap=True,
-        )
+    for note in own_log.trace_notes(requests.trace):
+        console.print(note, soft_wrap=True)
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
-    warn_beyond(metadata.measured, Extent.of_requests(batch_cap, *lengths))
-    console.print(quantities_table(requests, served, quantities(requests, served), kv_tokens))
-    if requests.trace.repeated_share is not None:
-        found = served["cached_tokens"].sum() / served["prompt_tokens"].sum()
-        console.print(
-            f"{requests.trace.repeated_share:.1%} of the prompt tokens are in blocks that the "
-            f"trace had before; {found:.1%} were found cached",
-            soft_wrap=True,
-        )
-    elif prefix_caching:
-        console.print("the trace has no hash_ids: no prompt is known to begin like another")
+    warn_beyond(engine.metadata.measured, Extent.of_requests(batch_cap, *lengths))
+    found = own_log.quantities(requests, served)
+    console.print(quantities_table(requests, served, found, by.kv_tokens))
+    note = own_log.reuse_note(requests.trace, served, prefix_caching)
+    if note is not None:
+        console.print(note, soft_wrap=True)
     if csv is not None:
         requests_csv(csv, served)
         console.print(f"wrote {csv}", soft_wrap=True)

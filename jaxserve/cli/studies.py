@@ -1,4 +1,4 @@
-"""Commands about tasks and simulators: list them, search anchors, check fidelity."""
+"""Commands about tasks and simulators: list tasks, search settings, check fidelity."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LITTLE_HEADROOM = 0.05
 
 
 def list_tasks(task: tyro.conf.Positional[Name] = None) -> None:
-    """List the tasks: their deployment, traffic and knobs; or print the file of one.
+    """List the tasks: their deployment, traffic and knobs; or print the file of a task.
 
     Args:
-        task: Name or alias of a task whose file is printed: one to begin your own with.
+        task: Name or alias of a task, to print its file as a start for your own.
     """
     from jaxserve.show.report import task_table
     from jaxserve.show.terminal import result_console
@@ -40,31 +40,39 @@ def list_tasks(task: tyro.conf.Positional[Name] = None) -> None:
         print((spec.file or task_path(spec.name)).read_text(encoding="utf-8"), end="")
 
 
-def search_settings(task: tyro.conf.Positional[Name] = None, own: OwnServer = OWN) -> None:
+def search_settings(
+    task: tyro.conf.Positional[Name] = None, own: OwnServer = OWN, markdown: File = None
+) -> None:
     """Search the best constant setting of your server and traffic, or the anchors of a task.
 
     With a trace, a table or another option of your own the command prints the best settings and
-    how far they are apart. Without one it also searches the task's oracle and freezes its anchors;
-    those of a task file are written beside it, as NAME.anchors.json.
+    their difference. Otherwise it also searches the task's oracle and freezes its anchors; anchors
+    of a task file are written beside the file, as NAME.anchors.json.
 
     Args:
         task: Name or alias of a task (see jaxserve tasks), path of a task file, or all for the
-            built-in ones; trace_replay where only a trace is named.
+            built-in ones; trace_replay if only a trace is given.
+        markdown: File to write the tables to; sections on other tasks in the file are kept.
     """
     from jaxserve.agents.panel import find_best_static
     from jaxserve.agents.task_setup import load_setup
-    from jaxserve.show.report import search_table
+    from jaxserve.show.headroom import headroom_markdown
+    from jaxserve.show.outputs import write_output
+    from jaxserve.show.report import evaluation_markdown, search_table
     from jaxserve.show.terminal import progress_bars, result_console
     from jaxserve.tasks.anchors import write_anchors
     from jaxserve.tasks.spec import task_names
 
     task = own.task(task)
+    check_outputs({"--markdown": markdown})
     if own.given:
         setup = load_setup(task, **own.given)
         note_trace(own.trace, setup.env)
         with progress_bars() as progress:
-            found = find_best_static(setup, progress)
-        result_console().print(search_table(setup, found).rich())
+            found = search_table(setup, find_best_static(setup, progress))
+        result_console().print(found.rich())
+        if markdown is not None:
+            write_output(markdown, evaluation_markdown([found]).encode(), "--markdown")
         return
     for name in task_names() if task == "all" else (task,):
         result = _measured_headroom(name, own)
@@ -76,14 +84,17 @@ def search_settings(task: tyro.conf.Positional[Name] = None, own: OwnServer = OW
                 "magnify small differences; compare gains in reward as well",
                 file=sys.stderr,
             )
+        if markdown is not None:
+            earlier = markdown.read_text(encoding="utf-8") if markdown.is_file() else ""
+            write_output(markdown, headroom_markdown([result], earlier).encode(), "--markdown")
 
 
 def print_headroom(task: tyro.conf.Positional[Name] = None, own: OwnServer = OWN) -> None:
     """Print how much adapting can gain: regimes against settings, policies against each other.
 
     Args:
-        task: Name or alias of a task (see jaxserve tasks), or path of a task file; trace_replay
-            where only a trace is named.
+        task: Name or alias of a task (see jaxserve tasks), or path of a task file; trace_replay if
+            only a trace is given.
     """
     _measured_headroom(own.task(task), own)
 
@@ -98,10 +109,10 @@ def check_fidelity(
         markdown: File to write the table to, unless checks were skipped.
         plot: Picture of the errors against their bars to write, ending in .png.
     """
-    from jaxserve.fidelity import all_checks
-    from jaxserve.fidelity.sources import shared_data
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import progress_bars, result_console
+    from jaxserve.studies.fidelity import all_checks
+    from jaxserve.studies.fidelity.measurements import shared_data
 
     check_outputs({"--markdown": markdown, "--plot": plot})
     if measurements is not None and not measurements.is_dir():
@@ -130,13 +141,15 @@ def check_fidelity(
 
 
 def _measured_headroom(task: str, own: OwnServer) -> Any:
+    """Measures and prints the headroom of a task."""
     from jaxserve.agents.task_setup import load_setup
-    from jaxserve.evaluation.headroom import headroom_tables, measure_headroom
+    from jaxserve.evaluation.headroom import measure_headroom
+    from jaxserve.show.headroom import headroom_tables
     from jaxserve.show.terminal import progress_bars, result_console
 
     setup = load_setup(task, **own.given)
     with progress_bars() as progress:
         result = measure_headroom(setup, progress=progress)
     for table in headroom_tables(result):
-        result_console().print(table)
+        result_console().print(table.rich())
     return result

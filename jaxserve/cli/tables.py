@@ -24,14 +24,14 @@ def build_table(
 ) -> None:
     """Build a latency table from the constants of a model and a GPU.
 
-    Without arguments, all packaged tables are built anew.
+    Without arguments the command rebuilds all packaged tables.
 
     Args:
         model: Model, for example llama-3.1-8b.
         hardware: GPU, for example h100-sxm-80gb.
         out: Table to write, ending in .parquet.
-        tensor_parallel: GPUs that share every layer of the model that is named.
-        stack: JSON file with what serves it: engine, version, formats of the tiers, kv_format,
+        tensor_parallel: GPUs that share every layer of the model.
+        stack: JSON file of the serving stack: engine, version, formats of the tiers, kv_format,
             pipeline_parallel, attention_data_parallel.
     """
     from jaxserve.datafiles import read_json
@@ -75,7 +75,7 @@ def show_table(
     Args:
         table: Name of a packaged table (model__gpu), or path of a file.
         where: Rows to show, for example batch_size 32 quant_tier 0 prompt_len 512. By default
-            those with all of the KV memory, FP16 and prompts of 512 tokens.
+            rows with all of the KV memory, FP16 and prompts of 512 tokens.
     """
     from jaxserve.show.latency_table import pick_rows, render_rows
     from jaxserve.show.terminal import result_console
@@ -103,14 +103,14 @@ def fit_table(
     Args:
         measured: Load test: concurrency, prompt and output length, TPOT and TTFT in columns.
         hardware: GPU whose constants are fitted.
-        model: Model that was measured.
+        model: Model of the load test.
         out: Table to write, ending in .parquet.
-        bandwidth_gb_per_s: Memory bandwidth, where the GPU measured is not --hardware, GB/s.
-        bf16_tflops: The same for peak arithmetic, TFLOP/s.
-        memory_gib: The same for its memory, GiB.
+        bandwidth_gb_per_s: Memory bandwidth of the measured GPU, if it is not --hardware, GB/s.
+        bf16_tflops: Peak bf16 arithmetic of the measured GPU, likewise, TFLOP/s.
+        memory_gib: Memory of the measured GPU, likewise, GiB.
         tensor_parallel: GPUs that shared every layer.
-        tier: Precision that was measured: 0 = FP16, 1 = INT8, 2 = INT4.
-        token_budget: Tokens that one iteration could process.
+        tier: Precision of the load test: 0 = FP16, 1 = INT8, 2 = INT4.
+        token_budget: Most tokens of an iteration.
     """
     from jaxserve.show.report import fit_report_table
     from jaxserve.show.terminal import result_console
@@ -138,17 +138,17 @@ def fit_steps(
     tensor_parallel: int = 1,
     token_budget: int = EngineSettings.token_budget,
 ) -> None:
-    """Fit a latency table to iterations that you have measured one by one, on any hardware.
+    """Fit a latency table to iterations measured one by one, on any hardware.
 
     Args:
         steps: CSV or parquet with seconds, decode_seqs, kv_tokens and prompt_tokens of every
-            iteration, and prefix_tokens where prompts are computed in chunks.
-        hardware: GPU whose memory, power and price count; its times only tell whether the file's
-            are in seconds.
-        model: Model that was measured.
+            iteration, and prefix_tokens for prompts computed in chunks.
+        hardware: GPU for memory, power and price; its times only check that the file's are in
+            seconds.
+        model: Model of the iterations.
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that shared every layer.
-        token_budget: Tokens that one iteration could process.
+        token_budget: Most tokens of an iteration.
     """
     from jaxserve.fields import TOKEN_BUDGETS
     from jaxserve.live.calibration.step_file import read_steps, table_of_steps
@@ -185,11 +185,11 @@ def fit_kernels(
     Args:
         files: gemm_perf, generation_attention_perf and context_attention_perf; or dense,
             per_sequence and attention of a layer profile. Their columns tell them apart.
-        hardware: GPU that was measured, or a file with its peaks and its host time.
-        model: Model that was measured.
+        hardware: Measured GPU, or a file with its peaks and its host time.
+        model: Model of the kernels.
         out: Table to write, ending in .parquet.
         tensor_parallel: GPUs that share every layer.
-        token_budget: Tokens that one iteration can process.
+        token_budget: Most tokens of an iteration.
     """
     from jaxserve.show.report import kernel_report_table
     from jaxserve.show.terminal import result_console
@@ -227,7 +227,7 @@ def write_step_times(
         out: JSON file to write.
         tensor_parallel: GPUs that share every layer.
         tier: Precision: 0 = FP16, 1 = INT8, 2 = INT4.
-        time_dilation: Factor on every step, where the host is too slow for the GPU's steps.
+        time_dilation: Factor on every step, for a host that is too slow for the GPU's steps.
     """
     from jaxserve.show.outputs import write_output
     from jaxserve.show.terminal import result_console
@@ -254,7 +254,7 @@ def write_step_times(
 
 def _check_table_output(out: Path) -> None:
     check_output(out, "--out")
-    checks.ending("--out", out, ".parquet")  # the ending by which a path of a table is known
+    checks.ending("--out", out, ".parquet")  # a path of a table has this ending
 
 
 TableCommand = (
@@ -269,4 +269,4 @@ TableCommand = (
 
 def table_group(command: TableCommand) -> None:
     """Build, show or fit latency tables, or write step times."""
-    del command  # has run: it is the result of its command
+    del command  # the subcommand has run

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.table import Table
 
 from jaxserve.agents.choice import in_one_program
 from jaxserve.agents.open_loop import RandomPolicy, default_policy, exploit_policies
@@ -26,12 +25,11 @@ from jaxserve.agents.search import (
     SearchEffort,
     regime_settings,
     search_static,
-    setting_text,
     static_objective,
 )
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.env import ServeEnv
-from jaxserve.grids import action_at, grid_sizes
+from jaxserve.grids import action_at
 from jaxserve.spaces import ACTION_BOUNDS
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import TaskSpec
@@ -152,32 +150,5 @@ def measure_headroom(
     return Headroom(spec, env, static, by_regime, matrix, values, budget)
 
 
-def headroom_tables(result: Headroom) -> tuple[Table, Table]:
-    """The regime x configuration matrix and the values of all policies, for printing."""
-    sizes = grid_sizes(result.env)
-    names = [regime.name for regime in result.spec.regimes]
-    matrix = Table(title=f"{result.spec.name}: mean reward of a constant setting in each regime")
-    matrix.add_column("setting")
-    for name in names:
-        matrix.add_column(name, justify="right")
-    rows = [f"best in {name}" for name in names] + ["best static"]
-    settings = [*result.by_regime, result.static]
-    best = result.matrix.max(axis=0)
-    for label, setting, row in zip(rows, settings, result.matrix, strict=True):
-        cells = [_with_share(value, top) for value, top in zip(row, best, strict=True)]
-        matrix.add_row(f"{label}\n{setting_text(setting, sizes)}", *cells)
-    values = Table(title=f"mean reward on test seeds, headroom {result.headroom:+.1%}")
-    values.add_column("policy")
-    values.add_column("mean reward", justify="right")
-    for name, value in sorted(result.values.items(), key=lambda item: item[1]):
-        values.add_row(name, f"{value:.4f}")
-    return matrix, values
-
-
 def _mean_reward(env: ServeEnv, policy: Policy, keys: jax.Array) -> float:
     return float(np.mean(np.asarray(rollout(env, policy, keys).timesteps.reward)))
-
-
-def _with_share(value: float, best: float) -> str:
-    """The value, and where that means something its share of the best."""
-    return f"{value:.3f} ({value / best:.0%})" if best > 0.0 else f"{value:.3f}"

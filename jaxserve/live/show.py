@@ -11,7 +11,7 @@ from jaxserve.show.text_table import plain_table
 if TYPE_CHECKING:
     from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
-    from jaxserve.live.study.figures import Summary
+    from jaxserve.live.figures import Summary
     from jaxserve.live.window_report import Report
 
 

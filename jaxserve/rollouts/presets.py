@@ -100,7 +100,7 @@ class Preset:
     mcp: McpServers | None = None
     """None where it knows no MCP."""
     tried: tuple[Trial, ...] = field(default=())
-    """versions that were run, as ``scripts/try_presets.py`` saw them."""
+    """versions that were run, as ``tests/rollouts/try_presets.py`` saw them."""
     note: str = ""
     """why it is started as it is."""
 

@@ -1,9 +1,9 @@
-"""Consoles of commands: results to stdout, progress and errors to stderr."""
+"""Consoles of commands: results go to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -11,19 +11,67 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
+from rich.text import Text
 
 _PIPE_WIDTH = 120
-"""Characters in a line that does not go to a terminal."""
+"""Characters of a line in a pipe or a file."""
+
+
+class _ResultConsole(Console):
+    """A console that prints the caption of a table in lines of its own, since Rich would wrap the
+    caption to the width of the table."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints objects, with the caption of a table below it."""
+        captions = []
+        for each in objects:
+            if isinstance(each, Table) and isinstance(each.caption, str):
+                captions += each.caption.splitlines()
+                each.caption = None
+        super().print(*objects, **options)
+        for caption in captions:
+            super().print(f" {caption}", style="italic", soft_wrap=not self.is_terminal)
+
+
+class _Compilation(ProgressColumn):
+    """Column that shows while XLA compiles."""
+
+    _running = 0
+
+    def __enter__(self) -> _Compilation:
+        from jax import monitoring
+
+        monitoring.register_event_listener(self._begin)
+        monitoring.register_event_duration_secs_listener(self._end)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from jax import monitoring
+
+        monitoring.unregister_event_listener(self._begin)
+        monitoring.unregister_event_duration_listener(self._end)
+
+    def _begin(self, event: str, **kwargs: Any) -> None:
+        self._running += event == "/jax/compilation_cache/compile_requests_use_cache"
+
+    def _end(self, event: str, duration_secs: float, **kwargs: Any) -> None:
+        self._running -= event == "/jax/core/compile/backend_compile_duration"
+
+    def render(self, task: Any) -> Text:
+        """The word while a compilation runs; an empty text otherwise."""
+        return Text("compiling" if self._running > 0 else "")
 
 
 def result_console() -> Console:
-    """Stdout, wide enough for every table where it is no terminal."""
-    console = Console(highlight=False)
+    """Console on stdout; a pipe or a file is wide enough for every table."""
+    console = _ResultConsole(highlight=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
     return console
@@ -31,20 +79,25 @@ def result_console() -> Console:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on stderr while the block runs, gone after it; names of stages where it is no terminal.
+    """Transient bars on stderr during the block; a pipe or a file gets the names of stages.
 
     Yields:
-      a function to call with a stage's name, steps done and steps in all; one bar a stage.
+      function of a stage's name, its finished steps and its total steps; a bar for each stage.
     """
     console = Console(stderr=True, highlight=False)
+    compilation = _Compilation()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
+    with (
+        compilation if console.is_terminal else nullcontext(),
+        Progress(
+            *columns,
+            TimeElapsedColumn(),
+            compilation,
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        ) as bars,
+    ):
         stages = {}
 
         def advance(stage: str, done: int, total: int) -> None:
@@ -59,10 +112,10 @@ def progress_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 @contextmanager
 def training_bar() -> Iterator[Callable[[Any], None]]:
-    """A bar on stderr while the block runs; a line every tenth of the run where it is no terminal.
+    """Transient bar on stderr during the block; a pipe or a file gets a line every tenth of it.
 
     Yields:
-      a function to call with a ``jaxserve.learning.training.TrainingStatus``.
+      function of a ``jaxserve.learning.training.TrainingStatus``.
     """
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn())

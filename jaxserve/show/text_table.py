@@ -28,9 +28,10 @@ class TextTable:
     caption: str | None = None
 
     def markdown(self) -> str:
-        """The table without its title and caption."""
+        """The table without its title and caption; a line break in a cell becomes a space."""
         lines = [self.header, ("---", *["--:"] * (len(self.header) - 1)), *self.rows]
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines).replace("*", "\\*")
+        texts = [" | ".join(line).replace("\n", " ") for line in lines]
+        return "".join(f"| {text} |\n" for text in texts).replace("*", "\\*")
 
     def rich(self) -> Table:
         """Table for the terminal, where intervals stand below their numbers."""

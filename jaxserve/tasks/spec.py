@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxserve.checks import JsonObject, one_of, refuse
+from jaxserve.checks import JsonObject, known_name, one_of, refuse, refuse_name
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS, TOKEN_BUDGETS
@@ -168,11 +168,12 @@ def load_task(task: str | int) -> TaskSpec:
         if not matches:
             refuse("task", int(text), "1, 2 or 3, which are the aliases, a name or a path")
         text = matches[0]
+    text = known_name(text, names)
     if text in names:
         return parse_task(_read(task_path(text)), text)
     path = Path(text)
     if path.suffix != ".json" or not path.is_file():
-        refuse("task", text, f"one of {', '.join(names)} or the path of a JSON file")
+        refuse_name("task", text, names, " or the path of a JSON file")
     return dataclasses.replace(parse_task(_read(path), path.stem), file=path)
 
 

@@ -22,7 +22,7 @@ Every error is a `Problem`. All routes but `/health` can answer 401, 403, 422, 4
 those that change something 408 and 413 as well; what else a route can answer stands with it.
 """
 _OF_ALL = {"401", "403", "408", "413", "422", "429", "500"}
-"""Statuses that the introduction names."""
+"""Statuses in the introduction of the page."""
 
 
 class _NothingCompiled:
@@ -30,7 +30,7 @@ class _NothingCompiled:
 
 
 def server_api_page() -> str:
-    """The whole page."""
+    """Text of the page."""
     application = build_app(Settings(database=IN_MEMORY), _NothingCompiled())  # type: ignore[arg-type]
     schema = application.openapi()
     bodies = schema["components"]["schemas"]
@@ -83,7 +83,7 @@ def _answers(responses: dict[str, Any]) -> str:
 
 
 def _with_parts(names: list[str], bodies: dict[str, Any]) -> list[str]:
-    """These types and those that they are made of, each once."""
+    """These types and their parts, each once."""
     found = list(names)
     for name in found:
         inside = re.findall(r"#/components/schemas/(\w+)", json.dumps(bodies[name]))

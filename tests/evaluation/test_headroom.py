@@ -14,8 +14,9 @@ from rich.console import Console
 
 import jaxserve
 from jaxserve.agents.open_loop import exploit_policies
-from jaxserve.evaluation.headroom import MIN_SPAN, Headroom, SearchBudget, headroom_tables
+from jaxserve.evaluation.headroom import MIN_SPAN, Headroom, SearchBudget
 from jaxserve.grids import KNOB_GRIDS
+from jaxserve.show.headroom import headroom_markdown, headroom_tables
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks import anchors as anchors_module
 from jaxserve.tasks.anchors import anchors_score, load_anchors, write_anchors
@@ -51,7 +52,7 @@ def printed(result: Headroom) -> tuple[str, str]:
     texts = []
     for table in headroom_tables(result):
         output = io.StringIO()
-        Console(file=output, width=250).print(table)
+        Console(file=output, width=250).print(table.rich())
         texts.append(output.getvalue())
     return texts[0], texts[1]
 
@@ -86,6 +87,18 @@ def test_the_values_are_of_every_policy_and_sorted() -> None:
         assert any(f" {name} " in line and f"{value:.4f}" in line for line in lines), name
     shown = [float(line.replace("│", " ").split()[-1]) for line in lines]
     assert shown == sorted(shown)
+
+
+def test_a_page_keeps_the_tasks_that_were_not_measured_again() -> None:
+    """Sections are replaced by name; a setting is one line of its table."""
+    first = headroom_markdown([measured(), measured("static_workload")])
+    again = headroom_markdown([measured(oracle=0.7)], first.replace("Written by", "Printed by"))
+    assert again.startswith("# Headroom\n\nPrinted by")
+    assert again.count("\n## ") == 2 and "headroom +40.0%" in again
+    assert again.count("headroom +20.0%") == 1
+    row = "| best in chat: batch_cap 1, kv_budget_fraction 0.7, speculation_depth 0, "
+    assert row in again
+    assert headroom_markdown([], again) == again
 
 
 def test_a_table_without_headroom_says_so() -> None:

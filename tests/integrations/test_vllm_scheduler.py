@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.datafiles import load_json
-from jaxserve.fidelity.scheduler_episodes import our_steps, random_episode
-from jaxserve.fidelity.vllm_scheduler import GROUPS, RECORD, digest, first_difference, vllm_steps
+from jaxserve.studies.fidelity.scheduler_episodes import our_steps, random_episode
+from jaxserve.studies.fidelity.vllm_scheduler import (
+    GROUPS,
+    RECORD,
+    digest,
+    first_difference,
+    vllm_steps,
+)
 from tests.integrations.vllm_environment import VERSION, vllm_python
 
 pytestmark = pytest.mark.slow

@@ -10,9 +10,9 @@ from jaxserve.agents.reference_rollout import episode_traffic
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
+from jaxserve.live.figures import summarise
 from jaxserve.live.player import Outcome, play
 from jaxserve.live.prompts import Prompts
-from jaxserve.live.study.figures import summarise
 from jaxserve.seeds import episode_key
 from tests.gateway.running import RunningGateway
 from tests.mock_engine.conftest import running

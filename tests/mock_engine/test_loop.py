@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.mock_engine import Latencies, Load, simulated
 from jaxserve.mock_engine.command import Command
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
@@ -59,20 +57,6 @@ def test_the_schedule_is_the_reference_simulators(rows, kv_blocks, depth, policy
         assert mine.first_token_s == other.first_token_s
         assert mine.finish_s == other.finish_s
         assert mine.preemptions == other.preemptions
-
-
-@pytest.mark.parametrize("rate_rps", [2.0, 20.0])
-def test_latencies_are_the_reference_simulators(rate_rps):
-    """Where the front end delays a request does not matter: before the engine here, after its
-    first token there."""
-    load = Load(rate_rps, 200)
-    engine = machine(max_model_len=2048, kv_blocks=20_000, batch_cap=256, token_budget=2048)
-    played = Played(engine, load.draw()).requests
-    ttft_s = np.array([request.ttft_s for request in played])
-    tpot_s = np.array([request.tpot_s for request in played])
-    measured, expected = Latencies.of(ttft_s, tpot_s, load), simulated(engine.settings, load, 0)
-    assert measured.ttft_s == pytest.approx(expected.ttft_s, rel=0.05)
-    assert measured.tpot_s == pytest.approx(expected.tpot_s, rel=0.05)
 
 
 def test_every_token_is_handed_over_once():

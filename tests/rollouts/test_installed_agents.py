@@ -1,7 +1,7 @@
 """Agents as their packages install them, each playing a short episode through the gateway.
 
-Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all. ``scripts/try_presets.py``
-writes what it sees of them into the presets.
+Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all.
+``tests/rollouts/try_presets.py`` writes its results into the presets.
 """
 
 from __future__ import annotations

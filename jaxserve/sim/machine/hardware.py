@@ -281,6 +281,7 @@ def load_gpu(name: str) -> Gpu:
       InputError: unknown name, or a constant in the file is missing, unknown or not a positive
         number.
     """
+    name = checks.known_name(name, gpu_names())
     data = gpu_data(name)
     linear = data.inside("linear")
     values: dict[str, Any] = {
@@ -329,12 +330,13 @@ def gpu_data(name: str) -> JsonObject:
     Raises:
       InputError: unknown name, or a file that is not one of a GPU.
     """
+    name = checks.known_name(name, gpu_names())
     if name in gpu_names():
         where = f"hardware/{name}.json"
         return JsonObject(load_json(where), where)
     if isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
         return _own_gpu(Path(name))
-    checks.refuse("gpu", name, f"one of {', '.join(gpu_names())} or the path of a JSON file")
+    checks.refuse_name("gpu", name, gpu_names(), " or the path of a JSON file")
 
 
 def block(kind: Any, data: JsonObject, name: str) -> Any:

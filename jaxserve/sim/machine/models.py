@@ -26,15 +26,14 @@ def load_model(name: str) -> LlmModel:
     Raises:
       InputError: unknown name, or a size in the file is missing or not positive.
     """
+    name = checks.known_name(name, model_names())
     if name in model_names():
         where = f"models/{name}.json"
         sizes = JsonObject(load_json(where), where).inside("architecture")
     elif isinstance(name, str) and Path(name).suffix == ".json" and Path(name).is_file():
         sizes, name = own_architecture(Path(name)), _own_name(Path(name))
     else:
-        checks.refuse(
-            "model", name, f"one of {', '.join(model_names())} or the path of a JSON file"
-        )
+        checks.refuse_name("model", name, model_names(), " or the path of a JSON file")
     values: dict[str, Any] = {"name": name, "tied_embeddings": bool(sizes.get("tied_embeddings"))}
     for field in fields(LlmModel):
         if field.name not in values:

@@ -9,7 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve import checks
+from jaxserve.errors import InputError
+from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
+from jaxserve.sim.machine.hardware import Gpu, LlmModel
+from jaxserve.sim.machine.memory import kv_capacity_tokens
+from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.settings import (
     Knobs,
     ReferenceSettings,
@@ -18,6 +23,8 @@ from jaxserve.sim.reference.settings import (
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
 from jaxserve.sim.reference.trace_requests import trace_requests
+from jaxserve.sim.table.build import build
+from jaxserve.sim.table.file import TableMetadata, read_table_file
 from jaxserve.sim.traffic.request_logs import RequestLog
 from jaxserve.sim.traffic.traces import Trace
 
@@ -70,6 +77,49 @@ class Quantity:
     def error(self) -> float | None:
         """Relative error of the simulator, with its sign."""
         return None if not self.measured else self.simulated / self.measured - 1
+
+
+@dataclass(frozen=True)
+class OwnEngine:
+    """Constants of the engine behind a log."""
+
+    metadata: TableMetadata
+    """cost model, token budget and extent of its latency table."""
+    gpu: Gpu
+    """GPU of the engine."""
+    model: LlmModel
+    """model of the engine."""
+
+    def kv_tokens(self, tier: int) -> int:
+        """Capacity of the KV pool: tokens that fit beside the weights of a tier."""
+        group = self.metadata.tensor_parallel
+        return int(kv_capacity_tokens(self.gpu, self.model, tier, 1.0, False, group))
+
+
+def own_engine(
+    table: str | None, hardware: str | None, model: str | None, tensor_parallel: int
+) -> OwnEngine:
+    """The engine of a latency table, or of a model on a GPU.
+
+    Args:
+      table: name or path of a table.
+      hardware: name or file of a GPU; with a table, in place of the table's GPU.
+      model: name or file of a model, likewise.
+      tensor_parallel: GPUs that share every layer, without a table.
+
+    Raises:
+      InputError: the arguments do not go together, or one of them is unknown.
+    """
+    if table is not None:
+        if tensor_parallel != 1:
+            raise InputError("--tensor-parallel goes with --hardware; a --table has its own")
+        metadata = read_table_file(table).metadata
+    elif hardware is not None and model is not None:
+        metadata = build(hardware, model, tensor_parallel=tensor_parallel).metadata
+    else:
+        raise InputError("name either --table, or --hardware and --model")
+    served = serve(hardware or metadata.hardware, model or metadata.model, metadata.stack)
+    return OwnEngine(metadata, *served)
 
 
 def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:
@@ -129,6 +179,32 @@ def quantities(log: RequestLog, simulated: np.ndarray) -> list[Quantity]:
         measured = _tokens_per_s(log.trace, log.ttft_s, log.tpot_s)
     throughput = _tokens_per_s(log.trace, simulated["ttft_s"], simulated["tpot_s"])
     return [*found, Quantity("output tokens/s", throughput, measured)]
+
+
+def trace_notes(trace: Trace) -> list[str]:
+    """Sentences on a coarse clock and on requests beyond the latency tables."""
+    notes = [] if trace.tick_note is None else [trace.tick_note]
+    beyond, _ = trace.beyond_table
+    if beyond:
+        notes.append(
+            f"{beyond:,} of {len(trace):,} requests are longer, prompt and output "
+            f"together, than the {MAX_CONTEXT_TOKENS:,} tokens that latency tables know; the cost "
+            "model of the table computes them all the same"
+        )
+    return notes
+
+
+def reuse_note(trace: Trace, simulated: np.ndarray, prefix_caching: bool) -> str | None:
+    """Sentence on prompts found in the prefix cache; None if there is nothing to tell."""
+    if trace.repeated_share is not None:
+        found = simulated["cached_tokens"].sum() / simulated["prompt_tokens"].sum()
+        return (
+            f"{trace.repeated_share:.1%} of the prompt tokens are in blocks that the "
+            f"trace had before; {found:.1%} were found cached"
+        )
+    if prefix_caching:
+        return "the trace has no hash_ids: no prompt is known to begin like another"
+    return None
 
 
 _STATISTICS: dict[str, Callable[[Array], float]] = {

@@ -95,6 +95,12 @@ def test_the_assistants_items_in_a_row() -> None:
     ]
 
 
+def test_an_assistants_message_of_plain_text() -> None:
+    """Content may be a text in place of parts."""
+    item = {"type": "message", "role": "assistant", "content": "t"}
+    assert messages(item) == [{"role": "assistant", "content": "t"}]
+
+
 @pytest.mark.parametrize(
     ("item", "text"),
     [

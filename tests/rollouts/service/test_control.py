@@ -12,10 +12,34 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from benchmarks.rollout_builders import session
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord, encode
+from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode
 from jaxserve.rollouts.service.control import Control
+
+
+def session(completions: int, tokens: int) -> list[CompletionRecord]:
+    """Records of a conversation that grows by 120 tokens with every completion."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 150_000, tokens + 120 * completions, np.int32)
+    found = []
+    for number in range(completions):
+        end = tokens + 120 * number
+        message = {"role": "assistant", "content": "y" * 400}
+        choice = Choice(0, message, "stop", ids[end : end + 100], -rng.random(100, np.float32))
+        found.append(
+            CompletionRecord(
+                session="s",
+                request_id=f"r{number}",
+                dialect="chat",
+                arrived_unix_s=0.0,
+                received=b"{}" + b" " * 4 * end,
+                sent=b"{}" + b" " * 4 * end,
+                response=b"{}",
+                prompt_ids=ids[:end],
+                choices=(choice,),
+            )
+        )
+    return found
 
 
 @contextmanager
@@ -56,7 +80,7 @@ def records(body: bytes, *, breaks: int = 0) -> list[CompletionRecord]:
 @pytest.mark.parametrize("breaks", [0, 2])
 def test_records_come_whole(breaks: int) -> None:
     """Every line, whatever was answered before; none twice."""
-    said = [encode(one) for one in session(6, 2000, 2)]
+    said = [encode(one) for one in session(6, 2000)]
     assert [encode(one) for one in records(b"".join(said), breaks=breaks)] == said
     assert records(b"") == []
 
@@ -70,7 +94,7 @@ def test_what_are_no_records(body: bytes) -> None:
 
 def test_a_long_session_takes_the_memory_of_its_records() -> None:
     """Its lines, which are twice as large, are never there at the same time."""
-    body = b"".join(map(encode, session(200, 20_000, 1)))
+    body = b"".join(map(encode, session(200, 20_000)))
     assert len(body) > 50e6
     tracemalloc.start()
     found = records(body)

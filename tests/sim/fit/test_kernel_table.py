@@ -13,15 +13,15 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.errors import InputError
-from jaxserve.fidelity.kernels import FILES
-from jaxserve.fidelity.sources import shared_data
-from jaxserve.fidelity.vllm_run import DIRECTORY
 from jaxserve.sim.fit import kernel_fit
 from jaxserve.sim.fit.kernel_table import WORST_ERROR, fit_kernels
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
+from jaxserve.studies.fidelity.kernels import FILES
+from jaxserve.studies.fidelity.measurements import shared_data
+from jaxserve.studies.fidelity.vllm_run import DIRECTORY
 from tests.sim.fit.kernel_samples import GPU, MODEL, write_kernels, write_profile
 
 SHARED = shared_data()

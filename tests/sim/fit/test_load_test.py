@@ -10,15 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.fidelity.sources import shared_data
-from jaxserve.sim.fit.load_test import (
-    FitReport,
-    GpuPeaks,
-    MeasuredEngine,
-    fit,
-    fit_sweep,
-    rescale,
-)
+from jaxserve.live.calibration.fit import fit
+from jaxserve.sim.fit.load_test import FitReport, GpuPeaks, MeasuredEngine, fit_sweep, rescale
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, load_gpu
@@ -27,6 +20,7 @@ from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import closed_loop
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.table.lookup import latency_table
+from jaxserve.studies.fidelity.measurements import shared_data
 
 GPU, MODEL = load_gpu("a100-sxm-80gb"), load_model("llama-3.1-8b")
 MEASURED = "measured_h100_llama31_8b_trtllm.csv"

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError
-from jaxserve.fidelity.sources import shared_data
 from jaxserve.sim.traffic import trace_classes
 from jaxserve.sim.traffic.request_kinds import number_kinds
 from jaxserve.sim.traffic.trace_classes import (
@@ -22,6 +21,7 @@ from jaxserve.sim.traffic.trace_classes import (
     to_class_counts,
 )
 from jaxserve.sim.traffic.traces import Trace, load_trace
+from jaxserve.studies.fidelity.measurements import shared_data
 from tests.sim.traffic.recorded_arrivals import dispersion, gap_cv
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,6 +1,0 @@
-"""Agents against each other: the evaluation protocol behind ``jaxserve compare``.
-
-``protocol`` plays everything for one task. ``trained`` supplies the policies, ``variants`` the
-setups that they were not trained in, ``reference`` the second simulator. ``intervals`` says how
-sure the numbers are, ``result_tables`` and ``pictures`` show them.
-"""

@@ -1,0 +1,1 @@
+"""Agents trained in the simulator, on a real engine and as the simulators predict them."""

@@ -1,0 +1,62 @@
+"""What a comparison refuses, and the reference simulator in processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jaxserve.agents.panel import build_agent
+from jaxserve.agents.task_setup import load_setup
+from jaxserve.errors import InputError
+from jaxserve.studies.compare.protocol import Case, prepare, reference_objectives
+from jaxserve.tasks.spec import load_task
+from tests.sizes import EPISODES
+
+ARGUMENTS = dict(seeds=2, steps=800, episodes=EPISODES, hardware="a100-sxm-80gb", trace=None)
+
+
+def case(out: Path, **changes) -> Case:
+    """A comparison that takes seconds."""
+    return prepare(changes.pop("task", "static_workload"), out, **ARGUMENTS | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(task="nope"), "task is 'nope'"),
+        (dict(seeds=0), "seeds is 0; it must be a whole number from 1 to 1024"),
+        (dict(steps=0), "steps is 0"),
+        (dict(episodes=0), "episodes is 0; it must be a whole number from 1 to 100000"),
+        (dict(hardware="tpu"), "gpu is 'tpu'"),
+        (dict(trace=Path("none.csv")), "none.csv cannot be read"),
+    ],
+)
+def test_mistakes_are_found_before_the_work(changes: dict, message: str, tmp_path: Path) -> None:
+    """Nothing is written before all arguments are known to be good."""
+    with pytest.raises(InputError, match=message):
+        case(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without them there are no scores to compare."""
+    monkeypatch.setattr("jaxserve.tasks.anchors.data_dir", lambda: tmp_path)
+    with pytest.raises(InputError, match="task static_workload has no anchors"):
+        case(tmp_path)
+
+
+@pytest.mark.slow
+def test_the_reference_simulator_in_real_processes() -> None:
+    """Each policy's row is its own, in order, whichever process was first."""
+    spec = load_task("static_workload")
+    setup = load_setup("static_workload")
+    seen = []
+    found = reference_objectives(
+        spec,
+        [build_agent(name, setup) for name in ("noop", "best_static")],
+        2,
+        lambda done, total: seen.append((done, total)),
+    )
+    assert found.shape == (2, 2) and seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert (found[1] > found[0] + 0.3).all()
