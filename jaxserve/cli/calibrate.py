@@ -10,7 +10,7 @@ import tyro
 
 from jaxserve import checks
 from jaxserve.cli.arguments import Name, Number, needing
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.show.outputs import check_output, write_output
 
 _CONTROL_TOKEN = "JAXSERVE_CONTROL_TOKEN"
@@ -21,7 +21,7 @@ def calibrate_engine(
     hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
-    plan: Plan = Plan(),  # noqa: B008
+    plan: CalibrationPlan = CalibrationPlan(),  # noqa: B008
     tensor_parallel: int = 1,
     tier: int = 0,
     token_budget: Number = None,

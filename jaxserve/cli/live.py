@@ -217,7 +217,7 @@ def send_traffic(
     with needing("gateway", "send"):
         from jaxserve.live.engine_client import EngineClient, Target
         from jaxserve.live.player import play
-        from jaxserve.live.prompts import Prompts
+        from jaxserve.live.prompts import RandomPrompts
         from jaxserve.live.study.figures import summarise
     from jaxserve.live.show import summary_table
 
@@ -227,7 +227,7 @@ def send_traffic(
     requests = episode_traffic(setup.env, episode_key(seed, split), count)
 
     async def send() -> Any:
-        prompts = Prompts(seed)
+        prompts = RandomPrompts(seed)
         async with EngineClient(Target(url, os.environ.get("OPENAI_API_KEY"))) as client:
             await prompts.learn(client)
             with progress_bars() as progress:

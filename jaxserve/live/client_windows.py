@@ -13,7 +13,7 @@ from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.records import Records, RequestRecord
 from jaxserve.gateway.scrape import parse_metrics
 from jaxserve.gateway.windows import Windows
-from jaxserve.live.engine_client import Answer, EngineClient
+from jaxserve.live.engine_client import EngineClient, TimedCompletion
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (
     COUNTERS,
@@ -88,7 +88,7 @@ class ClientWindows:
         record.last_token_s = time_s
         record.token_events += 1
 
-    def completed(self, sending: Sending, answer: Answer) -> None:
+    def completed(self, sending: Sending, answer: TimedCompletion) -> None:
         """The answer is whole."""
         record = sending.record
         record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens

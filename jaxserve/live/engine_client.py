@@ -69,7 +69,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedCompletion:
     """A completion that was streamed to its end; times of the monotonic clock, s."""
 
     sent_s: float
@@ -121,7 +121,7 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
         priority: int | None = None,
         told: Callable[[float], None] = lambda time_s: None,
-    ) -> Answer:
+    ) -> TimedCompletion:
         """Streams a completion of ``output_tokens``, which the engine may not end before.
 
         Args:
@@ -170,7 +170,7 @@ class EngineClient:
         prompt_tokens, output = (
             counts.whole(name, 1, _MOST_TOKENS) for name in ("prompt_tokens", "completion_tokens")
         )
-        return Answer(sent_s, first_s, last_s, prompt_tokens, output)
+        return TimedCompletion(sent_s, first_s, last_s, prompt_tokens, output)
 
     async def metrics(self) -> str | None:
         """The text of ``/metrics``; None where there is none."""

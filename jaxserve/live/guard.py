@@ -33,7 +33,7 @@ class Guard:
 
 
 @dataclass(frozen=True)
-class Limits:
+class KnobLimits:
     """What an engine allows of the knobs that can be turned, from ``/control/knobs``."""
 
     ranges: Mapping[str, tuple[float, float]]
@@ -41,7 +41,7 @@ class Limits:
     """the only values, of knobs that have no others."""
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> Limits:
+    def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> KnobLimits:
         """Args: the field ``knobs`` of the answer, and those that a task turns."""
         offered = {name: knobs[name] for name in turned if knobs[name].get("where")}
         return cls(

@@ -26,7 +26,7 @@ from jaxserve.live.episode_file import EpisodeWriter, plain
 from jaxserve.live.gateway_client import GatewayClient, GatewayError, LateAnswer
 from jaxserve.live.guard import (
     Guard,
-    Limits,
+    KnobLimits,
     as_values,
     changed,
     changed_costly,
@@ -65,7 +65,7 @@ _SHORTEST, _LONGEST = 0.5, 1.5
 
 
 @dataclass(frozen=True)
-class Look:
+class Snapshot:
     """All that a controller asks for at the end of a window."""
 
     window: LiveWindow
@@ -124,9 +124,9 @@ class Controller:
         self._supervision = Supervision()
         self._since_costly = conduct.guard.dwell_windows
         self._wanted = dict(self._static)
-        self._limits = Limits({}, {})
+        self._limits = KnobLimits({}, {})
         """as far as they were told last."""
-        self._last: Look | None = None
+        self._last: Snapshot | None = None
         """at the beginning of this window; None where nothing could be seen then."""
         self._knobs_took_s = 0.0
         """how long it took to be told the knobs last."""
@@ -190,7 +190,7 @@ class Controller:
             )
         check_objectives(self._spec, state)
 
-    async def _first_look(self) -> tuple[Look, dict[str, Any]]:
+    async def _first_look(self) -> tuple[Snapshot, dict[str, Any]]:
         """No window has begun that a late answer could spoil."""
         until_s = time.monotonic() + _BEGIN_S
         while True:
@@ -207,7 +207,7 @@ class Controller:
         self._knobs_took_s = time.monotonic() - began_s
         return knobs
 
-    async def _look(self, asked: Awaitable[dict[str, Any]]) -> Look:
+    async def _look(self, asked: Awaitable[dict[str, Any]]) -> Snapshot:
         """All that is known at the end of a window; ``asked`` gives the knobs.
 
         Raises GatewayError, or InputError where an answer cannot be.
@@ -217,8 +217,8 @@ class Controller:
             self._gateway.window(since_s, self._env.ticks), self._gateway.engines(), asked
         )
         knobs = parse_knobs(answers[2])
-        self._limits = Limits.of(knobs["knobs"], self._turned)
-        return Look(parse_window(answers[0]), parse_engine_state(answers[1], knobs), knobs)
+        self._limits = KnobLimits.of(knobs["knobs"], self._turned)
+        return Snapshot(parse_window(answers[0]), parse_engine_state(answers[1], knobs), knobs)
 
     async def _one(self, asked: Awaitable[dict[str, Any]], tell: Callable[[Report], None]) -> None:
         """The end of one window and the beginning of the next; ``asked`` as for ``_look``."""
@@ -311,7 +311,7 @@ class Controller:
     def _late(self, started_s: float) -> bool:
         return time.monotonic() - started_s > _DEADLINE_SHARE * self._env.window_s
 
-    def _fault(self, before: Look, after: Look) -> str | None:
+    def _fault(self, before: Snapshot, after: Snapshot) -> str | None:
         """What is wrong with a window, in one sentence."""
         window, window_s = after.window, self._env.window_s
         if window.gateway != before.window.gateway:

@@ -12,13 +12,13 @@ import numpy as np
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RequestOutcome:
     """What became of one request."""
 
     stream: str
@@ -50,9 +50,9 @@ async def play(
     env: ServeEnv,
     spec: TaskSpec,
     requests: Sequence[Request],
-    prompts: Prompts,
-    ended: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
+    prompts: RandomPrompts,
+    ended: Callable[[RequestOutcome], None] = lambda outcome: None,
+) -> list[RequestOutcome]:
     """Sends every request at its arrival time and waits for the last answer.
 
     Streams are named in the header ``X-Class`` and priorities in ``X-Priority``, as the gateway
@@ -77,7 +77,7 @@ async def play(
     ttft_slo_s, tpot_slo_s = np.asarray(env.slo.ttft_s), np.asarray(env.slo.tpot_s)
     start_s = time.monotonic()
 
-    async def one(request: Request) -> Outcome:
+    async def one(request: Request) -> RequestOutcome:
         await asyncio.sleep(start_s + request.arrival_s - time.monotonic())
         late_s = time.monotonic() - start_s - request.arrival_s
         group = request.traffic_class
@@ -92,7 +92,7 @@ async def play(
         else:
             ttft_s, tokens = answer.first_s - answer.sent_s, answer.output_tokens - 1
             tpot_s = (answer.last_s - answer.first_s) / tokens if tokens else None
-        outcome = Outcome(
+        outcome = RequestOutcome(
             stream=streams[group],
             arrival_s=request.arrival_s,
             late_s=late_s,

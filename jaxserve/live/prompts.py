@@ -12,7 +12,7 @@ _LOW_ID, _HIGH_ID = 16, 250
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class Prompts:
+class RandomPrompts:
     """Random prompts of a wanted length; no two alike, so that no prefix cache has them."""
 
     def __init__(self, seed: int) -> None:

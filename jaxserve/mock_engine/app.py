@@ -22,17 +22,17 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.commands import plain_json
 from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.access import control_token
-from jaxserve.mock_engine.answers import Answer, event
-from jaxserve.mock_engine.asked import Reader
-from jaxserve.mock_engine.calls import Call
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.command import read_static
 from jaxserve.mock_engine.control import Control
 from jaxserve.mock_engine.endpoint import ControlEndpoint
+from jaxserve.mock_engine.errors import VllmError, bad_request, plain
 from jaxserve.mock_engine.loop import EngineLoop
 from jaxserve.mock_engine.machine import Machine
 from jaxserve.mock_engine.outputs import PseudoModel
-from jaxserve.mock_engine.problems import Problem, bad_request, plain
+from jaxserve.mock_engine.requests import RequestReader
+from jaxserve.mock_engine.responses import CompletionResponse, event
+from jaxserve.mock_engine.sequences import SequenceGroup
 from jaxserve.mock_engine.tokens import Vocabulary
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -61,7 +61,7 @@ class MockEngine:
         self._created = int(time.time())
         self._vocabulary = Vocabulary(machine.vocab)
         self._model = PseudoModel(self._vocabulary, settings.mean_output_tokens, settings.seed)
-        self._reader = Reader(self._name, self._vocabulary, settings.max_model_len)
+        self._reader = RequestReader(self._name, self._vocabulary, settings.max_model_len)
         self._clock = clock
         self.loop = EngineLoop(machine, control, clock)
         endpoint = ControlEndpoint(control, self.loop, control_token(variables))
@@ -78,7 +78,7 @@ class MockEngine:
                 *endpoint.routes(),
             ],
             exception_handlers={
-                Problem: _problem,
+                VllmError: _problem,
                 InputError: _input_error,
                 HTTPException: _http_error,
             },
@@ -94,8 +94,8 @@ class MockEngine:
         received_s = self._clock.now()  # what follows is part of the front end's delay
         body = await _json_body(request)
         priority = request.headers.get("x-vllm-priority")
-        call = Call(self._reader.read(body, chat, priority), self._model)
-        answer = Answer(call, self._name, self._vocabulary)
+        call = SequenceGroup(self._reader.read(body, chat, priority), self._model)
+        answer = CompletionResponse(call, self._name, self._vocabulary)
         self.loop.submit(call, received_s)
         watch = asyncio.create_task(_watch(receive, call))
         try:
@@ -175,7 +175,9 @@ class _Inference:
             await self._engine.infer(self._chat, request, receive, send)
 
 
-async def _stream(call: Call, answer: Answer, loop: EngineLoop, send: Send) -> None:
+async def _stream(
+    call: SequenceGroup, answer: CompletionResponse, loop: EngineLoop, send: Send
+) -> None:
     """Sends events as they come; several iterations' together where the client or host is late."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     try:
@@ -192,11 +194,11 @@ async def _stream(call: Call, answer: Answer, loop: EngineLoop, send: Send) -> N
             for span in news:
                 if span.start == 0:
                     loop.delivered(call.sequences[span.index])
-    except Problem as problem:
+    except VllmError as problem:
         await send({"type": "http.response.body", "body": event(problem.body())})
 
 
-async def _watch(receive: Receive, call: Call) -> None:
+async def _watch(receive: Receive, call: SequenceGroup) -> None:
     """Ends a call whose client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -211,7 +213,7 @@ async def _json_body(request: Request) -> Any:
 
 
 def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
+    assert isinstance(error, VllmError)
     return plain_json(error.body(), error.status)
 
 

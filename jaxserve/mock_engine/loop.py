@@ -21,12 +21,12 @@ from uuid import uuid4
 import numpy as np
 
 from jaxserve.mock_engine import VERSION
-from jaxserve.mock_engine.calls import Call, Sequence
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.control import Control
+from jaxserve.mock_engine.errors import engine_failed
 from jaxserve.mock_engine.machine import Machine
-from jaxserve.mock_engine.metrics import Metrics
-from jaxserve.mock_engine.problems import engine_failed
+from jaxserve.mock_engine.metrics import MetricsCollector
+from jaxserve.mock_engine.sequences import Sequence, SequenceGroup
 from jaxserve.mock_engine.steps import StepTrace
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.counters import Counters
@@ -51,7 +51,7 @@ class EngineLoop:
         self._control = control
         self._clock = clock
         self.trace = StepTrace(machine.cost)
-        self.metrics = Metrics(machine, self._gauges)
+        self.metrics = MetricsCollector(machine, self._gauges)
         # Streams as in the reference simulator: the same seed gives the same delays and drafts.
         self._delays, rng = np.random.default_rng(machine.settings.seed).spawn(2)
         self._engine = Engine(self.trace, self._knobs(), SchedulerSettings(), rng)
@@ -68,7 +68,7 @@ class EngineLoop:
         self.failed = False
         """whether the loop has ended by a defect."""
 
-    def submit(self, call: Call, received_s: float) -> None:
+    def submit(self, call: SequenceGroup, received_s: float) -> None:
         """Takes a call that came at ``received_s``.
 
         Raises:
@@ -100,7 +100,7 @@ class EngineLoop:
         late_s = self._clock.now() - sequence.request.first_token_s
         self._late_s += _NEWEST_SHARE * (late_s - self._late_s)
 
-    def abandon(self, call: Call) -> None:
+    def abandon(self, call: SequenceGroup) -> None:
         """Ends what is left of a call before the next iteration."""
         self._leaving += call.sequences
         self._wake.set()

@@ -83,7 +83,7 @@ class _Histogram:
         return found, self._sum
 
 
-class Metrics(Collector):
+class MetricsCollector(Collector):
     """Counters and histograms, filled as steps end. Times are the GPU's."""
 
     def __init__(self, machine: Machine, gauges: Gauges) -> None:

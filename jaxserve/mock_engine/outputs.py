@@ -17,7 +17,7 @@ _LEAST_CHANCE = 0.5
 
 
 @dataclass(frozen=True)
-class Sampling:
+class SamplingParams:
     """What a request says of its outputs."""
 
     max_tokens: int
@@ -36,7 +36,7 @@ class Sampling:
     """of the request, beside the engine's."""
 
 
-class Choice(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A token with its log-probability."""
 
     token: int
@@ -73,17 +73,17 @@ class Output:
         """Characters of the tokens before ``start``."""
         return WORD_LENGTH * start
 
-    def logprobs(self, start: int, stop: int, count: int) -> list[list[Choice]]:
+    def logprobs(self, start: int, stop: int, count: int) -> list[list[TokenLogprob]]:
         """For each of these tokens itself, the likeliest, and the ``count`` - 1 next likely ones;
         itself in any case."""
         found = []
         chances = self._chances[start:stop].tolist()
         for token, chance in zip(self.token_ids(start, stop), chances, strict=True):
-            choices = [Choice(token, math.log(chance))]
+            choices = [TokenLogprob(token, math.log(chance))]
             for place in range(1, count):
                 # Half of what is left each time, so that all together never exceed 1.
                 other = (token + 7919 * place) % self.vocabulary.words
-                choices.append(Choice(other, math.log1p(-chance) - place * math.log(2)))
+                choices.append(TokenLogprob(other, math.log1p(-chance) - place * math.log(2)))
             found.append(choices)
         return found
 
@@ -103,7 +103,7 @@ class PseudoModel:
         self._mean_tokens = mean_tokens
         self._seed = seed
 
-    def output(self, prompt: Sequence[int], sampling: Sampling, index: int) -> Output:
+    def output(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Output:
         """The output number ``index`` for a prompt."""
         digest = zlib.crc32(np.asarray(prompt, np.int64).tobytes())
         seed = (self._seed, digest, sampling.seed % 2**64, index)
@@ -125,7 +125,9 @@ class PseudoModel:
             tokens, finish_reason = tokens[:length], "stop"
         return Output(self._vocabulary, tokens, finish_reason, stop_reason, text_length, seed)
 
-    def _stopped(self, tokens: np.ndarray, sampling: Sampling) -> tuple[int, int | str, int] | None:
+    def _stopped(
+        self, tokens: np.ndarray, sampling: SamplingParams
+    ) -> tuple[int, int | str, int] | None:
         """Length, reason and characters of an output that is stopped, None where it is not."""
         least = sampling.min_tokens
         found: list[tuple[int, int | str, int]] = []

@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxserve.mock_engine.asked import Asked
-from jaxserve.mock_engine.calls import Call
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.control import Control
 from jaxserve.mock_engine.loop import EngineLoop
 from jaxserve.mock_engine.machine import Machine, build_machine
-from jaxserve.mock_engine.outputs import PseudoModel, Sampling
+from jaxserve.mock_engine.outputs import PseudoModel, SamplingParams
+from jaxserve.mock_engine.requests import CompletionRequest
+from jaxserve.mock_engine.sequences import SequenceGroup
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.mock_engine.tokens import Vocabulary
 from jaxserve.sim.reference.request import Request
@@ -28,10 +28,10 @@ def machine(**settings: Any) -> Machine:
     return build_machine(chosen)
 
 
-def call_of(request: Request, stream: bool = True) -> Call:
+def call_of(request: Request, stream: bool = True) -> SequenceGroup:
     """A completion with the lengths and priority of a request."""
-    sampling = Sampling(request.output_tokens, ignore_eos=True)
-    asked = Asked(
+    sampling = SamplingParams(request.output_tokens, ignore_eos=True)
+    asked = CompletionRequest(
         chat=False,
         prompts=[[0] * request.prompt_tokens],
         samplings=[sampling],
@@ -43,7 +43,7 @@ def call_of(request: Request, stream: bool = True) -> Call:
         running_usage=False,
         priority=request.priority,
     )
-    return Call(asked, PseudoModel(VOCABULARY, 100, 0))
+    return SequenceGroup(asked, PseudoModel(VOCABULARY, 100, 0))
 
 
 class VirtualClock(Clock):
@@ -100,7 +100,7 @@ class Played:
     async def _play(
         self, machine: Machine, requests: Sequence[Request], events: Sequence[tuple[float, Any]]
     ) -> None:
-        def submit(call: Call, at_s: float) -> Any:
+        def submit(call: SequenceGroup, at_s: float) -> Any:
             return lambda: self.loop.submit(call, at_s)
 
         self.clock = VirtualClock(

@@ -20,8 +20,8 @@ from jaxserve.live.calibration.fit import (
     of_steps,
     predict,
 )
-from jaxserve.live.calibration.plan import Plan
-from jaxserve.live.calibration.sweep import Measured, measure
+from jaxserve.live.calibration.plan import CalibrationPlan
+from jaxserve.live.calibration.sweep import EngineMeasurements, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.machine.cost_model import CostModel
@@ -65,7 +65,7 @@ class Deployed:
 class CalibrationReport:
     """A calibration that has passed its check."""
 
-    measured: Measured
+    measured: EngineMeasurements
     """what was measured."""
     fit: Fit
     """what was found."""
@@ -83,7 +83,7 @@ class CalibrationReport:
 
 
 def calibrate(
-    target: Target, plan: Plan, deployed: Deployed, progress: Progress
+    target: Target, plan: CalibrationPlan, deployed: Deployed, progress: Progress
 ) -> CalibrationReport:
     """Measures a running engine and fits a table to it.
 
@@ -94,14 +94,14 @@ def calibrate(
     plan.check()
     deployed.load()
 
-    async def run() -> Measured:
+    async def run() -> EngineMeasurements:
         async with EngineClient(target) as engine:
             return await measure(engine, plan, progress)
 
     return calibrated(asyncio.run(run()), deployed)
 
 
-def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
+def calibrated(measured: EngineMeasurements, deployed: Deployed) -> CalibrationReport:
     """Fits a table to measurements; raises as ``calibrate`` does."""
     gpu, model = deployed.load()
     budget = deployed.token_budget or measured.token_budget or EngineSettings.token_budget
@@ -173,7 +173,7 @@ def _filled(calibration: Calibration) -> str:
     )
 
 
-def _served(measured: Measured) -> Sweep:
+def _served(measured: EngineMeasurements) -> Sweep:
     """The load test with the requests in flight that the engine let run."""
     sweep = measured.load_test
     if measured.batch_cap is None:
@@ -182,7 +182,7 @@ def _served(measured: Measured) -> Sweep:
 
 
 def _frontend_s(
-    measured: Measured, in_engine_s: NDArray[np.float64], cost: CostModel, budget: int
+    measured: EngineMeasurements, in_engine_s: NDArray[np.float64], cost: CostModel, budget: int
 ) -> float:
     """What requests that have the engine for themselves take beyond it, in the median. Their TTFT
     and their latency both say at most how much; where tokens come in bursts the first says little.

@@ -17,7 +17,7 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class CalibrationPlan:
     """The grid, and the time for all of it."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.plan import Plan, longest_output
+from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
-from jaxserve.live.engine_client import Answer, EngineClient, cancel
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.engine_client import EngineClient, TimedCompletion, cancel
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.table.sweep import Sweep
 
 _FEWEST_COUNTED = 6
@@ -30,7 +30,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Measured:
+class EngineMeasurements:
     """What a running engine was seen to do."""
 
     load_test: Sweep
@@ -50,7 +50,9 @@ class Measured:
     """tokens of one of its iterations; None where it does not say."""
 
 
-async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measured:
+async def measure(
+    engine: EngineClient, plan: CalibrationPlan, progress: Progress
+) -> EngineMeasurements:
     """Sweeps the grid.
 
     Raises:
@@ -58,7 +60,7 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
         sequences of the plan, or completes nothing in a point's time.
     """
     plan.check_fits(engine.longest)
-    prompts = Prompts(_SEED)
+    prompts = RandomPrompts(_SEED)
     await prompts.learn(engine)
     for _ in range(_ANSWERS_TO_WARM_UP):
         await engine.complete(prompts.make(max(plan.prompt_tokens)), 8)
@@ -84,7 +86,7 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
     finally:
         await cancel(reading)
     *columns, latency_s = np.array(rows).T
-    return Measured(
+    return EngineMeasurements(
         load_test=Sweep(*columns),
         latency_s=latency_s,
         requests=requests,
@@ -97,17 +99,17 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
 
 async def _measure_point(
     engine: EngineClient,
-    prompts: Prompts,
+    prompts: RandomPrompts,
     point: tuple[int, int, int],
     share_s: float,
     left_s: float,
-) -> list[Answer]:
+) -> list[TimedCompletion]:
     """The answers that are counted at a point, in its share of the time that is left; a slow engine
     may take more of it to complete the first."""
     in_flight, prompt, output = point
     wanted = max(_FEWEST_COUNTED, _COUNTED_PER_SLOT * in_flight)
     lengths = random.Random(f"{_SEED} {point}")
-    answers: list[Answer] = []
+    answers: list[TimedCompletion] = []
     one, enough = asyncio.Event(), asyncio.Event()
 
     async def slot(place: int) -> None:
@@ -142,7 +144,7 @@ async def _measure_point(
     return counted
 
 
-def _row(in_flight: int, answers: list[Answer]) -> tuple[float, ...]:
+def _row(in_flight: int, answers: list[TimedCompletion]) -> tuple[float, ...]:
     """A row of a load test, and the mean latency."""
     decoding_s = sum(answer.last_s - answer.first_s for answer in answers)
     return (

@@ -23,10 +23,10 @@ from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
-from jaxserve.live.guard import Limits, as_values
+from jaxserve.live.guard import KnobLimits, as_values
 from jaxserve.live.operate import Conduct, Controller
-from jaxserve.live.player import Outcome, play
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.player import RequestOutcome, play
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.servers import Running
 from jaxserve.live.supervisor import Mode, Rules
@@ -50,7 +50,7 @@ class Episode:
     agent: str
     repeat: int
     """seed of the test episode."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     seconds: float
     """length of the episode, on the deployment's clock."""
     windows: int
@@ -73,7 +73,7 @@ class Episode:
         fields = [field.name for field in dataclasses.fields(cls)]
         item = checks.JsonObject(read_json(path, str(path)), str(path), fields)
         try:
-            outcomes = tuple(Outcome(**each) for each in item.entries("outcomes"))
+            outcomes = tuple(RequestOutcome(**each) for each in item.entries("outcomes"))
         except TypeError:
             raise InputError(f"{path} holds outcomes of another version; remove it") from None
         return cls(
@@ -134,12 +134,12 @@ async def play_episode(
 
     done = 0
 
-    def count(outcome: Outcome) -> None:
+    def count(outcome: RequestOutcome) -> None:
         nonlocal done
         done += 1
         ended(done, len(requests))
 
-    prompts = Prompts(repeat)
+    prompts = RandomPrompts(repeat)
     async with EngineClient(Target(running.gateway_url)) as client:
         await prompts.learn(client)
         operating = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(operate())))
@@ -172,7 +172,7 @@ async def _first_action(
     action = jax.tree.map(np.asarray, env.effective_action(action))
     try:
         knobs = await gateway.knobs()
-        values = Limits.of(knobs["knobs"], setup.spec.knobs).nearest(as_values(action))
+        values = KnobLimits.of(knobs["knobs"], setup.spec.knobs).nearest(as_values(action))
         await gateway.put(values, _FIRST_LEASE_WINDOWS * env.window_s)
     except GatewayError as error:
         raise InputError(str(error)) from None

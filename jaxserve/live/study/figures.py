@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.env import ServeEnv
-from jaxserve.live.player import Outcome
+from jaxserve.live.player import RequestOutcome
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.types import WindowMetrics
 
@@ -65,7 +65,7 @@ class Summary:
 NAMES = tuple(field.name for field in dataclasses.fields(Figures))
 
 
-def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
+def of_outcomes(outcomes: Sequence[RequestOutcome], seconds: float) -> Figures:
     """Of requests that a real server served."""
     sent_s, ttft_s = _first_tokens(outcomes)
     # A single token has no time after it.
@@ -75,7 +75,7 @@ def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
     return _figures(sent_s, ttft_s, tpot_s, tokens, good, 0.0, seconds)
 
 
-def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
+def summarise(outcomes: Sequence[RequestOutcome], seconds: float) -> Summary:
     """The same with quantiles, and how the client itself did."""
     ttft_s = _in_time(*_first_tokens(outcomes), seconds)
 
@@ -132,7 +132,7 @@ def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
     )
 
 
-def _first_tokens(outcomes: Sequence[Outcome]) -> tuple[Array, Array]:
+def _first_tokens(outcomes: Sequence[RequestOutcome]) -> tuple[Array, Array]:
     """float64[n] each: when requests were sent, and their TTFT, NaN without a first token."""
     sent_s = np.array([each.arrival_s + each.late_s for each in outcomes])
     return sent_s, np.array([each.ttft_s for each in outcomes], np.float64)

@@ -11,7 +11,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.limits import TOKEN_BUDGETS
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
 
@@ -51,7 +51,7 @@ class Server:
     """sequences that it is started with, and that run without a controller."""
     token_budget: int
     """tokens of one of its steps."""
-    calibration: Plan
+    calibration: CalibrationPlan
     """how it is measured before anything else."""
     settings: tuple[Mapping[str, float], ...]
     """further static settings, for the simulator to predict."""
@@ -108,11 +108,11 @@ def load_study(path: Path) -> Study:
     )
 
 
-def _plan(data: JsonObject) -> Plan:
+def _plan(data: JsonObject) -> CalibrationPlan:
     item = data.inside("calibration", ("concurrency", "prompt_tokens", "output_tokens", "minutes"))
-    plan = Plan(
+    plan = CalibrationPlan(
         **{name: tuple(item.entries(name)) for name in item if name != "minutes"},
-        minutes=item.number("minutes", 0.01, 600, Plan.minutes),
+        minutes=item.number("minutes", 0.01, 600, CalibrationPlan.minutes),
     )
     plan.check()
     return plan

@@ -16,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxserve.live.calibration.plan import Plan, longest_output
+from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
 from jaxserve.live.calibration.steps import COLUMNS, Steps
-from jaxserve.live.calibration.sweep import Measured
+from jaxserve.live.calibration.sweep import EngineMeasurements
 from jaxserve.sim.machine.cost_model import IterationTimer
 from jaxserve.sim.table.sweep import Sweep
 
@@ -77,13 +77,13 @@ class Batch:
 
 def measured_in_virtual_time(
     timer: IterationTimer,
-    plan: Plan,
+    plan: CalibrationPlan,
     *,
     frontend_s: float = 0.0,
     steps_told: bool = True,
     noise: float = 0.0,
     kv_pool_tokens: int | None = None,
-) -> Measured:
+) -> EngineMeasurements:
     """What ``measure`` finds at an engine without HTTP; ``noise`` is the spread of step times."""
     random_ = random.Random(1)
     rows, latencies_s, steps, requests = [], [], [], 0
@@ -114,7 +114,7 @@ def measured_in_virtual_time(
         steps += batch.rows
     seconds, *loads = np.array(steps, float).T
     spread = np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
-    return Measured(
+    return EngineMeasurements(
         load_test=Sweep(*np.array(rows, float).T),
         latency_s=np.array(latencies_s),
         requests=requests,

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import orjson
 
-from jaxserve.mock_engine.calls import Call, Span
-from jaxserve.mock_engine.outputs import Choice
+from jaxserve.mock_engine.outputs import TokenLogprob
+from jaxserve.mock_engine.sequences import SequenceGroup, Span
 from jaxserve.mock_engine.tokens import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
@@ -20,10 +20,10 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(data)
 
 
-class Answer:
+class CompletionResponse:
     """The answer to a call; its events have fields of the same names as the whole one."""
 
-    def __init__(self, call: Call, model: str, vocabulary: Vocabulary) -> None:
+    def __init__(self, call: SequenceGroup, model: str, vocabulary: Vocabulary) -> None:
         """Args: what is answered, by which name, in which tokens."""
         self._call = call
         self._asked = call.asked
@@ -122,7 +122,7 @@ class Answer:
             said["token_ids"] = output.token_ids(start, stop)
         return said
 
-    def _chat_logprobs(self, tokens: list[list[Choice]]) -> dict[str, Any]:
+    def _chat_logprobs(self, tokens: list[list[TokenLogprob]]) -> dict[str, Any]:
         listed = self._asked.logprobs or 0
         content = []
         for choices in tokens:
@@ -130,11 +130,11 @@ class Answer:
             content.append({**likeliest[0], "top_logprobs": likeliest[:listed]})
         return {"content": content}
 
-    def _chat_token(self, choice: Choice) -> dict[str, Any]:
+    def _chat_token(self, choice: TokenLogprob) -> dict[str, Any]:
         text = self._vocabulary.text(choice.token)
         return {"token": text, "logprob": choice.logprob, "bytes": list(text.encode())}
 
-    def _completion_logprobs(self, tokens: list[list[Choice]], offset: int) -> dict[str, Any]:
+    def _completion_logprobs(self, tokens: list[list[TokenLogprob]], offset: int) -> dict[str, Any]:
         texts = [self._vocabulary.text(choices[0].token) for choices in tokens]
         offsets = []
         for text in texts:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.checks import JsonObject, refuse, whole
-from jaxserve.mock_engine.outputs import Sampling
-from jaxserve.mock_engine.problems import Problem, bad_request
+from jaxserve.mock_engine.errors import VllmError, bad_request
+from jaxserve.mock_engine.outputs import SamplingParams
 from jaxserve.mock_engine.tokens import Vocabulary
 
 MAX_LOGPROBS = 20
@@ -22,14 +22,14 @@ _UNKNOWN = ("echo", "prompt_logprobs", "suffix", "structured_outputs", "use_beam
 
 
 @dataclass(frozen=True)
-class Asked:
+class CompletionRequest:
     """One request."""
 
     chat: bool
     """whether it is a chat, else a completion."""
     prompts: list[list[int]]
     """token ids of each prompt; a chat has one."""
-    samplings: list[Sampling]
+    samplings: list[SamplingParams]
     """what is asked of the outputs of each prompt."""
     choices: int
     """outputs for each prompt."""
@@ -47,7 +47,7 @@ class Asked:
     """lower is served first."""
 
 
-class Reader:
+class RequestReader:
     """Reads requests to one model."""
 
     def __init__(self, name: str, vocabulary: Vocabulary, max_model_len: int) -> None:
@@ -56,7 +56,7 @@ class Reader:
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
-    def read(self, body: Any, chat: bool, priority: str | None) -> Asked:
+    def read(self, body: Any, chat: bool, priority: str | None) -> CompletionRequest:
         """Understands a request.
 
         Args:
@@ -65,7 +65,7 @@ class Reader:
           priority: header ``X-Vllm-Priority``.
 
         Raises:
-          Problem: the model is another one, or the prompt is too long.
+          VllmError: the model is another one, or the prompt is too long.
           InputError: a field has a value that it cannot have.
         """
         fields = _fields(body)
@@ -85,7 +85,7 @@ class Reader:
             raise bad_request(
                 "Stream options can only be defined when `stream=True`.", "stream_options"
             )
-        return Asked(
+        return CompletionRequest(
             chat=chat,
             prompts=prompts,
             samplings=[self._sampling(fields, len(prompt), chat) for prompt in prompts],
@@ -99,10 +99,10 @@ class Reader:
         )
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
-        """Raises a Problem where a request names another model."""
+        """Raises VllmError if a request names another model."""
         model = fields.get("model", self._name)
         if model != self._name:
-            raise Problem(
+            raise VllmError(
                 404,
                 "NotFoundError",
                 f"The model `{model}` does not exist. Valid aliases: {self._name}.",
@@ -148,7 +148,7 @@ class Reader:
                 "input_tokens",
             )
 
-    def _sampling(self, fields: JsonObject, prompt_tokens: int, chat: bool) -> Sampling:
+    def _sampling(self, fields: JsonObject, prompt_tokens: int, chat: bool) -> SamplingParams:
         longest = self._max_model_len - prompt_tokens
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         asked = fields.whole(name, 1, default=longest if chat else DEFAULT_MAX_TOKENS)
@@ -166,7 +166,7 @@ class Reader:
         ids = fields.get("stop_token_ids", [])
         if not isinstance(ids, list):
             refuse("stop_token_ids", ids, "a list of token ids")
-        return Sampling(
+        return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=fields.whole("min_tokens", 0, max_tokens, default=0),
             ignore_eos=_flag(fields, "ignore_eos"),

@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 
-class Problem(Exception):
+class VllmError(Exception):
     """A request that is not answered; ``str()`` is one sentence."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
@@ -22,17 +22,17 @@ class Problem(Exception):
         return {"error": {**error, "code": self.status}}
 
 
-def bad_request(message: str, param: str | None = None) -> Problem:
+def bad_request(message: str, param: str | None = None) -> VllmError:
     """A request that asks for what cannot be."""
-    return Problem(400, "BadRequestError", message, param)
+    return VllmError(400, "BadRequestError", message, param)
 
 
-def plain(status: int) -> Problem:
+def plain(status: int) -> VllmError:
     """An error that its status says all of."""
     phrase = HTTPStatus(status).phrase
-    return Problem(status, phrase, phrase)
+    return VllmError(status, phrase, phrase)
 
 
-def engine_failed() -> Problem:
+def engine_failed() -> VllmError:
     """The engine's loop has ended by a defect."""
-    return Problem(500, "InternalServerError", "EngineCore encountered an issue; see the log")
+    return VllmError(500, "InternalServerError", "EngineCore encountered an issue; see the log")

@@ -6,8 +6,8 @@ import asyncio
 import math
 from typing import NamedTuple
 
-from jaxserve.mock_engine.asked import Asked
 from jaxserve.mock_engine.outputs import Output, PseudoModel
+from jaxserve.mock_engine.requests import CompletionRequest
 from jaxserve.sim.reference.request import Request
 
 
@@ -23,7 +23,7 @@ class Span(NamedTuple):
 class Sequence:
     """One output on its way through the engine."""
 
-    def __init__(self, call: Call, index: int, output: Output) -> None:
+    def __init__(self, call: SequenceGroup, index: int, output: Output) -> None:
         """Args: whose it is, its place there, and what it will say."""
         self.call = call
         self.index = index
@@ -41,10 +41,10 @@ class Sequence:
         return len(self.output.tokens)
 
 
-class Call:
+class SequenceGroup:
     """One HTTP request: outputs for one or several prompts."""
 
-    def __init__(self, asked: Asked, model: PseudoModel) -> None:
+    def __init__(self, asked: CompletionRequest, model: PseudoModel) -> None:
         """Args: what it asks for, and who knows the answer."""
         self.asked = asked
         self.sequences: list[Sequence] = []
