@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
-import jaxserve_vllm.access
-import jaxserve_vllm.command
-import jaxserve_vllm.control
 import jaxserve_vllm.endpoint
+import jaxserve_vllm.engine_control.access
+import jaxserve_vllm.engine_control.command
+import jaxserve_vllm.engine_control.leased_knobs
 import jaxserve_vllm.step_trace
 from jaxserve.errors import InputError
 from jaxserve.mock_engine import access, command, steps
@@ -43,15 +43,17 @@ def plug_in() -> Any:
             share = name == "kv_budget_fraction"
             values[name] = max(bounds.least, round(value * 200) / 200) if share else value
 
-        return jaxserve_vllm.control.Knob(bounds.least, bounds.most, turn, lambda: values[name])
+        return jaxserve_vllm.engine_control.leased_knobs.Knob(
+            bounds.least, bounds.most, turn, lambda: values[name]
+        )
 
     knobs = {
         name: knob(name, one)
         if isinstance(one, Bounds)
-        else jaxserve_vllm.control.NotOffered(one.reason)
+        else jaxserve_vllm.engine_control.leased_knobs.NotOffered(one.reason)
         for name, one in offered_knobs(MACHINE).items()
     }
-    control = jaxserve_vllm.control.Control(knobs)
+    control = jaxserve_vllm.engine_control.leased_knobs.Control(knobs)
 
     class Core:
         async def call_utility_all_async(self, method: str, argument: str) -> list[str]:
@@ -61,11 +63,13 @@ def plug_in() -> Any:
                     trace = jaxserve_vllm.step_trace.StepTrace()
                     return [json.dumps(trace.after(question["after"]))]
                 if question["ask"] == "put":
-                    asked = jaxserve_vllm.command.Command(question["lease_s"], question["knobs"])
+                    asked = jaxserve_vllm.engine_control.command.Command(
+                        question["lease_s"], question["knobs"]
+                    )
                     control.put(asked)
                 elif question["ask"] == "release":
                     control.release()
-            except jaxserve_vllm.command.CommandError as error:
+            except jaxserve_vllm.engine_control.command.CommandError as error:
                 return [json.dumps({"refused": str(error)})]
             return [json.dumps(control.state())]
 
@@ -213,7 +217,7 @@ def test_commands_are_read_alike(text: bytes) -> None:
             return str(error)
         return read.lease_s, dict(read.knobs)
 
-    assert read(command.read_command) == read(jaxserve_vllm.command.parse_command)
+    assert read(command.read_command) == read(jaxserve_vllm.engine_control.command.parse_command)
 
 
 HOSTS = st.sampled_from([None, "127.0.0.1", "::1", "localhost", "10.0.0.1", "example.org"])
@@ -228,14 +232,14 @@ HEADERS = st.dictionaries(
 @given(st.sampled_from([None, TOKEN]), HOSTS, HEADERS)
 def test_access_is_given_alike(token: str | None, host: str | None, headers: dict) -> None:
     """To the same callers, with the same sentence to all others."""
-    theirs = jaxserve_vllm.access.refusal(token, host, headers)
+    theirs = jaxserve_vllm.engine_control.access.refusal(token, host, headers)
     assert access.refusal(token, host, headers) == theirs
 
 
 def test_names_and_bounds_are_the_same() -> None:
     """Those that both modules write down."""
-    assert command.ENGINE_KNOBS == jaxserve_vllm.command.ENGINE_KNOBS
-    assert command.MAX_LEASE_S == jaxserve_vllm.command.MAX_LEASE_S
+    assert command.ENGINE_KNOBS == jaxserve_vllm.engine_control.command.ENGINE_KNOBS
+    assert command.MAX_LEASE_S == jaxserve_vllm.engine_control.command.MAX_LEASE_S
     assert steps.COLUMNS == jaxserve_vllm.step_trace.COLUMNS
     assert steps.KEPT_STEPS == jaxserve_vllm.step_trace.KEPT_STEPS
     with pytest.raises(InputError, match="has 3 characters; 16 or more"):

@@ -12,9 +12,9 @@ import pytest
 from fastapi import FastAPI
 
 from jaxserve_vllm import endpoint
-from jaxserve_vllm.command import Command, CommandError
-from jaxserve_vllm.control import Control, Knob
 from jaxserve_vllm.endpoint import ControlEndpoint
+from jaxserve_vllm.engine_control.command import Command, CommandError
+from jaxserve_vllm.engine_control.leased_knobs import Control, Knob
 
 TOKEN = "0123456789abcdef"
 MOST = ((b"0", 64), (b"1", 16))

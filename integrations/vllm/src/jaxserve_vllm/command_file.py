@@ -6,7 +6,7 @@ import logging
 import os
 from pathlib import Path
 
-from jaxserve_vllm.command import Command, CommandError, parse_command
+from jaxserve_vllm.engine_control.command import Command, CommandError, parse_command
 
 logger = logging.getLogger("vllm.jaxserve")
 

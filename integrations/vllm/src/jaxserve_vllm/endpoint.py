@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from jaxserve_vllm.access import check_token, refusal
-from jaxserve_vllm.command import CommandError, parse_command
+from jaxserve_vllm.engine_control.access import check_token, refusal
+from jaxserve_vllm.engine_control.command import CommandError, parse_command
 
 MAX_BODY_BYTES = 16_384
 ANSWER_WITHIN_S = 10.0

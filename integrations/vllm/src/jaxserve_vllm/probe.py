@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jaxserve_vllm.control import Knob, NotOffered
+from jaxserve_vllm.engine_control.leased_knobs import Knob, NotOffered
 from jaxserve_vllm.kv_budget import KvBudget
 
 

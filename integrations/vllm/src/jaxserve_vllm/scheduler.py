@@ -19,10 +19,10 @@ from vllm.v1.engine.core import EngineCore
 from vllm.version import __version__, __version_tuple__
 
 from jaxserve_vllm import VLLM_BEFORE, VLLM_FROM
-from jaxserve_vllm.command import Command, CommandError, parse_knobs
 from jaxserve_vllm.command_file import CommandFile
-from jaxserve_vllm.control import Control
 from jaxserve_vllm.endpoint import METHOD
+from jaxserve_vllm.engine_control.command import Command, CommandError, parse_knobs
+from jaxserve_vllm.engine_control.leased_knobs import Control
 from jaxserve_vllm.probe import find_kv_budget, probe
 from jaxserve_vllm.step_trace import StepTrace
 

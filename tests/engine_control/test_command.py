@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxserve_vllm.command import Command, CommandError, parse_command, parse_knobs
+from jaxserve.engine_control.command import Command, CommandError, parse_command, parse_knobs
 
 
 def test_a_command_is_read() -> None:

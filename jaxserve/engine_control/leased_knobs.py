@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve_vllm.command import Command, CommandError
+from .command import Command, CommandError
 
 
 @dataclass(frozen=True)

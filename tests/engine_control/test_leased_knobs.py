@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxserve_vllm.command import Command, CommandError
-from jaxserve_vllm.control import Control, Knob, NotOffered
+from jaxserve.engine_control.command import Command, CommandError
+from jaxserve.engine_control.leased_knobs import Control, Knob, NotOffered
 
 
 class Engine:
