@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxserve import checks
 from jaxserve.checks import JsonObject
+from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import ENGINE_KNOBS
 
 HOW = ("exact", "approximated", "restart_required", "unsupported")
 """Ways in which a deployment turns a knob, or does not."""

@@ -1,4 +1,4 @@
-"""What a request asks for, read from the bodies of vLLM's two interfaces."""
+"""Requests to vLLM's chat and completion routes, parsed and checked."""
 
 from __future__ import annotations
 
@@ -15,58 +15,58 @@ from jaxserve.mock_engine.tokens import Vocabulary
 MAX_LOGPROBS = 20
 MAX_CHOICES = 1024
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion that does not say."""
+"""Output limit of a completion without max_tokens."""
 _INT64 = 2**63
 _UNKNOWN = ("echo", "prompt_logprobs", "suffix", "structured_outputs", "use_beam_search")
-"""Fields that would change the answer and that a mock engine cannot follow."""
+"""Fields that would change the output and that the mock engine does not implement."""
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """One request."""
+    """One parsed request."""
 
     chat: bool
-    """whether it is a chat, else a completion."""
+    """True for a chat completion, False for a completion."""
     prompts: list[list[int]]
-    """token ids of each prompt; a chat has one."""
+    """token ids of each prompt; a chat has one prompt."""
     samplings: list[SamplingParams]
-    """what is asked of the outputs of each prompt."""
+    """sampling parameters of each prompt."""
     choices: int
-    """outputs for each prompt."""
+    """outputs per prompt."""
     logprobs: int | None
-    """likeliest tokens to list beside each token, None where no log-probabilities are wanted."""
+    """likeliest tokens to list beside each token; None without log-probabilities."""
     token_ids: bool
-    """whether token ids are wanted."""
+    """whether the response lists token ids."""
     stream: bool
-    """whether events are."""
+    """whether the response is a stream of events."""
     usage: bool
-    """whether the stream's last event is to tell the usage."""
+    """whether the last event of the stream has the usage."""
     running_usage: bool
-    """whether every event is to."""
+    """whether every event of the stream has the usage."""
     priority: int
-    """lower is served first."""
+    """lower values are served first."""
 
 
 class RequestReader:
-    """Reads requests to one model."""
+    """Parses requests to one model."""
 
     def __init__(self, name: str, vocabulary: Vocabulary, max_model_len: int) -> None:
-        """Args: the model's name, its tokens, and the greatest length of prompt and output."""
+        """Args: the model's name, its vocabulary, and the most tokens of prompt and output."""
         self._name = name
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
     def read(self, body: Any, chat: bool, priority: str | None) -> CompletionRequest:
-        """Understands a request.
+        """Parses a request.
 
         Args:
           body: its parsed JSON.
-          chat: whether it came to the chat's route.
+          chat: whether the route is that of chat completions.
           priority: header ``X-Vllm-Priority``.
 
         Raises:
-          VllmError: the model is another one, or the prompt is too long.
-          InputError: a field has a value that it cannot have.
+          VllmError: the model is unknown, or the prompt is too long.
+          InputError: a field has an invalid value.
         """
         fields = _fields(body)
         self.check_model(fields)
@@ -130,11 +130,11 @@ class RequestReader:
         ]
 
     def ids(self, given: Any) -> list[int]:
-        """Token ids as they are given."""
+        """Token ids of a request, checked."""
         if not isinstance(given, list) or not given:
             refuse("prompt", given, "a text, or a list of token ids")
         most = self._vocabulary.size - 1
-        # Prompts are long: each token is looked at by itself only where one of them is wrong.
+        # Prompts are long: tokens are checked one by one only if any of them is wrong.
         if set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= most:
             return given
         return [whole("a token id of prompt", token, 0, most) for token in given]
@@ -181,7 +181,7 @@ class RequestReader:
 
 
 def _fields(body: Any) -> JsonObject:
-    """Fields that are there; null is as good as missing."""
+    """The fields of a body without nulls, which mean a missing field."""
     fields = JsonObject(body, "the request")
     return JsonObject({key: value for key, value in fields.items() if value is not None}, "request")
 
@@ -212,10 +212,10 @@ def _priority(fields: JsonObject, header: str | None) -> int:
 
 
 def _content(message: JsonObject) -> str:
-    """The text of a message, whose parts are joined."""
+    """The text of a message, its parts joined."""
     content = message.get("content")
     if content is None:
-        return ""  # of an assistant that called a tool
+        return ""  # an assistant message with tool calls only
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""Requests in flight: what the engine has made of them, and who waits for it."""
+"""Requests in flight: the sequences that the engine generates for each, and their waiters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from jaxserve.sim.reference.request import Request
 
 
 class Span(NamedTuple):
-    """Tokens of one output that came together."""
+    """Consecutive tokens of one output that arrive together."""
 
     index: int
-    """of the output in its call."""
+    """place of the output in its group."""
     start: int
     stop: int
 
@@ -23,17 +23,17 @@ class Span(NamedTuple):
 class Sequence:
     """One output on its way through the engine."""
 
-    def __init__(self, call: SequenceGroup, index: int, output: Output) -> None:
-        """Args: whose it is, its place there, and what it will say."""
-        self.call = call
+    def __init__(self, group: SequenceGroup, index: int, output: Output) -> None:
+        """Args: its group, its place in the group, and its whole output."""
+        self.group = group
         self.index = index
         self.output = output
-        self.told = 0
-        """tokens that have been handed to the call."""
+        self.sent = 0
+        """tokens handed to the group so far."""
         self.last_s = math.nan
-        """engine time of the latest of them."""
+        """engine time of the latest token, s."""
         self.request: Request
-        """in the engine; set when it is submitted."""
+        """request in the reference simulator's engine; set on submission."""
 
     @property
     def length(self) -> int:
@@ -42,65 +42,68 @@ class Sequence:
 
 
 class SequenceGroup:
-    """One HTTP request: outputs for one or several prompts."""
+    """All sequences of one HTTP request, for one or several prompts."""
 
     def __init__(self, asked: CompletionRequest, model: PseudoModel) -> None:
-        """Args: what it asks for, and who knows the answer."""
+        """Args: the parsed request, and the model that draws its outputs."""
         self.asked = asked
         self.sequences: list[Sequence] = []
         for prompt, sampling in zip(asked.prompts, asked.samplings, strict=True):
             for choice in range(asked.choices):
                 output = model.output(prompt, sampling, choice)
                 self.sequences.append(Sequence(self, len(self.sequences), output))
-        self.left = False
-        """whether its client has gone."""
+        self.disconnected = False
+        """whether the client has disconnected."""
         self.failure: Exception | None = None
-        """why it cannot be finished."""
-        self._missing = len(self.sequences)
-        self._news: list[Span] = []
+        """reason why the group cannot finish."""
+        self._unfinished = len(self.sequences)
+        self._new: list[Span] = []
         self._waiter: asyncio.Future[None] | None = None
 
     @property
     def finished(self) -> bool:
         """Whether every output is complete."""
-        return self._missing == 0
+        return self._unfinished == 0
 
     def prompt_of(self, index: int) -> list[int]:
         """The prompt of output ``index``."""
         return self.asked.prompts[index // self.asked.choices]
 
     def advance(self, sequence: Sequence, upto: int) -> None:
-        """An output has ``upto`` tokens now."""
-        self._missing -= upto == sequence.length
+        """Hands over the tokens of a sequence up to number ``upto``."""
+        self._unfinished -= upto == sequence.length
         if self.asked.stream:
-            self._news.append(Span(sequence.index, sequence.told, upto))
-        sequence.told = upto
+            self._new.append(Span(sequence.index, sequence.sent, upto))
+        sequence.sent = upto
         if self.asked.stream or self.finished:
             self._wake()
 
-    def leave(self) -> None:
-        """Its client has gone."""
-        self.left = True
+    def disconnect(self) -> None:
+        """Notes that the client has disconnected."""
+        self.disconnected = True
         self._wake()
 
     def fail(self, failure: Exception) -> None:
-        """It cannot be finished."""
+        """Notes that the group cannot finish."""
         self.failure = failure
         self._wake()
 
-    async def news(self) -> list[Span]:
-        """What has come since the last call; nothing where nobody streams, or is there any more.
+    async def new_spans(self) -> list[Span]:
+        """Waits for tokens and returns all that came since the last call.
+
+        Without streaming the list is empty and the group is finished; after a disconnect it may be
+        empty as well.
 
         Raises:
-          Exception: the call cannot be finished.
+          Exception: the group cannot finish.
         """
-        if not (self._news or self.finished or self.left or self.failure):
+        if not (self._new or self.finished or self.disconnected or self.failure):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         if self.failure:
             raise self.failure
-        news, self._news = self._news, []
-        return news
+        spans, self._new = self._new, []
+        return spans
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
