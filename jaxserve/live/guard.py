@@ -64,6 +64,23 @@ class KnobLimits:
         return found
 
 
+def values_in_force(knobs: Mapping[str, Any], locked: Mapping[str, float]) -> Values:
+    """Values in force, within the ranges of the knobs; those of ``locked`` if unknown.
+
+    A gateway's own cap may lie far above the range of batch_cap.
+
+    Args:
+      knobs: the field ``knobs`` of ``/control/knobs``.
+      locked: the task's locked values.
+    """
+    found: Values = {}
+    for name, bound in ACTION_BOUNDS.items():
+        now = knobs[name].get("now")
+        value = float(locked[name] if now is None else now)
+        found[name] = bound.number(min(max(value, bound.low), bound.high))
+    return found
+
+
 def as_values(action: ServeAction) -> Values:
     """An action as numbers."""
     return {name: float(getattr(action, name)) for name in KNOBS}

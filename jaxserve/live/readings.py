@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,11 @@ HOW = ("exact", "approximated", "restart_required", "unsupported")
 
 COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
 """What engines count from their start."""
+TURNED = ("exact", "approximated")
+"""Ways in which a controller can turn a knob."""
+
+_SHORTEST, _LONGEST = 0.5, 1.5
+"""Shares of the nominal window: windows outside them are faults."""
 _RANGE = ("least", "most")
 _NOBODY = {"waiting": 0, "running": 0}
 
@@ -89,6 +94,41 @@ class LiveWindow:
     def seconds(self) -> float:
         """Length."""
         return self.until_s - self.since_s
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A deployment at the end of a window."""
+
+    window: LiveWindow
+    engines: EngineState
+    knobs: dict[str, Any]
+    """as ``parse_knobs`` returns them."""
+
+
+def window_fault(
+    before: Snapshot, after: Snapshot, window_s: float, turned: Sequence[str]
+) -> str | None:
+    """The fault of the window between two snapshots, in one sentence; None without a fault.
+
+    Args:
+      window_s: nominal length of a window, s.
+      turned: knobs that the task turns.
+    """
+    window = after.window
+    if window.gateway != before.window.gateway:
+        return "the gateway was restarted"
+    if after.engines.identity != before.engines.identity:
+        return "an engine was restarted, or can no longer be read"
+    if not window.complete:
+        return "the gateway does not have all of the window"
+    if not _SHORTEST * window_s < window.seconds < _LONGEST * window_s:
+        return f"the window took {window.seconds:.3g} s in place of {window_s:g} s"
+    if (counter := fell(before.engines, after.engines)) is not None:
+        return f"the engines' counter of {counter} went back"
+    knobs = after.knobs["knobs"]
+    missing = [name for name in turned if knobs[name]["how"] not in TURNED]
+    return f"{missing[0]} can no longer be turned" if missing else None
 
 
 def parse_window(data: Any) -> LiveWindow:

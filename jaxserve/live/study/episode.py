@@ -27,10 +27,10 @@ from jaxserve.live.guard import KnobLimits, as_values
 from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.player import RequestOutcome, play
 from jaxserve.live.prompts import RandomPrompts
+from jaxserve.live.show import Report
 from jaxserve.live.study.agents import Prepared
 from jaxserve.live.study.servers import Running
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.live.window_report import Report
 from jaxserve.seeds import episode_key, policy_key
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import make_action
