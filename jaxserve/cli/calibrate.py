@@ -1,4 +1,4 @@
-"""Commands that bring running engines and their traffic into the simulator."""
+"""Commands that calibrate and record real engines for the simulator."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ def calibrate_engine(
 ) -> None:
     """Measure a running engine with an OpenAI-compatible interface, and write its latency table.
 
-    The token of vLLM's plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN, that of a gateway
-    from JAXSERVE_GATEWAY_TOKEN.
+    The token of the plug-in jaxserve-vllm is read from JAXSERVE_CONTROL_TOKEN, the token of a
+    gateway from JAXSERVE_GATEWAY_TOKEN.
 
     Args:
         url: Address of the engine, such as http://127.0.0.1:8000.
-        hardware: Its GPU for memory, power and price, such as h100-sxm-80gb, or a GPU file.
-        model: Its model, or the nearest that is known, for memory.
+        hardware: GPU for memory, power and price, such as h100-sxm-80gb, or a GPU file.
+        model: Model for memory, or the nearest known one.
         out: Table to write, ending in .parquet.
-        plan: What is measured.
+        plan: Grid of loads.
         tensor_parallel: GPUs that share every layer.
-        tier: Precision that it serves: 0 = FP16, 1 = INT8, 2 = INT4.
-        token_budget: Tokens of one iteration, where the engine does not say; 2048 by default.
-        key: Environment variable with the key that the engine asks for.
-        gateway: Gateway to ask for completions in place of the engine. On a host that computes,
-            gateway and clients take time from the engine, which is then measured as well.
+        tier: Precision of the served weights: 0 = FP16, 1 = INT8, 2 = INT4.
+        token_budget: Most tokens of one iteration, if the engine does not report it; 2048 by
+            default.
+        key: Environment variable with the engine's API key.
+        gateway: Gateway through which to request completions. If the engine computes on its
+            host's cores, gateway and clients slow it down, and this measures that as well.
     """
     from jaxserve.gateway.settings import TOKEN_VARIABLE
     from jaxserve.show.terminal import progress_bars, result_console
@@ -96,10 +97,10 @@ def record_trace(
     records: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="FILE")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
 ) -> None:
-    """Turn what a gateway wrote with --records into a trace for evaluate and train.
+    """Turn the request records of a gateway into a trace for evaluate and train.
 
     Args:
-        records: File of a gateway, a line of JSON for each request.
+        records: File of jaxserve gateway --records, a line of JSON for each request.
         out: Trace to write, ending in .csv.
     """
     from jaxserve.live.record import record, summary

@@ -1,4 +1,4 @@
-"""Sends a task's traffic to a real server, each request at its time, and measures as a client."""
+"""Sends a task's traffic to a real server in time, and measures as a client."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from jaxserve.tasks.spec import TaskSpec
 
 @dataclass(frozen=True)
 class RequestOutcome:
-    """What became of one request."""
+    """The outcome of one request."""
 
     stream: str
     arrival_s: float
-    """when it was to be sent, s after the start."""
+    """scheduled time of the request, s after the start."""
     late_s: float
-    """how much later it was sent."""
+    """delay of the request after its scheduled time, s."""
     prompt_tokens: int
     output_tokens: int
     ttft_s: float | None
-    """None where it had no first token."""
+    """None without a first token."""
     tpot_s: float | None
-    """None where it had one token at most."""
+    """None with fewer than two tokens."""
     itl_tokens: int
     """tokens after the first."""
     good: bool
-    """whether it ended inside its objectives."""
+    """whether the request ended inside its objectives."""
     error: str | None
-    """why it did not end, None where it did."""
+    """reason of a failure; None for a completed request."""
 
 
 def stream_of_class(spec: TaskSpec) -> list[str]:
-    """The stream of each traffic class."""
+    """The name of the stream of each traffic class."""
     return [stream.name for stream in spec.streams for _ in range(stream.bins)]
 
 
@@ -53,17 +53,22 @@ async def play(
     prompts: RandomPrompts,
     ended: Callable[[RequestOutcome], None] = lambda outcome: None,
 ) -> list[RequestOutcome]:
-    """Sends every request at its arrival time and waits for the last answer.
+    """Sends every request at its arrival time and waits for the last response.
 
-    Streams are named in the header ``X-Class`` and priorities in ``X-Priority``, as the gateway
-    reads them.
+    The headers ``X-Class`` and ``X-Priority`` have the stream and the priority, for the gateway.
 
     Args:
-      prompts: what is asked.
-      ended: told about each request when it is over.
+      client: the server.
+      env: has the objectives.
+      spec: has the streams.
+      prompts: source of the prompts.
+      ended: called with the outcome of each request.
+
+    Returns:
+      the outcomes, in the order of ``requests``.
 
     Raises:
-      InputError: a request is longer than the server serves.
+      InputError: a request is longer than the server's longest sequence.
     """
     longest = client.longest
     for request in requests:

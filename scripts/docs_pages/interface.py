@@ -37,11 +37,11 @@ def observation_table() -> str:
 
 
 def measured_table() -> str:
-    """One entry of the observation a row: where a real deployment has it from."""
+    """The source of every entry of the live observation, a row each."""
     rows = [
         [code(name), source.kind, source.how, source.error] for name, source in MEASURED.items()
     ]
-    return table(["entry", "source", "how", "how far off it can be"], rows)
+    return table(["entry", "source", "how", "largest error"], rows)
 
 
 def feature_list() -> str:

@@ -301,7 +301,7 @@ class Play:
             request.output_tokens,
             headers,
             request.priority if self._connection.tells_priority else None,
-            told=lambda time_s: self._measured.output(sending, time_s),
+            on_output=lambda time_s: self._measured.output(sending, time_s),
         )
         excess = answer.prompt_tokens + answer.output_tokens - planned.bound
         if excess > 0:

@@ -160,7 +160,9 @@ def test_a_chat_is_asked_in_words() -> None:
         async with ChatClient(Target(url, model="small")) as engine:
             prompts = RandomPrompts(0)
             await prompts.learn(engine)
-            return await engine.complete("four words of text", 3, told=events.append), engine.model
+            return await engine.complete(
+                "four words of text", 3, on_output=events.append
+            ), engine.model
 
     with PaidEngine() as engine:
         answer, model = asyncio.run(chat(engine.url))
