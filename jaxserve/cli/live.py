@@ -50,14 +50,13 @@ def make_live_task(
     import asyncio
     import json
 
-    from jaxserve.datafiles import read_json
     from jaxserve.show.outputs import write_output
-    from jaxserve.tasks.spec import load_task, parse_task, task_path
+    from jaxserve.tasks.spec import parse_task, read_task
 
     check_outputs({"--out": out})
     checks.ending("--out", out, ".json")
-    base = load_task(task)
-    path = base.file or task_path(base.name)
+    base, name, _ = read_task(task)
+    parse_task(base, name)  # errors come before the gateway is asked
     calibration = None if table is None else _calibration(table)
     with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
@@ -73,7 +72,7 @@ def make_live_task(
 
     knobs, read = asyncio.run(ask())
     engines = parse_engine_state(read, knobs)
-    content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines, calibration)
+    content = derive(base, out.stem, knobs, engines, calibration)
     spec = parse_task(content, out.stem)
     write_output(out, (json.dumps(content, indent=2) + "\n").encode(), "--out")
     for name, offer in knobs["knobs"].items():

@@ -298,9 +298,9 @@ class EngineClient:
         target = self.target
         for secret in (target.key, target.control_token, target.gateway_token):
             answer = answer.replace(secret, "***") if secret else answer
-        told = " ".join(answer.split())[:_SHOWN]
-        who = self._name(url or target.url)
-        return EngineError(f"{who} answers {path} with an error: {told}", status)
+        shown = " ".join(answer.split())[:_SHOWN]
+        name = self._name(url or target.url)
+        return EngineError(f"{name} answers {path} with an error: {shown}", status)
 
 
 class ChatClient(EngineClient):
