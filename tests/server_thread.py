@@ -1,12 +1,15 @@
-"""A server of uvicorn in a thread of the tests' process."""
+"""Servers of uvicorn in threads of the tests' process."""
 
 from __future__ import annotations
 
 import socket
 import threading
 from collections.abc import Sequence
+from typing import Self
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from tests.patience import PATIENCE_S, wait_until
 
@@ -32,3 +35,28 @@ class ServerThread:
         self._server.should_exit = True
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
+
+
+class FakeServer:
+    """``with FakeServer(routes) as server: ... server.url``, the base of fake engines."""
+
+    def __init__(self, routes: Sequence[Route], port: int = 0) -> None:
+        """Args: routes, and the port to listen on; 0 takes a free one."""
+        listening = socket.create_server(("127.0.0.1", port), backlog=2048)
+        self.port = listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(
+            Starlette(routes=list(routes)), log_level="critical", lifespan="off", ws="none"
+        )
+        self._thread = ServerThread(uvicorn.Server(config), [listening])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Stops at once, without waiting for open requests."""
+        self._thread.stop(at_once=True)

@@ -108,7 +108,7 @@ def _trained_policy(setup: TaskSetup, progress: Progress | None) -> Policy:
     from jaxserve.agents.trained_on import warn_trained_elsewhere
     from jaxserve.agents.weights import load_weights
 
-    policy = load_weights(setup.weights, setup.env, setup.spec.name)
+    policy = setup.named_policy or load_weights(setup.weights, setup.env, setup.spec.name)
     warn_trained_elsewhere(setup.weights, setup)
     return policy
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxserve.agents.policy import Policy
 from jaxserve.agents.recorded_episodes import (
     disjoint_episodes,
     is_recorded,
@@ -60,6 +61,8 @@ class TaskSetup:
     """directory of the weights that the agent ppo has here."""
     kinds: Mapping[str, slice]
     """places of the traffic classes of each kind of request, by name."""
+    named_policy: Policy | None = None
+    """policy of weights that the user named; None if ``weights`` is the default directory."""
     doubt: float = 0.0
     """relative doubt of the latency table's times; 0 for a task with anchors, whose table is exact
     by definition."""
@@ -136,10 +139,11 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
         for name, value in said.given.items()
         if inputs.get(name, value) != task_itself.get(name)
     }
+    named_policy = None
     if weights is not None:
         from jaxserve.agents.weights import load_weights
 
-        load_weights(weights, env, spec.name)  # a user who names weights hears at once if they fit
+        named_policy = load_weights(weights, env, spec.name)
     elif spec.file is not None:
         weights = spec.file.with_suffix(".weights")
     else:
@@ -154,7 +158,9 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
             note = f"no scores: {error}"
     doubt = 0.0 if anchors is not None else _doubt(own_spec, given, reader)
     kinds = _kinds(own_spec, trace)
-    return TaskSetup(env, own_spec, inputs, changes, anchors, note, weights, kinds, doubt)
+    return TaskSetup(
+        env, own_spec, inputs, changes, anchors, note, weights, kinds, named_policy, doubt
+    )
 
 
 def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:

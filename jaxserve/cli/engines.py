@@ -11,7 +11,7 @@ import tyro
 from jaxserve import checks
 from jaxserve.cli.arguments import Name, Number, needing
 from jaxserve.gateway.settings import GatewaySettings
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.show.outputs import check_output, write_output
 
@@ -52,7 +52,7 @@ def calibrate_engine(
     hardware: Annotated[str, tyro.conf.arg(metavar="NAME")],
     model: Annotated[str, tyro.conf.arg(metavar="NAME")],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")],
-    plan: Plan = Plan(),  # noqa: B008
+    plan: CalibrationPlan = CalibrationPlan(),  # noqa: B008
     tensor_parallel: int = 1,
     tier: int = 0,
     token_budget: Number = None,

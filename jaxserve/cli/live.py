@@ -1,4 +1,4 @@
-"""Commands about real deployments: a task for one, operating it, reading what happened."""
+"""Commands about real deployments: tasks for them, their operation, and its logs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def make_live_task(
     table: File = None,
     gateway: Gateway = "http://127.0.0.1:9001",
 ) -> None:
-    """Write a task for exactly what the engines behind a gateway offer.
+    """Write a task file for the engines behind a gateway.
 
-    Its traffic and objectives are another task's. Knobs that the deployment does not turn are
-    locked, the others limited to what the engines were started with, and the memory term is off.
-    With --table tier and speculation depth are limited to what was measured, and the front end
-    takes what it was measured to take.
+    Traffic and objectives are those of another task. The new task locks the knobs that the
+    deployment cannot turn, limits the others to the engines' start-up values, and drops the memory
+    term. With --table it also limits tier and speculation depth to measured values, and takes the
+    measured delay of the front end.
 
     Args:
         task: Name of a task, or path of a task file, with the traffic and its objectives.
@@ -50,14 +50,13 @@ def make_live_task(
     import asyncio
     import json
 
-    from jaxserve.datafiles import read_json
     from jaxserve.show.outputs import write_output
-    from jaxserve.tasks.spec import load_task, parse_task, task_path
+    from jaxserve.tasks.spec import parse_task, read_task
 
     check_outputs({"--out": out})
     checks.ending("--out", out, ".json")
-    base = load_task(task)
-    path = base.file or task_path(base.name)
+    base, name, _ = read_task(task)
+    parse_task(base, name)  # errors come before the gateway is asked
     calibration = None if table is None else _calibration(table)
     with needing("gateway", "live-task"):
         from jaxserve.live.gateway_client import GatewayClient, GatewayError
@@ -73,7 +72,7 @@ def make_live_task(
 
     knobs, read = asyncio.run(ask())
     engines = parse_engine_state(read, knobs)
-    content = derive(read_json(path, f"task {path}"), out.stem, knobs, engines, calibration)
+    content = derive(base, out.stem, knobs, engines, calibration)
     spec = parse_task(content, out.stem)
     write_output(out, (json.dumps(content, indent=2) + "\n").encode(), "--out")
     for name, offer in knobs["knobs"].items():
@@ -85,7 +84,7 @@ def make_live_task(
 
 
 def _calibration(table: Path) -> Calibration:
-    """What a table was measured at."""
+    """The calibration of a table."""
     from jaxserve.sim.table.file import read_table_file
 
     calibration = read_table_file(table).metadata.calibration
@@ -111,24 +110,24 @@ def operate_gateway(
 ) -> None:
     """Operate the engines behind a gateway by a policy.
 
-    Shadow turns nothing: it says what it would do, and what the simulator expects of it. Whenever
-    anything is wrong the best static setting is told, until it has been well for a while; where it
-    cannot be, engines go back to their own values. The control token is read from
-    JAXSERVE_GATEWAY_CONTROL_TOKEN, or found where the gateway keeps one.
+    Mode shadow turns nothing: it prints the policy's commands and the simulator's expectations.
+    After any fault the best static setting is in force until some windows were without one; if it
+    cannot be commanded, engines return to their own static values. The control token is read from
+    JAXSERVE_GATEWAY_CONTROL_TOKEN, or from the gateway's token file.
 
     Args:
         task: Task file that jaxserve live-task made for this deployment.
-        log: File to which a line is added for every control window.
+        log: Log file; every control window adds a line.
         gateway: Control address of the gateway.
         agent: Policy: ppo, heuristic, best_static, default or random.
         weights: Directory of a training run, for ppo.
         table: Latency table of this deployment, see jaxserve calibrate.
-        mode: How much it may do.
-        trained_elsewhere: Let weights turn knobs in guarded or free mode although they were
-            trained on something else.
-        most_changes: Changes of each named knob that the policy may make in a minute, for example
-            batch_cap=2,kv_budget_fraction=0; 0 keeps it where it is. Falling back is not limited.
-        windows: Control windows to operate for; without it, until it is stopped.
+        mode: Mode of the controller.
+        trained_elsewhere: Allow modes guarded and free for weights that were trained on something
+            else.
+        most_changes: Most changes of each named knob per minute by the policy, for example
+            batch_cap=2,kv_budget_fraction=0; 0 keeps its value. Falling back is not limited.
+        windows: Number of control windows; without it, the command runs until stopped.
     """
     import asyncio
     import dataclasses
@@ -154,7 +153,7 @@ def operate_gateway(
     most = {}
     if most_changes is not None:
         most = parse_most_changes("--most-changes", most_changes, setup.spec.knobs)
-    # Traffic is real: the trace that weights were trained on is as good as the task's regimes.
+    # Traffic is real: weights trained on a trace are as good as weights trained on the regimes.
     played = dataclasses.replace(
         setup, inputs={name: one for name, one in setup.inputs.items() if name != "trace"}
     )
@@ -198,13 +197,13 @@ def send_traffic(
     split: Literal["train", "validation", "test"] = "test",
     windows: Number = None,
 ) -> None:
-    """Send a task's traffic to a server, each request at its time, and say how it was served.
+    """Send a task's traffic to a server in time, and print the measured service.
 
     Args:
         task: Name of a task, or path of a task file.
-        url: Gateway or engine. Its key is read from OPENAI_API_KEY.
-        seed: Which episode of the split.
-        split: The episodes for training, for validation, or the held-out test ones.
+        url: Gateway or engine; its API key is read from OPENAI_API_KEY.
+        seed: Number of the episode in the split.
+        split: Episodes for training, for validation, or the held-out test episodes.
         windows: Control windows of traffic; by default a whole episode.
     """
     import asyncio
@@ -219,7 +218,7 @@ def send_traffic(
         from jaxserve.live.engine_client import EngineClient, Target
         from jaxserve.live.figures import summarise
         from jaxserve.live.player import play
-        from jaxserve.live.prompts import Prompts
+        from jaxserve.live.prompts import RandomPrompts
     from jaxserve.live.show import summary_table
 
     checks.whole("--seed", seed, 0)
@@ -228,7 +227,7 @@ def send_traffic(
     requests = episode_traffic(setup.env, episode_key(seed, split), count)
 
     async def send() -> Any:
-        prompts = Prompts(seed)
+        prompts = RandomPrompts(seed)
         async with EngineClient(Target(url, os.environ.get("OPENAI_API_KEY"))) as client:
             await prompts.learn(client)
             with progress_bars() as progress:
@@ -252,11 +251,11 @@ def show_live_log(
     table: File = None,
     plot: File = None,
 ) -> None:
-    """Replay and score the log of a live episode, and draw it like a simulated one.
+    """Show the log of a live episode, and draw it like a simulated one.
 
     Args:
-        log: File that jaxserve operate wrote.
-        task: Task that it was operated under.
+        log: Log of jaxserve operate.
+        task: Task of the log.
         table: Latency table of the deployment.
         plot: Picture to write, ending in .png, .svg or .pdf.
     """
@@ -291,21 +290,21 @@ def run_live_study(
     markdown: File = None,
     json: File = None,
 ) -> None:
-    """Compare agents on a real engine with what the simulators predict of them.
+    """Compare agents on a real engine with the simulators' predictions.
 
-    Every server of the study is started with a gateway in front, calibrated, searched for its best
-    static setting, and PPO is trained for it in the simulator. Then every agent operates it under
-    the same requests. What is in --directory is not done again.
+    For every server of the study the command starts the engine with a gateway in front, calibrates
+    it, searches its best static setting and trains PPO in the simulator. Then every agent operates
+    it under the same requests. Results in --directory are reused.
 
     Args:
-        directory: Where tables, weights and all outcomes are kept.
+        directory: Directory of tables, weights and all outcomes.
         study: Study file instead of the packaged one.
         server: Servers of the study, separated by commas, or all.
         vllm: Environment of vLLM with the plug-in jaxserve-vllm; without it the mock engine stands
             in for vLLM, and no --markdown is written.
-        repeats: Test episodes that every agent plays, instead of the study's.
-        markdown: File to write the findings to; of other servers it keeps what it says.
-        json: File to write every episode's figures to.
+        repeats: Test episodes of every agent, instead of the study's number.
+        markdown: Page to write the findings to; sections of other servers stay.
+        json: File to write the figures of every episode to.
     """
     import dataclasses
     from json import dumps
@@ -352,7 +351,7 @@ def run_live_study(
 
 
 def _earlier(page: Path) -> str:
-    """What the page says already; nothing where there is none."""
+    """The present text of a page; empty if there is no page."""
     try:
         return page.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -367,10 +366,10 @@ def throw_switch(
 ) -> None:
     """Switch all control behind a gateway off, or on again.
 
-    Off, every engine is back at its static values, and no controller turns anything.
+    Off puts every engine back to its static values and refuses all commands.
 
     Args:
-        position: What it shall be.
+        position: Off or on.
         gateway: Control address of the gateway.
     """
     import asyncio
@@ -390,7 +389,7 @@ def throw_switch(
 
 
 def control_token(gateway: str) -> str | None:
-    """What a gateway's control door asks for."""
+    """The token of a gateway's control routes."""
     from jaxserve.gateway.door_tokens import CONTROL
 
     return CONTROL.token(gateway)

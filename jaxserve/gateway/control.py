@@ -14,13 +14,13 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.checks import JsonObject
+from jaxserve.engine_control.command import ENGINE_KNOBS, MAX_LEASE_S
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.auth import not_from_here, of_a_page, shows
 from jaxserve.gateway.calls import Calls
 from jaxserve.gateway.commands import command_of, number_in, plain_json
 from jaxserve.gateway.engine_knobs import EngineRefused
-from jaxserve.gateway.knob_values import ENGINE_KNOBS, MAX_LEASE_S
 from jaxserve.gateway.ledger import Ledger
 from jaxserve.gateway.scrape import Readings
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE

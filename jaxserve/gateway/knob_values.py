@@ -7,19 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve import checks
+from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
 
-ENGINE_KNOBS = (
-    "batch_cap",
-    "token_budget",
-    "kv_budget_fraction",
-    "speculation_depth",
-    "priority_routing",
-    "quantization_tier",
-    "prefill_decode_split",
-)
-"""In the order of the plug-in for vLLM."""
-MAX_LEASE_S = 3600.0
 _SHARE = "kv_budget_fraction"
 """The others are whole numbers."""
 

@@ -15,11 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
 from jaxserve.gateway.admission import Pool
 from jaxserve.gateway.engine_knobs import EngineKnobs, EngineOffer, EngineRefused
 from jaxserve.gateway.gateway_knobs import gateway_knobs
-from jaxserve.gateway.knob_values import ENGINE_KNOBS, check_values
+from jaxserve.gateway.knob_values import check_values
 from jaxserve.gateway.switch import Switch
 
 _AGAIN_S = 5.0

@@ -1,1 +1,1 @@
-"""Real engines: what they offer, observing and operating them."""
+"""Real engines: calibrated, recorded, observed and operated."""

@@ -1,7 +1,6 @@
-"""Windows of requests that this process sends itself, where there is no gateway to measure them.
+"""Control windows measured by the client that sends the requests, without a gateway.
 
-What is measured, and in which window it counts, is as at the gateway
-(``jaxserve.gateway.windows``).
+Measurements and their windows are those of the gateway (``jaxserve.gateway.windows``).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from jaxserve.gateway.objectives import Classes
 from jaxserve.gateway.records import Records, RequestRecord
 from jaxserve.gateway.scrape import parse_metrics
 from jaxserve.gateway.windows import Windows
-from jaxserve.live.engine_client import Answer, EngineClient
+from jaxserve.live.engine_client import EngineClient, TimedCompletion
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (
     COUNTERS,
@@ -32,7 +31,7 @@ _ENGINE = "engine"
 
 @dataclass
 class Sending:
-    """One request on its way."""
+    """One request in flight."""
 
     record: RequestRecord
     class_index: int
@@ -40,7 +39,7 @@ class Sending:
 
 @dataclass
 class ClientWindows:
-    """What became of requests, by the stream of the task that each belongs to."""
+    """Records of requests, by the task's streams."""
 
     spec: TaskSpec
 
@@ -57,10 +56,10 @@ class ClientWindows:
         self._in_flight: dict[str, RequestRecord] = {}
 
     def arrived(self, request: Request, due_s: float) -> Sending:
-        """A request is to be sent.
+        """Records the arrival of a request that is about to be sent.
 
         Args:
-          due_s: when it was meant to be, from which its TTFT counts; monotonic clock.
+          due_s: scheduled time of the arrival, at which TTFT starts; monotonic clock.
         """
         name = self._stream_of[request.traffic_class]
         record = RequestRecord(
@@ -78,7 +77,7 @@ class ClientWindows:
         return sending
 
     def output(self, sending: Sending, time_s: float) -> None:
-        """An event with output came."""
+        """Records an event with output."""
         record = sending.record
         if record.last_token_s is None:
             record.first_token_s = time_s
@@ -88,21 +87,22 @@ class ClientWindows:
         record.last_token_s = time_s
         record.token_events += 1
 
-    def completed(self, sending: Sending, answer: Answer) -> None:
-        """The answer is whole."""
+    def completed(self, sending: Sending, completion: TimedCompletion) -> None:
+        """Records the complete response."""
         record = sending.record
-        record.prompt_tokens, record.output_tokens = answer.prompt_tokens, answer.output_tokens
+        record.prompt_tokens = completion.prompt_tokens
+        record.output_tokens = completion.output_tokens
         slo = self._classes.slos[record.class_name]
         record.good = record.ttft_s is not None and slo.met(record.ttft_s, record.tpot_s)
         self._ended(sending, "completed")
 
     def rejected(self, sending: Sending, reason: str) -> None:
-        """The engine has no room for it."""
+        """Records that the engine rejected the request."""
         sending.record.reason = reason
         self._ended(sending, "rejected")
 
     def window(self, since_s: float, until_s: float) -> LiveWindow:
-        """What happened in ``(since_s, until_s]``, monotonic clock."""
+        """The window ``(since_s, until_s]``, monotonic clock."""
         found = self._windows.window(self._records, since_s, until_s, slices=1)
         states = ("waiting", "running", "on_track")
         flight = {stream.name: dict.fromkeys(states, 0) for stream in self.spec.streams}
@@ -113,8 +113,10 @@ class ClientWindows:
         return parse_window({"gateway": "none", "in_flight": flight, "pools": {}, **found})
 
     def _is_on_track(self, record: RequestRecord, now_s: float) -> bool:
-        """Whether a request would meet its objectives if it went on as it did so far. An event may
-        bring several tokens, which counts as one: a request on track may be missed."""
+        """Whether a request would meet its objectives at its pace so far.
+
+        An event with several tokens counts as one token, so some requests on track are missed.
+        """
         if record.first_token_s is None or record.ttft_s is None:
             return False
         tpot_s = (now_s - record.first_token_s) / record.token_events
@@ -128,10 +130,10 @@ class ClientWindows:
 
 
 async def read_state(engine: EngineClient) -> EngineState | None:
-    """What a vLLM server says of itself; None where it has no metrics of that kind.
+    """State of a vLLM server by its metrics; None if it has no metrics of vLLM.
 
     Raises:
-      InputError: it cannot be reached, or its metrics are no numbers.
+      InputError: the server cannot be reached, or a metric is no number.
     """
     text = await engine.metrics()
     if text is None or "vllm:num_requests_running" not in text:
@@ -140,7 +142,7 @@ async def read_state(engine: EngineClient) -> EngineState | None:
 
 
 def silent_state() -> EngineState:
-    """An engine that says nothing of itself."""
+    """State of an engine without metrics."""
     return EngineState(
         counters=dict.fromkeys(COUNTERS),
         waiting=None,

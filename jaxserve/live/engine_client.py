@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible engine for completions, and for what vLLM tells beyond them."""
+"""Client of an OpenAI-compatible engine, with the metrics and the control routes of vLLM."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _KEEP_ALIVE_S = 2.0  # engines' uvicorn closes idle connections after 5 s
 _CONNECT_S = 10.0
 _SILENT_S = 300.0
 _SHOWN = 200
-"""Characters of an engine's answer in an error."""
+"""Most characters of an engine's response in an error."""
 _READ = 65_536
-"""Bytes of an error that are read."""
+"""Most bytes read of an error response."""
 _MOST_TOKENS = 2**40
-"""No engine counts more in one request."""
+"""Most tokens that a usage may count."""
 _SPARE_EVENTS = 8
-"""Events of a stream beyond one for each token: its role, its end, its usage."""
+"""Events of a stream beyond one per token: role, end, usage."""
 
 
 class EngineError(InputError):
-    """An engine did not do what it was asked for."""
+    """A failed request to an engine."""
 
     def __init__(self, sentence: str, status: int | None = None) -> None:
-        """Args: what happened, and the HTTP status it answered with, if that is what was wrong."""
+        """Args: the failure, and the HTTP status if the engine answered with an error."""
         super().__init__(sentence)
         self.status = status
 
 
 @dataclass(frozen=True)
 class Target:
-    """An engine, and how it is asked."""
+    """Address and credentials of an engine."""
 
     url: str
-    """without a path."""
+    """address without a path."""
     key: str | None = field(default=None, repr=False)
-    """of its interface, None where it asks for none."""
+    """API key; None if the engine needs none."""
     control_token: str | None = field(default=None, repr=False)
-    """of the plug-in jaxserve-vllm."""
+    """control token of the plug-in jaxserve-vllm."""
     model: str | None = None
-    """the name to ask for, None for the first that the engine lists."""
+    """model name in requests; None for the first model that the engine lists."""
     gateway_url: str | None = None
-    """a gateway in front of it that is asked for completions in its place, without a path. What the
-    gateway takes from a host that it shares with the engine is then measured as well."""
+    """address of a gateway that completions go through, without a path; None for the engine itself.
+    A gateway on the engine's host takes time from the engine, which is then measured as well."""
     gateway_token: str | None = field(default=None, repr=False)
-    """with which clients reach the gateway, None where it asks for none."""
+    """the gateway's token for clients; None if it needs none."""
 
     def __post_init__(self) -> None:
         checks.address("--url", self.url, path=False)
@@ -62,40 +62,40 @@ class Target:
 
     @property
     def front(self) -> tuple[str, str | None]:
-        """Where completions are asked for, and with which key."""
+        """Address and key for completions."""
         if self.gateway_url is None:
             return self.url, self.key
         return self.gateway_url, self.gateway_token
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedCompletion:
     """A completion that was streamed to its end; times of the monotonic clock, s."""
 
     sent_s: float
-    """when it was asked for."""
+    """time of the request."""
     first_s: float
-    """when its first event arrived."""
+    """time of the first event with output."""
     last_s: float
-    """when the last one with output did."""
+    """time of the last event with output."""
     prompt_tokens: int
-    """as the engine counted them."""
+    """prompt tokens, counted by the engine."""
     output_tokens: int
-    """as the engine counted them."""
+    """output tokens, counted by the engine."""
 
 
 class EngineClient:
     """``async with EngineClient(target) as engine``."""
 
     path = "/v1/completions"
-    """where completions are asked for."""
+    """path of completions."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.model = ""
-        """the name by which the engine serves its model."""
+        """model name in requests."""
         self.longest: int | None = None
-        """tokens of the longest sequence; None where the engine does not say."""
+        """tokens of the longest sequence; None if unknown."""
 
     async def __aenter__(self) -> EngineClient:
         self._session = aiohttp.ClientSession(
@@ -105,7 +105,7 @@ class EngineClient:
             trust_env=False,
         )
         try:
-            await self._look()
+            await self._read_model()
         except BaseException:
             await self._session.close()
             raise
@@ -120,18 +120,19 @@ class EngineClient:
         output_tokens: int,
         headers: Mapping[str, str] | None = None,
         priority: int | None = None,
-        told: Callable[[float], None] = lambda time_s: None,
-    ) -> Answer:
-        """Streams a completion of ``output_tokens``, which the engine may not end before.
+        on_output: Callable[[float], None] = lambda time_s: None,
+    ) -> TimedCompletion:
+        """Streams a completion of exactly ``output_tokens``.
 
         Args:
-          headers: beside those that every request has.
-          priority: vLLM's field, for engines that serve by priority; the least is served first.
-          told: called with the time of every event with output, monotonic clock, s.
+          prompt: token ids, or text.
+          headers: further request headers.
+          priority: vLLM's field, for engines that serve by priority; lower values first.
+          on_output: called with the time of every event with output, monotonic clock, s.
 
         Raises:
-          InputError: it cannot be reached, answers with an error, streams more than was asked for,
-            or does not count tokens.
+          InputError: the engine cannot be reached, answers with an error, streams more than the
+            requested tokens, or does not count tokens.
         """
         body = self._body(prompt, output_tokens) | {
             "model": self.model,
@@ -144,8 +145,8 @@ class EngineClient:
         usage: Any = None
         events = 0
         url, key = self.target.front
-        asked = self._ask("POST", self.path, key, headers, url, json=body)
-        async with asked as response:
+        request = self._ask("POST", self.path, key, headers, url, json=body)
+        async with request as response:
             await self._expect_success(response, self.path, url)
             async for line in response.content:
                 if not line.startswith(b"data: {"):
@@ -162,7 +163,7 @@ class EngineClient:
                     )
                 if self._has_output(event):
                     first_s, last_s = (now if first_s is None else first_s), now
-                    told(now)
+                    on_output(now)
                 usage = event.get("usage") or usage
         if first_s is None:
             raise EngineError(f"{self._name(url)} streamed a completion without output")
@@ -170,46 +171,44 @@ class EngineClient:
         prompt_tokens, output = (
             counts.whole(name, 1, _MOST_TOKENS) for name in ("prompt_tokens", "completion_tokens")
         )
-        return Answer(sent_s, first_s, last_s, prompt_tokens, output)
+        return TimedCompletion(sent_s, first_s, last_s, prompt_tokens, output)
 
     async def metrics(self) -> str | None:
-        """The text of ``/metrics``; None where there is none."""
+        """The text of ``/metrics``; None if the engine has none."""
         async with self._ask("GET", "/metrics", self.target.key) as response:
             return await response.text(errors="replace") if response.status == 200 else None
 
     async def kv_pool_tokens(self) -> int | None:
-        """KV tokens that vLLM says it has room for, of all its data-parallel engines together; None
-        where there is no such metric.
+        """KV pool of vLLM, tokens, over all its data-parallel engines; None without the metric.
 
         Raises:
-          InputError: it cannot be reached, or its metrics are no numbers.
+          InputError: the engine cannot be reached, or a metric is no number.
         """
         text = await self.metrics()
         tokens = parse_pool_tokens(text) if text else None
         return int(tokens) if tokens else None
 
     async def plug_in(self, path: str) -> Mapping[str, Any] | None:
-        """What ``/jaxserve/...`` of jaxserve-vllm says of the one engine; None where it is not
-        there, or vLLM runs without its scheduler.
+        """The engine's answer at ``/jaxserve/PATH``; None without the plug-in and its scheduler.
 
         Raises:
-          InputError: it refuses, or there are several engines behind the server.
+          InputError: the plug-in refuses, or the server has several engines.
         """
         return await self._plug_in("GET", path)
 
     async def turn(self, knobs: Mapping[str, float], lease_s: float) -> Mapping[str, Any] | None:
-        """Turns knobs of the plug-in under a lease; what is then in force, as ``plug_in``.
+        """Turns knobs of the plug-in under a lease; returns the state then, as ``plug_in``.
 
         Raises:
-          InputError: it refuses.
+          InputError: the plug-in refuses.
         """
         return await self._plug_in("PUT", "control", {"lease_s": lease_s, "knobs": dict(knobs)})
 
     async def release(self) -> None:
-        """Ends the lease: the static values come back.
+        """Ends the lease: the static values return.
 
         Raises:
-          InputError: it refuses.
+          InputError: the plug-in refuses.
         """
         await self._plug_in("DELETE", "control")
 
@@ -232,8 +231,8 @@ class EngineClient:
             )
         return checks.JsonObject(engines[0], "the plug-in's answer")
 
-    async def _look(self) -> None:
-        """What the engine serves."""
+    async def _read_model(self) -> None:
+        """Reads the model name and the longest sequence."""
         async with self._ask("GET", "/v1/models", self.target.key) as response:
             await self._expect_success(response, "/v1/models")
             models = _json_object(await response.read()).get("data")
@@ -247,7 +246,7 @@ class EngineClient:
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
 
     def _body(self, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
-        """What is asked, beside what every stream is asked with."""
+        """Fields of the request body, without those of all streams."""
         return {
             "prompt": prompt,
             "max_tokens": output_tokens,
@@ -270,7 +269,7 @@ class EngineClient:
     ) -> Any:
         shown = {} if token is None else {"Authorization": f"Bearer {token}"}
         url = url or self.target.url
-        return _Reached(
+        return _CheckedRequest(
             self._name(url),
             self._session.request(
                 method,
@@ -289,24 +288,23 @@ class EngineClient:
             raise self._failed(path, f"{response.status} {text}", response.status, url)
 
     def _name(self, url: str) -> str:
-        """Whoever is asked at an address, for errors."""
+        """The server at an address, for errors."""
         return f"{'gateway' if url == self.target.gateway_url else 'engine'} {url}"
 
     def _failed(
         self, path: str, answer: str, status: int | None = None, url: str | None = None
     ) -> EngineError:
-        # Some engines repeat the key that they do not like.
+        # Some engines repeat a wrong key in their response.
         target = self.target
         for secret in (target.key, target.control_token, target.gateway_token):
             answer = answer.replace(secret, "***") if secret else answer
-        told = " ".join(answer.split())[:_SHOWN]
-        who = self._name(url or target.url)
-        return EngineError(f"{who} answers {path} with an error: {told}", status)
+        shown = " ".join(answer.split())[:_SHOWN]
+        name = self._name(url or target.url)
+        return EngineError(f"{name} answers {path} with an error: {shown}", status)
 
 
 class ChatClient(EngineClient):
-    """Asks for chats, as hosted models want it: in words, and outputs end when the model ends
-    them."""
+    """Client of chat completions of hosted models: prompts are text; the model ends outputs."""
 
     path = "/v1/chat/completions"
 
@@ -328,11 +326,11 @@ class ChatClient(EngineClient):
         return any(value for name, value in delta.items() if name != "role")
 
 
-class _Reached:
-    """A request whose connection problems are the user's to know."""
+class _CheckedRequest:
+    """A request whose connection errors become ``EngineError``."""
 
     def __init__(self, name: str, request: Any) -> None:
-        """Args: whoever is asked, for errors; and the request."""
+        """Args: name of the server, for errors; and the request."""
         self._name, self._request = name, request
 
     async def __aenter__(self) -> aiohttp.ClientResponse:
@@ -346,7 +344,7 @@ class _Reached:
         if isinstance(error, aiohttp.ClientError | TimeoutError | OSError):
             raise self._problem(error) from None
         if isinstance(error, ValueError) and not isinstance(error, InputError):
-            # aiohttp's, of a line without an end.
+            # aiohttp raises ValueError at an endless line.
             raise EngineError(f"{self._name} streams no events: {error!s:.80}") from None
 
     def _problem(self, error: BaseException) -> EngineError:
@@ -354,14 +352,14 @@ class _Reached:
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
-    """Ends tasks and waits until they have."""
+    """Cancels tasks and waits for their end."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _json_object(text: bytes) -> dict[str, Any]:
-    """A JSON object, an empty one for anything else."""
+    """A parsed JSON object; empty if the text is none."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""The log of a live episode: a line of JSON for its beginning and for every window.
+"""The log of a live episode: lines of JSON, a header and one line per window.
 
-It is appended to and never rewritten, so that a controller that is killed leaves what it had; the
-last line may then be torn, and is left out.
+The log is only appended to, so that a killed controller loses nothing but its last line; readers
+skip a torn line.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EpisodeWriter:
     """``with EpisodeWriter(path, header) as log: log.window(...)``."""
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        """Begins a file, or goes on with one by a further header.
+        """Creates a file, or continues one with a further header.
 
         Raises:
           InputError: the file cannot be written.
@@ -45,7 +45,7 @@ class EpisodeWriter:
             self._path = path
             size = os.lseek(self._file, 0, os.SEEK_END)
             if size and os.pread(self._file, 1, size - 1) != b"\n":
-                self._write(b"\n")  # after the torn line of a controller that was killed
+                self._write(b"\n")  # after the torn line of a killed controller
         except OSError as error:
             raise InputError(f"--log is {path}: {error.strerror}") from None
         self._line({"kind": "header", "spec_version": SPEC_VERSION, **header})
@@ -68,7 +68,7 @@ class EpisodeWriter:
         action: ServeAction,
         notes: Mapping[str, Any],
     ) -> None:
-        """Adds a window: what was seen, what was measured, the knobs in force, and notes.
+        """Adds a window: its observation, its metrics, the knobs in force, and notes.
 
         Raises:
           InputError: the file cannot be written.
@@ -84,7 +84,7 @@ class EpisodeWriter:
         )
 
     def event(self, window: int, what: str, reason: str) -> None:
-        """Adds a line of something that went wrong at the end of a window.
+        """Adds an event, a fault at the end of a window.
 
         Raises:
           InputError: the file cannot be written.
@@ -104,29 +104,29 @@ class EpisodeWriter:
 
 
 def plain(values: Any) -> dict[str, Any]:
-    """A flat pytree as JSON has it."""
+    """A flat pytree as a JSON object."""
     return {name: np.asarray(value).tolist() for name, value in vars(values).items()}
 
 
 @dataclass(frozen=True)
 class LiveEpisode:
-    """A log that was read."""
+    """The content of a log."""
 
     header: Mapping[str, Any]
     rollout: Rollout
-    """leaves [1, T, ...], as a simulated one; rewards are computed from what was measured."""
+    """leaves [1, T, ...], as of a simulated episode; rewards are computed from the metrics."""
     notes: tuple[Mapping[str, Any], ...]
-    """of each window: mode, reason, expectations and echo."""
+    """notes of each window: mode, reason, expectations and echo."""
 
 
 def read_episode(path: Path, env: ServeEnv) -> LiveEpisode:
-    """Replays a log.
+    """Reads a log and computes its rewards.
 
     Args:
-      env: of the task that it was written for; its reward is computed anew.
+      env: environment of the log's task.
 
     Raises:
-      InputError: no such file, no log, no window in it, or a number that is none.
+      InputError: the file cannot be read, is no log, has no window, or has a wrong number.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -189,7 +189,7 @@ def _row(entry: JsonObject, like: TimeStep) -> tuple[WindowMetrics, ServeObserva
 
 
 def _arrays(data: JsonObject, like: WindowMetrics | ServeObservation) -> dict[str, jax.Array]:
-    """The fields of ``like``, in its shapes and types."""
+    """The fields of ``like`` from JSON, with its shapes and dtypes."""
     found = {}
     for name, leaf in vars(like).items():
         try:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxserve.env import ServeEnv
-from jaxserve.live.player import Outcome
+from jaxserve.live.player import RequestOutcome
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.types import WindowMetrics
 
@@ -64,7 +64,7 @@ class Summary:
 NAMES = tuple(field.name for field in dataclasses.fields(Figures))
 
 
-def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
+def of_outcomes(outcomes: Sequence[RequestOutcome], seconds: float) -> Figures:
     """Figures of requests on a real server.
 
     Args:
@@ -79,7 +79,7 @@ def of_outcomes(outcomes: Sequence[Outcome], seconds: float) -> Figures:
     return _figures(sent_s, ttft_s, tpot_s, tokens, good, 0.0, seconds)
 
 
-def summarise(outcomes: Sequence[Outcome], seconds: float) -> Summary:
+def summarise(outcomes: Sequence[RequestOutcome], seconds: float) -> Summary:
     """Figures with quantiles, errors and the delay of the client.
 
     Args:
@@ -143,7 +143,7 @@ def of_windows(env: ServeEnv, metrics: WindowMetrics) -> Figures:
     )
 
 
-def _first_tokens(outcomes: Sequence[Outcome]) -> tuple[Array, Array]:
+def _first_tokens(outcomes: Sequence[RequestOutcome]) -> tuple[Array, Array]:
     """Times of sending and TTFT, float64[n] each; TTFT is NaN without a first token."""
     sent_s = np.array([each.arrival_s + each.late_s for each in outcomes])
     return sent_s, np.array([each.ttft_s for each in outcomes], np.float64)

@@ -1,4 +1,4 @@
-"""The controller's side of a gateway's control door."""
+"""Client of a gateway's control routes."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from jaxserve import checks
 
 
 class GatewayError(Exception):
-    """The gateway did not answer, or refused; the reason in one sentence."""
+    """The gateway did not answer, or refused; ``str()`` is the reason."""
 
 
 class LateAnswer(GatewayError):
-    """It was not there in time."""
+    """The gateway's answer did not come in time."""
 
 
 class GatewayClient:
-    """``async with GatewayClient(url) as gateway``. Every call ends within ``patience_s``."""
+    """``async with GatewayClient(url) as gateway``; every call ends within ``patience_s``."""
 
     def __init__(self, url: str, token: str | None = None, patience_s: float = 5.0) -> None:
-        """Args: address of the control door, its token, and how long an answer may take.
+        """Args: address of the control routes, their token, and the patience with an answer, s.
 
         Raises:
-          InputError: the address is none.
+          InputError: the address is invalid.
         """
         self._url = checks.address("--gateway", url, "http://127.0.0.1:9001").rstrip("/")
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -49,19 +49,19 @@ class GatewayClient:
         return await self._ask("GET", f"/control/window?{since}&slices={slices}")
 
     async def state(self) -> dict[str, Any]:
-        """What is so at this moment, and the objectives of each class."""
+        """The present state, and the objectives of each class."""
         return await self._ask("GET", "/control/state")
 
     async def engines(self) -> Any:
-        """What every engine says of itself."""
+        """The metrics of every engine."""
         return (await self._ask("GET", "/control/engines")).get("engines")
 
     async def knobs(self) -> dict[str, Any]:
-        """What is in force."""
+        """The knobs: offers, and values in force."""
         return await self._ask("GET", "/control/knobs")
 
     async def put(self, knobs: Mapping[str, float], lease_s: float) -> dict[str, Any]:
-        """Turns knobs; answers with what is in force then."""
+        """Turns knobs; returns the knobs then."""
         return await self._ask("PUT", "/control/knobs", {"lease_s": lease_s, "knobs": dict(knobs)})
 
     async def release(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class GatewayClient:
         return await self._ask("DELETE", "/control/knobs")
 
     async def hold(self, held: bool) -> dict[str, Any]:
-        """Throws the switch: on hold nobody turns anything."""
+        """Holds control, or resumes it: on hold all commands are refused."""
         return await self._ask("PUT", "/control/hold", {"held": held})
 
     async def _ask(self, method: str, path: str, content: Any = None) -> dict[str, Any]:

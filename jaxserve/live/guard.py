@@ -1,4 +1,4 @@
-"""How far one window may go: pure functions on knobs."""
+"""Limits on the changes of knobs in one window, as pure functions."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _MOST_CHANGES = 10_000
 
 @dataclass(frozen=True)
 class Guard:
-    """Largest changes in one window of the mode guarded."""
+    """Largest changes in one window of mode guarded."""
 
     octaves: float = 1.0
-    """of the batch cap: twice as many or half as many sequences."""
+    """batch cap: 1 allows twice or half as many sequences."""
     kv_step_down: float = 0.1
-    """of the KV budget: a larger step preempts in masses."""
+    """KV budget, downwards: a larger step preempts many sequences at once."""
     depth_step: int = 2
-    """of the speculation depth."""
+    """speculation depth."""
     dwell_windows: int = 30
-    """between two changes of the tier or the split."""
+    """windows between two changes of tier or split."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What an engine allows of the knobs that can be turned, from ``/control/knobs``."""
+class KnobLimits:
+    """Values that engines allow for the offered knobs, from ``/control/knobs``."""
 
     ranges: Mapping[str, tuple[float, float]]
     allowed: Mapping[str, tuple[float, ...]]
-    """the only values, of knobs that have no others."""
+    """allowed values of the knobs that have a list of them."""
 
     @classmethod
-    def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> Limits:
-        """Args: the field ``knobs`` of the answer, and those that a task turns."""
+    def of(cls, knobs: Mapping[str, Any], turned: tuple[str, ...]) -> KnobLimits:
+        """Args: the field ``knobs`` of the answer, and the knobs that a task turns."""
         offered = {name: knobs[name] for name in turned if knobs[name].get("where")}
         return cls(
             {name: (float(k["least"]), float(k["most"])) for name, k in offered.items()},
@@ -54,7 +54,7 @@ class Limits:
         )
 
     def nearest(self, values: Mapping[str, float]) -> Values:
-        """The nearest values that are allowed, of the knobs that can be turned."""
+        """The nearest allowed values of the offered knobs."""
         found: Values = {}
         for name, (least, most) in self.ranges.items():
             value = min(max(values[name], least), most)
@@ -64,8 +64,25 @@ class Limits:
         return found
 
 
+def values_in_force(knobs: Mapping[str, Any], locked: Mapping[str, float]) -> Values:
+    """Values in force, within the ranges of the knobs; those of ``locked`` if unknown.
+
+    A gateway's own cap may lie far above the range of batch_cap.
+
+    Args:
+      knobs: the field ``knobs`` of ``/control/knobs``.
+      locked: the task's locked values.
+    """
+    found: Values = {}
+    for name, bound in ACTION_BOUNDS.items():
+        now = knobs[name].get("now")
+        value = float(locked[name] if now is None else now)
+        found[name] = bound.number(min(max(value, bound.low), bound.high))
+    return found
+
+
 def as_values(action: ServeAction) -> Values:
-    """An action as numbers."""
+    """The values of an action by knob."""
     return {name: float(getattr(action, name)) for name in KNOBS}
 
 
@@ -76,17 +93,17 @@ def guarded(
     since_costly: int,
     allowed: Container[str] = (),
 ) -> Values:
-    """``wanted``, but no farther from ``before`` than one window may go.
+    """``wanted``, limited to the largest changes from ``before`` in one window.
 
     Args:
-      before: what is in force.
-      since_costly: windows since the tier or the split was changed.
-      allowed: knobs that have few values, which are farther apart than a step.
+      before: values in force.
+      since_costly: windows since the latest change of tier or split.
+      allowed: knobs with a list of allowed values, which may be farther apart than a step.
     """
     found = dict(wanted)
     factor = 2.0**guard.octaves
     cap = before["batch_cap"]
-    # At least one sequence, where the factor is less than that; whole ones, inside the step.
+    # The step is at least one sequence; bounds are rounded into the step.
     low = math.ceil(min(cap / factor, cap - 1.0))
     high = math.floor(max(cap * factor, cap + 1.0))
     found["batch_cap"] = float(max(min(max(round(wanted["batch_cap"]), low), high), 1))
@@ -104,7 +121,7 @@ def guarded(
 
 
 def changed_costly(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
-    """Whether the tier or the split differ."""
+    """Whether tier or split differ."""
     return not changed(before, after).isdisjoint(RESTART_KNOBS)
 
 
@@ -113,7 +130,7 @@ def parse_most_changes(option: str, text: str, turned: Sequence[str]) -> dict[st
     ``batch_cap=2,kv_budget_fraction=0``.
 
     Args:
-      option: what errors call the text.
+      option: name of the text in errors.
       turned: knobs that the task turns.
 
     Raises:
@@ -140,16 +157,16 @@ def limited(
     before: Mapping[str, float],
     wanted: Mapping[str, float],
 ) -> Values:
-    """``wanted``, but as ``before`` for knobs that may not change any more.
+    """``wanted``, with the values of ``before`` for knobs without changes left.
 
     Args:
-      most: changes that a knob may make in a minute; knobs that are not named may make any number.
-      changes: those that it has made in the minute that ends with the next window.
+      most: most changes per minute, by knob; other knobs are not limited.
+      changes: changes in the minute that ends with the next window, by knob.
     """
     used_up = {name for name, number in most.items() if changes.get(name, 0) >= number}
     return {name: before[name] if name in used_up else value for name, value in wanted.items()}
 
 
 def changed(before: Mapping[str, float], after: Mapping[str, float]) -> frozenset[str]:
-    """Names of the knobs that differ."""
+    """Names of the knobs with different values."""
     return frozenset(name for name in before if before[name] != after[name])

@@ -1,4 +1,4 @@
-"""A task for exactly what a deployment offers: its other knobs locked, its limits, its size."""
+"""Task files for a deployment: its knobs, their limits, and its size."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import Any
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
 from jaxserve.gateway.knob_values import obeyed
-from jaxserve.live.readings import EngineState
+from jaxserve.live.readings import TURNED, EngineState
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.table.file import Calibration
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION, KNOBS
 from jaxserve.tasks.spec import TaskSpec, parse_task
-
-TURNED = ("exact", "approximated")
 
 
 def derive(
@@ -26,23 +24,22 @@ def derive(
     engines: EngineState,
     calibration: Calibration | None = None,
 ) -> dict[str, Any]:
-    """The content of a task file.
+    """The content of a task file for a deployment.
 
-    A knob stays free if the base task frees it and the deployment turns it. The memory term goes,
-    since a smaller KV budget frees no memory of a running engine. A calibration narrows tier and
-    speculation depth to what was measured, and says what the front end takes.
+    A knob stays free if the base task frees it and the deployment turns it. The objective's memory
+    term is dropped, since a smaller KV budget frees no memory of a running engine. A calibration
+    restricts tier and speculation depth to measured values, and gives the front end's delay.
 
     Args:
-      base: content of the task file that says what the traffic and its objectives are.
-      name: of the new task, for errors.
-      knobs: the answer of the gateway's ``/control/knobs``, as ``parse_knobs`` gives it.
-      engines: what the engines say of themselves.
-      calibration: what the table of the deployment was measured at; None where every tier and depth
-        may be trusted.
+      base: content of the task file with the traffic and its objectives.
+      name: name of the new task, for errors.
+      knobs: the gateway's ``/control/knobs``, as ``parse_knobs`` returns it.
+      engines: state of the engines.
+      calibration: calibration of the deployment's table; None trusts every tier and depth.
 
     Raises:
-      InputError: no knob is left, there are too many engines, the engines run at something else
-        than was measured, or ``base`` is no task.
+      InputError: no knob is left, there are too many engines, the engines run at values that were
+        not measured, or ``base`` is no task.
     """
     spec = parse_task(base, name)
     offered = knobs["knobs"]
@@ -92,7 +89,7 @@ def derive(
 
 
 def _measured(calibration: Calibration) -> dict[str, tuple[float, float]]:
-    """Least and most of the knobs of which a table may not say everything."""
+    """Measured range of the knobs that a table may cover in part."""
     depths = calibration.depths
     return {
         "speculation_depth": (min(depths), max(depths)),
@@ -101,7 +98,7 @@ def _measured(calibration: Calibration) -> dict[str, tuple[float, float]]:
 
 
 def _check_measured(knob: str, offer: Mapping[str, Any], least: float, most: float) -> None:
-    """Whether what is in force without a command was measured, where the deployment says what."""
+    """Raises InputError if the static value of a knob is known and was not measured."""
     static = offer.get("static")
     if static is not None and not least <= static <= most:
         raise InputError(
@@ -121,11 +118,12 @@ def _span(least: float, most: float) -> str:
 
 
 def echo(knobs: Mapping[str, Any], wanted: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """What became of an action, knob by knob: ``how`` it is turned here (exact, approximated,
-    restart_required or unsupported), what was ``asked``, and what is in force ``now``.
+    """The effect of an action, knob by knob: ``how`` the deployment turns it (exact, approximated,
+    restart_required or unsupported), the ``asked`` value, and the value in force ``now``.
 
     Args:
-      knobs: the answer of ``/control/knobs`` after the action.
+      knobs: ``/control/knobs`` after the action.
+      wanted: values of the action.
     """
     return {
         name: {"how": offer["how"], "asked": wanted.get(name), "now": offer.get("now")}
@@ -134,9 +132,9 @@ def echo(knobs: Mapping[str, Any], wanted: Mapping[str, float]) -> dict[str, dic
     }
 
 
-def unacknowledged(knobs: Mapping[str, Any], told: Mapping[str, float]) -> str | None:
-    """The first knob that has not the value that it was told, in a sentence."""
-    for name, value in told.items():
+def unacknowledged(knobs: Mapping[str, Any], command: Mapping[str, float]) -> str | None:
+    """The first knob with another value than commanded, in a sentence; None without one."""
+    for name, value in command.items():
         now = knobs["knobs"][name].get("now")
         if not obeyed(name, value, now):
             return f"{name} is {now} after it was told {value:g}"
@@ -144,10 +142,10 @@ def unacknowledged(knobs: Mapping[str, Any], told: Mapping[str, float]) -> str |
 
 
 def check_objectives(spec: TaskSpec, state: Mapping[str, Any]) -> None:
-    """Whether the gateway judges requests as the task does.
+    """Checks that the gateway's objectives are those of the task.
 
     Args:
-      state: the answer of ``/control/state``.
+      state: the gateway's ``/control/state``.
 
     Raises:
       InputError: a stream of the task is no class of the gateway, or has other objectives there.

@@ -1,7 +1,6 @@
 """A real control window in the simulator's terms: the same metrics, reward and observation.
 
-``MEASURED`` says of every entry of the observation where it comes from and how far off it may be;
-a page of the documentation is made from it.
+``MEASURED`` lists source and error of every entry of the observation; the documentation shows it.
 """
 
 from __future__ import annotations
@@ -27,95 +26,96 @@ from jaxserve.types import ServeAction, ServeObservation, WindowMetrics
 
 @dataclass(frozen=True)
 class Source:
-    """Where an entry of the live observation comes from."""
+    """Source of an entry of the live observation."""
 
     kind: str
-    """measured (at the gateway), scraped (from engines), derived (from both), or configured."""
+    """measured (by the gateway), scraped (from engines), derived (from both), or configured."""
     how: str
     error: str
-    """how far off it can be."""
+    """largest error."""
 
 
-_EXACT = "none but the way between client and gateway"
+_EXACT = "the network between client and gateway"
 MEASURED: Mapping[str, Source] = {
     "queue_depth": Source(
         "derived",
         "requests that wait in the gateway and in the engines' own queues",
-        "an engine counts at the end of a step; where it does not say, requests without a first "
-        "token are counted, those in prefill included",
+        "an engine counts at the end of a step; without its count, all requests without a first "
+        "token count, requests in prefill included",
     ),
     "active_requests": Source(
-        "derived", "requests in the gateway, less those that wait", "as queue_depth"
+        "derived", "requests in the gateway, minus the waiting requests", "as queue_depth"
     ),
     "kv_cache_occupancy": Source(
         "scraped",
         "mean over engines of the share of the KV budget in use, as in the simulator",
-        "of the moment it is read; blocks that only cache prefixes count as free in vLLM; without "
-        "the plug-in the budget is all of the blocks",
+        "an instantaneous value; vLLM counts blocks that only cache prefixes as free; without the "
+        "plug-in the budget is all blocks",
     ),
     "mean_prompt_length": Source(
         "derived",
-        "arrivals by class with the task's mean prompt of each",
-        "as far as the task's lengths are those of the traffic: `jaxserve record` measures them",
+        "arrivals by class, with the task's mean prompt of each class",
+        "the difference between the task's lengths and the traffic's: `jaxserve record` measures "
+        "the latter",
     ),
-    "p50_ttft_ms": Source("measured", "of every first token of the window", _EXACT),
-    "p99_ttft_ms": Source("measured", "of every first token of the window", _EXACT),
+    "p50_ttft_ms": Source("measured", "quantile over all first tokens of the window", _EXACT),
+    "p99_ttft_ms": Source("measured", "quantile over all first tokens of the window", _EXACT),
     "p50_itl_ms": Source(
         "measured",
         "time between two events with output",
-        "several tokens in one event, as with speculation, count as one step, as in the simulator",
+        "an event with several tokens (speculation) counts as one step, as in the simulator",
     ),
-    "mean_itl_ms": Source("measured", "time between two events with output", "likewise"),
+    "mean_itl_ms": Source("measured", "time between two events with output", "as p50_itl_ms"),
     "throughput_tps": Source(
         "scraped",
         "rise of the engines' counter of generated tokens",
-        "where an engine does not show it: tokens of the requests that ended",
+        "without the counter: tokens of the requests that ended",
     ),
     "slo_compliance_rate": Source(
         "measured",
-        "requests that ended inside the objectives of their class",
-        "requests that were not streamed or whose client left are left out",
+        "share of the ended requests inside the objectives of their class",
+        "without requests that were not streamed or whose client disconnected",
     ),
     "gpu_memory_used_gb": Source(
         "configured",
-        "weights, workspace, draft model and KV pool, as in the simulator, of the calibrated "
-        "deployment under the knobs in force",
-        "without what the largest step of the window takes",
+        "weights, workspace, draft model and KV pool of the calibrated deployment under the knobs "
+        "in force, as in the simulator",
+        "the memory of the window's largest step is missing",
     ),
     "estimated_cost_per_1k": Source(
         "derived",
-        "price of the GPUs and energy from tokens, over tokens of requests in their objectives",
-        "energy within the model's error; price as configured",
+        "price of the GPUs and energy from tokens, over the tokens of good requests",
+        "energy: the model's error; price: as configured",
     ),
     "request_arrival_rate": Source("measured", "arrivals at the gateway", "none"),
     "spec_acceptance_rate": Source(
         "scraped",
         "rise of accepted over rise of proposed draft tokens",
-        "0 where the engine shows no such counters",
+        "0 if the engine has no such counters",
     ),
     "eviction_events": Source(
-        "scraped", "rise of the engines' counter of preemptions", "0 where it is not shown"
+        "scraped", "rise of the engines' counter of preemptions", "0 without the counter"
     ),
     "step_index": Source(
         "derived",
-        "windows since the controller started, from 1 again after as many as an episode has",
+        "windows since the controller started; starts again from 1 after an episode's length",
         "none",
     ),
     "priority_distribution": Source(
         "derived",
-        "arrivals by class with the task's priority of each",
-        "a priority that a request names for itself is not counted",
+        "arrivals by class, with the task's priority of each class",
+        "priorities that requests name themselves do not count",
     ),
-    "slo_violation_rate": Source("measured", "1 - slo_compliance_rate", "likewise"),
+    "slo_violation_rate": Source("measured", "1 - slo_compliance_rate", "as slo_compliance_rate"),
     "cost_so_far": Source(
         "derived",
-        "sum over windows, from 0 again where step_index begins anew",
-        "as estimated_cost_per_1k; windows of which nothing is known are left out",
+        "sum over windows; starts again from 0 with step_index",
+        "as estimated_cost_per_1k; windows without a reading are missing",
     ),
     "reconfiguring": Source(
         "derived",
-        "share of the engines whose metrics could not be read",
-        "an engine that reloads but answers counts as serving",
+        "share of the engines with unreadable metrics",
+        "an engine that answers while it reloads counts as serving",
     ),
 }
 assert MEASURED.keys() == OBSERVATION_FIELDS.keys()
@@ -123,16 +123,16 @@ assert MEASURED.keys() == OBSERVATION_FIELDS.keys()
 
 @dataclass(frozen=True)
 class Streams:
-    """Which classes of the gateway are which traffic classes of the task."""
+    """Map from the gateway's classes to the task's traffic classes."""
 
     names: tuple[str, ...]
-    """the task's streams."""
+    """names of the task's streams."""
     places: tuple[tuple[int, ...], ...]
-    """indices of each stream's traffic classes, which have equal shares of it."""
+    """indices of each stream's traffic classes, which share its traffic equally."""
 
     @classmethod
     def of(cls, spec: TaskSpec) -> Streams:
-        """Those of a task."""
+        """The streams of a task."""
         places, first = [], 0
         for stream in spec.streams:
             places.append(tuple(range(first, first + stream.bins)))
@@ -140,7 +140,7 @@ class Streams:
         return cls(tuple(stream.name for stream in spec.streams), tuple(places))
 
     def strangers(self, window: LiveWindow) -> tuple[str, ...]:
-        """Classes with traffic that no stream is named after; they count as the first stream."""
+        """Classes with traffic but without a stream of the name; they count as the first stream."""
         return tuple(
             name
             for name, counts in window.classes.items()
@@ -148,7 +148,7 @@ class Streams:
         )
 
     def gather(self, window: LiveWindow) -> list[tuple[tuple[int, ...], ClassWindow]]:
-        """The window of each stream with the places of its traffic classes."""
+        """The window of each stream, with the indices of its traffic classes."""
         found: dict[str, list[ClassWindow]] = {name: [] for name in self.names}
         for name, counts in window.classes.items():
             found[name if name in found else self.names[0]].append(counts)
@@ -156,7 +156,7 @@ class Streams:
 
 
 def arrivals_by_tick(env: ServeEnv, streams: Streams, window: LiveWindow) -> np.ndarray:
-    """float32[K, F]: arrivals by tick and traffic class; whole where a stream is one class."""
+    """float32[K, F]: arrivals by tick and traffic class; whole if a stream is one class."""
     counts = np.zeros((env.ticks, len(np.asarray(env.slo.ttft_s))), np.float32)
     for places, stream in streams.gather(window):
         if len(stream.arrivals) == env.ticks:
@@ -172,11 +172,11 @@ def measure(
     after: EngineState,
     in_force: ServeAction,
 ) -> WindowMetrics:
-    """The window's metrics, float32 leaves as the simulators give them.
+    """The metrics of a window, with float32 leaves as from the simulators.
 
     Args:
-      before, after: what engines said at its start and end.
-      in_force: the knobs that acted.
+      before, after: states of the engines at its start and end.
+      in_force: knobs in force during the window.
     """
     slo_s = np.asarray(env.slo.ttft_s, np.float64)
     values = {name: np.zeros(len(slo_s)) for name in _BY_CLASS}
@@ -239,15 +239,16 @@ def observe(
     window: LiveWindow | None,
     count: int,
 ) -> ServeObservation:
-    """The observation as in the simulator, with the exact quantiles of the TTFT.
+    """The observation as in the simulator, but with exact TTFT quantiles.
 
-    Policies were trained on episodes, and operating has no end: after every ``env.horizon`` windows
-    steps and costs begin anew, so that no feature leaves the range that they know. The step is
-    never 0, where policies forget what they have seen.
+    Policies are trained on episodes, but operation has no end: step and cost start again after
+    every ``env.horizon`` windows, so that features stay in their range of training. The step is
+    never 0, at which policies reset their memory.
 
     Args:
-      window: where those are; without one, they come from ``metrics``.
-      count: windows since the controller began, this one included.
+      last: the observation before.
+      window: has the exact quantiles; without it, they come from ``metrics``.
+      count: number of the window, from 1.
     """
     seen = _observe(env, last, metrics, jnp.int32(count))
     if window is None or window.ttft_p50_s is None or window.ttft_p99_s is None:
@@ -265,14 +266,14 @@ def _observe(
     env: ServeEnv, last: ServeObservation, metrics: WindowMetrics, count: jax.Array
 ) -> ServeObservation:
     step = 1 + (count - 1) % env.horizon
-    # By the last window that was seen: the first of an episode may have been missed.
+    # Compare with the last observed window: the first window of an episode may be missing.
     again = step <= last.step_index
     last = dataclasses.replace(last, cost_so_far=jnp.where(again, 0.0, last.cost_so_far))
     return env.next_observation(last, metrics, step)
 
 
 def _queued_share(window: LiveWindow, after: EngineState) -> float:
-    """The share of the requests without a first token that no engine has admitted."""
+    """Share of the requests without a first token that no engine has admitted."""
     without_token = sum(counts.waiting for counts in window.classes.values())
     if after.waiting is None or not without_token:
         return 1.0
@@ -280,9 +281,11 @@ def _queued_share(window: LiveWindow, after: EngineState) -> float:
 
 
 def _overdue(stream: ClassWindow, ttft_slo_s: float, seconds: float) -> int:
-    """The fewest requests without a first token that can have waited beyond their objective: as
-    many as are more than arrived within it. A gateway says no more of requests in flight, so it is
-    0 where the objective is longer than the window."""
+    """Lower bound on the waiting requests beyond their TTFT objective.
+
+    Waiting requests in excess of the arrivals within the objective are overdue. The gateway shows
+    no ages of requests in flight, so the bound is 0 if the objective is longer than the window.
+    """
     if not stream.arrivals or ttft_slo_s > seconds:
         return 0
     slice_s = seconds / len(stream.arrivals)
@@ -291,7 +294,7 @@ def _overdue(stream: ClassWindow, ttft_slo_s: float, seconds: float) -> int:
 
 
 def _energy_j(d: Deployment, window: LiveWindow, tokens: float, tier: int) -> float:
-    """Idle power, tokens and one pass over the weights each step, at most the power limit."""
+    """Energy of idle power, tokens, and one pass over the weights per step; power is limited."""
     steps = window.seconds / window.itl_mean_s if window.itl_mean_s else 0.0
     work_j = tokens * d.joule_per_token[tier]
     work_j += d.num_gpus * steps * d.joule_per_weight_pass[tier]
@@ -315,7 +318,7 @@ _BY_CLASS = (
 
 
 def _joined(classes: Sequence[ClassWindow]) -> ClassWindow:
-    """Several classes as one; without any, one that nobody is in."""
+    """Several classes as one; an empty class without any."""
     arrivals = itertools.zip_longest(*(one.arrivals for one in classes), fillvalue=0)
     tpot = [(one.tpot_mean_s, one.completed) for one in classes if one.tpot_mean_s is not None]
     weight = sum(count for _, count in tpot)

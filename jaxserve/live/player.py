@@ -1,4 +1,4 @@
-"""Sends a task's traffic to a real server, each request at its time, and measures as a client."""
+"""Sends a task's traffic to a real server in time, and measures as a client."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ import numpy as np
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import TaskSpec
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What became of one request."""
+class RequestOutcome:
+    """The outcome of one request."""
 
     stream: str
     arrival_s: float
-    """when it was to be sent, s after the start."""
+    """scheduled time of the request, s after the start."""
     late_s: float
-    """how much later it was sent."""
+    """delay of the request after its scheduled time, s."""
     prompt_tokens: int
     output_tokens: int
     ttft_s: float | None
-    """None where it had no first token."""
+    """None without a first token."""
     tpot_s: float | None
-    """None where it had one token at most."""
+    """None with fewer than two tokens."""
     itl_tokens: int
     """tokens after the first."""
     good: bool
-    """whether it ended inside its objectives."""
+    """whether the request ended inside its objectives."""
     error: str | None
-    """why it did not end, None where it did."""
+    """reason of a failure; None for a completed request."""
 
 
 def stream_of_class(spec: TaskSpec) -> list[str]:
-    """The stream of each traffic class."""
+    """The name of the stream of each traffic class."""
     return [stream.name for stream in spec.streams for _ in range(stream.bins)]
 
 
@@ -50,20 +50,25 @@ async def play(
     env: ServeEnv,
     spec: TaskSpec,
     requests: Sequence[Request],
-    prompts: Prompts,
-    ended: Callable[[Outcome], None] = lambda outcome: None,
-) -> list[Outcome]:
-    """Sends every request at its arrival time and waits for the last answer.
+    prompts: RandomPrompts,
+    ended: Callable[[RequestOutcome], None] = lambda outcome: None,
+) -> list[RequestOutcome]:
+    """Sends every request at its arrival time and waits for the last response.
 
-    Streams are named in the header ``X-Class`` and priorities in ``X-Priority``, as the gateway
-    reads them.
+    The headers ``X-Class`` and ``X-Priority`` have the stream and the priority, for the gateway.
 
     Args:
-      prompts: what is asked.
-      ended: told about each request when it is over.
+      client: the server.
+      env: has the objectives.
+      spec: has the streams.
+      prompts: source of the prompts.
+      ended: called with the outcome of each request.
+
+    Returns:
+      the outcomes, in the order of ``requests``.
 
     Raises:
-      InputError: a request is longer than the server serves.
+      InputError: a request is longer than the server's longest sequence.
     """
     longest = client.longest
     for request in requests:
@@ -77,7 +82,7 @@ async def play(
     ttft_slo_s, tpot_slo_s = np.asarray(env.slo.ttft_s), np.asarray(env.slo.tpot_s)
     start_s = time.monotonic()
 
-    async def one(request: Request) -> Outcome:
+    async def one(request: Request) -> RequestOutcome:
         await asyncio.sleep(start_s + request.arrival_s - time.monotonic())
         late_s = time.monotonic() - start_s - request.arrival_s
         group = request.traffic_class
@@ -92,7 +97,7 @@ async def play(
         else:
             ttft_s, tokens = answer.first_s - answer.sent_s, answer.output_tokens - 1
             tpot_s = (answer.last_s - answer.first_s) / tokens if tokens else None
-        outcome = Outcome(
+        outcome = RequestOutcome(
             stream=streams[group],
             arrival_s=request.arrival_s,
             late_s=late_s,

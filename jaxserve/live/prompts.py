@@ -7,25 +7,25 @@ import random
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient
 
-# Ids of single bytes or common pieces in every vocabulary; longer ones might not be in a small one.
+# Ids of single bytes or common pieces in every vocabulary; a small one may lack higher ids.
 _LOW_ID, _HIGH_ID = 16, 250
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-class Prompts:
-    """Random prompts of a wanted length; no two alike, so that no prefix cache has them."""
+class RandomPrompts:
+    """Random prompts of a given length, all different, so that no prefix cache helps."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._words: tuple[float, float] | None = None
 
     async def learn(self, engine: EngineClient) -> None:
-        """Finds out whether the engine takes token ids; where not, how many tokens words have."""
+        """Tests whether the engine takes token ids; otherwise measures the tokens of a word."""
         try:
             if (await engine.complete(self.make(32), 2)).prompt_tokens == 32:
                 return
         except InputError:
-            pass  # words tell whether it is the ids that it does not take
+            pass  # words below show whether the ids were the reason
         few, many = [
             (await engine.complete(self._text(words), 2)).prompt_tokens for words in (16, 144)
         ]
@@ -38,7 +38,7 @@ class Prompts:
         self._words = per_word, few - 16 * per_word
 
     def make(self, tokens: int) -> list[int] | str:
-        """A prompt of ``tokens``, nearly so where it is made of words."""
+        """A prompt of ``tokens`` tokens, approximately so if it consists of words."""
         if self._words is None:
             return [self._random.randrange(_LOW_ID, _HIGH_ID) for _ in range(tokens)]
         per_word, first = self._words

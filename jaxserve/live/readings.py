@@ -1,66 +1,70 @@
-"""What a gateway says of a control window, checked: never a number that is none goes further."""
+"""Answers of a gateway's control routes, parsed and checked, so that all numbers are finite."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jaxserve import checks
 from jaxserve.checks import JsonObject
+from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import ENGINE_KNOBS
 
 HOW = ("exact", "approximated", "restart_required", "unsupported")
-"""Ways in which a deployment turns a knob, or does not."""
+"""Ways in which deployments turn a knob, or do not."""
 
 COUNTERS = ("preemptions", "drafted", "accepted", "prompt_tokens", "output_tokens")
-"""What engines count from their start."""
+"""Counters of an engine since its start."""
+TURNED = ("exact", "approximated")
+"""Ways in which a controller can turn a knob."""
+
+_SHORTEST, _LONGEST = 0.5, 1.5
+"""Shares of the nominal window: windows outside them are faults."""
 _RANGE = ("least", "most")
 _NOBODY = {"waiting": 0, "running": 0}
 
 
 @dataclass(frozen=True)
 class ClassWindow:
-    """One class of requests in a control window, measured at the gateway."""
+    """One class of requests in a control window, measured by the gateway."""
 
     arrivals: tuple[int, ...]
-    """requests, by equal parts of the window."""
+    """arrivals in equal slices of the window."""
     first_tokens: int
     ttft_s: tuple[float, ...]
-    """of every first token of the window, s."""
+    """TTFT of every first token in the window, s."""
     completed: int
     good: int
-    """completed inside the gateway's objectives."""
+    """completed requests inside the gateway's objectives."""
     rejected: int
     failed: int
     tpot_mean_s: float | None
     waiting: int
-    """requests without a first token at the end of the window, in prefill or queued."""
+    """requests without a first token at the end of the window, queued or in prefill."""
     running: int
-    """requests with one."""
+    """requests with a first token at the end of the window."""
     on_track: int
-    """of those, the ones inside their objectives so far; 0 at a gateway, which does not say it."""
+    """running requests inside their objectives so far; 0 at a gateway, which has no such figure."""
     prompt_tokens: int
-    """of those that ended."""
+    """prompt tokens of the ended requests."""
     output_tokens: int
 
 
 @dataclass(frozen=True)
 class EngineState:
-    """What all engines together say of themselves."""
+    """State of all engines together."""
 
     counters: Mapping[str, float | None]
-    """preemptions, drafted, accepted, prompt_tokens and output_tokens since their start, the sum;
-    None where one of them does not say."""
+    """sums of ``COUNTERS`` over engines; None if one engine lacks the counter."""
     waiting: float | None
-    """requests that wait for admission, the sum; None where one of them does not say."""
+    """requests that wait for admission, summed over engines; None if one lacks the figure."""
     kv_use: float | None
     """share of the KV blocks in use, mean over engines."""
     kv_tokens: float | None
-    """KV pool of one engine, tokens."""
+    """KV pool of one engine, tokens, the least over engines."""
     identity: tuple[str, ...]
-    """changes when an engine was restarted."""
+    """ids of the engines; a restart changes them."""
     up: int
     count: int
 
@@ -70,14 +74,14 @@ class LiveWindow:
     """A control window of a real deployment."""
 
     gateway: str
-    """which start of the gateway it is."""
+    """id of the gateway's process."""
     since_s: float
     until_s: float
     complete: bool
-    """whether the gateway still has all of it."""
+    """whether the gateway still has the whole window."""
     classes: Mapping[str, ClassWindow]
     queued: int
-    """requests that wait in the gateway for a place at an engine, at the end of the window."""
+    """requests that wait in the gateway for an engine, at the end of the window."""
     itl_mean_s: float | None
     itl_p50_s: float | None
     itl_p99_s: float | None
@@ -87,15 +91,50 @@ class LiveWindow:
 
     @property
     def seconds(self) -> float:
-        """Length."""
+        """Length of the window."""
         return self.until_s - self.since_s
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A deployment at the end of a window."""
+
+    window: LiveWindow
+    engines: EngineState
+    knobs: dict[str, Any]
+    """as ``parse_knobs`` returns them."""
+
+
+def window_fault(
+    before: Snapshot, after: Snapshot, window_s: float, turned: Sequence[str]
+) -> str | None:
+    """The fault of the window between two snapshots, in one sentence; None without a fault.
+
+    Args:
+      window_s: nominal length of a window, s.
+      turned: knobs that the task turns.
+    """
+    window = after.window
+    if window.gateway != before.window.gateway:
+        return "the gateway was restarted"
+    if after.engines.identity != before.engines.identity:
+        return "an engine was restarted, or can no longer be read"
+    if not window.complete:
+        return "the gateway does not have all of the window"
+    if not _SHORTEST * window_s < window.seconds < _LONGEST * window_s:
+        return f"the window took {window.seconds:.3g} s in place of {window_s:g} s"
+    if (counter := fell(before.engines, after.engines)) is not None:
+        return f"the engines' counter of {counter} went back"
+    knobs = after.knobs["knobs"]
+    missing = [name for name in turned if knobs[name]["how"] not in TURNED]
+    return f"{missing[0]} can no longer be turned" if missing else None
+
+
 def parse_window(data: Any) -> LiveWindow:
-    """The answer of ``/control/window?slices=``.
+    """Parses an answer of ``/control/window?slices=``.
 
     Raises:
-      InputError: a field is missing, or no number that it may be.
+      InputError: a field is missing or has a wrong value.
     """
     top = JsonObject(data, "the window")
     in_flight, pools = top.inside("in_flight"), top.inside("pools")
@@ -120,10 +159,10 @@ def parse_window(data: Any) -> LiveWindow:
 
 
 def parse_knobs(data: Any) -> dict[str, Any]:
-    """The answer of ``/control/knobs``, checked as far as a controller relies on it.
+    """Checks the fields of ``/control/knobs`` that controllers use, and returns the answer.
 
     Raises:
-      InputError: a field is missing, or no number that it may be.
+      InputError: a field is missing or has a wrong value.
     """
     top = JsonObject(data, "the knobs")
     top.flag("held")
@@ -146,13 +185,13 @@ def parse_knobs(data: Any) -> dict[str, Any]:
 
 
 def parse_engine_state(data: Any, knobs: Mapping[str, Any]) -> EngineState:
-    """The answer of ``/control/engines``.
+    """Parses the field ``engines`` of ``/control/engines``.
 
     Args:
-      knobs: as ``parse_knobs`` gives them.
+      knobs: as ``parse_knobs`` returns them.
 
     Raises:
-      InputError: a field is missing, or no number that it may be.
+      InputError: a field is missing or has a wrong value.
     """
     engines = JsonObject(data, "the engines")
     controls = knobs["engines"]
@@ -189,7 +228,7 @@ def parse_engine_state(data: Any, knobs: Mapping[str, Any]) -> EngineState:
 
 
 def counted(before: EngineState, after: EngineState, name: str) -> float | None:
-    """What a counter has risen by; None where it is not shown, or fell."""
+    """Rise of a counter; None if it is unknown or fell."""
     first, second = before.counters[name], after.counters[name]
     if first is None or second is None or second < first:
         return None
@@ -197,7 +236,7 @@ def counted(before: EngineState, after: EngineState, name: str) -> float | None:
 
 
 def fell(before: EngineState, after: EngineState) -> str | None:
-    """The first counter that went back, as in a restart; None where none did."""
+    """The first counter that fell, as after a restart; None without one."""
     for name in COUNTERS:
         first, second = before.counters[name], after.counters[name]
         if first is not None and second is not None and second < first:

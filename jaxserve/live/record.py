@@ -1,4 +1,4 @@
-"""Requests that a gateway has recorded, as a trace to replay."""
+"""Traces from the request records of a gateway."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxserve.gateway.records import RequestRecord
 from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_ROWS
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")
-"""Of the BurstGPT format, whose clock counts seconds from anywhere."""
+"""Columns of the BurstGPT format, with times in seconds from any origin."""
 
 _OUTCOMES = ("completed", "rejected", "cancelled", "failed")
 _FIELDS = tuple(field.name for field in fields(RequestRecord))
@@ -26,34 +26,34 @@ _ENDLESS_UNIX_S = 1e11
 
 @dataclass(frozen=True)
 class Recording:
-    """A trace, and what of the records is not in it."""
+    """A trace, and counts of the dropped records."""
 
     csv: bytes
-    """the trace as a file."""
+    """content of the trace file."""
     requests: int
-    """that are in it."""
+    """requests in the trace."""
     duration_s: float
-    """from the first request to the last, s."""
+    """time from the first request to the last, s."""
     dropped: Mapping[str, int]
-    """requests that are not in it, by reason."""
+    """requests that are not in the trace, by reason."""
     cached_share: float | None = None
-    """share of the prompt tokens that engines found in their prefix cache; None if none said."""
+    """share of the prompt tokens found in a prefix cache; None if no engine reports it."""
 
 
 def record(path: Path) -> Recording:
-    """The completed requests in a file that ``jaxserve gateway --records`` wrote.
+    """The completed requests in a file of ``jaxserve gateway --records``.
 
-    They are in order of arrival, which is the wall clock's; records are in order of their end.
-    A line that was not written to its end, as when the disk was full, is dropped.
+    Rows are in order of arrival by the wall clock; records are in order of their end. An incomplete
+    line, as after a full disk, is dropped.
 
     Raises:
-      InputError: the file cannot be read, a line is no record, a request is in it twice, or none
-        was completed with its tokens counted.
+      InputError: the file cannot be read, a line is no record, a request appears twice, or no
+        request was completed with its tokens counted.
     """
     dropped: Counter[str] = Counter()
     seen: set[str] = set()
     rows: list[tuple[float, int, int]] = []
-    told = cached = 0
+    counted = cached = 0
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -75,7 +75,7 @@ def record(path: Path) -> Recording:
                 else:
                     rows.append(row)
                     if fields.get("cached_tokens") is not None:
-                        told += row[1]
+                        counted += row[1]
                         cached += min(fields.whole("cached_tokens", 0, MAX_TOKENS), row[1])
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
@@ -95,12 +95,12 @@ def record(path: Path) -> Recording:
         len(rows),
         rows[-1][0] - start,
         dict(dropped),
-        cached / told if told else None,
+        cached / counted if counted else None,
     )
 
 
 def summary(recording: Recording) -> str:
-    """What became of the records, in a sentence."""
+    """One sentence on the kept and the dropped records."""
     kept = f"{recording.requests} requests in {recording.duration_s:.1f} s"
     left_out = sum(recording.dropped.values())
     why = f" ({_listed(recording.dropped)})" if left_out else ""
@@ -114,7 +114,7 @@ def summary(recording: Recording) -> str:
 
 
 def _row(fields: JsonObject) -> tuple[str, tuple[float, int, int]]:
-    """Why a record is left out, empty if it is not, and its time, prompt and output."""
+    """The reason to drop a record, or an empty string; and its time, prompt and output."""
     nothing = (0.0, 0, 0)
     arrival_s = fields.number("arrival_unix_s", 0, _ENDLESS_UNIX_S)
     outcome = fields.one_of("outcome", _OUTCOMES)

@@ -1,7 +1,8 @@
-"""What a controller of real engines says, window by window and of a whole log."""
+"""Lines and tables of a controller of real engines: for each window, and for a whole log."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -12,15 +13,45 @@ if TYPE_CHECKING:
     from jaxserve.agents.task_setup import TaskSetup
     from jaxserve.live.episode_file import LiveEpisode
     from jaxserve.live.figures import Summary
-    from jaxserve.live.window_report import Report
+    from jaxserve.live.twins import Expectation
+
+
+@dataclass(frozen=True)
+class WindowComparison:
+    """A measured window beside the simulator's expectations on the same traffic."""
+
+    seen: Expectation
+    """the measurement, in the terms of the expectations."""
+    in_force: Expectation
+    """expectation under the knobs in force."""
+    policy: Expectation
+    """expectation under the policy's knobs from the start on."""
+    static: Expectation
+    """expectation under the best static knobs from the start on."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The operator's report of a window."""
+
+    window: int
+    mode: str
+    reason: str | None
+    """fault that puts the static setting into force; None without a fault."""
+    comparison: WindowComparison | None = None
+    """None if the window could not be measured."""
+    command: dict[str, float] = field(default_factory=dict)
+    """knobs that were turned; in mode shadow, that would be turned."""
+    changes: dict[str, int] = field(default_factory=dict)
+    """changes in the last minute of the knobs with limited changes."""
 
 
 def print_report(report: Report) -> None:
-    """One line for a window, at once."""
+    """Prints one line for a window."""
     why = "" if report.reason is None else f" [{report.reason}]"
     line = f"{report.window:6d} {report.mode}{why}"
     if (found := report.comparison) is not None:
-        knobs = ", ".join(f"{name} {value:g}" for name, value in report.told.items())
+        knobs = ", ".join(f"{name} {value:g}" for name, value in report.command.items())
         does = "set" if report.mode in ("guarded", "free") else "would set"
         line += (
             f": good {found.seen.good:.0f}, expected {found.in_force.good:.1f} (policy "
@@ -33,7 +64,7 @@ def print_report(report: Report) -> None:
 
 
 def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
-    """What was measured in a live episode, beside what the simulator expected of it."""
+    """Table of a live episode: its measurements, and the simulator's expectations."""
     from jaxserve.evaluation.episode_statistics import STATISTICS, episode_statistics
 
     statistics = episode_statistics(setup.env, episode.rollout)
@@ -57,7 +88,7 @@ def live_table(setup: TaskSetup, episode: LiveEpisode) -> Table:
 
 
 def summary_table(title: str, summary: Summary) -> Table:
-    """What requests came to, measured by the client that sent them."""
+    """Table of a load test, measured by the client."""
     table = plain_table()
     table.title = title
     table.add_column("figure")

@@ -1,4 +1,4 @@
-"""Whether the policy may steer: a pure state machine over what went wrong in each window."""
+"""Decides whether the policy may steer: a pure state machine over the faults of windows."""
 
 from __future__ import annotations
 
@@ -9,50 +9,50 @@ from dataclasses import dataclass
 
 
 class Mode(enum.StrEnum):
-    """How much the controller may do."""
+    """Modes of the controller."""
 
     OFF = "off"
-    """nothing: the engines' static values are in force."""
+    """measures only: the engines' static values are in force."""
     SHADOW = "shadow"
-    """says what it would do, and what the simulator expects of it."""
+    """reports its commands and the simulator's expectations, and turns nothing."""
     GUARDED = "guarded"
-    """turns knobs, no farther in a window than ``Guard`` allows."""
+    """turns knobs, within the limits of ``Guard``."""
     FREE = "free"
-    """turns knobs as the policy says."""
+    """turns knobs to the policy's values."""
 
     @property
     def steers(self) -> bool:
-        """Whether it turns anything."""
+        """Whether the mode turns knobs."""
         return self in (Mode.GUARDED, Mode.FREE)
 
 
 @dataclass(frozen=True)
 class Rules:
-    """When the policy loses the wheel, and when it gets it back."""
+    """Rules by which the policy loses control and regains it."""
 
     windows: int = 5
-    """over which goodput is compared with what is expected of the static setting."""
+    """windows over which goodput is compared with the expectation of the static setting."""
     share: float = 0.8
-    """of that expectation, below which goodput counts as too low."""
+    """share of that expectation below which goodput is too low."""
     fewest: float = 10.0
-    """requests that must have been expected in them for the comparison to count."""
+    """expected requests below which goodput is not compared."""
     recover: int = 3
-    """windows without a fault after which the policy steers again; twice as many after each fall
-    for goodput that follows another, until it has held for longer."""
+    """windows without a fault before the policy steers again; doubled by each further fall for
+    goodput, and reduced again by windows without one."""
     longest: int = 192
-    """of these windows, at most."""
+    """most windows before the policy steers again."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """What is known of a window when it has ended."""
+    """Result of a window."""
 
     fault: str | None = None
-    """what went wrong, in one sentence; None where nothing did."""
+    """fault, in one sentence; None without a fault."""
     good: float = 0.0
-    """requests that met their objectives."""
+    """requests inside their objectives."""
     expected: float = 0.0
-    """those that the simulator expected of the static setting on the same traffic."""
+    """the simulator's expectation of ``good`` under the static setting on the same traffic."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Supervision:
     """State from window to window."""
 
     reason: str | None = None
-    """why the static setting is in force; None while the policy steers."""
+    """fault that put the static setting into force; None while the policy steers."""
     healthy: int = 0
-    """windows in a row without a fault since it fell back."""
+    """consecutive windows without a fault since the fall."""
     recover: int = 0
-    """of them that are needed; 0 before the first fall."""
+    """such windows before the policy steers again; 0 before the first fall."""
     recent: tuple[tuple[float, float], ...] = ()
-    """good and expected requests of the windows that the policy has steered in a row."""
+    """good and expected requests of the latest windows that the policy steered."""
 
     @property
     def steering(self) -> bool:
@@ -84,7 +84,7 @@ def supervise(rules: Rules, state: Supervision, health: Health) -> Supervision:
     if reason := _too_low(rules, recent):
         again = min(max(2 * state.recover, rules.recover), rules.longest)
         return Supervision(reason, recover=again)
-    # Whoever has held for as long as it had to rest has shown that it can.
+    # A policy that held for a full comparison regains one window of its rest.
     rested = state.recover
     if len(recent) == rules.windows and rested > rules.recover:
         rested = max(rules.recover, rested - 1)

@@ -1,8 +1,7 @@
-"""What the simulator expects of the traffic that really came: a twin for each way to operate.
+"""Simulated twins of a deployment, which play the real traffic under different knobs.
 
-Every window the real arrivals, class by class and tick by tick, are played by simulated
-deployments: one under the knobs that were in force, one under those of the policy, one under the
-static ones.
+In every window the real arrivals, by class and tick, go to three simulated deployments: under the
+knobs in force, the policy's, and the static ones.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from jaxserve.types import ServeAction, WindowMetrics
 
 @dataclass(frozen=True)
 class Expectation:
-    """What the simulator expects of one window under some knobs."""
+    """The simulator's expectation of one window under given knobs."""
 
     good: float
-    """requests that meet their objectives."""
+    """requests inside their objectives."""
     ttft_met: float
     itl_s: float
     reward: float
 
 
 class Twins:
-    """Simulated deployments, as many as there are ways to operate."""
+    """Simulated deployments, one for each way to operate."""
 
     def __init__(self, env: ServeEnv, count: int) -> None:
-        """Args: the task, and how many twins."""
+        """Args: the task's environment, and the number of twins."""
         self._env = env
         classes = len(np.asarray(env.slo.ttft_s))
         idle = init_sim(classes, jnp.float32(1.0))
@@ -44,7 +43,7 @@ class Twins:
         self._states: SimState = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), idle)
 
     def compile(self) -> None:
-        """Before the first window: compilation takes longer than a window."""
+        """Compiles the simulator before the first window, which would miss its deadline."""
         before = self._states
         counts = np.zeros((self._env.ticks, len(np.asarray(self._env.slo.ttft_s))), np.float32)
         self.advance([self._env.locked] * self._count, counts, 1.0)
@@ -83,7 +82,7 @@ class Twins:
 def _advance(
     env: ServeEnv, states: SimState, actions: ServeAction, arrivals: Arrivals
 ) -> tuple[SimState, WindowMetrics, jax.Array]:
-    """A window of every twin; leaves [count, ...] but those of the arrivals."""
+    """A window of every twin; leaves [count, ...], except the arrivals'."""
 
     def window(state: SimState, action: ServeAction) -> tuple[SimState, WindowMetrics, jax.Array]:
         state, metrics = env.simulate(state, env.effective_action(action), arrivals)
@@ -93,7 +92,7 @@ def _advance(
 
 
 def acceptance_scale(env: ServeEnv, counts: np.ndarray, depth: int, seen: float) -> float | None:
-    """How well drafts are accepted relative to the task's profiles; None where it is not seen.
+    """Acceptance of drafts relative to the task's profiles; None without drafts.
 
     Args:
       counts: float32[K, F], arrivals.

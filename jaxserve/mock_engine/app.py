@@ -1,4 +1,4 @@
-"""The mock engine's routes, which are vLLM's, as one ASGI application."""
+"""The mock engine as an ASGI application with vLLM's routes."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.checks import JsonObject
+from jaxserve.engine_control.access import check_token
+from jaxserve.engine_control.command import CommandError, parse_knobs
+from jaxserve.engine_control.routes import Question, control_routes
 from jaxserve.errors import InputError
 from jaxserve.gateway.commands import plain_json
 from jaxserve.mock_engine import VERSION
-from jaxserve.mock_engine.access import control_token
-from jaxserve.mock_engine.answers import Answer, event
-from jaxserve.mock_engine.asked import Reader
-from jaxserve.mock_engine.calls import Call
 from jaxserve.mock_engine.clock import Clock
-from jaxserve.mock_engine.command import read_static
-from jaxserve.mock_engine.control import Control
-from jaxserve.mock_engine.endpoint import ControlEndpoint
+from jaxserve.mock_engine.errors import VllmError, bad_request, plain
+from jaxserve.mock_engine.knobs import leased_knobs
 from jaxserve.mock_engine.loop import EngineLoop
 from jaxserve.mock_engine.machine import Machine
 from jaxserve.mock_engine.outputs import PseudoModel
-from jaxserve.mock_engine.problems import Problem, bad_request, plain
+from jaxserve.mock_engine.requests import RequestReader
+from jaxserve.mock_engine.responses import CompletionResponse, event
+from jaxserve.mock_engine.sequences import SequenceGroup
 from jaxserve.mock_engine.tokens import Vocabulary
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -45,26 +45,29 @@ class MockEngine:
     def __init__(
         self, machine: Machine, clock: Clock, variables: Mapping[str, str] = os.environ
     ) -> None:
-        """Args: what is served, in whose time, and the environment, as of a vLLM with the plug-in.
+        """Args: the served machine, the engine's time, and the environment variables.
 
         Raises:
-          InputError: ``JAXSERVE_STATIC`` or ``JAXSERVE_CONTROL_TOKEN`` cannot be.
+          InputError: ``JAXSERVE_STATIC`` or ``JAXSERVE_CONTROL_TOKEN`` is invalid.
         """
         settings = machine.settings
         try:
-            static = read_static(variables.get("JAXSERVE_STATIC", "{}"))
-            control = Control(machine, static)
-        except InputError as error:
+            static = parse_knobs(variables.get("JAXSERVE_STATIC", "{}").encode())
+            knobs = leased_knobs(machine, static)
+        except CommandError as error:
             raise InputError(f"JAXSERVE_STATIC: {error}") from None
+        try:
+            token = check_token(variables.get("JAXSERVE_CONTROL_TOKEN"))
+        except ValueError as error:
+            raise InputError(str(error)) from None
         self._name = settings.served_name
         self._max_model_len = settings.max_model_len
         self._created = int(time.time())
         self._vocabulary = Vocabulary(machine.vocab)
         self._model = PseudoModel(self._vocabulary, settings.mean_output_tokens, settings.seed)
-        self._reader = Reader(self._name, self._vocabulary, settings.max_model_len)
+        self._reader = RequestReader(self._name, self._vocabulary, settings.max_model_len)
         self._clock = clock
-        self.loop = EngineLoop(machine, control, clock)
-        endpoint = ControlEndpoint(control, self.loop, control_token(variables))
+        self.loop = EngineLoop(machine, knobs, clock)
         self._app = Starlette(
             routes=[
                 Route("/v1/chat/completions", _Inference(self, chat=True), methods=["POST"]),
@@ -75,10 +78,10 @@ class MockEngine:
                 Route("/metrics", self._metrics),
                 Route("/tokenize", self._tokenize, methods=["POST"]),
                 Route("/detokenize", self._detokenize, methods=["POST"]),
-                *endpoint.routes(),
+                *control_routes(token, self._answer),
             ],
             exception_handlers={
-                Problem: _problem,
+                VllmError: _vllm_error,
                 InputError: _input_error,
                 HTTPException: _http_error,
             },
@@ -86,29 +89,32 @@ class MockEngine:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves what uvicorn hands over."""
+        """Serves one ASGI scope."""
         await self._app(scope, receive, send)
 
     async def infer(self, chat: bool, request: Request, receive: Receive, send: Send) -> None:
-        """Answers a chat or a completion."""
-        received_s = self._clock.now()  # what follows is part of the front end's delay
+        """Answers a chat completion or a completion."""
+        received_s = self._clock.now()  # parsing counts towards the front end's delay
         body = await _json_body(request)
         priority = request.headers.get("x-vllm-priority")
-        call = Call(self._reader.read(body, chat, priority), self._model)
-        answer = Answer(call, self._name, self._vocabulary)
-        self.loop.submit(call, received_s)
-        watch = asyncio.create_task(_watch(receive, call))
+        group = SequenceGroup(self._reader.read(body, chat, priority), self._model)
+        response = CompletionResponse(group, self._name, self._vocabulary)
+        self.loop.submit(group, received_s)
+        watch = asyncio.create_task(_watch(receive, group))
         try:
-            if call.asked.stream:
-                await _stream(call, answer, self.loop, send)
+            if group.asked.stream:
+                await _stream(group, response, self.loop, send)
             else:
-                await call.news()
-                if call.finished:
-                    await plain_json(answer.whole())(request.scope, receive, send)
+                await group.new_spans()
+                if group.finished:
+                    await plain_json(response.whole())(request.scope, receive, send)
         finally:
             watch.cancel()
-            if not call.finished:
-                self.loop.abandon(call)
+            if not group.finished:
+                self.loop.abandon(group)
+
+    async def _answer(self, question: Question) -> list[dict[str, Any]]:
+        return [self.loop.answer(question)]
 
     @asynccontextmanager
     async def _live(self, app: Starlette) -> AsyncIterator[None]:
@@ -163,7 +169,7 @@ class MockEngine:
 
 
 class _Inference:
-    """A route whose answer may be a stream."""
+    """A route whose response may be a stream."""
 
     def __init__(self, engine: MockEngine, chat: bool) -> None:
         self._engine = engine
@@ -171,36 +177,38 @@ class _Inference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        with suppress(ClientDisconnect):  # before its request was complete
+        with suppress(ClientDisconnect):  # in the middle of the request body
             await self._engine.infer(self._chat, request, receive, send)
 
 
-async def _stream(call: Call, answer: Answer, loop: EngineLoop, send: Send) -> None:
-    """Sends events as they come; several iterations' together where the client or host is late."""
+async def _stream(
+    group: SequenceGroup, response: CompletionResponse, loop: EngineLoop, send: Send
+) -> None:
+    """Sends events as tokens come; a slow client or host gets several iterations in one part."""
     await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
     try:
         finished = False
         while not finished:
-            news = await call.news()
-            if call.left:
+            spans = await group.new_spans()
+            if group.disconnected:
                 return
-            finished = call.finished
-            part = answer.events(news)
+            finished = group.finished
+            part = response.events(spans)
             if finished:
-                part += answer.end()
+                part += response.end()
             await send({"type": "http.response.body", "body": part, "more_body": not finished})
-            for span in news:
+            for span in spans:
                 if span.start == 0:
-                    loop.delivered(call.sequences[span.index])
-    except Problem as problem:
-        await send({"type": "http.response.body", "body": event(problem.body())})
+                    loop.delivered(group.sequences[span.index])
+    except VllmError as error:
+        await send({"type": "http.response.body", "body": event(error.body())})
 
 
-async def _watch(receive: Receive, call: Call) -> None:
-    """Ends a call whose client leaves."""
+async def _watch(receive: Receive, group: SequenceGroup) -> None:
+    """Ends a group whose client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
-    call.leave()
+    group.disconnect()
 
 
 async def _json_body(request: Request) -> Any:
@@ -210,15 +218,15 @@ async def _json_body(request: Request) -> Any:
         raise bad_request("the request body is not JSON") from None
 
 
-def _problem(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Problem)
+def _vllm_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, VllmError)
     return plain_json(error.body(), error.status)
 
 
 def _input_error(request: Request, error: Exception) -> Response:
-    return _problem(request, bad_request(str(error)))
+    return _vllm_error(request, bad_request(str(error)))
 
 
 def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _problem(request, plain(error.status_code))
+    return _vllm_error(request, plain(error.status_code))

@@ -1,4 +1,4 @@
-"""The GPU that is not there: what a step costs, how much KV it holds, what a draft brings."""
+"""The simulated GPU: step times, KV blocks, and accepted drafts."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from jaxserve.sim.reference.settings import ShiftedExponentialFrontEnd
 
 @dataclass(frozen=True)
 class Machine:
-    """What the settings come to."""
+    """Settings of a mock engine, resolved."""
 
     settings: MockEngineSettings
-    """as checked."""
+    """checked settings."""
     cost: CostModel
-    """seconds of a step."""
+    """times of a step."""
     vocab: int
-    """tokens of the vocabulary."""
+    """size of the vocabulary."""
     kv_blocks: int
     """KV blocks of ``BLOCK_TOKENS`` tokens."""
     longest_blocks: int
-    """blocks that a sequence of the greatest length takes, its drafts included."""
+    """KV blocks of a sequence of the greatest length, its drafts included."""
     acceptance: np.ndarray
     """float[9], mean tokens of a step at depth 0 to 8."""
     front_end: ShiftedExponentialFrontEnd
-    """delay before a request reaches the engine."""
+    """delay between the HTTP request and its arrival in the engine."""
 
 
 def build_machine(settings: MockEngineSettings) -> Machine:

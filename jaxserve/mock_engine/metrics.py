@@ -1,4 +1,4 @@
-"""Prometheus metrics under vLLM's names, with vLLM's edges."""
+"""Prometheus metrics under vLLM's names, with vLLM's bucket edges."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _DRAFT_COUNTERS: Mapping[str, str] = {
 _FINISHED = ("stop", "length", "abort")
 
 Gauges = Callable[[], Mapping[str, float]]
-"""Of this moment: running, waiting and kv_usage."""
+"""Returns the present ``running``, ``waiting`` and ``kv_usage``."""
 
 
 class _Histogram:
-    """Counts of observations; unlike prometheus_client's it takes many at a time."""
+    """A histogram that adds many equal observations at once, unlike prometheus_client's."""
 
     def __init__(self, edges: tuple[float, ...]) -> None:
         self._edges = edges
@@ -83,11 +83,11 @@ class _Histogram:
         return found, self._sum
 
 
-class Metrics(Collector):
-    """Counters and histograms, filled as steps end. Times are the GPU's."""
+class MetricsCollector(Collector):
+    """Counters and histograms, filled at the end of steps, in the GPU's time."""
 
     def __init__(self, machine: Machine, gauges: Gauges) -> None:
-        """Args: what is served, and what is read when metrics are."""
+        """Args: the served machine, and the gauges to read at every scrape."""
         settings = machine.settings
         self._gauges = gauges
         self._labels = {"model_name": settings.served_name, "engine": "0"}
@@ -106,23 +106,23 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def observe(self, name: str, seconds: float, count: int = 1) -> None:
-        """Adds to a histogram, by its name."""
+        """Adds observations to the histogram ``name``."""
         self._histograms[name].add(seconds, count)
 
     def count(self, name: str, amount: float) -> None:
-        """Adds to a counter, by its name."""
+        """Adds to the counter ``name``."""
         self._counts[name] += amount
 
     def finished(self, reason: str) -> None:
-        """A request has ended by ``stop``, ``length`` or ``abort``."""
+        """Counts a request that ended by ``stop``, ``length`` or ``abort``."""
         self._finished[reason] += 1
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in Prometheus's exposition format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
-        """What there is now."""
+        """All metric families, for prometheus_client."""
         now, labels = self._gauges(), list(self._labels)
         values = list(self._labels.values())
         for name, text, key in (

@@ -1,4 +1,4 @@
-"""What the model that is not there says: drawn from seed and prompt, and known in advance."""
+"""Outputs of a pseudo model, drawn from seed and prompt before the engine runs."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _LEAST_CHANCE = 0.5
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """What a request says of its outputs."""
+class SamplingParams:
+    """Sampling parameters of a request."""
 
     max_tokens: int
-    """longest output."""
+    """most tokens of an output."""
     min_tokens: int = 0
-    """tokens before which it does not end by itself."""
+    """tokens before which an output does not end by itself."""
     ignore_eos: bool = False
-    """whether it never does."""
+    """whether an output never ends by itself."""
     stop: tuple[str, ...] = ()
-    """texts that end it."""
+    """texts that end an output."""
     stop_token_ids: frozenset[int] = frozenset()
-    """tokens that end it."""
+    """token ids that end an output."""
     keeps_stop: bool = False
-    """whether a text that ended it is part of it."""
+    """whether the output keeps the text that ended it."""
     seed: int = 0
-    """of the request, beside the engine's."""
+    """seed of the request, combined with the engine's."""
 
 
-class Choice(NamedTuple):
+class TokenLogprob(NamedTuple):
     """A token with its log-probability."""
 
     token: int
@@ -45,27 +45,27 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class Output:
-    """One output."""
+    """One output, known as a whole."""
 
     vocabulary: Vocabulary
-    """what its tokens are."""
+    """vocabulary of the tokens."""
     tokens: np.ndarray
-    """int64[n], one that ends it included."""
+    """int64[n], the token that ends the output included."""
     finish_reason: str
     """``length`` or ``stop``."""
     stop_reason: int | str | None
-    """what stopped it, None for its natural end."""
+    """stop text or token id; None for a natural end."""
     text_length: int
-    """characters of its text."""
+    """characters of the text."""
     seed: tuple[int, ...]
-    """of log-probabilities."""
+    """seed of the log-probabilities."""
 
     def token_ids(self, start: int, stop: int) -> list[int]:
         """Tokens from ``start`` to before ``stop``."""
         return self.tokens[start:stop].tolist()
 
     def text(self, start: int, stop: int) -> str:
-        """Their text."""
+        """Text of the tokens from ``start`` to before ``stop``."""
         text = self.vocabulary.texts(self.token_ids(start, stop))
         return text[: max(0, self.text_length - WORD_LENGTH * start)]
 
@@ -73,42 +73,44 @@ class Output:
         """Characters of the tokens before ``start``."""
         return WORD_LENGTH * start
 
-    def logprobs(self, start: int, stop: int, count: int) -> list[list[Choice]]:
-        """For each of these tokens itself, the likeliest, and the ``count`` - 1 next likely ones;
-        itself in any case."""
+    def logprobs(self, start: int, stop: int, count: int) -> list[list[TokenLogprob]]:
+        """The ``count`` likeliest tokens, at least one, for every place from ``start`` to ``stop``.
+
+        The output's own token is always the likeliest, and first.
+        """
         found = []
         chances = self._chances[start:stop].tolist()
         for token, chance in zip(self.token_ids(start, stop), chances, strict=True):
-            choices = [Choice(token, math.log(chance))]
+            choices = [TokenLogprob(token, math.log(chance))]
             for place in range(1, count):
-                # Half of what is left each time, so that all together never exceed 1.
+                # Each gets half of the remaining probability: the sum never exceeds 1.
                 other = (token + 7919 * place) % self.vocabulary.words
-                choices.append(Choice(other, math.log1p(-chance) - place * math.log(2)))
+                choices.append(TokenLogprob(other, math.log1p(-chance) - place * math.log(2)))
             found.append(choices)
         return found
 
     @cached_property
     def _chances(self) -> np.ndarray:
-        """float[n], of each token."""
+        """float[n], probability of each token."""
         rng = np.random.default_rng([*self.seed, 1])
         return _LEAST_CHANCE + (1 - _LEAST_CHANCE) * rng.random(len(self.tokens))
 
 
 class PseudoModel:
-    """Draws outputs; the same prompt, seeds and index give the same one."""
+    """Draws outputs; the same prompt, seeds and index give the same output."""
 
     def __init__(self, vocabulary: Vocabulary, mean_tokens: int, seed: int) -> None:
-        """Args: its tokens, the mean length of outputs that end by themselves, and its seed."""
+        """Args: vocabulary, mean length of outputs that end by themselves, and seed."""
         self._vocabulary = vocabulary
         self._mean_tokens = mean_tokens
         self._seed = seed
 
-    def output(self, prompt: Sequence[int], sampling: Sampling, index: int) -> Output:
-        """The output number ``index`` for a prompt."""
+    def output(self, prompt: Sequence[int], sampling: SamplingParams, index: int) -> Output:
+        """Output number ``index`` for a prompt."""
         digest = zlib.crc32(np.asarray(prompt, np.int64).tobytes())
         seed = (self._seed, digest, sampling.seed % 2**64, index)
         rng = np.random.default_rng(seed)
-        # Its natural end is a token as well.
+        # The natural end is a token as well.
         natural = 1 + rng.geometric(1 / self._mean_tokens)
         length = max(int(natural), sampling.min_tokens + 1)
         finish_reason, stop_reason = "stop", None
@@ -125,8 +127,10 @@ class PseudoModel:
             tokens, finish_reason = tokens[:length], "stop"
         return Output(self._vocabulary, tokens, finish_reason, stop_reason, text_length, seed)
 
-    def _stopped(self, tokens: np.ndarray, sampling: Sampling) -> tuple[int, int | str, int] | None:
-        """Length, reason and characters of an output that is stopped, None where it is not."""
+    def _stopped(
+        self, tokens: np.ndarray, sampling: SamplingParams
+    ) -> tuple[int, int | str, int] | None:
+        """Length, reason and characters of an output at its first stop; None without a stop."""
         least = sampling.min_tokens
         found: list[tuple[int, int | str, int]] = []
         if sampling.stop_token_ids:
@@ -137,7 +141,7 @@ class PseudoModel:
         if sampling.stop:
             text = self._vocabulary.texts(tokens.tolist())
             for stop in sampling.stop:
-                # Found when its last character comes, which must be after the least length.
+                # A stop counts at its last character, which must lie after the least length.
                 at = text.find(stop, max(0, WORD_LENGTH * least - len(stop) + 1))
                 if at >= 0:
                     end = at + len(stop)

@@ -1,4 +1,4 @@
-"""The mock engine as a process."""
+"""The mock engine's server process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxserve.runtime.listening import CommandServer, address, listen
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 
 _GRACE_S = 1
-"""For answers that are under way when the process is told to stop."""
+"""Seconds for open responses at shutdown."""
 
 
 def open_mock_engine(machine: Machine) -> tuple[CommandServer, socket.socket]:
-    """A server that is ready to run, with its socket.
+    """A server that is ready to run, and its socket.
 
     Raises:
-      InputError: the port is taken, or a variable of the control endpoint cannot be.
+      InputError: the port is taken, or an environment variable of the control routes is invalid.
     """
     settings = machine.settings
     engine = MockEngine(machine, ScaledClock(settings.speed))
@@ -31,10 +31,10 @@ def open_mock_engine(machine: Machine) -> tuple[CommandServer, socket.socket]:
 
 
 def run(settings: MockEngineSettings) -> None:
-    """Serves until it is told to stop.
+    """Serves until the process gets a signal to stop.
 
     Raises:
-      InputError: settings that cannot be, or a port that is taken.
+      InputError: a setting is invalid, or the port is taken.
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
     machine = build_machine(settings)
@@ -45,6 +45,6 @@ def run(settings: MockEngineSettings) -> None:
         file=sys.stderr,
         flush=True,
     )
-    # What is imported stays: looking through it for garbage would stop all streams for a while.
+    # Freeze imported objects: a full collection would stall all streams.
     gc.freeze()
     server.run(sockets=[listening])

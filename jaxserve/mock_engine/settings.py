@@ -1,4 +1,4 @@
-"""Settings of a mock engine, checked once. What vLLM has goes by vLLM's name as well."""
+"""Settings of a mock engine, with vLLM's option names as aliases."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _NUMBERS: Mapping[str, tuple[float, float]] = {
     "memory_utilization": (0.01, 1.0),
     "speed": (0.001, 1000.0),
 }
-"""What each number may be."""
+"""Range of each number."""
 
 
 def _name(metavar: str, *vllm: str) -> Any:
-    """An argument that vLLM knows by other names."""
+    """An argument with vLLM's names as aliases."""
     return tyro.conf.arg(metavar=metavar, aliases=[f"--{name}" for name in vllm])
 
 
 @dataclass(frozen=True)
 class MockEngineSettings:
-    """What a user may choose on the command line."""
+    """Settings on the command line."""
 
     model: Annotated[str, _name("NAME")]
     """Model, for example llama-3.1-8b."""
@@ -49,40 +49,40 @@ class MockEngineSettings:
     port: int = 8000
     """Port to listen at; 0 takes a free one."""
     served_model_name: Annotated[str | None, _name("NAME")] = None
-    """Name by which requests ask for the model, where it is not that of --model."""
+    """Model name in requests; default is that of --model."""
     tensor_parallel: Annotated[int, _name("INT", "tensor-parallel-size")] = 1
     """GPUs that share every layer."""
     tier: int = 0
     """Precision of the weights: 0 = FP16, 1 = INT8, 2 = INT4."""
     max_model_len: int = 32_768
-    """Longest prompt and output together, tokens."""
+    """Most tokens of prompt and output together."""
     batch_cap: Annotated[int, _name("INT", "max-num-seqs")] = 256
-    """Sequences that may run at once; the knob batch_cap goes up to here."""
+    """Most sequences that run at once, and maximum of the knob batch_cap."""
     token_budget: Annotated[int, _name("INT", "max-num-batched-tokens")] = (
         EngineSettings.token_budget
     )
-    """Tokens of one step; the knob token_budget goes up to here."""
+    """Most tokens of one step, and maximum of the knob token_budget."""
     memory_utilization: Annotated[float, _name("FLOAT", "gpu-memory-utilization")] = (
         EngineSettings.memory_utilization
     )
     """Share of the GPU's memory for weights, activations and KV blocks."""
     kv_blocks: Annotated[int | None, _name("INT", "num-gpu-blocks-override")] = None
-    """KV blocks of 16 tokens, where they are not what the GPU's memory has room for."""
+    """KV blocks of 16 tokens; default is as many as fit into the GPU's memory."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
-    """Serve by arrival, or by priority and then arrival; the knob needs priority."""
+    """Serve by arrival, or by priority and arrival; the knob priority_routing needs priority."""
     speculation_depth: int = 0
-    """Draft tokens for each sequence and step; the knob speculation_depth goes up to here."""
+    """Draft tokens per sequence and step, and maximum of the knob speculation_depth."""
     acceptance: Annotated[str, _name("DATASET/METHOD")] = "sharegpt/eagle"
-    """How many drafts are accepted, as measured on a dataset with eagle or ngram drafts."""
+    """Source of the acceptance rates: a dataset, with eagle or ngram drafts."""
     mean_output_tokens: int = 256
-    """Mean length at which outputs end by themselves, where requests let them."""
+    """Mean length of outputs that end by themselves, tokens."""
     speed: float = 1.0
-    """How many times faster than the GPU time passes."""
+    """Speed-up of time over the GPU's."""
     seed: int = 0
-    """Of outputs, accepted drafts and delays of the front end."""
+    """Seed of outputs, accepted drafts and front-end delays."""
 
     def check(self) -> None:
-        """Raises InputError where a value is out of range or unknown."""
+        """Raises InputError if a value is out of range or unknown."""
         for name, (low, high) in _WHOLE.items():
             checks.whole(_option(name), getattr(self, name), low, high)
         for name, (low, high) in _NUMBERS.items():
@@ -93,7 +93,7 @@ class MockEngineSettings:
 
     @property
     def served_name(self) -> str:
-        """Name by which requests ask for the model."""
+        """Model name in requests."""
         return self.served_model_name or self.model
 
 

@@ -1,8 +1,8 @@
-"""A vocabulary of made-up words, so that texts have tokens without a tokenizer's files.
+"""A vocabulary of artificial words, a tokenizer without files.
 
-A word is a space and three syllables, and its text comes back as the same token. Other text is cut
-into pieces of up to six letters or single signs, about as many as a real tokenizer makes of
-English; such a piece gets the number that its hash leads to.
+A word is a space and three syllables; its text is tokenized as the same token again. Other text is
+cut into pieces of up to six letters or single signs, about as many as a real tokenizer makes of
+English; the hash of a piece is its token id.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _BASE = len(_SYLLABLES)
 _PIECE = re.compile(r" ?\w{1,6}|\s+|[^\w\s]")
 
 WORD_LENGTH = 7
-"""Characters of every word, its space included."""
+"""Characters of a word, its space included."""
 
 
 class Vocabulary:
-    """``size`` tokens, of which the last four are special and have no text."""
+    """A vocabulary of ``size`` tokens; the last four are special and have no text."""
 
     def __init__(self, size: int) -> None:
-        """Args: tokens, at most 80 to the power of 3 words and the special ones."""
+        """Args: number of tokens; at most 80 ** 3 of them are words."""
         self.size = size
         self.words = min(size - 4, _BASE**3)
-        """tokens with text; their ids come first."""
+        """number of words; their ids come first."""
         self.begin, self.header, self.end_of_message, self.end = range(size - 4, size)
 
     def text(self, token: int) -> str:
@@ -43,19 +43,19 @@ class Vocabulary:
         return f" {_SYLLABLES[first]}{_SYLLABLES[middle]}{_SYLLABLES[last]}"
 
     def texts(self, tokens: Iterable[int]) -> str:
-        """The text of several."""
+        """The text of several tokens."""
         return "".join(map(self.text, tokens))
 
     def tokens(self, text: str) -> list[int]:
-        """The tokens of a text, without special ones."""
+        """The tokens of a text, without special tokens."""
         return [self._token(piece) for piece in _PIECE.findall(text)]
 
     def prompt(self, text: str) -> list[int]:
-        """A text as a prompt: after the token that begins all."""
+        """The prompt of a text: the begin token and the text's tokens."""
         return [self.begin, *self.tokens(text)]
 
     def chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Messages as a prompt for the next one.
+        """The prompt of a chat, which ends where the assistant's next message begins.
 
         Args:
           messages: role and text of each.

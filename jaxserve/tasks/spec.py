@@ -159,6 +159,19 @@ def load_task(task: str | int) -> TaskSpec:
     Raises:
       InputError: unknown name, unreadable file, or a field that is wrong.
     """
+    data, name, file = read_task(task)
+    return dataclasses.replace(parse_task(data, name), file=file)
+
+
+def read_task(task: str | int) -> tuple[Any, str, Path | None]:
+    """The unchecked content of a task file, the task's name, and the path unless it is built in.
+
+    Args:
+      task: as for ``load_task``.
+
+    Raises:
+      InputError: unknown name or unreadable file.
+    """
     if isinstance(task, bool) or not isinstance(task, int | str):
         refuse("task", task, "a name, an alias (1, 2, 3) or a path")
     names = task_names()
@@ -170,11 +183,11 @@ def load_task(task: str | int) -> TaskSpec:
         text = matches[0]
     text = known_name(text, names)
     if text in names:
-        return parse_task(_read(task_path(text)), text)
+        return _read(task_path(text)), text, None
     path = Path(text)
     if path.suffix != ".json" or not path.is_file():
         refuse_name("task", text, names, " or the path of a JSON file")
-    return dataclasses.replace(parse_task(_read(path), path.stem), file=path)
+    return _read(path), path.stem, path
 
 
 def parse_task(data: Any, name: str) -> TaskSpec:

@@ -50,7 +50,7 @@ def measured_table() -> str:
     rows = [
         [code(name), source.kind, source.how, source.error] for name, source in MEASURED.items()
     ]
-    return table(["entry", "source", "how", "how far off it can be"], rows)
+    return table(["entry", "source", "how", "largest error"], rows)
 
 
 def feature_list() -> str:

@@ -26,7 +26,7 @@ from jaxserve.live.engine_client import (
 )
 from jaxserve.live.guard import as_values
 from jaxserve.live.measured import Streams, measure, observe
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.live.readings import EngineState
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action
@@ -62,7 +62,7 @@ class Connection:
     def __init__(self, settings: LiveSettings, log: LiveLog) -> None:
         """Nothing is sent yet."""
         self.settings, self.log = settings, log
-        self.prompts = Prompts(time.time_ns())
+        self.prompts = RandomPrompts(time.time_ns())
         self.tells_priority = bool(settings.priority)
         """whether requests have the field ``priority``."""
         self._client: EngineClient | None = None
@@ -301,7 +301,7 @@ class Play:
             request.output_tokens,
             headers,
             request.priority if self._connection.tells_priority else None,
-            told=lambda time_s: self._measured.output(sending, time_s),
+            on_output=lambda time_s: self._measured.output(sending, time_s),
         )
         excess = answer.prompt_tokens + answer.output_tokens - planned.bound
         if excess > 0:

@@ -18,7 +18,7 @@ HAND_WRITTEN = ("README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT
 
 _SHARED = {"jaxserve/checks.py", "jaxserve/datafiles.py", "jaxserve/errors.py", "jaxserve/runtime/"}
 OUTSIDE = {
-    "jaxserve/gateway/": _SHARED,
+    "jaxserve/gateway/": _SHARED | {"jaxserve/engine_control/"},
     "jaxserve/rollouts/": _SHARED | {"jaxserve/gateway/", "jaxserve/client/"},
 }
 """What stands before engines and runs agents, and all that it may import."""

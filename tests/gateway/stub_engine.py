@@ -24,14 +24,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.patience import wait_until
-from tests.server_thread import ServerThread
+from tests.server_thread import FakeServer
 
 PROMPT_TOKENS = 7
 
@@ -64,7 +62,7 @@ class Seen:
         self.loop.call_soon_threadsafe(release)
 
 
-class StubEngine:
+class StubEngine(FakeServer):
     """``with StubEngine() as engine: ... engine.url, engine.seen``."""
 
     def __init__(self, port: int = 0, more: Sequence[Route] = ()) -> None:
@@ -73,9 +71,6 @@ class StubEngine:
         """in the order in which they arrived."""
         self.running = 0
         self.most_running = 0
-        self._socket = socket.create_server(("127.0.0.1", port), backlog=2048)
-        self.port = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
         routes = [
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
             Route("/v1/completions", self._answer, methods=["POST"]),
@@ -85,19 +80,13 @@ class StubEngine:
             Route("/health", lambda request: Response()),
             *more,
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"
-        )
-        self._thread = ServerThread(uvicorn.Server(config), [self._socket])
+        super().__init__(routes, port)
 
-    def __enter__(self) -> StubEngine:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def stop(self) -> None:
+        """Lets gated answers go on, and stops at once."""
         for seen in self.seen:
             seen.allow()
-        self._thread.stop(at_once=True)
+        super().stop()
 
     def wait_for(self, count: int) -> None:
         """Returns when so many requests have arrived."""

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve import spaces
+from jaxserve.engine_control.command import ENGINE_KNOBS
 from jaxserve.errors import InputError
-from jaxserve.gateway import knob_values, steering
+from jaxserve.gateway import steering
 from jaxserve.gateway import steering as module
 from jaxserve.gateway.admission import Pool, build_pools
 from jaxserve.gateway.engine_knobs import EngineOffer, EngineRefused
 from jaxserve.gateway.engines import EngineSpec
-from jaxserve.gateway.knob_values import ENGINE_KNOBS
 from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.switch import Switch
 from tests.gateway.conftest import Start
@@ -355,5 +355,5 @@ def test_an_sglang_behind_a_gateway(start: Start) -> None:
 
 def test_the_gateways_knobs_are_those_of_the_simulator() -> None:
     """It loads nothing of it, so that its own lists are held against it here."""
-    assert set(knob_values.ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
+    assert set(ENGINE_KNOBS) == {*spaces.KNOBS, "token_budget"}
     assert set(steering._RESTART) == {*spaces.RESTART_KNOBS, "speculation_depth"}

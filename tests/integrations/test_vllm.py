@@ -19,8 +19,8 @@ from jaxserve import cli
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.gateway_client import GatewayClient
 from jaxserve.live.operate import Conduct, Controller
+from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.live.window_report import Report
 from jaxserve.spaces import make_action
 from tests.gateway.running import RunningGateway
 from tests.integrations.environments import ROOT
@@ -359,7 +359,7 @@ def test_operated_in_shadow_then_guarded(
                 async def three_windows(report: Report) -> bool:
                     state = await engine.ask("GET", "control")
                     assert (state["mode"], state["version"]) == ("static", before["version"])
-                    told.extend([report.told] if report.told else [])
+                    told.extend([report.command] if report.command else [])
                     return len(told) == 3
 
                 async def obeyed(report: Report) -> bool:

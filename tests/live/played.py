@@ -13,8 +13,8 @@ import pytest
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.operate import Conduct, Controller
+from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.live.window_report import Report
 from jaxserve.spaces import make_action
 from tests.live.deployment import Deployment, Moody, virtual
 

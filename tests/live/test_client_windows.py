@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.live.client_windows import ClientWindows, read_state
-from jaxserve.live.engine_client import Answer, EngineClient, Target
+from jaxserve.live.engine_client import EngineClient, Target, TimedCompletion
 from jaxserve.sim.reference.request import Request
 from jaxserve.tasks.spec import load_task
 from tests.mock_engine.conftest import running
@@ -38,7 +38,7 @@ def test_no_request_is_lost(fates: list[tuple[int, int, str]]) -> None:
         events += tokens
         if fate == "done" and tokens:
             last_s = time.monotonic()
-            windows.completed(sending, Answer(now_s, now_s, last_s, 10, tokens))
+            windows.completed(sending, TimedCompletion(now_s, now_s, last_s, 10, tokens))
             ends += 1
         elif fate == "full":
             windows.rejected(sending, "429")
@@ -62,7 +62,7 @@ def test_a_wait_at_the_client_is_part_of_the_ttft(late_s: float, good: int) -> N
     due_s = time.monotonic() - late_s
     sending = windows.arrived(Request(0, 0.0, 10, 1, 0), due_s)
     windows.output(sending, time.monotonic())
-    windows.completed(sending, Answer(due_s, due_s, time.monotonic(), 10, 1))
+    windows.completed(sending, TimedCompletion(due_s, due_s, time.monotonic(), 10, 1))
     window = windows.window(since_s, time.monotonic())
     assert sum(each.good for each in window.classes.values()) == good
     assert window.ttft_p50_s == pytest.approx(late_s, abs=10.0)

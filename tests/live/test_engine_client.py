@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import ChatClient, EngineClient, EngineError, Target
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.machine.cost_model import IterationTimer
 from tests.gateway.stub_engine import RawServer, StubEngine
 from tests.live.calibration.batching import HttpEngine
@@ -158,9 +158,11 @@ def test_a_chat_is_asked_in_words() -> None:
 
     async def chat(url: str) -> tuple[Any, Any]:
         async with ChatClient(Target(url, model="small")) as engine:
-            prompts = Prompts(0)
+            prompts = RandomPrompts(0)
             await prompts.learn(engine)
-            return await engine.complete("four words of text", 3, told=events.append), engine.model
+            return await engine.complete(
+                "four words of text", 3, on_output=events.append
+            ), engine.model
 
     with PaidEngine() as engine:
         answer, model = asyncio.run(chat(engine.url))

@@ -21,7 +21,7 @@ from jaxserve.live.figures import (
     summarise,
     undecided_at_end,
 )
-from jaxserve.live.player import Outcome
+from jaxserve.live.player import RequestOutcome
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
 from jaxserve.sim.fast.window import idle_metrics
 from jaxserve.sim.reference.request import LOG_DTYPE
@@ -29,9 +29,11 @@ from jaxserve.sim.reference.request import LOG_DTYPE
 
 def outcome(
     arrival_s: float, ttft_s: float | None, tpot_s: float | None, tokens: int, good: bool
-) -> Outcome:
+) -> RequestOutcome:
     error = "gone" if ttft_s is None else None
-    return Outcome("chat", arrival_s, 0.0, 10, tokens + 1, ttft_s, tpot_s, tokens, good, error)
+    return RequestOutcome(
+        "chat", arrival_s, 0.0, 10, tokens + 1, ttft_s, tpot_s, tokens, good, error
+    )
 
 
 times = st.floats(0.001, 3.0)
@@ -58,7 +60,7 @@ def test_what_counts() -> None:
 
 
 @given(outcomes)
-def test_who_sends_counts_alike(served: list[Outcome]) -> None:
+def test_who_sends_counts_alike(served: list[RequestOutcome]) -> None:
     """What ``send`` prints is what a study says of the same requests, late ones included."""
     for late in ([], [outcome(9.9, 0.2, 0.01, 4, True), outcome(9.0, 0.5, 0.5, 4, True)]):
         found = dataclasses.asdict(summarise([*served, *late], 10.0))
@@ -80,7 +82,7 @@ def test_a_summary() -> None:
 
 
 @given(outcomes)
-def test_a_log_of_the_simulator_counts_alike(served: list[Outcome]) -> None:
+def test_a_log_of_the_simulator_counts_alike(served: list[RequestOutcome]) -> None:
     """The same requests as its rows give the same figures."""
     log = np.zeros(len(served), LOG_DTYPE)
     for name in ("arrival_s", "ttft_s", "tpot_s", "output_tokens"):
@@ -112,7 +114,7 @@ def test_open_requests_of_the_simulators_are_undecided() -> None:
 
 
 @given(outcomes, st.sampled_from([0.5, 2.0, 8.0]))
-def test_the_gpus_time(served: list[Outcome], factor: float) -> None:
+def test_the_gpus_time(served: list[RequestOutcome], factor: float) -> None:
     """An episode that was played more slowly has the figures of one that was not."""
 
     def slow(value: float | None) -> float | None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxserve.errors import InputError
 from jaxserve.live.guard import (
     Guard,
-    Limits,
+    KnobLimits,
     Values,
     as_values,
     changed,
@@ -88,7 +88,7 @@ def offers(draw: st.DrawFn) -> dict[str, dict[str, Any]]:
 @given(knobs=offers(), values=VALUES, turned=st.sets(st.sampled_from(KNOBS)))
 def test_limits(knobs: dict[str, Any], values: Values, turned: set[str]) -> None:
     """Only knobs that are turned and offered, always inside, and nothing is moved that fits."""
-    found = Limits.of(knobs, tuple(turned)).nearest(values)
+    found = KnobLimits.of(knobs, tuple(turned)).nearest(values)
     assert set(found) == {name for name in turned if knobs[name]["where"]}
     for name, value in found.items():
         knob = knobs[name]
@@ -104,7 +104,7 @@ def test_limits(knobs: dict[str, Any], values: Values, turned: set[str]) -> None
 def test_pools_of_few_depths() -> None:
     """Depths that are farther apart than a step are reached all the same."""
     before, wanted = (as_values(make_action(speculation_depth=depth)) for depth in (0, 8))
-    limits = Limits(ranges={"speculation_depth": (0, 8)}, allowed={"speculation_depth": (0, 8)})
+    limits = KnobLimits(ranges={"speculation_depth": (0, 8)}, allowed={"speculation_depth": (0, 8)})
     found = limits.nearest(guarded(Guard(), before, wanted, 0, limits.allowed))
     assert found == {"speculation_depth": 8}
 

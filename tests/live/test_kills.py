@@ -21,7 +21,7 @@ import pytest
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS
-from jaxserve.live.window_report import Report
+from jaxserve.live.show import Report
 from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port

@@ -140,7 +140,7 @@ def test_shadow_changes_nothing(play: Play) -> None:
     played = play(5, mode=Mode.SHADOW)
     assert played.deployment.commands == []
     assert {report.mode for report in played.reports} == {"shadow"}
-    assert played.reports[-1].told["batch_cap"] == 40
+    assert played.reports[-1].command["batch_cap"] == 40
     found = played.reports[-1].comparison
     assert found is not None and found.policy.good > 0.0
     assert all(line["told"] == {} for line in played.lines("window"))
@@ -213,7 +213,7 @@ def test_falling_back_is_not_limited(play: Play) -> None:
 def test_shadow_counts_no_changes(play: Play) -> None:
     """Where nothing is turned nothing is limited."""
     played = play(4, mode=Mode.SHADOW, most_changes={"batch_cap": 0})
-    assert [report.told["batch_cap"] for report in played.reports] == [40] * 4
+    assert [report.command["batch_cap"] for report in played.reports] == [40] * 4
     assert all(report.changes == {} for report in played.reports)
     assert all(line["changes"] == {} for line in played.lines("window"))
 

@@ -12,7 +12,7 @@ import pytest
 from jaxserve import cli
 from jaxserve.gateway.records import Records, RequestRecord
 from jaxserve.live.calibration import calibrate
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -30,7 +30,7 @@ H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[HttpEngine]:
     """An engine whose times are an H100's, whatever the machine of the test does meanwhile."""
 
-    async def measure(client: object, plan: Plan, progress: object) -> object:
+    async def measure(client: object, plan: CalibrationPlan, progress: object) -> object:
         return measured_in_virtual_time(H100, plan, kv_pool_tokens=60_000)
 
     monkeypatch.setattr(calibrate, "measure", measure)

@@ -11,20 +11,20 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.figures import summarise
-from jaxserve.live.player import Outcome, play
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.player import RequestOutcome, play
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.seeds import episode_key
 from tests.gateway.running import RunningGateway
 from tests.mock_engine.conftest import running
 
 
-def send(url: str, setup: TaskSetup, windows: int = 1) -> list[Outcome]:
+def send(url: str, setup: TaskSetup, windows: int = 1) -> list[RequestOutcome]:
     """Sends the first windows of an episode."""
     requests = episode_traffic(setup.env, episode_key(0, "test"), windows)
 
-    async def run() -> list[Outcome]:
+    async def run() -> list[RequestOutcome]:
         async with EngineClient(Target(url)) as client:
-            return await play(client, setup.env, setup.spec, requests, Prompts(0))
+            return await play(client, setup.env, setup.spec, requests, RandomPrompts(0))
 
     return asyncio.run(run())
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from jaxserve.live.engine_client import EngineClient, Target
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.prompts import RandomPrompts
 from tests.live.calibration.batching import HttpEngine
 from tests.live.calibration.test_fit import linear
 
@@ -17,7 +17,7 @@ def test_prompts_have_the_length_that_is_wanted(ids: bool) -> None:
     """By token ids, or by words where an engine takes no ids; no two are alike."""
 
     async def lengths(client: EngineClient) -> list[int]:
-        prompts = Prompts(0)
+        prompts = RandomPrompts(0)
         await prompts.learn(client)
         wanted = [prompts.make(tokens) for tokens in (40, 40, 401)]
         assert wanted[0] != wanted[1] and isinstance(wanted[0], list) is ids

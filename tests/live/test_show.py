@@ -2,9 +2,8 @@
 
 import pytest
 
-from jaxserve.live.show import print_report
+from jaxserve.live.show import Report, WindowComparison, print_report
 from jaxserve.live.twins import Expectation
-from jaxserve.live.window_report import Report, WindowComparison
 
 
 def line(capsys: pytest.CaptureFixture[str], **fields: dict[str, int]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.mock_engine.command import Command
+from jaxserve.engine_control.command import Command
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
@@ -63,14 +63,14 @@ def test_every_token_is_handed_over_once():
     """In order, without a gap, also when several come in one step."""
     engine = machine(speculation_depth=3)
     played = Played(engine, [Request(n, 0.01 * n, 50, 40) for n in range(10)])
-    for call in played.calls:
-        assert call.finished
+    for group in played.groups:
+        assert group.finished
         upto = 0
-        for span in call._news:
+        for span in group._new:
             assert span.start == upto < span.stop
             upto = span.stop
         assert upto == 40
-    assert any(span.stop - span.start > 1 for call in played.calls for span in call._news)
+    assert any(span.stop - span.start > 1 for group in played.groups for span in group._new)
 
 
 @settings(deadline=None, max_examples=40)
@@ -85,16 +85,16 @@ def test_a_client_that_leaves_frees_its_place(rows, who, when_s):
         [
             (
                 requests[gone].arrival_s + when_s,
-                lambda played: played.loop.abandon(played.calls[gone]),
+                lambda played: played.loop.abandon(played.groups[gone]),
             )
         ],
     )
-    for number, call in enumerate(played.calls):
-        assert call.finished or number == gone
+    for number, group in enumerate(played.groups):
+        assert group.finished or number == gone
     state = played.loop.state()
     assert (state["running"], state["waiting"], state["kv_blocks_used"]) == (0, 0, 0)
     text = played.loop.metrics.text().decode()
-    aborted = not played.calls[gone].finished
+    aborted = not played.groups[gone].finished
     assert f'finished_reason="abort",model_name="llama-3.1-8b"}} {float(aborted)}' in text
 
 
@@ -104,9 +104,9 @@ def test_knobs_act_from_the_next_step():
     turned_s, lease_s = 0.3, 0.4
     command = Command(lease_s, {"batch_cap": 2, "token_budget": 40, "speculation_depth": 1})
     engine = machine(speculation_depth=2, kv_blocks=400)
-    played = Played(engine, crowd, [(turned_s, lambda played: played.control.put(command))])
-    trace = played.loop.trace.after(0)
-    steps = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
+    played = Played(engine, crowd, [(turned_s, lambda played: played.knobs.put(command))])
+    log = played.loop.log.after(0)
+    steps = [dict(zip(log["columns"], row, strict=True)) for row in log["rows"]]
     assert {step["depth"] for step in steps} == {1, 2}
     first, last = (
         [n for n, step in enumerate(steps) if step["depth"] == 1][end] for end in (0, -1)
@@ -128,8 +128,8 @@ def test_a_smaller_kv_budget_preempts():
     crowd = [Request(n, 0.0, 200, 100) for n in range(8)]
     least = machine().longest_blocks / 200
     command = Command(10.0, {"kv_budget_fraction": least})
-    played = Played(machine(), crowd, [(0.2, lambda played: played.control.put(command))])
-    assert all(call.finished for call in played.calls)
+    played = Played(machine(), crowd, [(0.2, lambda played: played.knobs.put(command))])
+    assert all(group.finished for group in played.groups)
     state = played.loop.state()
     assert state["preemptions"] > 0
     assert state["kv_blocks_budget"] == 32
@@ -140,7 +140,7 @@ def test_priority_routing_is_turned():
     crowd = [Request(n, 0.001 * n, 100, 50, priority=n % 2) for n in range(30)]
     engine = machine(batch_cap=1, scheduling_policy="priority")
     off = Command(100.0, {"priority_routing": 0})
-    by_arrival = Played(engine, crowd, [(0.0, lambda played: played.control.put(off))])
+    by_arrival = Played(engine, crowd, [(0.0, lambda played: played.knobs.put(off))])
     order = sorted(by_arrival.requests, key=lambda request: request.first_token_s)
     assert [r.arrival_s for r in order] == sorted(r.arrival_s for r in order)
     by_priority = sorted(Played(engine, crowd).requests, key=lambda r: r.first_token_s)

@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.mock_engine.outputs import PseudoModel, Sampling
+from jaxserve.mock_engine.outputs import PseudoModel, SamplingParams
 from jaxserve.mock_engine.tokens import Vocabulary
 
 VOCABULARY = Vocabulary(5000)
 MODEL = PseudoModel(VOCABULARY, 20, 7)
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     max_tokens=st.integers(1, 60),
     min_tokens=st.just(0),
     ignore_eos=st.booleans(),
@@ -31,7 +31,7 @@ SAMPLINGS = st.builds(
 
 @given(SAMPLINGS, st.lists(st.integers(0, 4999), min_size=1, max_size=5), st.data())
 def test_an_output_is_what_was_asked(
-    sampling: Sampling, prompt: list[int], data: st.DataObject
+    sampling: SamplingParams, prompt: list[int], data: st.DataObject
 ) -> None:
     """Between its bounds, with the reason of its end, and in pieces as in one."""
     output = MODEL.output(prompt, sampling, 0)
@@ -58,7 +58,7 @@ def test_an_output_is_what_was_asked(
 
 def test_the_same_question_has_the_same_answer() -> None:
     """And other seeds, prompts or places have others."""
-    asked = Sampling(50, ignore_eos=True)
+    asked = SamplingParams(50, ignore_eos=True)
 
     def ids(model: PseudoModel = MODEL, prompt: int = 1, seed: int = 0, index: int = 0) -> tuple:
         return tuple(model.output([prompt], replace(asked, seed=seed), index).token_ids(0, 50))
@@ -69,13 +69,13 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 def test_outputs_end_at_their_mean_length() -> None:
     """Where they may."""
-    lengths = [len(MODEL.output([n], Sampling(1000), 0).tokens) for n in range(2000)]
+    lengths = [len(MODEL.output([n], SamplingParams(1000), 0).tokens) for n in range(2000)]
     assert np.mean(lengths) == 21 or abs(np.mean(lengths) - 21) < 2
 
 
 def test_log_probabilities_are_possible() -> None:
     """The token first, the others less likely in turn, all together at most 1."""
-    output = MODEL.output([1], Sampling(30, ignore_eos=True), 0)
+    output = MODEL.output([1], SamplingParams(30, ignore_eos=True), 0)
     for token, choices in zip(output.tokens, output.logprobs(0, 30, 21), strict=True):
         assert choices[0].token == token
         logprobs = [choice.logprob for choice in choices]

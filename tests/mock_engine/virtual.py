@@ -7,13 +7,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jaxserve.mock_engine.asked import Asked
-from jaxserve.mock_engine.calls import Call
 from jaxserve.mock_engine.clock import Clock
-from jaxserve.mock_engine.control import Control
+from jaxserve.mock_engine.knobs import leased_knobs
 from jaxserve.mock_engine.loop import EngineLoop
 from jaxserve.mock_engine.machine import Machine, build_machine
-from jaxserve.mock_engine.outputs import PseudoModel, Sampling
+from jaxserve.mock_engine.outputs import PseudoModel, SamplingParams
+from jaxserve.mock_engine.requests import CompletionRequest
+from jaxserve.mock_engine.sequences import SequenceGroup
 from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.mock_engine.tokens import Vocabulary
 from jaxserve.sim.reference.request import Request
@@ -28,10 +28,10 @@ def machine(**settings: Any) -> Machine:
     return build_machine(chosen)
 
 
-def call_of(request: Request, stream: bool = True) -> Call:
+def group_of(request: Request, stream: bool = True) -> SequenceGroup:
     """A completion with the lengths and priority of a request."""
-    sampling = Sampling(request.output_tokens, ignore_eos=True)
-    asked = Asked(
+    sampling = SamplingParams(request.output_tokens, ignore_eos=True)
+    asked = CompletionRequest(
         chat=False,
         prompts=[[0] * request.prompt_tokens],
         samplings=[sampling],
@@ -43,7 +43,7 @@ def call_of(request: Request, stream: bool = True) -> Call:
         running_usage=False,
         priority=request.priority,
     )
-    return Call(asked, PseudoModel(VOCABULARY, 100, 0))
+    return SequenceGroup(asked, PseudoModel(VOCABULARY, 100, 0))
 
 
 class VirtualClock(Clock):
@@ -78,7 +78,7 @@ class VirtualClock(Clock):
 
 
 class Played:
-    """What became of calls, played in virtual time."""
+    """Requests that were played in virtual time."""
 
     def __init__(
         self,
@@ -90,27 +90,27 @@ class Played:
 
         Args:
           machine: the engine.
-          requests: become calls when they arrive.
+          requests: sent at their arrivals.
           events: times, and functions of this object.
         """
-        self.calls = [call_of(request) for request in requests]
-        self.control = Control(machine, {}, clock=lambda: self.clock.now())
+        self.groups = [group_of(request) for request in requests]
+        self.knobs = leased_knobs(machine, {}, clock=lambda: self.clock.now())
         asyncio.run(self._play(machine, requests, events))
 
     async def _play(
         self, machine: Machine, requests: Sequence[Request], events: Sequence[tuple[float, Any]]
     ) -> None:
-        def submit(call: Call, at_s: float) -> Any:
-            return lambda: self.loop.submit(call, at_s)
+        def submit(group: SequenceGroup, at_s: float) -> Any:
+            return lambda: self.loop.submit(group, at_s)
 
         self.clock = VirtualClock(
             [
-                (request.arrival_s, submit(call, request.arrival_s))
-                for call, request in zip(self.calls, requests, strict=True)
+                (request.arrival_s, submit(group, request.arrival_s))
+                for group, request in zip(self.groups, requests, strict=True)
             ]
             + [(at_s, lambda happen=happen: happen(self)) for at_s, happen in events]
         )
-        self.loop = EngineLoop(machine, self.control, self.clock)
+        self.loop = EngineLoop(machine, self.knobs, self.clock)
         task = asyncio.create_task(self.loop.run())
         await asyncio.wait(
             [task, asyncio.ensure_future(self.clock.over.wait())], return_when="FIRST_COMPLETED"
@@ -121,4 +121,4 @@ class Played:
     @property
     def requests(self) -> list[Request]:
         """As the engine filled them in."""
-        return [call.sequences[0].request for call in self.calls]
+        return [group.sequences[0].request for group in self.groups]

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from jaxserve_vllm.command import Command
 from jaxserve_vllm.command_file import CommandFile
+from jaxserve_vllm.engine_control.command import Command
 
 
 def replace(path: Path, text: str) -> None:

@@ -12,9 +12,10 @@ import pytest
 from fastapi import FastAPI
 
 from jaxserve_vllm import endpoint
-from jaxserve_vllm.command import Command, CommandError
-from jaxserve_vllm.control import Control, Knob
 from jaxserve_vllm.endpoint import ControlEndpoint
+from jaxserve_vllm.engine_control.leased_knobs import LeasedKnobs, OfferedKnob
+from jaxserve_vllm.engine_control.routes import answer_question
+from jaxserve_vllm.engine_control.step_log import StepLog
 
 TOKEN = "0123456789abcdef"
 MOST = ((b"0", 64), (b"1", 16))
@@ -47,10 +48,10 @@ class NewEngines(Engines):
         ]
 
 
-def knob(most: float) -> Knob:
+def knob(most: float) -> OfferedKnob:
     """One that stands at its most at first."""
     values: list[float | None] = [most]
-    return Knob(1, most, values.append, lambda: values[-1])
+    return OfferedKnob(1, most, values.append, lambda: values[-1])
 
 
 def ask(core: Any, method: str, path: str, **kwargs: Any) -> httpx.Response:
@@ -90,24 +91,19 @@ def test_what_one_engine_refuses_no_other_obeys(kind: type[Engines]) -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.controls = {engine: Control({"batch_cap": knob(most)}) for engine, most in MOST}
+            self.knobs = {engine: LeasedKnobs({"batch_cap": knob(most)}) for engine, most in MOST}
 
         async def _call_utility_async(self, method: str, argument: str, *, engine: bytes) -> str:
-            asked, control = json.loads(argument), self.controls[engine]
-            try:
-                if asked["ask"] in ("check", "put"):
-                    command = Command(asked["lease_s"], asked["knobs"])
-                    getattr(control, asked["ask"])(command)
-            except CommandError as error:
-                return json.dumps({"refused": str(error)})
-            return json.dumps(control.state())
+            knobs = self.knobs[engine]
+            answer = answer_question(json.loads(argument), knobs, StepLog(), knobs.state)
+            return json.dumps(answer)
 
     core = Two()
     for cap, status in ((8, 200), (32, 400)):
         body = {"lease_s": 5, "knobs": {"batch_cap": cap}}
         assert ask(core, "PUT", "control", json=body).status_code == status
-        for control in core.controls.values():
-            state = control.state()
+        for knobs in core.knobs.values():
+            state = knobs.state()
             assert (state["version"], state["knobs"]["batch_cap"]["now"]) == (1, 8)
 
 

@@ -16,7 +16,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from jaxserve_vllm.bare import BareEngine, BareSettings
-from jaxserve_vllm.command import CommandError
+from jaxserve_vllm.engine_control.command import CommandError
 from jaxserve_vllm.episodes import play
 from jaxserve_vllm.scheduler import ControlledScheduler
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve_vllm.step_time import Device, StepLoad, StepTime, read_step_time, step_load
+from jaxserve_vllm.engine_control.step_log import StepLoad
+from jaxserve_vllm.step_time import Device, StepTime, read_step_time, step_load
 
 
 def output(

@@ -1,1 +1,1 @@
-"""A latency table of an engine that is running: it is measured, fitted and checked."""
+"""Latency tables of running engines: measured, fitted and checked."""

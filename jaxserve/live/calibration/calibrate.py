@@ -1,4 +1,4 @@
-"""From a running engine to a latency table that was checked."""
+"""Calibration: from a running engine to a checked latency table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from jaxserve.live.calibration.fit import (
     of_steps,
     predict,
 )
-from jaxserve.live.calibration.plan import Plan
-from jaxserve.live.calibration.sweep import Measured, measure
+from jaxserve.live.calibration.plan import CalibrationPlan
+from jaxserve.live.calibration.sweep import EngineMeasurements, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.show.text_table import TextTable
 from jaxserve.sim.fit.sweep import Sweep
@@ -34,7 +34,7 @@ from jaxserve.sim.table.file import Calibration, TableFile
 
 @dataclass(frozen=True)
 class Deployed:
-    """What the user knows of the engine."""
+    """The user's description of the engine."""
 
     hardware: str
     """name of its GPU, or path of a GPU file."""
@@ -43,15 +43,15 @@ class Deployed:
     tensor_parallel: int = 1
     """GPUs that share every layer."""
     tier: int = 0
-    """quantisation tier of the weights that it serves."""
+    """quantisation tier of the served weights."""
     token_budget: int | None = None
-    """tokens of one of its iterations; None for what it says, or else vLLM's default."""
+    """most tokens of an iteration; None for the engine's own figure, or else vLLM's default."""
 
     def load(self) -> tuple[Gpu, LlmModel]:
-        """GPU and model.
+        """Loads the descriptions of GPU and model.
 
         Raises:
-          InputError: one is unknown, or a number is out of range.
+          InputError: a name is unknown, or a number is out of range.
         """
         checks.whole("--tensor-parallel", self.tensor_parallel, 1, 64)
         checks.whole("--tier", self.tier, 0, len(Tier) - 1)
@@ -62,45 +62,45 @@ class Deployed:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """A calibration that has passed its check."""
+    """A calibration that passed its check."""
 
-    measured: Measured
-    """what was measured."""
+    measured: EngineMeasurements
+    """the measurements."""
     fit: Fit
-    """what was found."""
+    """the fitted factors."""
     latency_errors: NDArray[np.float64]
     """relative error of the mean latency at every point of the load test."""
     calibration: Calibration
-    """what the table says of it."""
+    """the table's record of the calibration."""
     table: TableFile
     """the filled table."""
 
     @property
     def from_steps(self) -> bool:
-        """Whether steps were fitted, and not the load test."""
+        """Whether the fit is to steps, not to the load test."""
         return self.measured.steps is not None
 
 
 def calibrate(
-    target: Target, plan: Plan, deployed: Deployed, progress: Progress
+    target: Target, plan: CalibrationPlan, deployed: Deployed, progress: Progress
 ) -> CalibrationReport:
     """Measures a running engine and fits a table to it.
 
     Raises:
-      InputError: the engine or the numbers are not as they must be, see ``measure``, or the fit is
-        further off than ``MAX_ERROR``.
+      InputError: a number is out of range, ``measure`` fails, or the error of the fit exceeds
+        ``MAX_ERROR``.
     """
     plan.check()
     deployed.load()
 
-    async def run() -> Measured:
+    async def run() -> EngineMeasurements:
         async with EngineClient(target) as engine:
             return await measure(engine, plan, progress)
 
     return calibrated(asyncio.run(run()), deployed)
 
 
-def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
+def calibrated(measured: EngineMeasurements, deployed: Deployed) -> CalibrationReport:
     """Fits a table to measurements; raises as ``calibrate`` does."""
     gpu, model = deployed.load()
     budget = deployed.token_budget or measured.token_budget or EngineSettings.token_budget
@@ -111,7 +111,7 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
         found.held_out_error, f"on {found.held_out} of {found.points} loads that it was not shown"
     )
     cost = found.cost_model(gpu.name, model.name, deployed.tensor_parallel)
-    # By Little's law, of all requests that were asked for.
+    # By Little's law, for all requests in flight.
     in_engine_s = measured.load_test.concurrency / (
         predict(cost, served, kv_tokens, budget).requests_per_s
     )
@@ -138,7 +138,7 @@ def calibrated(measured: Measured, deployed: Deployed) -> CalibrationReport:
 
 
 def report_table(report: CalibrationReport) -> TextTable:
-    """What was found to take time."""
+    """The factors of the fit as a table."""
     found = report.fit
     rows = [(f"each {name}", _microseconds(factor)) for name, factor in found.factors.items()]
     if found.knee_tokens is not None:
@@ -148,7 +148,7 @@ def report_table(report: CalibrationReport) -> TextTable:
 
 
 def report_sentences(report: CalibrationReport) -> list[str]:
-    """How far off it is, and what was not measured."""
+    """Sentences on the errors of the fit, and on unmeasured columns."""
     found, errors = report.fit, report.latency_errors
     unit = "kinds of steps" if report.from_steps else "points of the load test"
     return [
@@ -162,7 +162,7 @@ def report_sentences(report: CalibrationReport) -> list[str]:
 
 
 def _filled(calibration: Calibration) -> str:
-    """What is not measured, and where its times come from."""
+    """One sentence on unmeasured tiers and depths, and the source of their times."""
     measured = Tier(calibration.tier).name
     depths = ", ".join(map(str, calibration.depths))
     return (
@@ -172,8 +172,8 @@ def _filled(calibration: Calibration) -> str:
     )
 
 
-def _served(measured: Measured) -> Sweep:
-    """The load test with the requests in flight that the engine let run."""
+def _served(measured: EngineMeasurements) -> Sweep:
+    """The load test, with concurrency limited to the engine's batch cap."""
     sweep = measured.load_test
     if measured.batch_cap is None:
         return sweep
@@ -181,10 +181,11 @@ def _served(measured: Measured) -> Sweep:
 
 
 def _frontend_s(
-    measured: Measured, in_engine_s: NDArray[np.float64], cost: CostModel, budget: int
+    measured: EngineMeasurements, in_engine_s: NDArray[np.float64], cost: CostModel, budget: int
 ) -> float:
-    """What requests that have the engine for themselves take beyond it, in the median. Their TTFT
-    and their latency both say at most how much; where tokens come in bursts the first says little.
+    """Delay of the front end: the median over requests that run alone.
+
+    TTFT and latency of such requests each give an upper bound; tokens in bursts spoil that of TTFT.
     """
     sweep = measured.load_test
     alone = sweep.concurrency == 1

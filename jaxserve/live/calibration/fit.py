@@ -1,15 +1,14 @@
-"""Fits the seconds of an iteration to what an engine was measured to take.
+"""Fits the seconds of an iteration to measurements of an engine.
 
     seconds = a + b sqrt(k^2 + tokens^2) + m tokens + s sequences + K context + P pairs
 
-with tokens of the iteration, decoding sequences, KV tokens that these read, and pairs of query and
-key in the attention of prompts. All factors are 0 or more, and k, below which tokens come free as
-they do on a GPU that waits for its memory, may be absent. Nothing is assumed of the hardware: the
-factors are those with the least absolute relative errors, which a few pauses of the host hardly
-move, and k is found by trying. Every term is one of ``CostModel``, so that whatever knows that one
-knows these times.
+with tokens of the iteration, decoding sequences, KV tokens that these sequences read, and pairs of
+query and key in the attention of prompts. All factors are 0 or more. k may be absent; below k
+tokens come nearly free, as on a GPU that waits for its memory. The fit assumes nothing of the
+hardware: it minimises absolute relative errors, which a few pauses of the host hardly move, and k
+comes from a grid search. Every term is one of ``CostModel``, so the fit is a cost model.
 
-What is held out is chosen by the loads alone: the tenth with the largest, which the fit must reach
+Loads alone decide on the held-out rows: the tenth with the largest loads, which the fit must reach
 by extrapolation, and every fourth of the others.
 """
 
@@ -38,17 +37,17 @@ TERMS: dict[str, str] = {
     "context token": "kv_read_s_per_token",
     "pair": "prefill_s_per_pair",
 }
-"""Names of the linear terms, with the field of ``CostModel`` that has them."""
+"""Names of the linear terms, with their fields of ``CostModel``."""
 
 ROOFLINE = "token beyond free ones"
 
 FEWEST_POINTS = 12
-"""Fewer measurements than this cannot tell the terms apart and be checked as well."""
+"""Least number of measurements that can be fitted and checked."""
 MAX_ERROR = 0.15
-"""Mean relative error beyond which a fit says too little of the engine."""
+"""Largest mean relative error of an accepted fit."""
 
 _POWER = 2.0
-_KNEE_PAYS = 0.95  # of the error without a knee; noise alone would always choose one
+_KNEE_PAYS = 0.95  # required share of the error without a knee: noise alone favours any knee
 _ROUNDING = 1e-6
 _REWEIGHTINGS = 12
 _SMALL_ERROR = 0.01
@@ -59,48 +58,47 @@ _HELD_OUT_STRIDE = 4
 
 @dataclass(frozen=True)
 class Measurements:
-    """Times, and how each depends on the factors of the terms; n rows."""
+    """Times, and their dependence on the factors of the terms; n rows."""
 
     seconds: Array
     """float64[n]."""
     load: Array
-    """float64[n], by which they are put in order to hold some out."""
+    """float64[n], key of the order from which rows are held out."""
     columns: Callable[[float | None], Array]
-    """Takes the knee k, in tokens, or None for no such term; gives float64[n, terms], seconds for a
-    factor of 1. The terms are those of ``TERMS``, then the one with the knee where there is one,
-    then those that are no part of an iteration."""
+    """maps the knee k, in tokens, or None, to float64[n, terms]: seconds at factor 1. Terms of
+    ``TERMS`` come first, then that of the knee if any, then terms outside an iteration."""
     judged: NDArray[np.bool_]
-    """bool[n], rows whose error counts; the others only help."""
+    """bool[n], rows whose errors count; other rows only support the fit."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Factors that were found, and how well they hold."""
+    """Fitted factors, and their errors."""
 
     factors: dict[str, float]
-    """seconds for each unit of every term."""
+    """seconds per unit of every term."""
     knee_tokens: float | None
-    """k; None where no tokens come free."""
+    """k; None without a knee."""
     rest: tuple[float, ...]
-    """factors that are no part of an iteration."""
+    """factors of the terms outside an iteration."""
     points: int
-    """rows that were judged."""
+    """number of judged rows."""
     held_out: int
-    """of them, held out."""
+    """number of held-out judged rows."""
     held_out_error: float
-    """mean relative error on those, by a fit to the others."""
+    """mean relative error on the held-out rows of a fit to the others."""
     largest_error: float
-    """the same on the tenth with the largest loads."""
+    """mean relative error of that fit on the tenth with the largest loads."""
     worst_error: float
-    """greatest relative error on those held out, with its sign."""
+    """largest relative error on the held-out rows, with its sign."""
     error: float
     """mean relative error of the fit to all rows."""
 
     def cost_model(self, gpu: str, model: str, tensor_parallel: int) -> CostModel:
-        """As a cost model with the same times in all tiers.
+        """The fit as a cost model, with the same times in all tiers.
 
         Raises:
-          InputError: nothing depends on the number of tokens, so it is no model of an engine.
+          InputError: the times do not depend on the number of tokens.
         """
         known = [self.factors.get(name, 0.0) for name in ("token", ROOFLINE)]
         if not any(known):
@@ -112,10 +110,10 @@ class Fit:
 
 
 def fit(measured: Measurements) -> Fit:
-    """Finds the factors, without and then with the rows that are held out.
+    """Fits the factors twice: without the held-out rows, for their errors, and to all rows.
 
     Raises:
-      InputError: there are fewer than ``FEWEST_POINTS`` rows to judge by.
+      InputError: there are fewer than ``FEWEST_POINTS`` judged rows.
     """
     judged = measured.judged
     if judged.sum() < FEWEST_POINTS:
@@ -143,7 +141,7 @@ def fit(measured: Measurements) -> Fit:
 
 
 def held_out(load: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Rows that are held out, and those of them with the largest loads."""
+    """Masks of the held-out rows, and of the held-out rows with the largest loads."""
     order = np.argsort(-load, kind="stable")
     count = -(-len(load) // _LARGEST_SHARE)
     out, largest = np.zeros(len(load), bool), np.zeros(len(load), bool)
@@ -153,12 +151,12 @@ def held_out(load: Array) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 
 
 def of_steps(steps: Steps) -> Measurements:
-    """Measurements of an engine's steps. Of those that are alike one counts."""
+    """Measurements of an engine's steps; one of similar steps counts."""
     return of_loads(steps.typical())
 
 
 def of_loads(steps: Steps) -> Measurements:
-    """Measurements of steps, each of which counts."""
+    """Measurements of steps; each counts."""
     parts = (steps.tokens, steps.kv_tokens, steps.pairs)
     linear = (
         np.ones(len(steps)), steps.tokens, steps.decode_seqs, steps.kv_tokens, steps.pairs
@@ -177,11 +175,10 @@ def of_loads(steps: Steps) -> Measurements:
 
 
 def of_load_test(sweep: Sweep, kv_tokens: float, token_budget: int) -> Measurements:
-    """Measurements of a load test: TPOT of every row, and to tell prefill from decoding the TTFT of
-    those with one request at a time, to which the front end adds a time of its own.
+    """Measurements of a load test: TPOT of every row, and TTFT of rows with one request at a time.
 
-    TPOT is linear in the factors: how many prompts share an iteration depends on lengths and limits
-    alone.
+    TTFT tells prefill from decoding; the front end's delay is a term of its own in it. TPOT is
+    linear in the factors: lengths and limits alone set the number of prompts in an iteration.
     """
     alone = sweep.concurrency == 1
     ttft_s = np.zeros(0) if sweep.ttft_s is None else sweep.ttft_s[alone]
@@ -210,7 +207,7 @@ def of_load_test(sweep: Sweep, kv_tokens: float, token_budget: int) -> Measureme
 
 
 def predict(cost: CostModel, sweep: Sweep, kv_tokens: float, token_budget: int) -> ClosedLoop:
-    """Every row of a load test."""
+    """The closed-loop prediction of every row of a load test."""
     return closed_loop(
         cost,
         sweep.concurrency,
@@ -235,8 +232,10 @@ def _solve(measured: Measurements, rows: NDArray[np.bool_]) -> tuple[float | Non
 
 
 def _least_absolute(relative: Array) -> tuple[Array, float]:
-    """Factors of 0 or more for which the columns of ``relative`` add up to nearly 1 in every row,
-    and the mean absolute error: least squares in which a row counts less the further off it is."""
+    """Factors of 0 or more with ``relative @ factors`` close to 1, and the mean absolute error.
+
+    Iteratively reweighted least squares: rows weigh 1 / |error|, which minimises absolute errors.
+    """
     weights = np.ones(len(relative))
     found, errors = np.zeros(relative.shape[1]), weights
     for _ in range(_REWEIGHTINGS):
@@ -259,7 +258,7 @@ def _errors(measured: Measurements, solution: tuple[float | None, Array]) -> Arr
 def _cost_model(
     factors: dict[str, float], knee: float | None, gpu: str, model: str, tensor_parallel: int
 ) -> CostModel:
-    """A cost model of the terms alone: one layer, no roofline but that of the tokens."""
+    """A cost model of the terms alone: one layer, and no roofline but that of the tokens."""
     zeros = {
         name.name: (0.0, 0.0, 0.0) if "tuple" in str(name.type) else 0.0
         for name in dataclasses.fields(CostModel)

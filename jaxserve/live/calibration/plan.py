@@ -1,4 +1,4 @@
-"""The grid of loads under which an engine is measured."""
+"""The grid of loads of a calibration."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RANGES = {
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The grid, and the time for all of it."""
+class CalibrationPlan:
+    """A grid of loads, and the time to measure it."""
 
     concurrency: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    """Requests in flight; no more than the engine runs at a time."""
+    """Requests in flight; at most as many as the engine runs at a time."""
     prompt_tokens: tuple[int, ...] = (64, 256, 768)
     """Lengths of prompts."""
     output_tokens: tuple[int, ...] = (24, 96)
@@ -30,7 +30,7 @@ class Plan:
     """Time for all measurements."""
 
     def check(self) -> None:
-        """Raises InputError where a number is out of range or appears twice."""
+        """Raises InputError if a number is out of range or appears twice."""
         for name, (low, high) in _RANGES.items():
             option, values = f"--{name.replace('_', '-')}", getattr(self, name)
             if not values or len(set(values)) < len(values):
@@ -40,10 +40,10 @@ class Plan:
         checks.number("--minutes", self.minutes, 0.01, 600)
 
     def check_fits(self, longest: int | None) -> None:
-        """Raises InputError where the longest request is beyond the engine's longest sequence.
+        """Raises InputError if the longest request exceeds the engine's longest sequence.
 
         Args:
-          longest: its tokens; None where the engine does not say.
+          longest: tokens of the longest sequence; None if unknown.
         """
         needed = max(self.prompt_tokens) + longest_output(max(self.output_tokens))
         if longest is not None and needed > longest:
@@ -54,10 +54,10 @@ class Plan:
 
     @property
     def points(self) -> list[tuple[int, int, int]]:
-        """Requests in flight, prompt and mean output of every point; few in flight come first."""
+        """Concurrency, prompt and mean output of every point, in order of concurrency."""
         return list(itertools.product(self.concurrency, self.prompt_tokens, self.output_tokens))
 
 
 def longest_output(mean: int) -> int:
-    """Outputs vary by half around their mean."""
+    """Longest output of a mean length: outputs vary by half around it."""
     return mean + mean // 2

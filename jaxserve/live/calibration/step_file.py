@@ -1,4 +1,4 @@
-"""Steps that the user has measured himself, such as a profiler's: a file instead of an engine."""
+"""Latency tables from a file of measured steps, such as a profiler's, without an engine."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ MAX_ROWS = 1_000_000
 
 
 def read_steps(path: Path) -> Steps:
-    """Steps in a .csv or .parquet file, one row each.
+    """Reads steps from a .csv or .parquet file, one row each.
 
-    Columns are those of ``Steps``. ``pairs`` may be left out: a step's prompt tokens are one chunk
-    then, after ``prefix_tokens`` that are computed already (0 where there is no such column).
-    ``decode_tokens`` is ``decode_seqs`` where it is left out, and ``depth`` 0.
+    Columns are those of ``Steps``. Without ``pairs`` a step's prompt tokens are one chunk after
+    ``prefix_tokens`` computed tokens (0 without that column). ``decode_tokens`` defaults to
+    ``decode_seqs``, and ``depth`` to 0.
 
     Raises:
-      InputError: it cannot be read, a column is missing or unknown, or a number is out of range.
+      InputError: the file cannot be read, a column is missing or unknown, or a number is out of
+        range.
     """
     where = f"step file {path}"
     checks.ending("step file", path, ".csv", ".parquet")
@@ -64,20 +65,20 @@ def read_steps(path: Path) -> Steps:
 def table_of_steps(
     steps: Steps, gpu: Gpu, model: LlmModel, tensor_parallel: int, token_budget: int, source: str
 ) -> tuple[Fit, TableFile]:
-    """Fits steps, and fills a table with what they cost.
+    """Fits steps, and fills a table from the fit.
 
     Args:
-      token_budget: tokens of an iteration, by which the table cuts prompts.
-      source: where the steps are from, for the table's metadata.
+      token_budget: most tokens of an iteration, by which prompts are chunked.
+      source: origin of the steps, for the table's metadata.
 
     Raises:
-      InputError: there are too few, their times are none that the model can take on a GPU like
-        this, or the fit is further off than ``MAX_ERROR``.
+      InputError: there are too few steps, their times are implausible for the model on the GPU, or
+        the error of the fit exceeds ``MAX_ERROR``.
     """
     typical = steps.typical()
-    # A profile has every load once; a running engine's trace has the usual ones often.
+    # A profile has every load once; the trace of a running engine repeats common loads.
     used = typical if len(typical) >= FEWEST_POINTS else steps
-    # Models beyond the dense one have no times without what serves them.
+    # The cost model of a large model needs its serving constants, so no check is possible.
     if not isinstance(model, LargeModel):
         _check_seconds(used, CostModel.of(gpu, model, tensor_parallel))
     found = fit(of_loads(used))
@@ -98,13 +99,13 @@ def table_of_steps(
 
 
 def _check_seconds(steps: Steps, prior: CostModel) -> None:
-    """Refuses times in another unit than seconds."""
+    """Raises InputError if times are in another unit than seconds."""
     expected_s = np.array(
         [
             prior.iteration_s(
                 decode_seqs=int(seqs),
                 kv_tokens=kv,
-                # Chunks count by their tokens and pairs, so that one stands for all.
+                # The cost depends on sums of tokens and pairs: one chunk stands for all.
                 chunks=((int(prompt), int(pairs / prompt - prompt / 2)),) if prompt else (),
                 speculation_depth=int(depth),
             )

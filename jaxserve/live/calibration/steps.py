@@ -1,4 +1,4 @@
-"""The steps of an engine under the plug-in jaxserve-vllm: what each computed, and its time."""
+"""Steps of an engine with the plug-in jaxserve-vllm: loads and times."""
 
 from __future__ import annotations
 
@@ -22,44 +22,46 @@ COLUMNS = (
     "pairs",
     "depth",
 )  # fmt: skip
-"""What is used of the plug-in's columns."""
+"""Used columns of the plug-in."""
 
-_EVERY_S = 2.0  # the plug-in keeps 8192 steps
+_EVERY_S = 2.0  # in which fewer steps end than the 8192 that the plug-in keeps
 _WIDTH = 1.4
-"""Steps are alike where all loads are within about this factor."""
+"""Similar steps have all loads within about this factor."""
 _FEWEST_ALIKE = 3
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of an engine; float64 arrays of one length."""
+    """Steps of an engine; float64[n] each."""
 
     seconds: NDArray[np.float64]
-    """from the end of the step before, where requests were left then."""
+    """duration: from the end of the step before, if requests were left then."""
     decode_seqs: NDArray[np.float64]
     """decoding sequences."""
     decode_tokens: NDArray[np.float64]
-    """their tokens, drafts to verify included."""
+    """tokens of the decoding sequences, drafts to verify included."""
     kv_tokens: NDArray[np.float64]
-    """KV tokens that they read."""
+    """KV tokens that the decoding sequences read."""
     prompt_tokens: NDArray[np.float64]
     """prompt tokens."""
     pairs: NDArray[np.float64]
     """pairs of query and key in the prompts' attention."""
     depth: NDArray[np.float64]
-    """drafted tokens for each sequence."""
+    """drafted tokens per sequence."""
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     @property
     def tokens(self) -> NDArray[np.float64]:
-        """All tokens."""
+        """All tokens of a step."""
         return self.decode_tokens + self.prompt_tokens
 
     def typical(self) -> Steps:
-        """Of steps that are alike the one with the median time, where there are several: a pause of
-        the host is in few of them, and frequent ones count no more than others."""
+        """The step with the median time of each group of at least 3 similar steps.
+
+        The median excludes pauses of the host, and frequent loads weigh no more than others.
+        """
         loads = (self.decode_seqs, self.tokens, self.kv_tokens, self.pairs)
         rounded = [np.round(np.log1p(load) / np.log(_WIDTH)) for load in loads]
         _, group = np.unique(np.stack([*rounded, self.depth], axis=1), axis=0, return_inverse=True)
@@ -71,7 +73,7 @@ class Steps:
 
 
 class StepReader:
-    """Collects the steps from when it was made on."""
+    """Collects the steps of an engine from its creation on."""
 
     def __init__(self, engine: EngineClient, after: int) -> None:
         self._engine = engine
@@ -80,7 +82,7 @@ class StepReader:
 
     @classmethod
     async def of(cls, engine: EngineClient) -> StepReader | None:
-        """A reader; None where the engine has no plug-in that tells its steps."""
+        """A reader; None if the engine has no plug-in."""
         answer = await engine.plug_in("steps?after=0")
         if answer is None:
             return None
@@ -90,13 +92,13 @@ class StepReader:
         return reader
 
     async def read_on(self) -> None:
-        """Reads on until it is cancelled."""
+        """Reads until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             await self._read()
 
     async def all(self) -> Steps:
-        """All steps until now."""
+        """All steps so far."""
         await self._read()
         values = np.array(self._rows, float).reshape(-1, len(COLUMNS))
         return Steps(*values.T)

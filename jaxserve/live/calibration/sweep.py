@@ -1,8 +1,8 @@
 """Measures a running engine: a closed loop at every point of a grid of loads.
 
-A point keeps a number of requests in flight: each that ends is replaced at once. Output lengths
-vary by half around their mean and the first requests are of different lengths, so that requests
-are out of step, as they are under real load; those first ones are not counted.
+A point keeps a number of requests in flight: a new request replaces each that ends. Output lengths
+vary by half around their mean, and first requests have different lengths, so that requests are out
+of phase as under real load; the first requests are not counted.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from jaxserve.agents.progress import Progress
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.plan import Plan, longest_output
+from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
 from jaxserve.live.calibration.steps import StepReader, Steps
-from jaxserve.live.engine_client import Answer, EngineClient, cancel
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.engine_client import EngineClient, TimedCompletion, cancel
+from jaxserve.live.prompts import RandomPrompts
 from jaxserve.sim.fit.sweep import Sweep
 
 _FEWEST_COUNTED = 6
@@ -30,35 +30,37 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a running engine was seen to do."""
+class EngineMeasurements:
+    """Measurements of a running engine."""
 
     load_test: Sweep
-    """one row a point; TTFT is the median."""
+    """one row per point; TTFT is the median."""
     latency_s: NDArray[np.float64]
-    """from a request to its last token, the mean of every point: unlike TTFT and TPOT it does not
-    change where a busy server sends tokens in bursts."""
+    """mean time from a request to its last token at every point; unlike TTFT and TPOT it does not
+    depend on tokens coming in bursts."""
     requests: int
-    """that were counted."""
+    """number of counted requests."""
     steps: Steps | None
-    """the steps of all of it; None where the engine has no plug-in that tells them."""
+    """steps of the whole sweep; None without the plug-in."""
     kv_pool_tokens: int | None
-    """KV tokens that the engine has room for; None where it does not say."""
+    """KV pool, tokens; None if unknown."""
     batch_cap: int | None
-    """sequences that it lets run at a time; None where it does not say."""
+    """most running sequences; None if unknown."""
     token_budget: int | None
-    """tokens of one of its iterations; None where it does not say."""
+    """most tokens of an iteration; None if unknown."""
 
 
-async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measured:
+async def measure(
+    engine: EngineClient, plan: CalibrationPlan, progress: Progress
+) -> EngineMeasurements:
     """Sweeps the grid.
 
     Raises:
-      InputError: the engine cannot be reached, answers with an error, does not know the longest
-        sequences of the plan, or completes nothing in a point's time.
+      InputError: the engine cannot be reached, answers with an error, cannot serve the longest
+        sequences of the plan, or completes no request in a point's time.
     """
     plan.check_fits(engine.longest)
-    prompts = Prompts(_SEED)
+    prompts = RandomPrompts(_SEED)
     await prompts.learn(engine)
     for _ in range(_ANSWERS_TO_WARM_UP):
         await engine.complete(prompts.make(max(plan.prompt_tokens)), 8)
@@ -74,9 +76,9 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
             progress("measuring", done, len(points))
             left_s = max(ends_s - time.monotonic(), 0.0)
             share_s = left_s / (len(points) - done)
-            answers = await _measure_point(engine, prompts, point, share_s, left_s)
-            requests += len(answers)
-            rows.append(_row(point[0], answers))
+            completions = await _measure_point(engine, prompts, point, share_s, left_s)
+            requests += len(completions)
+            rows.append(_row(point[0], completions))
             for task in reading:
                 if task.done():
                     task.result()
@@ -84,7 +86,7 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
     finally:
         await cancel(reading)
     *columns, latency_s = np.array(rows).T
-    return Measured(
+    return EngineMeasurements(
         load_test=Sweep(*columns),
         latency_s=latency_s,
         requests=requests,
@@ -97,17 +99,19 @@ async def measure(engine: EngineClient, plan: Plan, progress: Progress) -> Measu
 
 async def _measure_point(
     engine: EngineClient,
-    prompts: Prompts,
+    prompts: RandomPrompts,
     point: tuple[int, int, int],
     share_s: float,
     left_s: float,
-) -> list[Answer]:
-    """The answers that are counted at a point, in its share of the time that is left; a slow engine
-    may take more of it to complete the first."""
+) -> list[TimedCompletion]:
+    """The counted completions at a point.
+
+    A point takes its share of the remaining time; a slow engine may take more for its first one.
+    """
     in_flight, prompt, output = point
     wanted = max(_FEWEST_COUNTED, _COUNTED_PER_SLOT * in_flight)
     lengths = random.Random(f"{_SEED} {point}")
-    answers: list[Answer] = []
+    completions: list[TimedCompletion] = []
     one, enough = asyncio.Event(), asyncio.Event()
 
     async def slot(place: int) -> None:
@@ -115,16 +119,16 @@ async def _measure_point(
         await engine.complete(prompts.make(prompt), first)
         while True:
             length = lengths.randint(output // 2, longest_output(output))
-            answers.append(await engine.complete(prompts.make(prompt), length))
+            completions.append(await engine.complete(prompts.make(prompt), length))
             one.set()
-            if len(answers) >= wanted:
+            if len(completions) >= wanted:
                 enough.set()
 
     slots = [asyncio.create_task(slot(place)) for place in range(in_flight)]
     waiting = [asyncio.create_task(event.wait()) for event in (enough, one)]
     try:
         for event, limit_s in zip(waiting, (share_s, left_s - share_s), strict=True):
-            # A slot only ends by an error.
+            # A slot returns only by raising.
             ended, _ = await asyncio.wait(
                 [*slots, event], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
             )
@@ -132,7 +136,7 @@ async def _measure_point(
                 task.result()
     finally:
         await cancel([*slots, *waiting])
-    counted = [answer for answer in answers if answer.output_tokens > 1]
+    counted = [completion for completion in completions if completion.output_tokens > 1]
     if not counted:
         raise InputError(
             f"the engine completed no request in {left_s:.1f} s with {in_flight} in flight, "
@@ -142,21 +146,21 @@ async def _measure_point(
     return counted
 
 
-def _row(in_flight: int, answers: list[Answer]) -> tuple[float, ...]:
-    """A row of a load test, and the mean latency."""
-    decoding_s = sum(answer.last_s - answer.first_s for answer in answers)
+def _row(in_flight: int, completions: list[TimedCompletion]) -> tuple[float, ...]:
+    """A row of the load test, and the mean latency."""
+    decoding_s = sum(completion.last_s - completion.first_s for completion in completions)
     return (
         in_flight,
-        float(np.mean([answer.prompt_tokens for answer in answers])),
-        float(np.mean([answer.output_tokens for answer in answers])),
-        decoding_s / sum(answer.output_tokens - 1 for answer in answers),
-        float(np.median([answer.first_s - answer.sent_s for answer in answers])),
-        float(np.mean([answer.last_s - answer.sent_s for answer in answers])),
+        float(np.mean([completion.prompt_tokens for completion in completions])),
+        float(np.mean([completion.output_tokens for completion in completions])),
+        decoding_s / sum(completion.output_tokens - 1 for completion in completions),
+        float(np.median([completion.first_s - completion.sent_s for completion in completions])),
+        float(np.mean([completion.last_s - completion.sent_s for completion in completions])),
     )
 
 
 async def _knobs(engine: EngineClient) -> dict[str, int]:
-    """Values of the knobs that the plug-in tells; none where it is not there."""
+    """Values of the plug-in's knobs; empty without the plug-in."""
     state = await engine.plug_in("control") or {}
     knobs = state.get("knobs")
     found = {}

@@ -25,13 +25,16 @@ from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.live.episode_file import EpisodeWriter
 from jaxserve.live.figures import NAMES, Figures, of_reference, of_windows, undecided_at_end
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
-from jaxserve.live.guard import Limits, as_values
+from jaxserve.live.guard import KnobLimits, as_values
 from jaxserve.live.operate import Conduct, Controller
-from jaxserve.live.player import Outcome, play
-from jaxserve.live.prompts import Prompts
+from jaxserve.live.player import RequestOutcome
+from jaxserve.live.player import play
+from jaxserve.live.prompts import RandomPrompts
+from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.live.window_report import Report
-from jaxserve.seeds import episode_key, episode_keys, policy_key
+from jaxserve.seeds import episode_key
+from jaxserve.seeds import episode_keys
+from jaxserve.seeds import policy_key
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import make_action
 from jaxserve.studies.live.agents import Prepared
@@ -53,7 +56,7 @@ class MeasuredEpisode:
     """name of the agent."""
     repeat: int
     """seed of the test episode."""
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     """outcome of every request."""
     seconds: float
     """length of the episode, on the deployment's clock."""
@@ -78,7 +81,7 @@ class MeasuredEpisode:
         fields = [field.name for field in dataclasses.fields(cls)]
         item = checks.JsonObject(read_json(path, str(path)), str(path), fields)
         try:
-            outcomes = tuple(Outcome(**each) for each in item.entries("outcomes"))
+            outcomes = tuple(RequestOutcome(**each) for each in item.entries("outcomes"))
         except TypeError:
             raise InputError(f"{path} holds outcomes of another version; remove it") from None
         return cls(
@@ -164,12 +167,12 @@ async def play_episode(
 
     done = 0
 
-    def count(outcome: Outcome) -> None:
+    def count(outcome: RequestOutcome) -> None:
         nonlocal done
         done += 1
         ended(done, len(requests))
 
-    prompts = Prompts(repeat)
+    prompts = RandomPrompts(repeat)
     async with EngineClient(Target(running.gateway_url)) as client:
         await prompts.learn(client)
         operating = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(operate())))
@@ -204,7 +207,7 @@ async def _first_action(
     action = jax.tree.map(np.asarray, env.effective_action(action))
     try:
         knobs = await gateway.knobs()
-        values = Limits.of(knobs["knobs"], setup.spec.knobs).nearest(as_values(action))
+        values = KnobLimits.of(knobs["knobs"], setup.spec.knobs).nearest(as_values(action))
         await gateway.put(values, _FIRST_LEASE_WINDOWS * env.window_s)
     except GatewayError as error:
         raise InputError(str(error)) from None

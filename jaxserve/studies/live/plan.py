@@ -11,7 +11,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import data_dir, read_json
 from jaxserve.fields import TOKEN_BUDGETS
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS, make_action
 from jaxserve.tasks.spec import TaskSpec, parse_task
 
@@ -52,7 +52,7 @@ class Server:
     """batch cap at the start of the engine, in force without a controller."""
     token_budget: int
     """tokens of one step."""
-    calibration: Plan
+    calibration: CalibrationPlan
     """plan of the calibration."""
     settings: tuple[Mapping[str, float], ...]
     """further static settings to measure and predict."""
@@ -110,11 +110,11 @@ def load_study(path: Path) -> Study:
     )
 
 
-def _plan(data: JsonObject) -> Plan:
+def _plan(data: JsonObject) -> CalibrationPlan:
     item = data.inside("calibration", ("concurrency", "prompt_tokens", "output_tokens", "minutes"))
-    plan = Plan(
+    plan = CalibrationPlan(
         **{name: tuple(item.entries(name)) for name in item if name != "minutes"},
-        minutes=item.number("minutes", 0.01, 600, Plan.minutes),
+        minutes=item.number("minutes", 0.01, 600, CalibrationPlan.minutes),
     )
     plan.check()
     return plan

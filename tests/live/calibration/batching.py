@@ -5,25 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxserve.live.calibration.plan import Plan, longest_output
+from jaxserve.live.calibration.plan import CalibrationPlan, longest_output
 from jaxserve.live.calibration.steps import COLUMNS, Steps
-from jaxserve.live.calibration.sweep import Measured
+from jaxserve.live.calibration.sweep import EngineMeasurements
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import IterationTimer
+from tests.server_thread import FakeServer
 
 BUDGET = 2048
-PATIENCE_S = 300.0
 
 
 @dataclass(eq=False)
@@ -77,13 +74,13 @@ class Batch:
 
 def measured_in_virtual_time(
     timer: IterationTimer,
-    plan: Plan,
+    plan: CalibrationPlan,
     *,
     frontend_s: float = 0.0,
     steps_told: bool = True,
     noise: float = 0.0,
     kv_pool_tokens: int | None = None,
-) -> Measured:
+) -> EngineMeasurements:
     """What ``measure`` finds at an engine without HTTP; ``noise`` is the spread of step times."""
     random_ = random.Random(1)
     rows, latencies_s, steps, requests = [], [], [], 0
@@ -114,7 +111,7 @@ def measured_in_virtual_time(
         steps += batch.rows
     seconds, *loads = np.array(steps, float).T
     spread = np.exp(noise * np.random.default_rng(2).standard_normal(len(seconds)))
-    return Measured(
+    return EngineMeasurements(
         load_test=Sweep(*np.array(rows, float).T),
         latency_s=np.array(latencies_s),
         requests=requests,
@@ -125,7 +122,7 @@ def measured_in_virtual_time(
     )
 
 
-class HttpEngine:
+class HttpEngine(FakeServer):
     """``with HttpEngine(timer) as engine: ... engine.url``."""
 
     def __init__(
@@ -154,23 +151,8 @@ class HttpEngine:
                 Route("/jaxserve/steps", self._steps),
                 Route("/jaxserve/control", self._control),
             ]
-        self._server = uvicorn.Server(
-            uvicorn.Config(Starlette(routes=routes), port=0, log_level="critical", lifespan="off")
-        )
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        super().__init__(routes)
         self._running: asyncio.Task[None] | None = None
-
-    def __enter__(self) -> HttpEngine:
-        self._thread.start()
-        while not self._server.started:
-            assert self._thread.is_alive()
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.force_exit = self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
 
     async def _run(self) -> None:
         while self.batch.sequences:

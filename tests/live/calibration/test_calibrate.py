@@ -18,7 +18,7 @@ from jaxserve.live.calibration.calibrate import (
     report_table,
 )
 from jaxserve.live.calibration.fit import MAX_ERROR
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
@@ -27,7 +27,7 @@ from tests.live.calibration.batching import measured_in_virtual_time
 
 DEPLOYED = Deployed("a100-sxm-40gb", "llama-3.1-8b")
 A100 = CostModel.of(load_gpu(DEPLOYED.hardware), load_model(DEPLOYED.model))
-PLAN = Plan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))
+PLAN = CalibrationPlan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["steps", "load test"])
@@ -109,7 +109,7 @@ def test_requests_that_the_engine_lets_wait_do_not_run(measured) -> None:
     """A batch cap that the engine tells bounds the concurrency that TPOT is predicted for."""
     if measured.steps is None:
         pytest.skip("only the plug-in tells it")
-    capped = Plan((1, 2, 4, 8), PLAN.prompt_tokens, PLAN.output_tokens)
+    capped = CalibrationPlan((1, 2, 4, 8), PLAN.prompt_tokens, PLAN.output_tokens)
     small = measured_in_virtual_time(A100, capped)
     sweep = small.load_test
     more = np.where(sweep.concurrency == 8, 64.0, 1.0)

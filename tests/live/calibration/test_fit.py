@@ -17,14 +17,14 @@ from jaxserve.live.calibration.fit import (
     of_load_test,
     of_steps,
 )
-from jaxserve.live.calibration.plan import Plan
+from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from tests.live.calibration.batching import BUDGET, measured_in_virtual_time
 
-PLAN = Plan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))
-PLAN_SMALL = Plan((1, 4, 16), (64, 256, 768), (24,))
+PLAN = CalibrationPlan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))
+PLAN_SMALL = CalibrationPlan((1, 4, 16), (64, 256, 768), (24,))
 H100 = CostModel.of(load_gpu("h100-sxm-80gb"), load_model("llama-3.1-8b"))
 
 
@@ -109,7 +109,9 @@ def test_a_third_is_held_out(load: list[float]) -> None:
 
 def test_too_little_is_refused() -> None:
     """So few loads cannot be checked."""
-    measured = measured_in_virtual_time(H100, Plan((1, 2), (64,), (24, 48)), steps_told=False)
+    measured = measured_in_virtual_time(
+        H100, CalibrationPlan((1, 2), (64,), (24, 48)), steps_told=False
+    )
     with pytest.raises(InputError, match="4 different loads were measured; at least 12 are needed"):
         fit(of_load_test(measured.load_test, np.inf, BUDGET))
 

@@ -10,22 +10,24 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.live.calibration.fit import TERMS, fit, of_steps
-from jaxserve.live.calibration.plan import Plan
-from jaxserve.live.calibration.sweep import Measured, measure
+from jaxserve.live.calibration.plan import CalibrationPlan
+from jaxserve.live.calibration.sweep import EngineMeasurements, measure
 from jaxserve.live.engine_client import EngineClient, Target
 from tests.live.calibration.batching import HttpEngine
 from tests.live.calibration.test_fit import linear
 
 TIMES = (1e-3, 2e-5, 1e-4, 1e-7, 1e-8)
 ENGINE = linear(**dict(zip("abcde", TIMES, strict=True)))
-PLAN = Plan((1, 2, 4), (16, 64, 256), (8, 16), minutes=3.0)
+PLAN = CalibrationPlan((1, 2, 4), (16, 64, 256), (8, 16), minutes=3.0)
 
 
-def sweep(engine: HttpEngine, plan: Plan = PLAN) -> tuple[Measured, list[tuple[str, int, int]]]:
+def sweep(
+    engine: HttpEngine, plan: CalibrationPlan = PLAN
+) -> tuple[EngineMeasurements, list[tuple[str, int, int]]]:
     """What is measured, and the progress that was told."""
     told: list[tuple[str, int, int]] = []
 
-    async def run() -> Measured:
+    async def run() -> EngineMeasurements:
         async with EngineClient(Target(engine.url)) as client:
             return await measure(client, plan, lambda *progress: told.append(progress))
 
@@ -79,11 +81,11 @@ def test_time_that_does_not_suffice() -> None:
     slow = linear(a=1.0, b=1e-6, c=0.0, d=0.0, e=0.0)
     refused = pytest.raises(InputError, match=r"no request in .* s with 1 in flight, prompts of 16")
     with HttpEngine(slow) as engine, refused:
-        sweep(engine, Plan((1,), (16,), (8,), minutes=0.01))
+        sweep(engine, CalibrationPlan((1,), (16,), (8,), minutes=0.01))
 
 
 def test_prompts_beyond_the_engine() -> None:
     """Are refused before anything is asked."""
     with HttpEngine(ENGINE) as engine, pytest.raises(InputError, match="the engine takes 4096"):
-        sweep(engine, Plan(prompt_tokens=(5000,)))
+        sweep(engine, CalibrationPlan(prompt_tokens=(5000,)))
     assert not engine.asked

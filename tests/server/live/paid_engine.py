@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.gateway.stub_engine import event
 from tests.patience import PATIENCE_S
-from tests.server_thread import ServerThread
+from tests.server_thread import FakeServer
 
 
-class PaidEngine:
+class PaidEngine(FakeServer):
     """``with PaidEngine() as engine: ... engine.bill``.
 
     ``mode`` is what it does from now on:
@@ -40,28 +37,12 @@ class PaidEngine:
         self.bill = 0
         """tokens of prompts, and of outputs as far as they were allowed to be."""
         self.requests: list[dict[str, Any]] = []
-        self._socket = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         routes = [
             Route("/v1/models", self._models),
             Route("/v1/completions", self._answer, methods=["POST"]),
             Route("/v1/chat/completions", self._answer, methods=["POST"]),
         ]
-        config = uvicorn.Config(
-            Starlette(routes=routes), log_level="critical", lifespan="off", ws="none"
-        )
-        self._thread = ServerThread(uvicorn.Server(config), [self._socket])
-
-    def __enter__(self) -> PaidEngine:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Dies."""
-        self._thread.stop(at_once=True)
+        super().__init__(routes)
 
     async def _models(self, request: Request) -> Response:
         return JSONResponse({"data": [{"id": "paid", "max_model_len": 4096}]})

@@ -11,7 +11,8 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import gpu_names, load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.machine.step_times import step_times
-from jaxserve_vllm.step_time import StepLoad, read_step_time
+from jaxserve_vllm.engine_control.step_log import StepLoad
+from jaxserve_vllm.step_time import read_step_time
 
 
 @pytest.fixture(scope="module")

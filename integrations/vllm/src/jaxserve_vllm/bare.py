@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""vLLM's scheduler by itself, without a model, a worker or a server: steps take no time."""
+"""vLLM's scheduler alone, without a model, a worker or a server: steps take no time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from jaxserve_vllm.scheduler import ControlledScheduler
 
 TOKEN = 5
-"""Every sampled token, and every drafted one."""
+"""Id of every sampled and every drafted token."""
 _MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -49,18 +49,18 @@ _MODEL = {
 
 @dataclass(frozen=True)
 class BareSettings:
-    """What a scheduler is built with."""
+    """Settings of a scheduler."""
 
     blocks: int = 128
-    """KV blocks that requests can have."""
+    """KV blocks for requests."""
     block_tokens: int = 16
-    """tokens of one."""
+    """tokens of one KV block."""
     max_length: int = 512
     """longest request, prompt and output."""
     max_seqs: int = 16
-    """sequences that may run."""
+    """most running sequences."""
     token_budget: int = 512
-    """tokens of a step."""
+    """most tokens of a step."""
     policy: str = "priority"
     """``fcfs`` or ``priority``."""
     chunked: bool = True
@@ -68,16 +68,16 @@ class BareSettings:
     caching: bool = False
     """whether prefixes are cached."""
     watermark: float = 0.0
-    """share of the blocks that admission leaves free."""
+    """share of the blocks that admission keeps free."""
     speculation: Mapping[str, Any] | None = None
-    """fields of a ``SpeculativeConfig``; empty or None for none."""
+    """fields of a ``SpeculativeConfig``; empty or None for no drafts."""
 
 
 class BareEngine:
-    """A scheduler whose steps are computed at once."""
+    """A scheduler whose steps take no time."""
 
     def __init__(self, settings: BareSettings, scheduler: type = ControlledScheduler) -> None:
-        """Args: what the scheduler is built with, and its class."""
+        """Args: settings of the scheduler, and its class."""
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "config.json").write_text(json.dumps(_MODEL))
             model = ModelConfig(
@@ -86,7 +86,7 @@ class BareEngine:
         cache = CacheConfig(
             block_size=settings.block_tokens, enable_prefix_caching=settings.caching
         )
-        cache.num_gpu_blocks = settings.blocks + 1  # vLLM hands block 0 to nobody
+        cache.num_gpu_blocks = settings.blocks + 1  # vLLM hands out no block 0
         drafts: dict[str, Any] = {}
         if settings.speculation:
             drafts["speculative_config"] = SpeculativeConfig(
@@ -129,14 +129,14 @@ class BareEngine:
             log_stats=True,
         )
         self.finished: dict[str, int] = {}
-        """tokens that each request has been given."""
+        """output tokens of each request so far."""
         self.first: list[str] = []
         """requests in the order of their first tokens."""
 
     def add(
         self, name: str, prompt: list[int], output: int, priority: int, arrival_s: float
     ) -> None:
-        """A request arrives."""
+        """Adds a request."""
         self.scheduler.add_request(
             Request(
                 request_id=name,
@@ -150,7 +150,7 @@ class BareEngine:
         )
 
     def step(self) -> Any:
-        """One step; drafts are always right. Returns what the scheduler composed."""
+        """Runs one step, in which all drafts are right; returns the ``SchedulerOutput``."""
         scheduler = self.scheduler
         output = scheduler.schedule()
         names = list(output.num_scheduled_tokens)

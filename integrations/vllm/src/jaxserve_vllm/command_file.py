@@ -1,4 +1,4 @@
-"""Commands by a file, where the API server takes no plug-ins: nobody is told what came of them."""
+"""Commands by a file, for API servers without plug-ins: the writer gets no answer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 import os
 from pathlib import Path
 
-from jaxserve_vllm.command import Command, CommandError, parse_command
+from jaxserve_vllm.engine_control.command import Command, CommandError, parse_command
 
 logger = logging.getLogger("vllm.jaxserve")
 
 
 class CommandFile:
-    """A file that is looked at before every step and read when it has changed.
+    """A file that is checked before every step and read after a change.
 
-    What is in it at the start is not read: it may be of another day. Replace the file by renaming
-    a complete one; one that cannot be read changes nothing.
+    Content from before the start is ignored: it may be old. Replace the file by renaming a complete
+    one; a file that cannot be read changes nothing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -23,7 +23,7 @@ class CommandFile:
         self._seen = self._stamp()
 
     def poll(self) -> Command | None:
-        """The command of the file if it is new; its lease begins now."""
+        """The command of the file if the file has changed; its lease begins now."""
         stamp = self._stamp()
         if stamp == self._seen:
             return None

@@ -1,15 +1,15 @@
 # pyright: reportMissingImports=false
-"""Plays episodes of traffic on vLLM's own scheduler, and writes what every step was composed of.
+"""Plays episodes of traffic on vLLM's own scheduler, and writes the composition of every step.
 
 usage, in vLLM's environment: python -m jaxserve_vllm.episodes < EPISODES > STEPS
 
-Both are files of JSON lines. An episode is an object with ``blocks``, ``block_tokens``,
+Both are files of JSON lines. Each episode is an object with ``blocks``, ``block_tokens``,
 ``max_length``, ``batch_cap``, ``token_budget``, ``priority_routing``, ``watermark``,
 ``prefix_caching``, ``speculation_depth``, ``requests`` and ``turns``. ``requests`` is a list of
-[step of its arrival, prompt tokens, output tokens, priority] in the order in which they arrive, and
-``turns`` a list of [step, knobs turned before it]. The answer to it is a list of the steps in which
-a token was computed, each [[request, tokens] in the order of the batch, requests preempted]. A line
-before all answers names the version of vLLM.
+[arrival step, prompt tokens, output tokens, priority] in order of arrival, and ``turns`` a list of
+[step, knobs turned before the step]. The result of an episode is a list of the steps with computed
+tokens, each [[request, tokens] in order of the batch, preempted requests]. The first line of the
+output names the version of vLLM.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vllm.version import __version__
 from jaxserve_vllm.bare import BareEngine, BareSettings
 
 TOKENS = 500
-"""Tokens that prompts are made of, below the size of the vocabulary."""
+"""Number of token ids in prompts, below the size of the vocabulary."""
 
 
 def play(episode: dict[str, Any]) -> list[list[Any]]:
@@ -50,7 +50,7 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
     arrivals, turns = list(enumerate(episode["requests"])), list(episode["turns"])
     steps: list[list[Any]] = []
     preempted: list[int] = []
-    # vLLM tells of preemptions to its workers only.
+    # vLLM reports preemptions to its workers only.
     preempt = scheduler._preempt_request
 
     def noted(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -68,7 +68,7 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
                 raise ValueError(answer["refused"])
         while arrivals and arrivals[0][1][0] <= now:
             i, (_, prompt, output, priority) = arrivals.pop(0)
-            # No two prompts have a prefix in common.
+            # No two prompts share a prefix.
             engine.add(str(i), [i % TOKENS] * prompt, output, priority, arrival_s=float(i))
         tokens = engine.step().num_scheduled_tokens
         if not tokens and not preempted:
@@ -84,13 +84,13 @@ def play(episode: dict[str, Any]) -> list[list[Any]]:
 
 
 def _watermark(episode: dict[str, Any]) -> float:
-    """Share that makes vLLM, which counts block 0 as well, leave as many blocks free."""
+    """vLLM's watermark for the same number of free blocks: vLLM also counts block 0."""
     blocks = int(episode["watermark"] * episode["blocks"])
     return (blocks + 0.5) / (episode["blocks"] + 1) if blocks else 0.0
 
 
 def _speculation(episode: dict[str, Any]) -> dict[str, Any]:
-    """Fields of vLLM's configuration for as many drafts at any batch size."""
+    """Fields of vLLM's speculative config for a constant depth at all batch sizes."""
     depth = episode["speculation_depth"]
     if not depth:
         return {}

@@ -1,4 +1,4 @@
-"""A KV cache that is used in part only."""
+"""A budget on the KV cache."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 
 class KvBudget:
-    """Withholds blocks of a vLLM block pool by letting it say that fewer are free than are.
+    """Withholds blocks of a vLLM block pool: the pool reports fewer free blocks than it has.
 
-    vLLM asks the pool before it admits a request or lets one grow. Over the budget it does what it
-    does with a smaller cache: it admits nobody, and preempts when a running request must grow. No
-    memory is freed, and cached prefixes in withheld blocks stay.
+    vLLM asks the pool before it admits or extends a request. Over the budget vLLM acts as with a
+    smaller cache: it admits no request, and preempts if a running request must grow. No memory is
+    freed, and cached prefixes in withheld blocks stay.
     """
 
     def __init__(self, pool: Any) -> None:
-        self.total = pool.num_gpu_blocks - 1  # block 0 is a placeholder that is never handed out
+        self.total = pool.num_gpu_blocks - 1  # block 0 is a placeholder
         self.withheld = 0
         self._truly_free = pool.get_num_free_blocks
         hand_out = pool.get_new_blocks
 
         def get_new_blocks(count: int) -> Any:
-            # What vLLM has decided to take is there, whatever the budget has become since.
+            # vLLM has already decided to take these blocks, under an earlier budget.
             with self.lifted():
                 return hand_out(count)
 
@@ -41,7 +41,7 @@ class KvBudget:
 
     @property
     def used(self) -> int:
-        """Blocks in use; more than the budget for a while after it has shrunk."""
+        """Blocks in use; may exceed the budget for a while after the budget shrinks."""
         return self.total - self._truly_free()
 
     def usage(self) -> float:
@@ -50,7 +50,7 @@ class KvBudget:
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """The pool as vLLM made it, for what must see every block."""
+        """Context in which vLLM sees every block of the pool."""
         withheld, self.withheld = self.withheld, 0
         try:
             yield

@@ -1,17 +1,17 @@
 # pyright: reportMissingImports=false
-"""Which knobs a vLLM scheduler offers: looked up when it starts, as its interface is not public."""
+"""Probes the knobs of a vLLM scheduler at its start, since the interface is not public."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from jaxserve_vllm.control import Knob, NotOffered
+from jaxserve_vllm.engine_control.leased_knobs import NotOffered, OfferedKnob
 from jaxserve_vllm.kv_budget import KvBudget
 
 
-def probe(scheduler: Any, kv_budget: KvBudget | None) -> dict[str, Knob | NotOffered]:
-    """Every knob of jaxserve, as ``scheduler`` offers it or with the reason why it does not."""
+def probe(scheduler: Any, kv_budget: KvBudget | None) -> dict[str, OfferedKnob | NotOffered]:
+    """Every knob of jaxserve: as ``scheduler`` offers it, or the reason why it does not."""
     return {
         "batch_cap": _batch_cap(scheduler),
         "token_budget": _token_budget(scheduler),
@@ -24,7 +24,7 @@ def probe(scheduler: Any, kv_budget: KvBudget | None) -> dict[str, Knob | NotOff
 
 
 def find_kv_budget(scheduler: Any) -> KvBudget | None:
-    """The scheduler's block pool under a budget; None where it has no such pool."""
+    """The scheduler's block pool under a budget; None if the release has no such pool."""
     pool = getattr(getattr(scheduler, "kv_cache_manager", None), "block_pool", None)
     asked = ("num_gpu_blocks", "get_num_free_blocks", "get_new_blocks", "get_usage")
     return KvBudget(pool) if all(hasattr(pool, name) for name in asked) else None
@@ -34,13 +34,13 @@ def _missing(*names: str) -> NotOffered:
     return NotOffered(f"this release of vLLM has no {' or '.join(names)}")
 
 
-def _batch_cap(scheduler: Any) -> Knob | NotOffered:
-    """Sequences that may run; those above a lowered cap run to their end."""
+def _batch_cap(scheduler: Any) -> OfferedKnob | NotOffered:
+    """Limit of running sequences; sequences above a lowered cap run to their end."""
     if hasattr(scheduler, "max_num_active_reqs"):
         name = "max_num_active_reqs"
     elif hasattr(scheduler, "max_num_running_reqs"):
-        # Older releases have one number for this and for what may be running at all:
-        # ``ControlledScheduler.schedule`` keeps it from falling below what runs.
+        # Older releases use one number for admission and for the sequences that may run at all:
+        # ``ControlledScheduler.schedule`` keeps it at or above the running ones.
         name = "wanted_batch_cap"
         scheduler.wanted_batch_cap = scheduler.max_num_running_reqs
     else:
@@ -48,7 +48,7 @@ def _batch_cap(scheduler: Any) -> Knob | NotOffered:
     return _attribute(scheduler, name, least=1)
 
 
-def _token_budget(scheduler: Any) -> Knob | NotOffered:
+def _token_budget(scheduler: Any) -> OfferedKnob | NotOffered:
     """Tokens of one step."""
     if not hasattr(scheduler, "max_num_scheduled_tokens"):
         return _missing("max_num_scheduled_tokens")
@@ -62,8 +62,8 @@ def _token_budget(scheduler: Any) -> Knob | NotOffered:
     return _attribute(scheduler, "max_num_scheduled_tokens", least)
 
 
-def _kv_budget_fraction(scheduler: Any, budget: KvBudget | None) -> Knob | NotOffered:
-    """Share of the KV blocks that may be in use."""
+def _kv_budget_fraction(scheduler: Any, budget: KvBudget | None) -> OfferedKnob | NotOffered:
+    """Share of the KV blocks in use at most."""
     if budget is None:
         return _missing("kv_cache_manager.block_pool")
     least = min(_longest_sequence_blocks(scheduler), budget.total)
@@ -72,22 +72,22 @@ def _kv_budget_fraction(scheduler: Any, budget: KvBudget | None) -> Knob | NotOf
         assert fraction is not None
         budget.blocks = max(least, round(fraction * budget.total))
 
-    return Knob(least / budget.total, 1.0, turn, lambda: budget.blocks / budget.total)
+    return OfferedKnob(least / budget.total, 1.0, turn, lambda: budget.blocks / budget.total)
 
 
 def _longest_sequence_blocks(scheduler: Any) -> int:
-    """Blocks that a request of the greatest length takes when it is admitted on its own."""
+    """Blocks of a request of the greatest length that runs alone."""
     from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
 
     config = scheduler.kv_cache_config
     sequences = get_max_concurrency_for_kv_cache_config(scheduler.vllm_config, config)
-    blocks = math.ceil(config.num_blocks / sequences - 1e-6)  # a quotient of quotients rounds
-    # One more of each group for the draft tokens that go past the end of the sequence.
+    blocks = math.ceil(config.num_blocks / sequences - 1e-6)  # against rounding of the quotients
+    # One more block of each group for draft tokens past the end of the sequence.
     return blocks + len(config.kv_cache_groups)
 
 
-def _speculation_depth(scheduler: Any) -> Knob | NotOffered:
-    """Draft tokens for each sequence and step; None is vLLM's own table by batch size."""
+def _speculation_depth(scheduler: Any) -> OfferedKnob | NotOffered:
+    """Draft tokens per sequence and step; None is vLLM's own table by batch size."""
     if not hasattr(scheduler, "dynamic_sd_lookup"):
         return _missing("dynamic_sd_lookup")
     own = scheduler.dynamic_sd_lookup
@@ -104,11 +104,11 @@ def _speculation_depth(scheduler: Any) -> Knob | NotOffered:
         depths = set(scheduler.dynamic_sd_lookup[1:])  # of batches of 1 and more
         return depths.pop() if len(depths) == 1 else None
 
-    return Knob(0, max(own), turn, now)
+    return OfferedKnob(0, max(own), turn, now)
 
 
-def _priority_routing(scheduler: Any) -> Knob | NotOffered:
-    """1 serves the waiting by (priority, arrival), 0 by arrival alone."""
+def _priority_routing(scheduler: Any) -> OfferedKnob | NotOffered:
+    """Queue order: 1 by (priority, arrival), 0 by arrival."""
     policy = getattr(scheduler, "policy", None)
     if getattr(policy, "value", None) != "priority":
         return NotOffered("vLLM was started without --scheduling-policy priority")
@@ -117,11 +117,11 @@ def _priority_routing(scheduler: Any) -> Knob | NotOffered:
     def turn(routing: float | None) -> None:
         set_policy(scheduler, SchedulingPolicy.PRIORITY if routing else SchedulingPolicy.FCFS)
 
-    return Knob(0, 1, turn, lambda: int(scheduler.policy is SchedulingPolicy.PRIORITY))
+    return OfferedKnob(0, 1, turn, lambda: int(scheduler.policy is SchedulingPolicy.PRIORITY))
 
 
 def set_policy(scheduler: Any, policy: Any) -> None:
-    """Serves by ``policy`` from now on; whatever waits is put into its order."""
+    """Sets the scheduling policy and reorders the waiting requests by it."""
     from vllm.v1.core.sched.request_queue import RequestQueue, create_request_queue
 
     if scheduler.policy is policy:
@@ -135,9 +135,9 @@ def set_policy(scheduler: Any, policy: Any) -> None:
         setattr(scheduler, name, ordered)
 
 
-def _attribute(scheduler: Any, name: str, least: int) -> Knob:
-    """A knob that is one number of the scheduler, bounded by what it is at the start."""
-    return Knob(
+def _attribute(scheduler: Any, name: str, least: int) -> OfferedKnob:
+    """A knob that is one attribute of the scheduler, at most its start-up value."""
+    return OfferedKnob(
         least,
         getattr(scheduler, name),
         lambda value: setattr(scheduler, name, value),

@@ -19,10 +19,12 @@ from vllm.v1.engine.core import EngineCore
 from vllm.version import __version__, __version_tuple__
 
 from jaxserve_vllm import VLLM_BEFORE, VLLM_FROM
-from jaxserve_vllm.command import Command, CommandError, parse_knobs
 from jaxserve_vllm.command_file import CommandFile
-from jaxserve_vllm.control import Control
 from jaxserve_vllm.endpoint import METHOD
+from jaxserve_vllm.engine_control.command import CommandError, parse_knobs
+from jaxserve_vllm.engine_control.leased_knobs import LeasedKnobs
+from jaxserve_vllm.engine_control.routes import Question, answer_question
+from jaxserve_vllm.engine_control.step_log import StepLog
 from jaxserve_vllm.probe import find_kv_budget, probe
 from jaxserve_vllm.step_trace import StepTrace
 
@@ -31,11 +33,10 @@ logger = init_logger("vllm.jaxserve")  # vLLM shows what loggers below its own n
 
 # From the plain ``Scheduler`` vLLM would conclude that it must not schedule asynchronously.
 class ControlledScheduler(AsyncScheduler):
-    """vLLM's scheduler under a ``Control``.
+    """vLLM's scheduler with ``LeasedKnobs``.
 
-    ``JAXSERVE_STATIC`` may hold a JSON object of the values that are in force without a lease,
-    where they are not those that vLLM is started with. ``JAXSERVE_CONTROL_FILE`` may name a
-    ``CommandFile``.
+    ``JAXSERVE_STATIC`` may hold a JSON object of values in force without a lease, instead of vLLM's
+    start-up values. ``JAXSERVE_CONTROL_FILE`` may name a ``CommandFile``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,23 +45,24 @@ class ControlledScheduler(AsyncScheduler):
             logger.warning("jaxserve-vllm has not been tried with vLLM %s.", __version__)
         self._id = uuid.uuid4().hex
         self._preemptions = 0
-        self._trace = StepTrace()
+        self._log = StepLog()
+        self._trace = StepTrace(self._log)
         self._kv_budget = find_kv_budget(self)
         try:
             static = parse_knobs(os.environ.get("JAXSERVE_STATIC", "{}").encode())
-            self._control = Control(probe(self, self._kv_budget), static)
+            self._knobs = LeasedKnobs(probe(self, self._kv_budget), static)
         except CommandError as error:
             raise CommandError(f"JAXSERVE_STATIC: {error}") from None
         path = os.environ.get("JAXSERVE_CONTROL_FILE")
         self._file = CommandFile(Path(path)) if path else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Composes the next step with the knobs that are in force."""
-        if self._control.expire():
+        """Composes the next step under the knobs in force."""
+        if self._knobs.expire():
             logger.warning("The lease is over; the static values of the knobs are in force.")
         if self._file is not None and (command := self._file.poll()) is not None:
             try:
-                self._control.put(command)
+                self._knobs.put(command)
             except CommandError as error:
                 logger.warning("The command file changes nothing: %s", error)
         if hasattr(self, "wanted_batch_cap"):
@@ -77,7 +79,7 @@ class ControlledScheduler(AsyncScheduler):
         return results
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM's, which counts free blocks to see whether any is in use."""
+        """Resets the prefix cache; vLLM counts free blocks to see whether any is in use."""
         if self._kv_budget is None:
             return super().reset_prefix_cache(*args, **kwargs)
         with self._kv_budget.lifted():
@@ -87,21 +89,9 @@ class ControlledScheduler(AsyncScheduler):
         self._preemptions += 1
         return super()._preempt_request(*args, **kwargs)
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Answers what the endpoint asks, between two steps."""
-        try:
-            match question["ask"]:
-                case "steps":
-                    return self._trace.after(question["after"])
-                case "check":
-                    self._control.check(Command(question["lease_s"], question["knobs"]))
-                case "put":
-                    self._control.put(Command(question["lease_s"], question["knobs"]))
-                case "release":
-                    self._control.release()
-        except CommandError as error:
-            return {"refused": str(error)}
-        return self._state()
+    def answer(self, question: Question) -> dict[str, Any]:
+        """Answers a question of the endpoint, between two steps."""
+        return answer_question(question, self._knobs, self._log, self._state)
 
     def _state(self) -> dict[str, Any]:
         running, waiting = self.get_request_counts()
@@ -115,11 +105,11 @@ class ControlledScheduler(AsyncScheduler):
             "engine": self.parallel_config.data_parallel_index,
             "engine_id": self._id,
             "vllm": __version__,
-            **self._control.state(),
+            **self._knobs.state(),
             "running": running,
             "waiting": waiting,
             "preemptions": self._preemptions,
-            "steps": self._trace.steps,
+            "steps": self._log.steps,
             **(blocks or {}),
         }
 

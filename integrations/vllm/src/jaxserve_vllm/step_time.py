@@ -1,16 +1,16 @@
-"""How long an engine step takes on a device that is described by a JSON file.
+"""Duration of an engine step on a device that a JSON file describes.
 
-The time is a sum of seconds for each unit of the step's load, and of rooflines: p-norms of two or
-more such sums, of which the greatest counts most (alone, where ``p`` is left out). For example
+The duration is a sum of seconds per unit of the step's load, plus rooflines: p-norms of two or more
+such sums, in which the greatest sum counts most (alone if ``p`` is absent). For example
 
     {"seconds": {"step": 0.02, "token": 2e-4, "context_token": 1e-6, "pair": 1e-9},
      "rooflines": [{"p": 2.0, "sides": [{"step": 0.01}, {"token": 1e-5}]}],
      "by_tokens": [{"up_to": 512, "seconds": {"step": 1e-4}}, {"seconds": {"step": 2e-4}}],
      "time_dilation": 3.0, "hidden_s": 0.005}
 
-``by_tokens`` has sums of which the one for the step's tokens counts, the last without a limit.
-``hidden_s`` is the time that vLLM may take for itself between two steps without the device becoming
-idle, as it composes a step beside a GPU while the one before it is computed.
+``by_tokens`` adds the sum of the range that has the step's number of tokens; the last range has no
+limit. ``hidden_s`` is the work of vLLM between two steps that leaves the device busy: beside a GPU,
+vLLM composes a step while the previous one is computed.
 """
 
 from __future__ import annotations
@@ -22,68 +22,51 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxserve_vllm.engine_control.step_log import StepLoad
+
 LOAD = (
     "step",  # 1
     "token",  # all tokens of the step
     "row",  # tokens whose logits are needed
-    "decoding",  # 1 where any sequence decodes
+    "decoding",  # 1 if any sequence decodes
     "sequence",  # decoding sequences
-    "context_token",  # KV tokens that they read
-    "prefilling",  # 1 where any prompt is computed
+    "context_token",  # KV tokens that the decoding sequences read
+    "prefilling",  # 1 if any prompt is computed
     "prompt_token",  # prompt tokens
-    "pair",  # pairs of query and key among them and their prefixes
-    "drafting",  # 1 where tokens are drafted
+    "pair",  # pairs of query and key in the attention of prompts, prefixes included
+    "drafting",  # 1 if tokens are drafted
     "draft",  # tokens drafted for each sequence
-    "drafting_token",  # token, where any are drafted
-    "drafting_context_token",  # context_token, where any are drafted
+    "drafting_token",  # token if tokens are drafted, else 0
+    "drafting_context_token",  # context_token if tokens are drafted, else 0
 )
 
 
-@dataclass(frozen=True)
-class StepLoad:
-    """What one engine step computes."""
-
-    decode_seqs: int
-    """decoding sequences."""
-    decode_tokens: int
-    """their tokens, drafts to verify included."""
-    kv_tokens: int
-    """KV tokens that they read, the ones of this step's first token included."""
-    chunks: int
-    """prompts, or pieces of them."""
-    prompt_tokens: int
-    """their tokens."""
-    pairs: float
-    """pairs of query and key in their attention: the sum of n (prefix + n / 2)."""
-    depth: int
-    """tokens that are drafted for each sequence."""
-
-    def units(self) -> dict[str, float]:
-        """Amount of every kind of ``LOAD``."""
-        tokens = self.decode_tokens + self.prompt_tokens
-        drafting = int(self.depth > 0)
-        return {
-            "step": 1,
-            "token": tokens,
-            "row": self.decode_tokens + self.chunks,
-            "decoding": int(self.decode_seqs > 0),
-            "sequence": self.decode_seqs,
-            "context_token": self.kv_tokens,
-            "prefilling": int(self.chunks > 0),
-            "prompt_token": self.prompt_tokens,
-            "pair": self.pairs,
-            "drafting": drafting,
-            "draft": self.depth,
-            "drafting_token": drafting * tokens,
-            "drafting_context_token": drafting * self.kv_tokens,
-        }
+def load_units(load: StepLoad) -> dict[str, float]:
+    """Amount of every unit of ``LOAD`` in a step."""
+    tokens = load.decode_tokens + load.prompt_tokens
+    drafting = int(load.depth > 0)
+    return {
+        "step": 1,
+        "token": tokens,
+        "row": load.decode_tokens + load.chunks,
+        "decoding": int(load.decode_seqs > 0),
+        "sequence": load.decode_seqs,
+        "context_token": load.kv_tokens,
+        "prefilling": int(load.chunks > 0),
+        "prompt_token": load.prompt_tokens,
+        "pair": load.pairs,
+        "drafting": drafting,
+        "draft": load.depth,
+        "drafting_token": drafting * tokens,
+        "drafting_context_token": drafting * load.kv_tokens,
+    }
 
 
 def step_load(output: Any) -> StepLoad:
     """Load of the step that a vLLM ``SchedulerOutput`` describes.
 
-    A request that was running before decodes when it gets one token beside its drafts; the last
-    token of a prompt, alone in its piece, costs the same.
+    A running request decodes if it gets one token beside its drafts. A last piece of a prompt that
+    is one token counts as decoding; it costs the same.
     """
     computed = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     fresh = set(computed)
@@ -115,13 +98,13 @@ def step_load(output: Any) -> StepLoad:
 
 @dataclass(frozen=True)
 class Roofline:
-    """p-norm of sums of seconds; p is infinite where the greatest sum counts alone."""
+    """p-norm of sums of seconds; an infinite p is the greatest sum alone."""
 
     p: float
     sides: tuple[dict[str, float], ...]
 
     def seconds(self, units: Mapping[str, float]) -> float:
-        """Seconds of a load."""
+        """Seconds of a step with these units."""
         sides = [_sum(side, units) for side in self.sides]
         greatest = max(sides)
         if greatest == 0 or math.isinf(self.p):
@@ -140,8 +123,8 @@ class StepTime:
     by_tokens: tuple[tuple[float, dict[str, float]], ...] = ()
 
     def seconds(self, load: StepLoad) -> float:
-        """Seconds of a step, times the dilation."""
-        units = load.units()
+        """Seconds of a step, multiplied by the dilation."""
+        units = load_units(load)
         total = _sum(self.linear, units) + sum(line.seconds(units) for line in self.rooflines)
         if self.by_tokens:
             tokens = units["token"]
@@ -150,7 +133,7 @@ class StepTime:
 
 
 class Device:
-    """Computes one step after the other, each in its own time."""
+    """An emulated device that computes one step at a time."""
 
     def __init__(self, step_time: StepTime, clock: Callable[[], float]) -> None:
         self._step_time = step_time
@@ -158,7 +141,7 @@ class Device:
         self._free_at = 0.0
 
     def submit(self, load: StepLoad) -> float:
-        """The clock's time at which a step that is submitted now is done."""
+        """Submits a step now; returns the clock's time of its end."""
         now = self._clock()
         begin = now if now > self._free_at + self._step_time.hidden_s else self._free_at
         self._free_at = begin + self._step_time.seconds(load)
@@ -169,8 +152,8 @@ def read_step_time(path: Path) -> StepTime:
     """Step times from a JSON file.
 
     Raises:
-      ValueError: the file cannot be read, a field is unknown, or a number is not finite, negative,
-        or, as exponent or dilation, too small.
+      ValueError: the file cannot be read, a field is unknown, a number is negative or infinite,
+        or an exponent or the dilation is too small.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -1,10 +1,10 @@
 # pyright: reportMissingImports=false
-"""A worker whose steps take as long as those of a device that is not here.
+"""A worker whose steps take as long as on an emulated device.
 
     JAXSERVE_EMULATE=h100.json vllm serve MODEL --worker-cls jaxserve_vllm.worker.EmulatedWorker
 
-Scheduler, KV manager, API server and HTTP are real, and so is the model, which must be small enough
-to be computed within the device's time.
+Scheduler, KV manager, API server and HTTP are real. The model is real as well; it must be small
+enough to be computed within the device's time.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ class EmulatedWorker(Worker):
         self._done_at = 0.0
 
     def execute_model(self, scheduler_output: Any) -> Any:
-        """Computes a step; where its results come at once, they come when the device is done."""
+        """Computes a step; immediate results are held back until the device is done."""
         if scheduler_output.total_num_scheduled_tokens:
             self._done_at = self._device.submit(step_load(scheduler_output))
         return self._in_time(super().execute_model(scheduler_output))
 
     def sample_tokens(self, grammar_output: Any) -> Any:
-        """Results of the step, when the device is done."""
+        """Results of the step, held back until the device is done."""
         return self._in_time(super().sample_tokens(grammar_output))
 
     def _in_time(self, output: Any) -> Any:
         if isinstance(output, ModelRunnerOutput | AsyncModelRunnerOutput):
             return OutputInTime(output, self._done_at)
-        return output  # results to come, or a stage of a pipeline
+        return output  # None, or the output of a pipeline stage
 
 
 class OutputInTime(AsyncModelRunnerOutput):
-    """Results that are held back; vLLM may go on, where it schedules asynchronously."""
+    """Results held back until the device is done; asynchronous scheduling continues meanwhile."""
 
     def __init__(self, output: Any, done_at: float) -> None:
         self._output = output
         self._done_at = done_at
 
     def get_output(self) -> ModelRunnerOutput:
-        """Sleeps until the device is done."""
+        """Waits for the device and returns the results."""
         output = self._output
         if isinstance(output, AsyncModelRunnerOutput):
             output = output.get_output()

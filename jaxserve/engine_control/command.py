@@ -1,4 +1,4 @@
-"""What a caller may ask for, checked as far as that goes without an engine."""
+"""Commands to turn knobs: parsed, and checked as far as an engine is not needed for it."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ MAX_LEASE_S = 3600.0
 
 
 class CommandError(ValueError):
-    """A command that is refused, with the reason in one sentence."""
+    """A refused command; ``str()`` is the reason in one sentence."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Knobs to turn, and for how long."""
+    """Knobs to turn, and the lease under which they hold."""
 
     lease_s: float
-    """seconds after which the static values come back, unless a further command comes."""
+    """seconds until the static values return, unless a further command renews the lease."""
     knobs: dict[str, float]
-    """new values by knob; the others stay as they are, so none at all renews the lease."""
+    """new values by knob; other knobs keep theirs, so an empty mapping only renews the lease."""
 
 
 def parse_command(text: bytes) -> Command:
     """A command from the JSON object ``{"lease_s": seconds, "knobs": {knob: value}}``.
 
     Raises:
-      CommandError: no such object, an unknown or repeated field, a lease that is not from above 0
-        to ``MAX_LEASE_S`` seconds, or a value that is no finite number, or not whole where it
-        must be.
+      CommandError: the text is no such object, a field is unknown or repeated, the lease is not
+        above 0 and at most ``MAX_LEASE_S`` seconds, or a value is no finite number or not whole
+        although its knob is.
     """
     body = _object(text)
     unknown = sorted(set(body) - {"lease_s", "knobs"})
@@ -66,7 +66,7 @@ def parse_knobs(text: bytes) -> dict[str, float]:
 
 
 def check_knobs(values: Any) -> dict[str, float]:
-    """``values`` if it maps known knobs to numbers of their kind; ranges are the engine's to check.
+    """Returns ``values`` if it maps known knobs to numbers of their kind; the engine checks ranges.
 
     Raises:
       CommandError: as ``parse_command``.
@@ -84,7 +84,7 @@ def _object(text: bytes) -> dict[str, Any]:
         body = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except CommandError:
         raise
-    except (ValueError, RecursionError):  # also bytes that are no UTF-8
+    except (ValueError, RecursionError):  # includes UnicodeDecodeError
         raise CommandError("the command is not JSON") from None
     if not isinstance(body, dict):
         raise CommandError(f"the command is {body!r:.60}; it must be a JSON object")

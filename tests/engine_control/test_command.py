@@ -1,8 +1,39 @@
 """Commands as they come from outside."""
 
-import pytest
+import json
+import math
 
-from jaxserve_vllm.command import Command, CommandError, parse_command, parse_knobs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.engine_control.command import (
+    ENGINE_KNOBS,
+    MAX_LEASE_S,
+    Command,
+    CommandError,
+    parse_command,
+    parse_knobs,
+)
+
+NUMBERS = st.one_of(
+    st.integers(-5, 5000), st.floats(), st.booleans(), st.none(), st.text(max_size=3)
+)
+COMMANDS = st.one_of(
+    st.binary(max_size=20),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "lease_s": NUMBERS,
+            "knobs": st.one_of(
+                NUMBERS,
+                st.dictionaries(st.sampled_from([*ENGINE_KNOBS, "cap"]), NUMBERS, max_size=3),
+            ),
+            "lease": NUMBERS,
+        },
+    ).map(lambda body: json.dumps(body).encode()),
+    st.sampled_from([b'{"lease_s": 1, "lease_s": 2}', b"[1]", b"1e999", b"[" * 100_000]),
+)
 
 
 def test_a_command_is_read() -> None:
@@ -46,3 +77,14 @@ def test_a_bad_command_is_refused(body: bytes, message: str) -> None:
         parse_command(body)
     assert "\n" not in str(refused.value)
     assert len(str(refused.value)) < 200
+
+
+@given(COMMANDS)
+def test_whatever_comes_is_a_command_or_refused(text: bytes) -> None:
+    """A command that is read has a lease in its range, and finite numbers of known knobs."""
+    try:
+        command = parse_command(text)
+    except CommandError:
+        return
+    assert 0 < command.lease_s <= MAX_LEASE_S and command.knobs.keys() <= set(ENGINE_KNOBS)
+    assert all(math.isfinite(value) for value in command.knobs.values())

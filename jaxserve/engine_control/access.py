@@ -1,4 +1,4 @@
-"""Who may turn knobs: the bearer of a token, or, where there is none, this machine alone."""
+"""Access to the control routes: the bearer of a token, or, without a token, this machine alone."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import ipaddress
 from collections.abc import Mapping
 
 MIN_TOKEN = 16
-# A browser sends the first, a proxy one of the others: neither says who asks.
 NOT_DIRECT = ("origin", "forwarded", "x-forwarded-for", "x-real-ip", "via")
+"""Headers of browser pages (the first) and of proxies, behind which the caller is unknown."""
 
 
 def check_token(token: str | None) -> str | None:
-    """``token``, None where it is empty.
+    """Returns the token of ``JAXSERVE_CONTROL_TOKEN``; None if it is empty or missing.
 
     Raises:
-      ValueError: it is shorter than ``MIN_TOKEN`` characters.
+      ValueError: the token is shorter than ``MIN_TOKEN`` characters.
     """
     if not token:
         return None
@@ -29,12 +29,12 @@ def check_token(token: str | None) -> str | None:
 def refusal(
     token: str | None, client_host: str | None, headers: Mapping[str, str]
 ) -> tuple[int, str] | None:
-    """HTTP status and reason why a request is refused, None where it is not.
+    """HTTP status and reason of a refused request; None if the request is allowed.
 
     Args:
-      token: the token that a request must bear; None allows direct requests from this machine.
-      client_host: address from which the request came.
-      headers: its headers by lower-case name.
+      token: required bearer token; None allows direct requests from this machine.
+      client_host: address of the client's socket.
+      headers: request headers by lower-case name.
     """
     if token is not None:
         scheme, _, given = headers.get("authorization", "").partition(" ")
@@ -54,7 +54,7 @@ def refusal(
 
 
 def _host_name(host: str) -> str:
-    """The name or address in a Host header."""
+    """The name or address in a Host header, without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Answers in the form of vLLM's two interfaces: whole, or in events."""
+"""Responses of vLLM's chat and completion routes, whole or as events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import orjson
 
-from jaxserve.mock_engine.calls import Call, Span
-from jaxserve.mock_engine.outputs import Choice
+from jaxserve.mock_engine.outputs import TokenLogprob
+from jaxserve.mock_engine.sequences import SequenceGroup, Span
 from jaxserve.mock_engine.tokens import Vocabulary
 
 DONE = b"data: [DONE]\n\n"
@@ -20,13 +20,13 @@ def event(data: dict[str, Any]) -> bytes:
     return b"data: %b\n\n" % orjson.dumps(data)
 
 
-class Answer:
-    """The answer to a call; its events have fields of the same names as the whole one."""
+class CompletionResponse:
+    """The response to a sequence group; events and the whole body share field names."""
 
-    def __init__(self, call: Call, model: str, vocabulary: Vocabulary) -> None:
-        """Args: what is answered, by which name, in which tokens."""
-        self._call = call
-        self._asked = call.asked
+    def __init__(self, group: SequenceGroup, model: str, vocabulary: Vocabulary) -> None:
+        """Args: the group, the served name of the model, and its vocabulary."""
+        self._group = group
+        self._asked = group.asked
         self._vocabulary = vocabulary
         kind, chunk = "text_completion", "text_completion"
         if self._asked.chat:
@@ -35,39 +35,39 @@ class Answer:
         head = {"id": f"{prefix}-{uuid4().hex}", "created": int(time.time()), "model": model}
         self._whole = {**head, "object": kind}
         self._chunk = {**head, "object": chunk}
-        self._greeted = False
-        self._prompt_told: set[int] = set()
+        self._opened = False
+        self._prompt_sent: set[int] = set()
 
     def whole(self) -> dict[str, Any]:
-        """All of it; the call is finished."""
+        """The whole body; call it when the group is finished."""
         choices = []
-        for sequence in self._call.sequences:
+        for sequence in self._group.sequences:
             span = Span(sequence.index, 0, sequence.length)
-            said = self._said(span)
+            fields = self._fields(span)
             if self._asked.chat:
-                message = {"role": "assistant", "content": said.pop("text"), "refusal": None}
-                said["message"] = message
+                message = {"role": "assistant", "content": fields.pop("text"), "refusal": None}
+                fields["message"] = message
             elif self._asked.token_ids:
-                said["prompt_token_ids"] = self._call.prompt_of(sequence.index)
-            choices.append(said)
+                fields["prompt_token_ids"] = self._group.prompt_of(sequence.index)
+            choices.append(fields)
         body = {**self._whole, "choices": choices, "usage": self._usage()}
         if self._asked.chat and self._asked.token_ids:
             body["prompt_token_ids"] = self._asked.prompts[0]
         return body
 
     def events(self, spans: list[Span]) -> bytes:
-        """The events that tell of new tokens."""
+        """The events of new tokens."""
         parts = []
-        if self._asked.chat and not self._greeted:
-            parts += self._greeting()
+        if self._asked.chat and not self._opened:
+            parts += self._opening()
         for span in spans:
-            said = self._said(span)
+            fields = self._fields(span)
             if self._asked.chat:
-                said["delta"] = {"content": said.pop("text")}
-            elif self._asked.token_ids and span.index not in self._prompt_told:
-                self._prompt_told.add(span.index)
-                said["prompt_token_ids"] = self._call.prompt_of(span.index)
-            parts.append(self._event([said], span))
+                fields["delta"] = {"content": fields.pop("text")}
+            elif self._asked.token_ids and span.index not in self._prompt_sent:
+                self._prompt_sent.add(span.index)
+                fields["prompt_token_ids"] = self._group.prompt_of(span.index)
+            parts.append(self._event([fields], span))
         return b"".join(parts)
 
     def end(self) -> bytes:
@@ -76,11 +76,11 @@ class Answer:
             return DONE
         return event({**self._chunk, "choices": [], "usage": self._usage()}) + DONE
 
-    def _greeting(self) -> list[bytes]:
-        """Events that say who speaks; the first one has the prompt's tokens if they are wanted."""
-        self._greeted = True
+    def _opening(self) -> list[bytes]:
+        """Events with the assistant's role, and with the prompt's tokens if requested."""
+        self._opened = True
         parts = []
-        for sequence in self._call.sequences:
+        for sequence in self._group.sequences:
             delta = {"role": "assistant", "content": ""}
             choice = {"index": sequence.index, "delta": delta, "finish_reason": None}
             more = {}
@@ -95,15 +95,15 @@ class Answer:
     ) -> bytes:
         data = {**self._chunk, "choices": choices, **(more or {})}
         if self._asked.running_usage:
-            data["usage"] = _usage(len(self._call.prompt_of(span.index)), span.stop)
+            data["usage"] = _usage(len(self._group.prompt_of(span.index)), span.stop)
         return event(data)
 
-    def _said(self, span: Span) -> dict[str, Any]:
-        """What both interfaces say of new tokens."""
+    def _fields(self, span: Span) -> dict[str, Any]:
+        """Fields of new tokens that both routes share."""
         index, start, stop = span
-        sequence = self._call.sequences[index]
+        sequence = self._group.sequences[index]
         output, last = sequence.output, stop == sequence.length
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "index": index,
             "text": output.text(start, stop),
             "logprobs": None,
@@ -113,16 +113,16 @@ class Answer:
         if self._asked.logprobs is not None:
             count = max(1, self._asked.logprobs)
             tokens = output.logprobs(start, stop, count)
-            said["logprobs"] = (
+            fields["logprobs"] = (
                 self._chat_logprobs(tokens)
                 if self._asked.chat
                 else self._completion_logprobs(tokens, output.text_before(start))
             )
         if self._asked.token_ids:
-            said["token_ids"] = output.token_ids(start, stop)
-        return said
+            fields["token_ids"] = output.token_ids(start, stop)
+        return fields
 
-    def _chat_logprobs(self, tokens: list[list[Choice]]) -> dict[str, Any]:
+    def _chat_logprobs(self, tokens: list[list[TokenLogprob]]) -> dict[str, Any]:
         listed = self._asked.logprobs or 0
         content = []
         for choices in tokens:
@@ -130,11 +130,11 @@ class Answer:
             content.append({**likeliest[0], "top_logprobs": likeliest[:listed]})
         return {"content": content}
 
-    def _chat_token(self, choice: Choice) -> dict[str, Any]:
+    def _chat_token(self, choice: TokenLogprob) -> dict[str, Any]:
         text = self._vocabulary.text(choice.token)
         return {"token": text, "logprob": choice.logprob, "bytes": list(text.encode())}
 
-    def _completion_logprobs(self, tokens: list[list[Choice]], offset: int) -> dict[str, Any]:
+    def _completion_logprobs(self, tokens: list[list[TokenLogprob]], offset: int) -> dict[str, Any]:
         texts = [self._vocabulary.text(choices[0].token) for choices in tokens]
         offsets = []
         for text in texts:
@@ -151,8 +151,8 @@ class Answer:
         }
 
     def _usage(self) -> dict[str, int]:
-        told = sum(sequence.told for sequence in self._call.sequences)
-        return _usage(sum(map(len, self._asked.prompts)), told)
+        sent = sum(sequence.sent for sequence in self._group.sequences)
+        return _usage(sum(map(len, self._asked.prompts)), sent)
 
 
 def _usage(prompt: int, output: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The mock engine and the plug-in for vLLM answer alike at their control endpoints."""
+"""The control routes of the mock engine, and of the plug-in for vLLM before an engine like it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,13 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given
-from hypothesis import strategies as st
 
-import jaxserve_vllm.access
-import jaxserve_vllm.command
-import jaxserve_vllm.control
-import jaxserve_vllm.endpoint
-import jaxserve_vllm.step_trace
-from jaxserve.errors import InputError
-from jaxserve.mock_engine import access, command, steps
+from jaxserve.engine_control.routes import answer_question
+from jaxserve.engine_control.step_log import COLUMNS, StepLog
 from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
-from jaxserve.mock_engine.control import Bounds, Control, offered_knobs
+from jaxserve.mock_engine.knobs import leased_knobs
+from jaxserve_vllm.endpoint import ControlEndpoint
 from tests.mock_engine.virtual import machine
 
 TOKEN = "0123456789abcdef"
@@ -34,42 +28,15 @@ Ask = Callable[..., httpx.Response]
 
 def plug_in() -> Any:
     """The plug-in's endpoint before an engine with the mock's knobs."""
-    values: dict[str, Any] = {}
-
-    def knob(name: str, bounds: Bounds) -> Any:
-        values[name] = bounds.most
-
-        def turn(value: float) -> None:
-            share = name == "kv_budget_fraction"
-            values[name] = max(bounds.least, round(value * 200) / 200) if share else value
-
-        return jaxserve_vllm.control.Knob(bounds.least, bounds.most, turn, lambda: values[name])
-
-    knobs = {
-        name: knob(name, one)
-        if isinstance(one, Bounds)
-        else jaxserve_vllm.control.NotOffered(one.reason)
-        for name, one in offered_knobs(MACHINE).items()
-    }
-    control = jaxserve_vllm.control.Control(knobs)
+    knobs, log = leased_knobs(MACHINE, {}), StepLog()
 
     class Core:
-        async def call_utility_all_async(self, method: str, argument: str) -> list[str]:
-            question = json.loads(argument)
-            try:
-                if question["ask"] == "steps":
-                    trace = jaxserve_vllm.step_trace.StepTrace()
-                    return [json.dumps(trace.after(question["after"]))]
-                if question["ask"] == "put":
-                    asked = jaxserve_vllm.command.Command(question["lease_s"], question["knobs"])
-                    control.put(asked)
-                elif question["ask"] == "release":
-                    control.release()
-            except jaxserve_vllm.command.CommandError as error:
-                return [json.dumps({"refused": str(error)})]
-            return [json.dumps(control.state())]
+        core_engines = (b"0",)
 
-    app, endpoint = FastAPI(), jaxserve_vllm.endpoint.ControlEndpoint()
+        async def call_utility_all_async(self, method: str, argument: str) -> list[str]:
+            return [json.dumps(answer_question(json.loads(argument), knobs, log, knobs.state))]
+
+    app, endpoint = FastAPI(), ControlEndpoint()
     endpoint.attach_router(app)
     asyncio.run(endpoint.init_state(SimpleNamespace(engine_core=Core()), None, None))
     return app
@@ -143,7 +110,7 @@ def test_a_conversation(ask: Ask) -> None:
     hardware = ask("PUT", "control", json={"lease_s": 1, "knobs": {"quantization_tier": 1}})
     assert hardware.json()["error"].startswith("quantization_tier cannot be turned: vLLM holds")
     trace = state(ask("GET", "steps?after=3"))
-    assert trace == {"columns": list(steps.COLUMNS), "rows": []}
+    assert trace == {"columns": list(COLUMNS), "rows": []}
 
 
 def test_a_lease_ends_by_itself(ask: Ask) -> None:
@@ -180,65 +147,7 @@ def test_refusals(ask: Ask, method: str, path: str, options: dict[str, Any], sta
     assert ("www-authenticate" in answer.headers) == (status == 401)
 
 
-NUMBERS = st.one_of(
-    st.integers(-5, 5000), st.floats(), st.booleans(), st.none(), st.text(max_size=3)
-)
-COMMANDS = st.one_of(
-    st.binary(max_size=20),
-    st.fixed_dictionaries(
-        {},
-        optional={
-            "lease_s": NUMBERS,
-            "knobs": st.one_of(
-                NUMBERS,
-                st.dictionaries(
-                    st.sampled_from([*command.ENGINE_KNOBS, "cap"]), NUMBERS, max_size=3
-                ),
-            ),
-            "lease": NUMBERS,
-        },
-    ).map(lambda body: json.dumps(body).encode()),
-    st.sampled_from([b'{"lease_s": 1, "lease_s": 2}', b"[1]", b"1e999", b"[" * 100_000]),
-)
-
-
-@given(COMMANDS)
-def test_commands_are_read_alike(text: bytes) -> None:
-    """The same values, or the same sentence."""
-
-    def read(parse: Callable[[bytes], Any]) -> Any:
-        try:
-            read = parse(text)
-        except ValueError as error:
-            return str(error)
-        return read.lease_s, dict(read.knobs)
-
-    assert read(command.read_command) == read(jaxserve_vllm.command.parse_command)
-
-
-HOSTS = st.sampled_from([None, "127.0.0.1", "::1", "localhost", "10.0.0.1", "example.org"])
-HEADERS = st.dictionaries(
-    st.sampled_from(["origin", "forwarded", "via", "authorization", "host"]),
-    st.sampled_from(
-        ["localhost:8000", "[::1]:8000", "10.0.0.1", f"Bearer {TOKEN}", f"bearer  {TOKEN} ", "é"]
-    ),
-)
-
-
-@given(st.sampled_from([None, TOKEN]), HOSTS, HEADERS)
-def test_access_is_given_alike(token: str | None, host: str | None, headers: dict) -> None:
-    """To the same callers, with the same sentence to all others."""
-    theirs = jaxserve_vllm.access.refusal(token, host, headers)
-    assert access.refusal(token, host, headers) == theirs
-
-
-def test_names_and_bounds_are_the_same() -> None:
-    """Those that both modules write down."""
-    assert command.ENGINE_KNOBS == jaxserve_vllm.command.ENGINE_KNOBS
-    assert command.MAX_LEASE_S == jaxserve_vllm.command.MAX_LEASE_S
-    assert steps.COLUMNS == jaxserve_vllm.step_trace.COLUMNS
-    assert steps.KEPT_STEPS == jaxserve_vllm.step_trace.KEPT_STEPS
-    with pytest.raises(InputError, match="has 3 characters; 16 or more"):
-        access.control_token({"JAXSERVE_CONTROL_TOKEN": "abc"})
-    with pytest.raises(InputError, match="priority_routing cannot be turned"):
-        Control(MACHINE, {"priority_routing": 1})
+def test_static_values_are_whole_blocks() -> None:
+    """A share of the KV blocks is shown as it is in force."""
+    shown = leased_knobs(MACHINE, {"kv_budget_fraction": 0.503}).state()["knobs"]
+    assert shown["kv_budget_fraction"]["static"] == shown["kv_budget_fraction"]["now"] == 0.505

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxserve_vllm.access import check_token, refusal
+from jaxserve.engine_control.access import check_token, refusal
 
 TOKEN = "0123456789abcdef"
 HERE = {"host": "localhost:8000"}

@@ -1,4 +1,4 @@
-"""What a request asks for, read from the bodies of vLLM's two interfaces."""
+"""Requests to vLLM's chat and completion routes, parsed and checked."""
 
 from __future__ import annotations
 
@@ -8,65 +8,65 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.checks import JsonObject, refuse, whole
-from jaxserve.mock_engine.outputs import Sampling
-from jaxserve.mock_engine.problems import Problem, bad_request
+from jaxserve.mock_engine.errors import VllmError, bad_request
+from jaxserve.mock_engine.outputs import SamplingParams
 from jaxserve.mock_engine.tokens import Vocabulary
 
 MAX_LOGPROBS = 20
 MAX_CHOICES = 1024
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion that does not say."""
+"""Output limit of a completion without max_tokens."""
 _INT64 = 2**63
 _UNKNOWN = ("echo", "prompt_logprobs", "suffix", "structured_outputs", "use_beam_search")
-"""Fields that would change the answer and that a mock engine cannot follow."""
+"""Fields that would change the output and that the mock engine does not implement."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """One request."""
+class CompletionRequest:
+    """One parsed request."""
 
     chat: bool
-    """whether it is a chat, else a completion."""
+    """True for a chat completion, False for a completion."""
     prompts: list[list[int]]
-    """token ids of each prompt; a chat has one."""
-    samplings: list[Sampling]
-    """what is asked of the outputs of each prompt."""
+    """token ids of each prompt; a chat has one prompt."""
+    samplings: list[SamplingParams]
+    """sampling parameters of each prompt."""
     choices: int
-    """outputs for each prompt."""
+    """outputs per prompt."""
     logprobs: int | None
-    """likeliest tokens to list beside each token, None where no log-probabilities are wanted."""
+    """likeliest tokens to list beside each token; None without log-probabilities."""
     token_ids: bool
-    """whether token ids are wanted."""
+    """whether the response lists token ids."""
     stream: bool
-    """whether events are."""
+    """whether the response is a stream of events."""
     usage: bool
-    """whether the stream's last event is to tell the usage."""
+    """whether the last event of the stream has the usage."""
     running_usage: bool
-    """whether every event is to."""
+    """whether every event of the stream has the usage."""
     priority: int
-    """lower is served first."""
+    """lower values are served first."""
 
 
-class Reader:
-    """Reads requests to one model."""
+class RequestReader:
+    """Parses requests to one model."""
 
     def __init__(self, name: str, vocabulary: Vocabulary, max_model_len: int) -> None:
-        """Args: the model's name, its tokens, and the greatest length of prompt and output."""
+        """Args: the model's name, its vocabulary, and the most tokens of prompt and output."""
         self._name = name
         self._vocabulary = vocabulary
         self._max_model_len = max_model_len
 
-    def read(self, body: Any, chat: bool, priority: str | None) -> Asked:
-        """Understands a request.
+    def read(self, body: Any, chat: bool, priority: str | None) -> CompletionRequest:
+        """Parses a request.
 
         Args:
           body: its parsed JSON.
-          chat: whether it came to the chat's route.
+          chat: whether the route is that of chat completions.
           priority: header ``X-Vllm-Priority``.
 
         Raises:
-          Problem: the model is another one, or the prompt is too long.
-          InputError: a field has a value that it cannot have.
+          VllmError: the model is unknown, or the prompt is too long.
+          InputError: a field has an invalid value.
         """
         fields = _fields(body)
         self.check_model(fields)
@@ -85,7 +85,7 @@ class Reader:
             raise bad_request(
                 "Stream options can only be defined when `stream=True`.", "stream_options"
             )
-        return Asked(
+        return CompletionRequest(
             chat=chat,
             prompts=prompts,
             samplings=[self._sampling(fields, len(prompt), chat) for prompt in prompts],
@@ -99,10 +99,10 @@ class Reader:
         )
 
     def check_model(self, fields: Mapping[str, Any]) -> None:
-        """Raises a Problem where a request names another model."""
+        """Raises VllmError if a request names another model."""
         model = fields.get("model", self._name)
         if model != self._name:
-            raise Problem(
+            raise VllmError(
                 404,
                 "NotFoundError",
                 f"The model `{model}` does not exist. Valid aliases: {self._name}.",
@@ -130,11 +130,11 @@ class Reader:
         ]
 
     def ids(self, given: Any) -> list[int]:
-        """Token ids as they are given."""
+        """Token ids of a request, checked."""
         if not isinstance(given, list) or not given:
             refuse("prompt", given, "a text, or a list of token ids")
         most = self._vocabulary.size - 1
-        # Prompts are long: each token is looked at by itself only where one of them is wrong.
+        # Prompts are long: tokens are checked one by one only if any of them is wrong.
         if set(map(type, given)) == {int} and min(given) >= 0 and max(given) <= most:
             return given
         return [whole("a token id of prompt", token, 0, most) for token in given]
@@ -148,7 +148,7 @@ class Reader:
                 "input_tokens",
             )
 
-    def _sampling(self, fields: JsonObject, prompt_tokens: int, chat: bool) -> Sampling:
+    def _sampling(self, fields: JsonObject, prompt_tokens: int, chat: bool) -> SamplingParams:
         longest = self._max_model_len - prompt_tokens
         name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
         asked = fields.whole(name, 1, default=longest if chat else DEFAULT_MAX_TOKENS)
@@ -166,7 +166,7 @@ class Reader:
         ids = fields.get("stop_token_ids", [])
         if not isinstance(ids, list):
             refuse("stop_token_ids", ids, "a list of token ids")
-        return Sampling(
+        return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=fields.whole("min_tokens", 0, max_tokens, default=0),
             ignore_eos=_flag(fields, "ignore_eos"),
@@ -181,7 +181,7 @@ class Reader:
 
 
 def _fields(body: Any) -> JsonObject:
-    """Fields that are there; null is as good as missing."""
+    """The fields of a body without nulls, which mean a missing field."""
     fields = JsonObject(body, "the request")
     return JsonObject({key: value for key, value in fields.items() if value is not None}, "request")
 
@@ -212,10 +212,10 @@ def _priority(fields: JsonObject, header: str | None) -> int:
 
 
 def _content(message: JsonObject) -> str:
-    """The text of a message, whose parts are joined."""
+    """The text of a message, its parts joined."""
     content = message.get("content")
     if content is None:
-        return ""  # of an assistant that called a tool
+        return ""  # an assistant message with tool calls only
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

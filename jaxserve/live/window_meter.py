@@ -1,0 +1,98 @@
+"""Measures control windows, and computes the simulator's expectations of the same traffic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxserve.env import ServeEnv
+from jaxserve.live.guard import Values, as_values, values_in_force
+from jaxserve.live.measured import Streams, arrivals_by_tick, measure, observe
+from jaxserve.live.readings import Snapshot
+from jaxserve.live.show import WindowComparison
+from jaxserve.live.twins import Expectation, Twins, acceptance_scale
+from jaxserve.seeds import episode_key
+from jaxserve.sim.fast.window import idle_metrics
+from jaxserve.spaces import make_action
+from jaxserve.tasks.spec import TaskSpec
+from jaxserve.types import ServeObservation, WindowMetrics
+
+
+@dataclass(frozen=True)
+class MeasuredWindow:
+    """A measured window."""
+
+    seconds: float
+    in_force: Values
+    """knobs in force during the window."""
+    metrics: WindowMetrics
+    expected: list[Expectation]
+    """expectations under the knobs in force, the policy's, and the static ones."""
+    acceptance_scale: float
+    """see ``Regimes``."""
+    strangers: tuple[str, ...]
+    """classes with traffic that no stream is named after."""
+
+    @property
+    def good(self) -> float:
+        """Requests inside their objectives."""
+        return float(np.sum(np.asarray(self.metrics.good)))
+
+    @property
+    def comparison(self) -> WindowComparison:
+        """The measurement beside the expectations."""
+        ttft_met = float(np.sum(np.asarray(self.metrics.ttft_met)))
+        seen = Expectation(self.good, ttft_met, float(self.metrics.itl_s), math.nan)
+        return WindowComparison(seen, *self.expected)
+
+
+class WindowMeter:
+    """Measures one window after the other; keeps the observation and the twins between them."""
+
+    def __init__(self, env: ServeEnv, spec: TaskSpec, static: Values) -> None:
+        """Args: environment and spec of the task, and the static setting."""
+        self._env = env
+        self._streams = Streams.of(spec)
+        self._static = make_action(**static)
+        self._twins = Twins(env, 3)
+        self._scale = 1.0
+        _, first = env.reset(episode_key(0, "test"))
+        self.seen: ServeObservation = first.observation
+        """latest observation."""
+
+    def compile(self) -> None:
+        """Compiles all programs before the first window, which would miss its deadline."""
+        self._twins.compile()
+        observe(self._env, self.seen, idle_metrics(len(self._env.slo.ttft_s)), None, 0)
+
+    def in_force(self, knobs: Mapping[str, Any]) -> Values:
+        """Knobs in force in an answer of ``/control/knobs``."""
+        return values_in_force(knobs["knobs"], as_values(self._env.locked))
+
+    def measure(
+        self, before: Snapshot, after: Snapshot, wanted: Values, number: int
+    ) -> MeasuredWindow:
+        """Measures the window between two snapshots.
+
+        Args:
+          wanted: the policy's latest action.
+          number: number of the window, from 1.
+        """
+        env, in_force = self._env, self.in_force(after.knobs)
+        action = make_action(**in_force)
+        metrics = measure(env, self._streams, after.window, before.engines, after.engines, action)
+        counts = arrivals_by_tick(env, self._streams, after.window)
+        depth = int(in_force["speculation_depth"])
+        scale = acceptance_scale(env, counts, depth, float(metrics.acceptance))
+        self._scale = self._scale if scale is None else scale
+        actions = [action, make_action(**wanted), self._static]
+        expected = self._twins.advance(actions, counts, self._scale)
+        self.seen = observe(env, self.seen, metrics, after.window, number)
+        strangers = self._streams.strangers(after.window)
+        return MeasuredWindow(
+            after.window.seconds, in_force, metrics, expected, self._scale, strangers
+        )
