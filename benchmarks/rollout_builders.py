@@ -29,7 +29,7 @@ from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, 
 from jaxserve.gateway.sessions.session import SessionInfo
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.service.control import Control
+from jaxserve.rollouts.service.gateway_client import Control
 from server.local import LocalServer, free_port
 
 _T = TypeVar("_T")

@@ -36,8 +36,8 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
         topology: YAML file in which all of that stands, with nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
-        from jaxserve.rollouts.service.serve import run
-        from jaxserve.rollouts.service.topology import read_topology
+        from jaxserve.rollouts.service.api.serve import run
+        from jaxserve.rollouts.service.cluster.topology import read_topology
     if topology is None:
         run(settings)
         return
@@ -59,8 +59,8 @@ def run_node(
         node: Name of the node in it; may be left out where there is only one.
     """
     with needing(_EXTRAS, "a node"):
-        from jaxserve.rollouts.service.node import run
-        from jaxserve.rollouts.service.topology import read_topology
+        from jaxserve.rollouts.service.cluster.node import run
+        from jaxserve.rollouts.service.cluster.topology import read_topology
     if topology is None:
         run(settings)
         return

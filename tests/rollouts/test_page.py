@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from jaxserve.rollouts.dashboard.door import DASHBOARD
 from jaxserve.rollouts.files import read_trajectories
-from jaxserve.rollouts.service.topology import read_topology
+from jaxserve.rollouts.service.cluster.topology import read_topology
 from jaxserve.rollouts.trainers import token_rewards
 from server.local import free_port
 from tests.docs.snippets import blocks, run_code

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of, removal
-from jaxserve.rollouts.service.execution import Execution, Place
+from jaxserve.rollouts.service.worker.execution import Execution, Place
 
 TOP = Path("/s/a task/0.1")
 OURS = Ours(TOP / "home", {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"})

@@ -13,9 +13,9 @@ from typing import Any
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
-from jaxserve.rollouts.evaluators.forms import Context, Episode, EvalResult, Evaluator
+from jaxserve.rollouts.evaluators.interface import Context, Episode, EvalResult, Evaluator
+from jaxserve.rollouts.evaluators.output_tests import TestOnOutput
 from jaxserve.rollouts.evaluators.session_completed import SessionCompleted
-from jaxserve.rollouts.evaluators.test_on_output import TestOnOutput
 
 BUILT_IN: Mapping[str, Any] = {
     "session_completed": SessionCompleted,

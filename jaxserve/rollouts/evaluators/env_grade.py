@@ -9,7 +9,7 @@ from jaxserve.checks import JsonObject
 from jaxserve.client import ConnectionLost, ServeClient, ServerError
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.credit import Key, calls_of, credits
-from jaxserve.rollouts.evaluators.forms import Context, Episode, EvalResult
+from jaxserve.rollouts.evaluators.interface import Context, Episode, EvalResult
 from jaxserve.rollouts.traces import Trajectory
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.checks import JsonObject
-from jaxserve.rollouts.evaluators.forms import Context, EvalResult
+from jaxserve.rollouts.evaluators.interface import Context, EvalResult
 from jaxserve.rollouts.traces import COMPLETED, Trajectory
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
+from jaxserve.rollouts.service.api.serve import open_service
+from jaxserve.rollouts.service.cluster.node import Node
 from jaxserve.rollouts.service.doors import SERVICE, Shown
-from jaxserve.rollouts.service.node import Node
-from jaxserve.rollouts.service.serve import open_service
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
 from tests.patience import PATIENCE_S, wait_until
 from tests.server_thread import ServerThread

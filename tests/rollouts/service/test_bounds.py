@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.settings import Tokens
-from jaxserve.rollouts.service import app, serve
+from jaxserve.rollouts.service.api import app, serve
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.limited_http import HttpLimits
 from tests.gateway.running import RunningGateway

@@ -14,8 +14,8 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.submission import parse_task
-from jaxserve.rollouts.service.topology import parse_topology
+from jaxserve.rollouts.service.cluster.topology import parse_topology
+from jaxserve.rollouts.service.worker.task import parse_task
 from tests.gateway.running import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import RunningService
