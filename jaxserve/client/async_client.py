@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from jaxserve.client.errors import ConnectionLost, ServerError, TryLater
-from jaxserve.client.observation import Observation, Step, read_step
+from jaxserve.client.observation import Observation, StepResult, parse_step
 from jaxserve.client.transports import (
     HttpTransport,
     NoWebSocket,
@@ -109,7 +109,7 @@ class AsyncServeClient:
         options = {name: value for name, value in given.items() if value is not None}
         return self._note(await self._persist(lambda: self._transport.reset(options))).observation
 
-    async def attach(self, session_id: str) -> Step:
+    async def attach(self, session_id: str) -> StepResult:
         """Takes up a session that was begun elsewhere; nothing in it changes.
 
         Returns:
@@ -121,7 +121,7 @@ class AsyncServeClient:
         params = {"session_id": session_id}
         return self._note(await self._ask("GET", "/observation", params=params))
 
-    async def step(self, action: Mapping[str, Any] | Any) -> Step:
+    async def step(self, action: Mapping[str, Any] | Any) -> StepResult:
         """Holds the knobs for one window.
 
         Args:
@@ -142,7 +142,7 @@ class AsyncServeClient:
             pass
         return self._note(await self._persist(lambda: self._step_again(session_id, plain)))
 
-    async def drive(self, agent: str, windows: int = 1) -> list[Step]:
+    async def drive(self, agent: str, windows: int = 1) -> list[StepResult]:
         """Lets an agent of the server play on, at most to the end of the episode.
 
         What is lost is not asked for again, because the windows may have been played; what was
@@ -157,10 +157,10 @@ class AsyncServeClient:
         )
         return [self._note(each) for each in answer["results"]]
 
-    async def observe(self) -> Step:
+    async def observe(self) -> StepResult:
         """The last answer to reset or step, from the server."""
         path = "/observation"
-        return read_step(await self._ask("GET", path, params={"session_id": self._own()}))
+        return parse_step(await self._ask("GET", path, params={"session_id": self._own()}))
 
     async def state(self) -> dict[str, Any]:
         """Totals of the episode."""
@@ -204,7 +204,7 @@ class AsyncServeClient:
             raise
 
     def _is_next(self, standing: dict[str, Any]) -> bool:
-        return read_step(standing).info["step"] == self._steps + 1
+        return parse_step(standing).info["step"] == self._steps + 1
 
     async def _persist(self, call: Any, undone_only: bool = False) -> dict[str, Any]:
         """Repeats a call until there is an answer, waiting longer each time, or as long as asked.
@@ -251,8 +251,8 @@ class AsyncServeClient:
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         return await self._persist(lambda: request(self._http, method, path, **options))
 
-    def _note(self, data: dict[str, Any]) -> Step:
-        step = read_step(data)
+    def _note(self, data: dict[str, Any]) -> StepResult:
+        step = parse_step(data)
         self._session_id = step.info.get("session_id")
         self._steps = int(step.info.get("step", 0))
         return step

@@ -15,7 +15,7 @@ class Observation(dict[str, Any]):
             raise AttributeError(f"the observation has no {name!r}") from None
 
 
-class Step(NamedTuple):
+class StepResult(NamedTuple):
     """The four values of ``step``."""
 
     observation: Observation
@@ -25,8 +25,8 @@ class Step(NamedTuple):
     """session_id, episode_id, task_id, seed, step, reward_parts and more."""
 
 
-def read_step(data: dict[str, Any]) -> Step:
+def parse_step(data: dict[str, Any]) -> StepResult:
     """A server's answer to reset or step, of HTTP and WebSocket alike."""
     fields = dict(data["observation"])
     info = fields.pop("metadata", None) or data.get("metadata") or {}
-    return Step(Observation(fields), data["reward"], bool(data["done"]), info)
+    return StepResult(Observation(fields), data["reward"], bool(data["done"]), info)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
 from jaxserve.client.async_client import AsyncServeClient
-from jaxserve.client.observation import Observation, Step
+from jaxserve.client.observation import Observation, StepResult
 
 T = TypeVar("T")
 
@@ -58,19 +58,19 @@ class ServeClient:
             )
         )
 
-    def attach(self, session_id: str) -> Step:
+    def attach(self, session_id: str) -> StepResult:
         """See ``AsyncServeClient.attach``."""
         return self._wait(self._client.attach(session_id))
 
-    def step(self, action: Mapping[str, Any] | Any) -> Step:
+    def step(self, action: Mapping[str, Any] | Any) -> StepResult:
         """See ``AsyncServeClient.step``."""
         return self._wait(self._client.step(action))
 
-    def drive(self, agent: str, windows: int = 1) -> list[Step]:
+    def drive(self, agent: str, windows: int = 1) -> list[StepResult]:
         """See ``AsyncServeClient.drive``."""
         return self._wait(self._client.drive(agent, windows))
 
-    def observe(self) -> Step:
+    def observe(self) -> StepResult:
         """See ``AsyncServeClient.observe``."""
         return self._wait(self._client.observe())
 

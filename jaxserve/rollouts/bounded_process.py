@@ -31,7 +31,7 @@ _CUT = b"\n[cut: no more output is kept]\n"
 
 
 @dataclass(frozen=True)
-class Limits:
+class ProcessLimits:
     """What a process may use."""
 
     budget_s: float
@@ -43,7 +43,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessExit:
     """How a process ended."""
 
     code: int
@@ -61,10 +61,10 @@ async def run_process(
     folder: Path,
     variables: Mapping[str, str],
     output: Path,
-    limits: Limits,
+    limits: ProcessLimits,
     given: bytes = b"",
     redaction: Redaction | None = None,
-) -> Ended:
+) -> ProcessExit:
     """Runs a command to its end. When the caller is cancelled, all that it started is killed.
 
     Args:
@@ -77,7 +77,7 @@ async def run_process(
       redaction: of what it prints.
     """
     if limits.budget_s <= 0:
-        return Ended(-signal.SIGTERM, timed_out=True)
+        return ProcessExit(-signal.SIGTERM, timed_out=True)
     mark = secrets.token_hex(16)
     guard = await asyncio.create_subprocess_exec(
         *sweeping_leader(f"{MARK}={mark}"),
@@ -103,7 +103,7 @@ async def run_process(
                 )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            return Ended(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
+            return ProcessExit(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
         assert process.stdout is not None
         hidden = redaction or Redaction()
         reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes, hidden))
@@ -115,7 +115,7 @@ async def run_process(
         await _kill(guard)
         code = await process.wait()
         await _settle(reader)
-        return Ended(code, timed_out, reader.result() if reader.done() else 0)
+        return ProcessExit(code, timed_out, reader.result() if reader.done() else 0)
     finally:
         await asyncio.shield(_kill(guard))
         if reader is not None:

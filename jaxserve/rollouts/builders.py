@@ -25,7 +25,7 @@ import numpy as np
 import orjson
 
 from jaxserve.gateway.sessions.records import EXACT, RETOKENISED, Choice, CompletionRecord
-from jaxserve.rollouts.traces import COMPLETED, Trace, Trajectory
+from jaxserve.rollouts.traces import COMPLETED, TokenTrace, Trajectory
 
 Key = tuple[int, int]
 
@@ -169,7 +169,7 @@ def _uncounted(record: CompletionRecord) -> int:
     return max(0, said - record.sampled) if isinstance(said, int) else 0
 
 
-def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> Trace:
+def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> TokenTrace:
     """The samples of one line in one sequence."""
     ids, masks, logprobs = [], [], []
     texts: list[str] = []
@@ -187,7 +187,7 @@ def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: 
         last_end = sample.end
     last = line[-1]
     asked: dict[str, Any] = orjson.loads(last.record.sent) if last.record.sent else {}
-    return Trace(
+    return TokenTrace(
         prompt_ids=line[0].prompt_ids,
         response_ids=np.concatenate(ids),
         loss_mask=np.concatenate(masks),

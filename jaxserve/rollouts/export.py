@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 
 MISSING = "logprob_missing"
 TOO_HIGH = "logprob_above_0"
@@ -27,7 +27,7 @@ def exported(trajectory: Trajectory) -> Trajectory:
     dropped = Counter(trajectory.dropped)
     traces = []
     for trace in trajectory.traces:
-        if (fault := fault_of(trace)) is not None:
+        if (fault := logprob_fault(trace)) is not None:
             dropped[fault] += trace.trainable
             trace = trace.masked(fault)
         logprobs = np.where(trace.loss_mask == 1, trace.response_logprobs, np.float32(0))
@@ -35,7 +35,7 @@ def exported(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, traces=tuple(traces), dropped=dict(dropped))
 
 
-def fault_of(trace: Trace) -> str | None:
+def logprob_fault(trace: TokenTrace) -> str | None:
     """What is wrong with the log-probabilities of the trainable tokens, None where nothing is."""
     values = trace.response_logprobs[trace.loss_mask == 1]
     if not np.isfinite(values).all():

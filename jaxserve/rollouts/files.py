@@ -20,7 +20,7 @@ from jaxserve import checks
 from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 
 _ARRAYS: Mapping[str, Any] = {
     "prompt_ids": np.int32,
@@ -61,7 +61,7 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
     """
     kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
     if kind == ".jsonl":
-        write_atomic(path, b"".join(map(line_of, trajectories)))
+        write_atomic(path, b"".join(map(trajectory_line, trajectories)))
         return
     rows = [_row(exported(trajectory)) for trajectory in trajectories]
     sink = pa.BufferOutputStream()
@@ -69,7 +69,7 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
     write_atomic(path, sink.getvalue().to_pybytes())
 
 
-def line_of(trajectory: Trajectory) -> bytes:
+def trajectory_line(trajectory: Trajectory) -> bytes:
     """The line of a trajectory in JSON lines.
 
     Raises:
@@ -79,8 +79,8 @@ def line_of(trajectory: Trajectory) -> bytes:
     return orjson.dumps(_row(exported(trajectory)), option=options)
 
 
-def trajectory_of(line: bytes) -> Trajectory:
-    """What ``line_of`` wrote.
+def parse_trajectory(line: bytes) -> Trajectory:
+    """What ``trajectory_line`` wrote.
 
     Raises:
       InputError: it holds something else.
@@ -112,7 +112,7 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     return {**vars(trajectory), "traces": [_checked(trace) for trace in trajectory.traces]}
 
 
-def _checked(trace: Trace) -> dict[str, Any]:
+def _checked(trace: TokenTrace) -> dict[str, Any]:
     """The fields of a trace, its arrays of the types that they are read as."""
     if trace.reward is not None:
         checks.number("reward of a trace", trace.reward)
@@ -149,7 +149,9 @@ def _parquet_rows(path: Path) -> list[dict[str, Any]]:
 
 def _trajectory(row: dict[str, Any]) -> Trajectory:
     traces = tuple(
-        Trace(**{**trace, **{name: np.array(trace[name], kind) for name, kind in _ARRAYS.items()}})
+        TokenTrace(
+            **{**trace, **{name: np.array(trace[name], kind) for name, kind in _ARRAYS.items()}}
+        )
         for trace in row["traces"]
     )
     return Trajectory(**{**row, "traces": traces})

@@ -47,7 +47,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Trial:
+class AgentTrial:
     """What was seen of one version of an agent."""
 
     version: str
@@ -99,7 +99,7 @@ class Preset:
     """templates of commands to run before."""
     mcp: McpServers | None = None
     """None where it knows no MCP."""
-    tried: tuple[Trial, ...] = field(default=())
+    tried: tuple[AgentTrial, ...] = field(default=())
     """versions that were run, as ``scripts/try_presets.py`` saw them."""
     note: str = ""
     """why it is started as it is."""
@@ -179,7 +179,7 @@ def load_preset(name: str) -> Preset:
         stdin=data.get("stdin", ""),
         setup=tuple(map(tuple, data.get("setup", ()))),
         mcp=None if mcp is None else _mcp_of(mcp),
-        tried=tuple(Trial(**trial) for trial in data.get("tried", ())),
+        tried=tuple(AgentTrial(**trial) for trial in data.get("tried", ())),
         note=data.get("note", ""),
     )
 

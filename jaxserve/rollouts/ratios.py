@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.traces import Trace
+from jaxserve.rollouts.traces import TokenTrace
 
-Policy = Callable[[Trace], np.ndarray]
+Policy = Callable[[TokenTrace], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Ratios:
     """trace and place in ``response_ids`` of the largest."""
 
 
-def importance_ratios(traces: Iterable[Trace], policy: Policy) -> Ratios:
+def importance_ratios(traces: Iterable[TokenTrace], policy: Policy) -> Ratios:
     """How far the ratios of trainable tokens are from 1.
 
     Args:
@@ -68,7 +68,7 @@ def importance_ratios(traces: Iterable[Trace], policy: Policy) -> Ratios:
     return Ratios(len(together), largest, float(together.mean()), where)
 
 
-def token_logprobs(logits: np.ndarray, trace: Trace) -> np.ndarray:
+def token_logprobs(logits: np.ndarray, trace: TokenTrace) -> np.ndarray:
     """Log-probabilities of a response's tokens from a model's output.
 
     Args:

@@ -41,7 +41,7 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Ours:
+class ServiceVariables:
     """Variables that the service gives, apart from those of a task."""
 
     home: Path
@@ -51,7 +51,7 @@ class Ours:
 
 
 @dataclass(frozen=True)
-class Process:
+class CommandLine:
     """What is started on this machine."""
 
     argv: tuple[str, ...]
@@ -60,15 +60,15 @@ class Process:
     """all its variables."""
 
 
-def process_of(
+def command_line(
     runtime: Runtime,
     command: Sequence[str],
-    ours: Ours,
+    ours: ServiceVariables,
     top: Path,
     folder: Path,
     *,
     reads: bool = False,
-) -> Process:
+) -> CommandLine:
     """A command of a task as a process of this machine.
 
     Args:
@@ -82,37 +82,37 @@ def process_of(
     home = {"HOME": str(ours.home)}
     if runtime.kind == LOCAL:
         passed = _passed_on(_LOCAL_PASSED_ON)
-        return Process(tuple(command), {**runtime.variables, **passed, **home, **ours.values})
+        return CommandLine(tuple(command), {**runtime.variables, **passed, **home, **ours.values})
     client = _passed_on(_CLIENT_PASSED_ON)
     if runtime.kind == DOCKER:
         argv = _docker(runtime, ours, top, folder, reads)
         # docker takes the value of a variable that is only named from its own environment, so
         # that no key stands on a command line. Names of the service's are fixed ones; those of a
         # task could change what docker itself does.
-        return Process((*argv, runtime.image, *command), {**ours.values, **client})
+        return CommandLine((*argv, runtime.image, *command), {**ours.values, **client})
     inside = {**runtime.variables, **ours.values}
     argv = _apptainer(runtime, ours, top, folder)
     named = {f"APPTAINERENV_{name}": value for name, value in inside.items()}
-    return Process((*argv, runtime.image, *command), {**named, **client})
+    return CommandLine((*argv, runtime.image, *command), {**named, **client})
 
 
-def removal(runtime: Runtime, top: Path) -> Process | None:
+def container_removal(runtime: Runtime, top: Path) -> CommandLine | None:
     """What ends a session's containers that outlived the command; None where none can."""
     if runtime.kind != DOCKER:
         return None
-    return removal_of([container_name(top)])
+    return containers_removal([container_name(top)])
 
 
-def leftovers(tasks: Path) -> Process:
+def list_containers(tasks: Path) -> CommandLine:
     """What prints the containers of all sessions in a folder of tasks."""
     argv = ("docker", "ps", "--all", "--quiet", f"--filter=label={_label(tasks)}")
-    return Process(argv, _passed_on(_CLIENT_PASSED_ON))
+    return CommandLine(argv, _passed_on(_CLIENT_PASSED_ON))
 
 
-def removal_of(containers: Sequence[str]) -> Process:
+def containers_removal(containers: Sequence[str]) -> CommandLine:
     """What ends containers, by their names."""
     argv = ("docker", "rm", "--force", "--volumes", *containers)
-    return Process(argv, _passed_on(_CLIENT_PASSED_ON))
+    return CommandLine(argv, _passed_on(_CLIENT_PASSED_ON))
 
 
 def container_name(top: Path) -> str:
@@ -129,7 +129,9 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(str(path).encode()).hexdigest()[:24]
 
 
-def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) -> tuple[str, ...]:
+def _docker(
+    runtime: Runtime, ours: ServiceVariables, top: Path, folder: Path, reads: bool
+) -> tuple[str, ...]:
     inputs = ("--interactive",) if reads else ()
     theirs = [f"--env={name}={value}" for name, value in runtime.variables.items()]
     return (
@@ -152,7 +154,9 @@ def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) 
     )
 
 
-def _apptainer(runtime: Runtime, ours: Ours, top: Path, folder: Path) -> tuple[str, ...]:
+def _apptainer(
+    runtime: Runtime, ours: ServiceVariables, top: Path, folder: Path
+) -> tuple[str, ...]:
     return (
         "apptainer",
         "exec",

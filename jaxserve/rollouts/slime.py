@@ -26,9 +26,9 @@ import httpx
 
 from jaxserve.checks import JsonObject, address
 from jaxserve.errors import InputError
-from jaxserve.rollouts.files import trajectory_of
-from jaxserve.rollouts.service.client import connected
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.files import parse_trajectory
+from jaxserve.rollouts.service.client import service_client
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 from jaxserve.rollouts.trainers import Decode, slime_samples
 
 POLL_S = 2.0
@@ -70,7 +70,7 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
     if evaluation:
         return RolloutFnEvalOutput(data=_evaluated(args, make))
     groups = data_source.get_samples(args.rollout_batch_size)
-    results = _played(args, tasks_of(args, rollout_id, groups))
+    results = _played(args, build_tasks(args, rollout_id, groups))
     samples = [
         [
             make.samples(session, group[0].group_index, source)
@@ -78,10 +78,12 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         ]
         for sessions, group in zip(results, groups, strict=True)
     ]
-    return RolloutFnTrainOutput(samples=samples, metrics=metrics_of(results, rollout_id))
+    return RolloutFnTrainOutput(samples=samples, metrics=step_metrics(results, rollout_id))
 
 
-def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
+def build_tasks(
+    args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]
+) -> list[dict[str, Any]]:
     """The task of each group of slime's samples. Its name is a new one every time: a step that is
     taken again is sampled again.
 
@@ -95,7 +97,7 @@ def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> lis
         more = (first.metadata or {}).get("jaxserve", {})
         task = {
             **given,
-            "instruction": instruction_of(first.prompt),
+            "instruction": prompt_text(first.prompt),
             **JsonObject(more, "metadata of a sample: jaxserve"),
             "num_samples": len(group),
             "task_id": f"slime-{rollout_id}-{first.group_index}-{secrets.token_hex(4)}",
@@ -106,7 +108,7 @@ def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> lis
     return tasks
 
 
-def instruction_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     """A prompt as one text; who says what is told where not all of it is of one role."""
     if isinstance(prompt, str):
         return prompt
@@ -228,7 +230,7 @@ def _evaluated(args: Any, make: _Maker) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def metrics_of(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[str, float]:
+def step_metrics(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[str, float]:
     """What slime logs of a step; every session counts once, however many traces it has, but
     staleness is that of the oldest trace."""
     sessions = [session for group in results for session in group]
@@ -250,7 +252,7 @@ def metrics_of(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[s
     return found
 
 
-def _traces(session: _Session) -> Sequence[Trace]:
+def _traces(session: _Session) -> Sequence[TokenTrace]:
     return () if session.trajectory is None else session.trajectory.traces
 
 
@@ -301,7 +303,7 @@ def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
     """Submits tasks, waits until all have ended, and fetches what was said in them; cancels them
     where that fails."""
     url = address("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
-    with connected(url) as http:
+    with service_client(url) as http:
         http.base_url = url
         names: list[str] = []
         try:
@@ -322,7 +324,7 @@ def _sessions(http: httpx.Client, task: str) -> list[_Session]:
     sessions = []
     for told in sorted(found["sessions"], key=lambda one: one["sample"]):
         answer = _answer(http, f"/sessions/{quote(told['session_id'])}/trajectory")
-        trajectory = trajectory_of(answer.content) if answer.is_success else None
+        trajectory = parse_trajectory(answer.content) if answer.is_success else None
         if trajectory is not None and not trajectory.graded:
             trajectory = None
         sessions.append(_Session(told["state"], told.get("reward"), trajectory))

@@ -20,7 +20,7 @@ COMPLETION_REWARDS = "completion_rewards"
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class TokenTrace:
     """A prompt and what followed. ``R`` tokens follow ``P`` tokens of prompt."""
 
     prompt_ids: np.ndarray
@@ -66,7 +66,7 @@ class Trace:
         """Tokens with mask 1."""
         return int(np.count_nonzero(self.loss_mask))
 
-    def masked(self, reason: str) -> Trace:
+    def masked(self, reason: str) -> TokenTrace:
         """The same with nothing to train on, and why."""
         return replace(
             self,
@@ -81,7 +81,7 @@ class Trajectory:
 
     status: str
     """COMPLETED, TIMEOUT or ERROR."""
-    traces: tuple[Trace, ...]
+    traces: tuple[TokenTrace, ...]
     """in the order in which they began."""
     dropped: Mapping[str, int] = field(default_factory=dict)
     """tokens that were sampled and cannot be trained on, by reason."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.rollouts.export import fault_of
-from jaxserve.rollouts.traces import COMPLETED, COMPLETION_REWARDS, ERROR, Trace, Trajectory
+from jaxserve.rollouts.export import logprob_fault
+from jaxserve.rollouts.traces import COMPLETED, COMPLETION_REWARDS, ERROR, TokenTrace, Trajectory
 
 Decode = Callable[[list[int]], str]
 
@@ -94,7 +94,7 @@ def verl_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
     return outputs
 
 
-def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
+def trl_rollout(traces: Sequence[TokenTrace]) -> dict[str, list[Any]]:
     """What a ``rollout_func`` of TRL's ``GRPOTrainer`` returns.
 
     TRL takes one sequence for each prompt that it hands to the function: ``traces`` are in their
@@ -114,7 +114,7 @@ def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
     }
 
 
-def token_rewards(trace: Trace) -> np.ndarray:
+def token_rewards(trace: TokenTrace) -> np.ndarray:
     """What each completion of a trace earned at its last token, and 0 elsewhere, float32 ``[R]``:
     for trainers that take rewards by token. They are beside ``reward``, no part of it.
 
@@ -130,9 +130,9 @@ def token_rewards(trace: Trace) -> np.ndarray:
     return found
 
 
-def _lists(trace: Trace) -> dict[str, list[Any]]:
+def _lists(trace: TokenTrace) -> dict[str, list[Any]]:
     """The arrays of a trace as lists."""
-    if (fault := fault_of(trace)) is not None:
+    if (fault := logprob_fault(trace)) is not None:
         raise InputError(f"a trace has {fault}; it must have gone through exported()")
     names = ("prompt_ids", "response_ids", "loss_mask", "response_logprobs")
     fields = {name: getattr(trace, name).tolist() for name in names}
@@ -141,12 +141,12 @@ def _lists(trace: Trace) -> dict[str, list[Any]]:
     return fields
 
 
-def _reward(trace: Trace) -> float:
+def _reward(trace: TokenTrace) -> float:
     """That of a graded trace."""
     return checks.number("reward of a trace", trace.reward)
 
 
-def _slime_status(trajectory: Trajectory, trace: Trace) -> str:
+def _slime_status(trajectory: Trajectory, trace: TokenTrace) -> str:
     """The value of slime's ``Sample.Status``."""
     if trajectory.status == ERROR:
         return "failed"

@@ -25,7 +25,7 @@ import pytest
 from jaxserve.client import ServeClient
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
-from jaxserve.rollouts.evaluators.credit import calls_of, credits
+from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
 from jaxserve.runtime.process_group import own_process
@@ -173,7 +173,7 @@ class Played:
     def credited(self) -> int:
         """Windows of which it is known which completion played them."""
         tool = "step" if isinstance(self.way, Served) else self.tool
-        owners = credits(calls_of(self.records, tool or ""), self.actions)
+        owners = window_owners(find_tool_calls(self.records, tool or ""), self.actions)
         return len(owners) - owners.count(None)
 
     @property

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from jaxserve.gateway.sessions.redaction import Redaction
-from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
+from jaxserve.rollouts.bounded_process import ProcessExit, ProcessLimits, run_process
 from tests.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(folder: Path, code: str, **limits: float) -> Ended:
+def run(folder: Path, code: str, **limits: float) -> ProcessExit:
     """Runs a few lines of Python."""
     command = (sys.executable, "-c", code)
-    chosen = Limits(**{"budget_s": 60.0, **limits})  # type: ignore[arg-type]
+    chosen = ProcessLimits(**{"budget_s": 60.0, **limits})  # type: ignore[arg-type]
     return asyncio.run(run_process(command, folder, {"A": "b"}, folder / "log", chosen))
 
 
@@ -52,7 +52,7 @@ for piece in ("key sk-1", "2345", "6, sk-123", "4!", " sk-123456 sk-12"):
 """
     command, log = (sys.executable, "-c", code), tmp_path / "log"
     redaction = Redaction(("sk-123456",))
-    limits = Limits(60.0)
+    limits = ProcessLimits(60.0)
     ended = asyncio.run(run_process(command, tmp_path, {}, log, limits, redaction=redaction))
     assert ended.code == 0 and log.read_text() == "key [secret], sk-1234! [secret] sk-12"
 
@@ -132,7 +132,7 @@ def test_a_runner_that_is_a_command_itself(tmp_path: Path) -> None:
 
     async def ended() -> None:
         command = (sys.executable, "-c", runner_of_a_daemon(tmp_path))
-        limits = Limits(1000.0)
+        limits = ProcessLimits(1000.0)
         running = asyncio.create_task(run_process(command, tmp_path, {}, tmp_path / "log", limits))
         async with asyncio.timeout(PATIENCE_S):
             while not (tmp_path / "child").exists():
@@ -163,7 +163,7 @@ def test_a_caller_that_is_cancelled(tmp_path: Path) -> None:
         code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)"
         command = (sys.executable, "-c", code)
         running = asyncio.create_task(
-            run_process(command, tmp_path, {}, tmp_path / "log", Limits(60.0))
+            run_process(command, tmp_path, {}, tmp_path / "log", ProcessLimits(60.0))
         )
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)

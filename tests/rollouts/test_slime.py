@@ -15,11 +15,11 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.rollouts import slime
 from jaxserve.rollouts.slime import (
+    build_tasks,
     generate_rollout,
-    instruction_of,
     leave_one_out,
     policy_version,
-    tasks_of,
+    prompt_text,
 )
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled
@@ -225,7 +225,7 @@ def test_the_tasks_that_are_submitted() -> None:
     group[0].metadata = {"jaxserve": {"environment": {"seed": 4}}, "other": 1}
     template = {"agent": {"preset": "pi"}, "environment": {"seed": 1}, "metadata": {"a": 1}}
     args = SimpleNamespace(jaxserve_task=template)
-    (first,), (again,) = (tasks_of(args, 5, [group]) for _ in range(2))
+    (first,), (again,) = (build_tasks(args, 5, [group]) for _ in range(2))
     assert first.pop("task_id") != again["task_id"]
     assert first == {
         "agent": {"preset": "pi"},
@@ -240,10 +240,10 @@ def test_a_prompt_of_messages() -> None:
     """Is one text; of several roles each is told."""
     parts = [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it"}]
     user = [{"role": "user", "content": parts}, {"role": "user", "content": "Then test it"}]
-    assert instruction_of("as it is") == "as it is"
-    assert instruction_of(user) == "Fix it\n\nThen test it"
+    assert prompt_text("as it is") == "as it is"
+    assert prompt_text(user) == "Fix it\n\nThen test it"
     system = {"role": "system", "content": None}
-    assert instruction_of([system, user[0]]) == "[system] \n\n[user] Fix it"
+    assert prompt_text([system, user[0]]) == "[system] \n\n[user] Fix it"
 
 
 def graded(rollout: int, reward: float, **more: Any) -> Any:
@@ -281,7 +281,7 @@ def test_metrics_count_sessions() -> None:
         slime._Session("TIMEOUT", 0.25, whole),
         slime._Session("COMPLETED", 0.0, None),
     ]
-    assert slime.metrics_of([sessions], 4) == {
+    assert slime.step_metrics([sessions], 4) == {
         "jaxserve/sessions": 4.0,
         "jaxserve/completed": 0.75,
         "jaxserve/without_a_trace": 1.0,

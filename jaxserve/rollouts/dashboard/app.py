@@ -17,9 +17,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Send
 
 from jaxserve.gateway.commands import plain_json
-from jaxserve.rollouts.dashboard.door import Entry
+from jaxserve.rollouts.dashboard.door import PageAccess
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
-from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
 from jaxserve.runtime.hosts import is_loopback
 
 _FILES = Path(__file__).with_name("static")
@@ -38,11 +38,11 @@ _PASSED_ON = ("content-type", "cache-control")
 class Dashboard:
     """An ASGI application."""
 
-    def __init__(self, settings: DashboardSettings, token: str | None, entry: Entry) -> None:
+    def __init__(self, settings: DashboardSettings, token: str | None, entry: PageAccess) -> None:
         """Args: where the service is, and its token, which no browser gets; who gets in."""
         self._settings, self._entry = settings, entry
         self._streams: set[httpx.Response] = set()
-        self._shown = Shown(SERVICE, settings.service, token)
+        self._shown = TokenAuth(SERVICE, settings.service, token)
         routes = [
             Route("/health", self._health),
             Route("/api{path:path}", self._ask),

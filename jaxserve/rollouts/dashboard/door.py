@@ -23,7 +23,7 @@ _REFUSED = (
 )
 
 
-class Entry:
+class PageAccess:
     """Who gets in.
 
     The token in an address becomes a cookie, and the address is asked for again without it.

@@ -8,7 +8,7 @@ import sys
 
 from jaxserve import checks
 from jaxserve.rollouts.dashboard.app import Dashboard
-from jaxserve.rollouts.dashboard.door import DASHBOARD, Entry
+from jaxserve.rollouts.dashboard.door import DASHBOARD, PageAccess
 from jaxserve.rollouts.dashboard.settings import TOKEN_VARIABLE, DashboardSettings
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.listening import CommandServer, address, listen
@@ -44,7 +44,7 @@ def open_dashboard(
     listening = listen(settings.host, settings.port, "--port")
     try:
         port = listening.getsockname()[1]
-        entry = Entry(DASHBOARD.keep(port) if own_token is None else own_token, port)
+        entry = PageAccess(DASHBOARD.keep(port) if own_token is None else own_token, port)
     except BaseException:
         listening.close()
         raise

@@ -13,18 +13,30 @@ from typing import Any
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
-from jaxserve.rollouts.evaluators.interface import Context, Episode, EvalResult, Evaluator
-from jaxserve.rollouts.evaluators.output_tests import TestOnOutput
+from jaxserve.rollouts.evaluators.interface import (
+    EnvironmentEpisode,
+    EvalResult,
+    EvaluationContext,
+    Evaluator,
+)
+from jaxserve.rollouts.evaluators.output_tests import OutputTests
 from jaxserve.rollouts.evaluators.session_completed import SessionCompleted
 
 BUILT_IN: Mapping[str, Any] = {
     "session_completed": SessionCompleted,
-    "test_on_output": TestOnOutput,
+    "test_on_output": OutputTests,
     "env_grade": EnvGrade,
 }
 """Evaluators by their names."""
 
-__all__ = ["BUILT_IN", "Context", "Episode", "EvalResult", "Evaluator", "parse_evaluator"]
+__all__ = [
+    "BUILT_IN",
+    "EnvironmentEpisode",
+    "EvalResult",
+    "EvaluationContext",
+    "Evaluator",
+    "parse_evaluator",
+]
 
 
 def parse_evaluator(given: JsonObject) -> Evaluator:

@@ -28,7 +28,7 @@ _ARGUMENT_KEYS = ("arguments", "args", "input", "parameters")
 
 
 @dataclass(frozen=True)
-class Call:
+class ToolCall:
     """A tool call that may have made a window."""
 
     completion: Key
@@ -39,7 +39,7 @@ class Call:
     """the window that its result speaks of; None where no result is known."""
 
 
-def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
+def find_tool_calls(records: Sequence[CompletionRecord], tool: str) -> list[ToolCall]:
     """Calls of a tool in the order in which they were made.
 
     A call whose result is known and speaks of no window has made none, and is left out. The result
@@ -63,7 +63,7 @@ def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
         told = _TOLD.findall(next(iter(brought))) if len(brought) == 1 else None
         if told != []:
             number = int(told[-1]) if told else None
-            found.append(Call(completion, asked, number))
+            found.append(ToolCall(completion, asked, number))
     return found
 
 
@@ -79,14 +79,16 @@ def _results(records: Sequence[CompletionRecord]) -> dict[Any, set[str]]:
     return found
 
 
-def credits(calls: Sequence[Call], windows: Sequence[Mapping[str, Any]]) -> list[Key | None]:
+def window_owners(
+    calls: Sequence[ToolCall], windows: Sequence[Mapping[str, Any]]
+) -> list[Key | None]:
     """The completion of each window, None where none can be told.
 
     A window belongs to the call whose result speaks of it, the first if there are several. Those of
     no result go to the next call, in order, that asked for this window's knobs.
 
     Args:
-      calls: as ``calls_of`` gives them.
+      calls: as ``find_tool_calls`` gives them.
       windows: knobs of each window, as the server played it.
     """
     told = {}

@@ -8,8 +8,8 @@ from typing import Any
 from jaxserve.checks import JsonObject
 from jaxserve.client import ConnectionLost, ServeClient, ServerError
 from jaxserve.errors import InputError
-from jaxserve.rollouts.evaluators.credit import Key, calls_of, credits
-from jaxserve.rollouts.evaluators.interface import Context, Episode, EvalResult
+from jaxserve.rollouts.evaluators.credit import Key, find_tool_calls, window_owners
+from jaxserve.rollouts.evaluators.interface import EnvironmentEpisode, EvalResult, EvaluationContext
 from jaxserve.rollouts.traces import Trajectory
 
 
@@ -22,7 +22,7 @@ class EnvGrade:
         known = JsonObject(options, options.where, ("tool",))
         self._tool = known.text("tool") if "tool" in known else "step"
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """See the class.
 
         Raises:
@@ -44,7 +44,9 @@ class EnvGrade:
         if (other := _other_episode(episode, log) or _other_episode(episode, told)) is not None:
             return EvalResult(0.0, metadata={"reason": other}, completion_rewards={})
         windows = [entry for entry in log["episode_log"] if "action" in entry]
-        owners = credits(calls_of(context.records, self._tool), [w["action"] for w in windows])
+        owners = window_owners(
+            find_tool_calls(context.records, self._tool), [w["action"] for w in windows]
+        )
         rewards: defaultdict[Key, float] = defaultdict(float)
         for owner, window in zip(owners, windows, strict=True):
             if owner is not None:
@@ -70,7 +72,7 @@ class EnvGrade:
         return EvalResult(float(grade["score"]), metadata=said, completion_rewards=rewards)
 
 
-def _other_episode(begun: Episode, log: dict[str, Any]) -> str | None:
+def _other_episode(begun: EnvironmentEpisode, log: dict[str, Any]) -> str | None:
     """What differs from the episode that was begun: an agent may not choose an easier one."""
     for name in ("episode_id", "episode_number", "task_id", "seed", "split"):
         if log[name] != getattr(begun, name):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.rollouts.bounded_process import Ended
+from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.traces import Trajectory
 
 
 @dataclass(frozen=True)
-class Episode:
+class EnvironmentEpisode:
     """The episode that was begun for a session on an environment's server."""
 
     url: str
@@ -33,7 +33,7 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Context:
+class EvaluationContext:
     """What there is of a session beside its trajectory."""
 
     session: str
@@ -49,13 +49,13 @@ class Context:
     fresh: Path
     """a copy of ``source`` in it, prepared for the evaluation, where the evaluator has
     ``needs_fresh = True``."""
-    execute: Callable[[Sequence[str], Path], Ended]
+    execute: Callable[[Sequence[str], Path], ProcessExit]
     """runs a command in ``fresh``, where the task's commands run; what it prints goes to a file."""
     source: Path | None = None
     """of which ``work`` was a copy at first."""
     records: Sequence[CompletionRecord] = ()
     """what was said."""
-    episode: Episode | None = None
+    episode: EnvironmentEpisode | None = None
     """that was begun for it."""
     budget_s: float = 600.0
     """for the evaluation."""
@@ -83,7 +83,7 @@ class EvalResult:
 class Evaluator(Protocol):
     """``evaluate`` runs in a thread of its own, and may wait."""
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """What a session is worth.
 
         Raises:

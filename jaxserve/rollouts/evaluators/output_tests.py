@@ -11,14 +11,14 @@ from pathlib import Path
 
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
-from jaxserve.rollouts.evaluators.interface import Context, EvalResult
+from jaxserve.rollouts.evaluators.interface import EvalResult, EvaluationContext
 from jaxserve.rollouts.traces import Trajectory
 
 _LINE = re.compile(r"^(?:(PASSED|FAILED|ERROR)\s+(\S+)|(\S+)\s+(PASSED|FAILED|ERROR)\b)", re.M)
 _MOST_NAMES = 200
 
 
-class TestOnOutput:
+class OutputTests:
     """Puts the files that the agent changed over a fresh copy of the source, and runs a command
     there. 1 where it ends with code 0 and all tests that it names as ``PASSED`` or ``FAILED``
     passed, else 0."""
@@ -35,7 +35,7 @@ class TestOnOutput:
         self._keep = frozenset(_texts(known, "keep", known.get("keep", [])))
         self._expected = _texts(known, "expected", known.get("expected", []))
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """See the class."""
         fresh, printed = context.fresh, context.scratch / "tests.log"
         changed = apply_changes(context.source, context.work, fresh, self._keep)

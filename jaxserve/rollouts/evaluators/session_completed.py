@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.checks import JsonObject
-from jaxserve.rollouts.evaluators.interface import Context, EvalResult
+from jaxserve.rollouts.evaluators.interface import EvalResult, EvaluationContext
 from jaxserve.rollouts.traces import COMPLETED, Trajectory
 
 
@@ -14,7 +14,7 @@ class SessionCompleted:
         """Takes no options."""
         JsonObject(options, options.where, ())
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """See the class."""
         done = trajectory.status == COMPLETED and trajectory.trainable > 0
         return EvalResult(float(done), metadata={"status": trajectory.status})

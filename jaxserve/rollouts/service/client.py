@@ -8,19 +8,19 @@ import httpx
 
 from jaxserve.checks import address
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens
 
 _TIMEOUT_S = 60.0
 
 
-def connected(url: str) -> httpx.Client:
+def service_client(url: str) -> httpx.Client:
     """What asks the service at an address, and shows its token.
 
     Raises:
       InputError: the variable of the token has other than printable ASCII characters.
     """
-    shown = Shown(SERVICE, url, RolloutTokens.from_environment().service)
+    shown = TokenAuth(SERVICE, url, RolloutTokens.from_environment().service)
     return httpx.Client(timeout=_TIMEOUT_S, auth=shown, trust_env=False)
 
 
@@ -34,7 +34,7 @@ def ask(url: str, method: str, path: str, body: Any = None) -> Any:
       InputError: there is no service, or it refuses; the error is its sentence.
     """
     address("--service", url)
-    asking = connected(url)
+    asking = service_client(url)
     try:
         with asking as http:
             answer = http.request(method, url.rstrip("/") + path, json=body)

@@ -13,7 +13,7 @@ SERVICE = Door("rollout", TOKEN_VARIABLE)
 """Where tasks are submitted: who may, runs commands."""
 
 
-class Shown(httpx.Auth):
+class TokenAuth(httpx.Auth):
     """Shows the token of a door.
 
     One that the door made for itself is looked up for every request: the door may begin later than

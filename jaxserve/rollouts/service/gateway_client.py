@@ -13,7 +13,7 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions.records import CompletionRecord, Prompts, decode
-from jaxserve.rollouts.service.doors import Shown
+from jaxserve.rollouts.service.doors import TokenAuth
 
 _PATIENCE_S = 120.0
 """For a gateway that was killed to come back."""
@@ -30,7 +30,7 @@ class _Silent(InputError):
     """Nobody knows what became of a request."""
 
 
-class Control:
+class GatewayClient:
     """Sessions of a gateway."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -42,12 +42,12 @@ class Control:
         self._url = checks.address("control", url)
         self._http = httpx.AsyncClient(
             base_url=url.rstrip("/"),
-            auth=Shown(CONTROL, url, token),
+            auth=TokenAuth(CONTROL, url, token),
             timeout=_TIMEOUT_S,
             trust_env=False,
         )
 
-    async def __aenter__(self) -> Control:
+    async def __aenter__(self) -> GatewayClient:
         return self
 
     async def __aexit__(self, *exception: object) -> None:

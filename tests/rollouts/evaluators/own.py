@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.rollouts.evaluators import Context, EvalResult
+from jaxserve.rollouts.evaluators import EvalResult, EvaluationContext
 from jaxserve.rollouts.traces import Trajectory
 
 
@@ -18,7 +18,7 @@ class Worth:
         self._traces = options.get("traces")
         self._completions = options.get("completions")
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """Says beside it what the agent was told."""
         told = {"told": context.instruction, "records": len(context.records)}
         earned = self._completions
@@ -49,7 +49,7 @@ class Fails:
         """Options: ``how`` it fails."""
         self._how = options.text("how")
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """Raises, or gives what is no reward."""
         if self._how == "refuses":
             raise InputError("the judge is away")

@@ -21,17 +21,17 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.commands import command_of, plain_json
 from jaxserve.rollouts.service.api.node_routes import NodeRoutes
-from jaxserve.rollouts.service.api.results import Pushes, task_result
-from jaxserve.rollouts.service.api.session_routes import Changes, Views
-from jaxserve.rollouts.service.cluster.cleanup import LostKeys, remove_leftovers
-from jaxserve.rollouts.service.cluster.registry import Nodes
-from jaxserve.rollouts.service.gateway_client import Control
+from jaxserve.rollouts.service.api.results import ResultPusher, task_result
+from jaxserve.rollouts.service.api.session_routes import ChangeNotifier, SessionRoutes
+from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
+from jaxserve.rollouts.service.cluster.registry import NodeRegistry
+from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import OWN_NODE, RolloutSettings, RolloutTokens
-from jaxserve.rollouts.service.state.database import State
-from jaxserve.rollouts.service.state.session_writer import ServiceBook
-from jaxserve.rollouts.service.worker.crew import Crew
+from jaxserve.rollouts.service.state.database import StateDatabase
+from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
+from jaxserve.rollouts.service.worker.crew import WorkerPool
 from jaxserve.rollouts.service.worker.task import parse_task
-from jaxserve.rollouts.service.worker.worker import Worker
+from jaxserve.rollouts.service.worker.worker import SessionWorker
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _LONGEST_TASK = 2**20
@@ -43,14 +43,16 @@ _LOAD_S = 2.0
 class RolloutService:
     """An ASGI application, and the work behind it."""
 
-    def __init__(self, settings: RolloutSettings, tokens: RolloutTokens, state: State) -> None:
+    def __init__(
+        self, settings: RolloutSettings, tokens: RolloutTokens, state: StateDatabase
+    ) -> None:
         """Args: what the operator chose, secrets, and the tasks of earlier services."""
         self._settings, self._tokens, self._state = settings, tokens, state
-        self._nodes = Nodes(state, settings)
-        self._changes = Changes()
+        self._nodes = NodeRegistry(state, settings)
+        self._changes = ChangeNotifier()
         self._due = asyncio.Event()
-        self._book = ServiceBook(state, settings.save_dir / "traces", self._moved)
-        self._crew: Crew | None = None
+        self._book = DatabaseWriter(state, settings.save_dir / "traces", self._moved)
+        self._crew: WorkerPool | None = None
         self._load: Any = None
         routes = [
             Route("/health", self._health),
@@ -59,7 +61,7 @@ class RolloutService:
             Route("/rollout/task/{id}", self._task),
             Route("/rollout/task/{id}/cancel", self._cancel, methods=["POST"]),
             *NodeRoutes(self._nodes, self._book, self._moved).routes(),
-            *Views(state, self._nodes, self._book, self._changes, tokens.control).routes(),
+            *SessionRoutes(state, self._nodes, self._book, self._changes, tokens.control).routes(),
         ]
         handlers: Any = {
             InputError: _refused,
@@ -79,12 +81,14 @@ class RolloutService:
 
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        control = Control(self._settings.control, self._tokens.control)
-        self._pushes = Pushes(self._state, self._settings.callback_attempts)
+        control = GatewayClient(self._settings.control, self._tokens.control)
+        self._pushes = ResultPusher(self._state, self._settings.callback_attempts)
         if self._settings.own_node:
             self._nodes.register(_own_node(self._settings))
-            self._crew = Crew(Worker(self._settings, self._tokens, self._book, control))
-        lost = LostKeys(self._state, self._tokens.control)
+            self._crew = WorkerPool(
+                SessionWorker(self._settings, self._tokens, self._book, control)
+            )
+        lost = KeyCleanup(self._state, self._tokens.control)
         looking = [
             asyncio.create_task(one) for one in (self._look(), self._watch(control), lost.look())
         ]
@@ -111,7 +115,7 @@ class RolloutService:
     async def _look(self) -> None:
         """Gives work to nodes, its own among them, and pushes results, again and again."""
         if self._crew is not None:
-            await remove_leftovers(self._settings.save_dir)
+            await remove_containers(self._settings.save_dir)
         while True:
             self._due.clear()
             try:
@@ -127,7 +131,7 @@ class RolloutService:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), _LOOK_S)
 
-    async def _watch(self, control: Control) -> None:
+    async def _watch(self, control: GatewayClient) -> None:
         """Keeps what the own gateway says of its engines."""
         while self._crew is not None:
             self._load = await control.load()

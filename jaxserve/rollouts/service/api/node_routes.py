@@ -12,10 +12,10 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, plain_json
-from jaxserve.rollouts.service.cluster.registry import Nodes, UnknownNode
+from jaxserve.rollouts.service.cluster.registry import NodeRegistry, UnknownNode
 from jaxserve.rollouts.service.settings import OWN_NODE
-from jaxserve.rollouts.service.state.leases import lease_of
-from jaxserve.rollouts.service.state.session_writer import ServiceBook
+from jaxserve.rollouts.service.state.leases import lease_from_json
+from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
 from jaxserve.runtime.hosts import is_loopback
 
 _LONGEST_HEARTBEAT = 2**24
@@ -28,7 +28,9 @@ _WITHIN_S = 600.0
 class NodeRoutes:
     """What nodes, and who operates them, ask for."""
 
-    def __init__(self, nodes: Nodes, book: ServiceBook, changed: Callable[[], None]) -> None:
+    def __init__(
+        self, nodes: NodeRegistry, book: DatabaseWriter, changed: Callable[[], None]
+    ) -> None:
         """Args: all nodes, where sessions stand, and who hears of changes."""
         self._nodes, self._book, self._changed = nodes, book, changed
 
@@ -76,7 +78,7 @@ class NodeRoutes:
         known = ("start", "lease", "state", "reason", "values", "line")
         asked = await _told(request, _LONGEST_MOVE, known)
         self._heard(request, asked)
-        lease, line = lease_of(asked["lease"]), base64.b64decode(asked["line"])
+        lease, line = lease_from_json(asked["lease"]), base64.b64decode(asked["line"])
         values = dict(asked.inside("values", ("attempt", "episode", "run", "result")))
         moved = await self._book.try_move(
             lease, asked.text("state"), asked.get("reason", ""), values, line

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import COMPLETED, ENDED, SessionRow
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -17,7 +17,7 @@ _LONGEST_WAIT_S = 60.0
 _TIMEOUT_S = 30.0
 
 
-def task_result(state: State, task: str) -> dict[str, Any]:
+def task_result(state: StateDatabase, task: str) -> dict[str, Any]:
     """A task with all its sessions."""
     rows = state.sessions(task)
     rewards = [
@@ -46,14 +46,14 @@ def session_result(row: SessionRow) -> dict[str, Any]:
     }
 
 
-class Pushes:
+class ResultPusher:
     """Pushes each ended task to its ``callback_url`` until that takes it.
 
     A push that was taken just before a kill comes again: who gets it tells them apart by
     ``task_id``.
     """
 
-    def __init__(self, state: State, attempts: int) -> None:
+    def __init__(self, state: StateDatabase, attempts: int) -> None:
         """Args: tasks, and how often each is tried."""
         self._state, self._attempts = state, attempts
         self._running: dict[str, asyncio.Task[None]] = {}

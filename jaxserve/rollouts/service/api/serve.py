@@ -10,7 +10,7 @@ from dataclasses import replace
 from jaxserve.rollouts.service.api.app import RolloutService
 from jaxserve.rollouts.service.doors import SERVICE
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens, check_exposure
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
 from jaxserve.runtime.listening import CommandServer, address, listen
 
@@ -49,7 +49,7 @@ def open_service(
     try:
         if own_token and tokens.service is None:
             tokens = replace(tokens, service=SERVICE.keep(listening.getsockname()[1]))
-        state = State(settings.save_dir / "rollouts.sqlite3")
+        state = StateDatabase(settings.save_dir / "rollouts.sqlite3")
     except BaseException:
         listening.close()
         raise

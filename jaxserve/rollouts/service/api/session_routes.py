@@ -18,11 +18,11 @@ from starlette.routing import Route
 from jaxserve.gateway.commands import number_in, plain_json
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.rollouts.service.api.results import session_result, task_result
-from jaxserve.rollouts.service.cluster.registry import Nodes
-from jaxserve.rollouts.service.doors import Shown
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.cluster.registry import NodeRegistry
+from jaxserve.rollouts.service.doors import TokenAuth
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import SessionRow
-from jaxserve.rollouts.service.state.session_writer import ServiceBook
+from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
 
 _MOST_EVENTS = 10_000
 _MOST = 1_000_000_000_000
@@ -31,7 +31,7 @@ _ALIVE_S = 15.0
 _GATEWAY_S = 30.0
 
 
-class Changes:
+class ChangeNotifier:
     """Tells all who wait that something is different."""
 
     def __init__(self) -> None:
@@ -55,15 +55,15 @@ class Changes:
         return self._next
 
 
-class Views:
+class SessionRoutes:
     """What there is to see. Nothing here changes anything."""
 
     def __init__(
         self,
-        state: State,
-        nodes: Nodes,
-        book: ServiceBook,
-        changes: Changes,
+        state: StateDatabase,
+        nodes: NodeRegistry,
+        book: DatabaseWriter,
+        changes: ChangeNotifier,
         control_token: str | None,
     ) -> None:
         """Args: where everything is, and the token of gateways' control doors; None shows each
@@ -118,7 +118,7 @@ class Views:
         }
         url = f"{control.rstrip('/')}/sessions/{recorded}/completions"
         try:
-            shown = Shown(CONTROL, control, self._control_token)
+            shown = TokenAuth(CONTROL, control, self._control_token)
             async with httpx.AsyncClient(timeout=_GATEWAY_S, auth=shown, trust_env=False) as http:
                 answer = await http.get(url, params=asked)
         except httpx.HTTPError as error:

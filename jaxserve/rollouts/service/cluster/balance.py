@@ -9,7 +9,7 @@ UP, DRAINING, SILENT = "up", "draining", "silent"
 
 
 @dataclass(frozen=True)
-class NodeView:
+class NodeStatus:
     """A node at one moment."""
 
     id: str
@@ -29,7 +29,7 @@ class NodeView:
         return self.health == UP and self.held < self.slots and served
 
 
-def health(silence_s: float, draining: bool, silent_s: float) -> str:
+def node_health(silence_s: float, draining: bool, silent_s: float) -> str:
     """Of a node.
 
     Args:
@@ -42,8 +42,8 @@ def health(silence_s: float, draining: bool, silent_s: float) -> str:
     return DRAINING if draining else UP
 
 
-def assigned(
-    nodes: Iterable[NodeView], waiting: Sequence[tuple[str, str]]
+def assign_sessions(
+    nodes: Iterable[NodeStatus], waiting: Sequence[tuple[str, str]]
 ) -> list[tuple[str, str]]:
     """Sessions with the node that each gets, in their order; others go on waiting.
 

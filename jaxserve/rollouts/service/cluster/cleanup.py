@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.bounded_process import Limits, run_process
-from jaxserve.rollouts.runtimes import Process, leftovers, removal_of
-from jaxserve.rollouts.service.gateway_client import Control
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
+from jaxserve.rollouts.runtimes import CommandLine, containers_removal, list_containers
+from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.open_keys import OpenKey
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -27,20 +27,20 @@ _MOST_PRINTED = 2**20
 _AT_ONCE = (0.0, _LOOK_S)
 
 
-async def remove_leftovers(save_dir: Path) -> None:
+async def remove_containers(save_dir: Path) -> None:
     """Removes the containers of an earlier life of the node that works in a folder; must end before
     the node begins any. Where there is no docker, or it does not answer, they stay."""
     tasks = save_dir.absolute() / "tasks"
     if not tasks.is_dir() or shutil.which("docker") is None:
         return
-    found = await _printed(leftovers(tasks))
+    found = await _printed(list_containers(tasks))
     if found:
-        await _printed(removal_of(found))
+        await _printed(containers_removal(found))
 
 
-async def _printed(process: Process) -> list[str]:
+async def _printed(process: CommandLine) -> list[str]:
     """The words that a command prints; none where it fails, or the disk is full."""
-    limits = Limits(_DOCKER_S, output_bytes=_MOST_PRINTED)
+    limits = ProcessLimits(_DOCKER_S, output_bytes=_MOST_PRINTED)
     try:
         with tempfile.TemporaryDirectory() as name:
             folder, printed = Path(name), Path(name, "printed")
@@ -50,7 +50,7 @@ async def _printed(process: Process) -> list[str]:
         return []
 
 
-class LostKeys:
+class KeyCleanup:
     """Closes keys of sessions that ended elsewhere than on their node, at the gateway that the node
     used, as soon as that answers; what was said stays there.
 
@@ -59,7 +59,7 @@ class LostKeys:
     for some minutes by every life of the service. Then a key is given up.
     """
 
-    def __init__(self, state: State, token: str | None) -> None:
+    def __init__(self, state: StateDatabase, token: str | None) -> None:
         """Args: where they stand, and the token of control doors; None shows what each made."""
         self._keys, self._token = state.keys, token
         self._later: dict[tuple[str, ...], tuple[float, float]] = {}
@@ -81,7 +81,7 @@ class LostKeys:
 
     async def _close(self, url: str, keys: list[OpenKey]) -> None:
         try:
-            async with Control(url, self._token) as control:
+            async with GatewayClient(url, self._token) as control:
                 for key in keys:
                     if await control.shut(key.recorded, 0.0) or self._is_nowhere(key):
                         self._keys.forget(key)

@@ -20,14 +20,14 @@ from typing import Any
 import httpx
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.bounded_process import Limits, run_process
-from jaxserve.rollouts.service.cluster.cleanup import remove_leftovers
-from jaxserve.rollouts.service.doors import SERVICE, Shown
-from jaxserve.rollouts.service.gateway_client import Control
+from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
+from jaxserve.rollouts.service.cluster.cleanup import remove_containers
+from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
+from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
-from jaxserve.rollouts.service.state.leases import Lease, lease_of
-from jaxserve.rollouts.service.worker.crew import Crew
-from jaxserve.rollouts.service.worker.worker import Worker
+from jaxserve.rollouts.service.state.leases import Lease, lease_from_json
+from jaxserve.rollouts.service.worker.crew import WorkerPool
+from jaxserve.rollouts.service.worker.worker import SessionWorker
 from jaxserve.runtime.state import locked_file
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -52,12 +52,12 @@ class Node:
         self._settings, self._start = settings, secrets.token_hex(8)
         self._http = httpx.AsyncClient(
             base_url=settings.service.rstrip("/"),
-            auth=Shown(SERVICE, settings.service, tokens.service),
+            auth=TokenAuth(SERVICE, settings.service, tokens.service),
             timeout=_TIMEOUT_S,
             trust_env=False,
         )
-        self._control = Control(settings.control, tokens.control)
-        self._crew = Crew(Worker(settings, tokens, self, self._control))
+        self._control = GatewayClient(settings.control, tokens.control)
+        self._crew = WorkerPool(SessionWorker(settings, tokens, self, self._control))
 
     async def serve(self) -> None:
         """Works until it is cancelled; what it has then begins elsewhere.
@@ -67,7 +67,7 @@ class Node:
         """
         said = ""
         try:
-            await remove_leftovers(self._settings.save_dir)
+            await remove_containers(self._settings.save_dir)
             await self._register()
             while True:
                 try:
@@ -133,7 +133,7 @@ class Node:
         load = await self._control.load()
         told = await self._tell("heartbeat", has=self._crew.keys, load=load)
         held = {(id, lease) for id, lease in told["held"]}
-        self._crew.take(held, [lease_of(one) for one in told["new"]])
+        self._crew.take(held, [lease_from_json(one) for one in told["new"]])
 
     async def _tell(self, what: str, **body: Any) -> Any:
         path = f"/nodes/{self._settings.id}/{what}"
@@ -166,7 +166,9 @@ async def keep_gateway(arguments: tuple[str, ...], folder: Path) -> None:
     command = (sys.executable, "-m", "jaxserve.cli", "gateway", *arguments)
     while True:
         printed = folder / "gateway.log"
-        ended = await run_process(command, folder, dict(os.environ), printed, Limits(_FOR_EVER_S))
+        ended = await run_process(
+            command, folder, dict(os.environ), printed, ProcessLimits(_FOR_EVER_S)
+        )
         _LOG.error("the gateway ended with %s; another one begins", ended.code or ended.reason)
         await asyncio.sleep(_BEFORE_ANOTHER_S)
 

@@ -13,10 +13,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, address, refuse
-from jaxserve.rollouts.service.cluster.balance import SILENT, NodeView, assigned, health
+from jaxserve.rollouts.service.cluster.balance import (
+    SILENT,
+    NodeStatus,
+    assign_sessions,
+    node_health,
+)
 from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings
 from jaxserve.rollouts.service.state import lifecycle
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.leases import Lease
 from jaxserve.runtime.hosts import is_loopback
 
@@ -36,12 +41,12 @@ class UnknownNode(Exception):
     """No such start of a node is registered."""
 
 
-class Nodes:
+class NodeRegistry:
     """All of them."""
 
     def __init__(
         self,
-        state: State,
+        state: StateDatabase,
         settings: RolloutSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -139,7 +144,7 @@ class Nodes:
         waiting = self._state.waiting(_MOST_GIVEN)
         if not waiting:
             return
-        for session, node in assigned(views, [(id, model) for id, model, _ in waiting]):
+        for session, node in assign_sessions(views, [(id, model) for id, model, _ in waiting]):
             self._state.give(session, node)
         late = time.time() - self._settings.queue_s
         for id, _, since in waiting:
@@ -150,7 +155,7 @@ class Nodes:
                     id, lifecycle.ERROR, reason, session.lease, result=session.no_result
                 )
 
-    def views(self) -> list[NodeView]:
+    def views(self) -> list[NodeStatus]:
         """All nodes as they are now."""
         loads = self._state.loads()
         now = self._clock()
@@ -164,9 +169,9 @@ class Nodes:
             )
             pools = about["pools"]
             found.append(
-                NodeView(
+                NodeStatus(
                     id,
-                    health(silence_s, draining, self._settings.silent_s),
+                    node_health(silence_s, draining, self._settings.silent_s),
                     pools["init"] + pools["run"],
                     held,
                     tuple(about["models"]),

@@ -75,7 +75,7 @@ CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 """
 
 
-class State:
+class StateDatabase:
     """The file, for use by one thread."""
 
     def __init__(self, path: Path) -> None:

@@ -28,12 +28,12 @@ class Lease:
         return {"session": vars(self.session), "spec": self.spec}
 
 
-def lease_of(told: Mapping[str, Any]) -> Lease:
+def lease_from_json(told: Mapping[str, Any]) -> Lease:
     """What ``to_json`` gave."""
     return Lease(SessionRow(**told["session"]), told["spec"])
 
 
-class Book(Protocol):
+class SessionWriter(Protocol):
     """Where sessions stand."""
 
     async def move(

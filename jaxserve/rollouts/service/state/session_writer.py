@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.gateway.sessions.files import sync
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.leases import Lease
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _AGAIN_S = 1.0
 
 
-class ServiceBook:
+class DatabaseWriter:
     """Where sessions stand, as the service has it."""
 
-    def __init__(self, state: State, traces: Path, moved: Callable[[], None]) -> None:
+    def __init__(self, state: StateDatabase, traces: Path, moved: Callable[[], None]) -> None:
         """Args: the database, the folder of trajectories, and who hears of every change."""
         self._state, self._traces, self._moved = state, traces, moved
 

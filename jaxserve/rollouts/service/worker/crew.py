@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from jaxserve.rollouts.service.state.leases import Lease
-from jaxserve.rollouts.service.worker.worker import Worker
+from jaxserve.rollouts.service.worker.worker import SessionWorker
 
 
-class Crew:
+class WorkerPool:
     """All that runs on a node."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SessionWorker) -> None:
         """Args: who brings one session to its end."""
         self._worker = worker
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}

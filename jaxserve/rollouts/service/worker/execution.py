@@ -10,21 +10,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxserve.gateway.sessions.redaction import Redaction
-from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
-from jaxserve.rollouts.runtimes import Ours, Process, Runtime, process_of, removal
+from jaxserve.rollouts.bounded_process import ProcessExit, ProcessLimits, run_process
+from jaxserve.rollouts.runtimes import (
+    CommandLine,
+    Runtime,
+    ServiceVariables,
+    command_line,
+    container_removal,
+)
 
 _REMOVAL_S = 60.0
 
 
 @dataclass(frozen=True)
-class Place:
+class CommandPlace:
     """Where a command runs."""
 
     top: Path
     """all of this machine that a container sees."""
     folder: Path
     """inside it, where it begins."""
-    ours: Ours
+    ours: ServiceVariables
     """variables that the service gives."""
     printed: Path
     """file for what it prints."""
@@ -32,9 +38,9 @@ class Place:
     """of that."""
 
     @classmethod
-    def of_evaluation(cls, top: Path, printed: Path) -> Place:
+    def of_evaluation(cls, top: Path, printed: Path) -> CommandPlace:
         """Of commands that test what an agent left: they have no key."""
-        ours = Ours(top, {"ARTIFACTS_DIR": str(top / "artifacts")})
+        ours = ServiceVariables(top, {"ARTIFACTS_DIR": str(top / "artifacts")})
         return cls(top, top / "work", ours, printed)
 
 
@@ -47,16 +53,18 @@ class Execution:
         self._runtime, self._output_bytes = runtime, output_bytes
         self._deadline_s = time.monotonic() + budget_s
 
-    async def run(self, command: Sequence[str], place: Place, given: bytes = b"") -> Ended:
+    async def run(
+        self, command: Sequence[str], place: CommandPlace, given: bytes = b""
+    ) -> ProcessExit:
         """Runs one to its end, its container included.
 
         Args:
           given: what it reads.
         """
-        process = process_of(
+        process = command_line(
             self._runtime, command, place.ours, place.top, place.folder, reads=bool(given)
         )
-        limits = Limits(self._deadline_s - time.monotonic(), output_bytes=self._output_bytes)
+        limits = ProcessLimits(self._deadline_s - time.monotonic(), output_bytes=self._output_bytes)
         try:
             return await run_process(
                 process.argv,
@@ -70,16 +78,20 @@ class Execution:
         finally:
             await asyncio.shield(self.remove(place.top))
 
-    def run_and_wait(self, place: Place, command: Sequence[str], printed: Path) -> Ended:
+    def run_and_wait(
+        self, place: CommandPlace, command: Sequence[str], printed: Path
+    ) -> ProcessExit:
         """The same, from a thread without a loop."""
-        return asyncio.run(self.run(command, Place(place.top, place.folder, place.ours, printed)))
+        return asyncio.run(
+            self.run(command, CommandPlace(place.top, place.folder, place.ours, printed))
+        )
 
     async def remove(self, top: Path) -> None:
         """Ends a container that outlived its command, or its node."""
-        process: Process | None = removal(self._runtime, top)
+        process: CommandLine | None = container_removal(self._runtime, top)
         if process is not None:
             printed = top.with_name(f".{top.name}.removal")
-            limits = Limits(_REMOVAL_S, output_bytes=2**16)
+            limits = ProcessLimits(_REMOVAL_S, output_bytes=2**16)
             top.parent.mkdir(parents=True, exist_ok=True)
             await run_process(process.argv, top.parent, process.environment, printed, limits)
             printed.unlink(missing_ok=True)

@@ -13,11 +13,11 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.evaluators import EvalResult
 from jaxserve.rollouts.service.state.lifecycle import SessionRow
-from jaxserve.rollouts.traces import COMPLETION_REWARDS, Trace, Trajectory
+from jaxserve.rollouts.traces import COMPLETION_REWARDS, TokenTrace, Trajectory
 
 
 @dataclass(frozen=True)
-class Grade:
+class SessionGrade:
     """What a session is worth; None where that cannot be told."""
 
     outcome: float | None
@@ -30,9 +30,9 @@ class Grade:
     """how it came about, JSON."""
 
 
-def grade_of(
+def check_grade(
     records: Sequence[CompletionRecord], trajectory: Trajectory, worth: EvalResult
-) -> Grade:
+) -> SessionGrade:
     """What an evaluator says, as it is kept.
 
     Raises:
@@ -57,11 +57,11 @@ def grade_of(
         metadata = orjson.loads(orjson.dumps(worth.metadata))
     except orjson.JSONEncodeError as error:
         raise InputError(f"metadata of the evaluation must be JSON: {error}") from None
-    return Grade(outcome, rewards, earned, metadata)
+    return SessionGrade(outcome, rewards, earned, metadata)
 
 
-def graded(
-    session: SessionRow, trajectory: Trajectory, grade: Grade
+def apply_grade(
+    session: SessionRow, trajectory: Trajectory, grade: SessionGrade
 ) -> tuple[Trajectory, dict[str, Any]]:
     """The trajectory with its rewards, and what is told of the ended session."""
     whose = {"task": session.task, "session": session.id}
@@ -88,7 +88,7 @@ def graded(
     return replace(trajectory, traces=traces), result
 
 
-def _credit(trace: Trace, earned: Mapping[tuple[int, int], float] | None) -> dict[str, Any]:
+def _credit(trace: TokenTrace, earned: Mapping[tuple[int, int], float] | None) -> dict[str, Any]:
     """What each of a trace's completions earned, where the evaluator says it."""
     if earned is None:
         return {}

@@ -37,7 +37,7 @@ _LONGEST_INSTRUCTION = 100_000
 
 
 @dataclass(frozen=True)
-class Task:
+class RolloutTask:
     """What is to be done."""
 
     id: str
@@ -64,7 +64,7 @@ class Task:
     """the submitter's own."""
 
 
-def parse_task(given: Any) -> Task:
+def parse_task(given: Any) -> RolloutTask:
     """A submitted task. What is left out has its default: ``task_id`` a new name.
 
     Raises:
@@ -91,7 +91,7 @@ def parse_task(given: Any) -> Task:
     callback = asked.get("callback_url")
     if isinstance(evaluator, Mapping) and evaluator.get("name") == "env_grade" and not environment:
         refuse("environment", None, "there for the evaluator env_grade")
-    return Task(
+    return RolloutTask(
         id=id,
         instruction=instruction,
         samples=asked.whole("num_samples", 1, 4096, 1),

@@ -15,19 +15,19 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.rollouts import builders
-from jaxserve.rollouts.bounded_process import Ended
-from jaxserve.rollouts.evaluators import Context, Episode, EvalResult
+from jaxserve.rollouts.bounded_process import ProcessExit
+from jaxserve.rollouts.evaluators import EnvironmentEpisode, EvalResult, EvaluationContext
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.files import line_of
-from jaxserve.rollouts.service.gateway_client import Control
+from jaxserve.rollouts.files import trajectory_line
+from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
 from jaxserve.rollouts.service.state import lifecycle
-from jaxserve.rollouts.service.state.leases import Book, Lease
-from jaxserve.rollouts.service.worker.execution import Execution, Place, copy_artifacts
-from jaxserve.rollouts.service.worker.grades import Grade, grade_of, graded
-from jaxserve.rollouts.service.worker.task import Task, parse_task
-from jaxserve.rollouts.service.worker.variables import admission_of, ours_of
-from jaxserve.rollouts.service.worker.workspace import Folders, write_files
+from jaxserve.rollouts.service.state.leases import Lease, SessionWriter
+from jaxserve.rollouts.service.worker.execution import CommandPlace, Execution, copy_artifacts
+from jaxserve.rollouts.service.worker.grades import SessionGrade, apply_grade, check_grade
+from jaxserve.rollouts.service.worker.task import RolloutTask, parse_task
+from jaxserve.rollouts.service.worker.variables import environment_token, session_variables
+from jaxserve.rollouts.service.worker.workspace import Workspace, write_files
 from jaxserve.rollouts.traces import Trajectory
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -41,7 +41,7 @@ class _Left(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class AgentRun:
     """How an agent's run ended."""
 
     status: str
@@ -52,7 +52,7 @@ class Run:
     """of the agent; None where it did not run."""
 
 
-class Pools:
+class StageSlots:
     """How many sessions are in a stage at a time."""
 
     def __init__(self, settings: WorkSettings) -> None:
@@ -64,20 +64,26 @@ class Pools:
         self.prewarm = asyncio.Semaphore(settings.prewarm_workers)
 
 
-class Worker:
+class SessionWorker:
     """Brings sessions to their end."""
 
     def __init__(
-        self, settings: WorkSettings, tokens: RolloutTokens, book: Book, control: Control
+        self,
+        settings: WorkSettings,
+        tokens: RolloutTokens,
+        book: SessionWriter,
+        control: GatewayClient,
     ) -> None:
         """Args: what the operator chose; where sessions stand; the gateway that records them."""
         self._settings, self._tokens = settings, tokens
         self._book, self._control = book, control
-        self._pools = Pools(settings)
+        self._pools = StageSlots(settings)
 
     async def finish(self, lease: Lease) -> None:
         """Brings a session to its end, whatever state it is in."""
-        work = _Work(lease, self._settings, self._tokens, self._book, self._control, self._pools)
+        work = _SessionRun(
+            lease, self._settings, self._tokens, self._book, self._control, self._pools
+        )
         with contextlib.suppress(_Left):
             try:
                 await work.finish()
@@ -89,7 +95,7 @@ class Worker:
                 await work.end(lifecycle.ERROR, reason)
 
 
-class _Work:
+class _SessionRun:
     """The work on one session."""
 
     def __init__(
@@ -97,9 +103,9 @@ class _Work:
         lease: Lease,
         settings: WorkSettings,
         tokens: RolloutTokens,
-        book: Book,
-        control: Control,
-        pools: Pools,
+        book: SessionWriter,
+        control: GatewayClient,
+        pools: StageSlots,
     ) -> None:
         self._lease, self._settings, self._tokens = lease, settings, tokens
         self._book, self._control, self._pools = book, control, pools
@@ -107,7 +113,7 @@ class _Work:
         self._prewarmed: asyncio.Task[Path] | None = None
 
     async def finish(self) -> None:
-        """See ``Worker``."""
+        """See ``SessionWorker``."""
         task = await asyncio.to_thread(parse_task, self._lease.spec)
         try:
             if self._session.state not in lifecycle.AFTER_RUN:
@@ -127,14 +133,14 @@ class _Work:
         """Ends it without traces; what was recorded of it is named."""
         await self._move(state, reason, result=self._session.no_result)
 
-    async def _forget_attempt(self, task: Task) -> None:
+    async def _forget_attempt(self, task: RolloutTask) -> None:
         """Ends what a killed node may have left of an attempt: its key, and its container."""
         if self._session.attempt:
             await self._control.shut(self._session.recorded)
             top = self._folders(task).top
             await self._execution(task, 0.0).remove(top)
 
-    async def _run(self, task: Task) -> None:
+    async def _run(self, task: RolloutTask) -> None:
         """Prepares a session and runs its agent; leaves it in POST_RUN."""
         async with self._pools.init:
             attempt = self._session.attempt + 1
@@ -146,13 +152,13 @@ class _Work:
             key = await self._control.create(self._session.recorded, said)
             episode = await self._begin_episode(task)
             told = _instruction(task.instruction, episode)
-            admission = admission_of(episode, self._tokens.environment)
+            admission = environment_token(episode, self._tokens.environment)
             guarded = None if admission is None else admission.url
             launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
-            ours = ours_of(task.id, self._session.id, folders, launch, episode)
+            ours = session_variables(task.id, self._session.id, folders, launch, episode)
             redaction = Redaction((key, *vars(self._tokens).values()))
             printed = folders.top / "prepare.log"
-            place = Place(folders.top, folders.work, ours, printed, redaction)
+            place = CommandPlace(folders.top, folders.work, ours, printed, redaction)
             run = None
             for name, command in (
                 *((f"runtime: prepare[{n}]", one) for n, one in enumerate(task.runtime.prepare)),
@@ -174,9 +180,9 @@ class _Work:
                 run = _run_of("the agent", await execution.run(launch.argv, place, launch.stdin))
         await self._move(lifecycle.POST_RUN, run=vars(run))
 
-    async def _after_run(self, task: Task) -> None:
+    async def _after_run(self, task: RolloutTask) -> None:
         """Builds and evaluates what was said, and ends the session."""
-        run = Run(**self._session.run)
+        run = AgentRun(**self._session.run)
         async with self._pools.post_run:
             await self._control.shut(self._session.recorded)
             await self._move(lifecycle.BUILDING)
@@ -187,18 +193,18 @@ class _Work:
             await self._move(lifecycle.EVALUATING)
             try:
                 worth = await self._evaluate(task, records, trajectory)
-                grade = grade_of(records, trajectory, worth)
+                grade = check_grade(records, trajectory, worth)
             except Exception as error:
                 run = _without_grade(run, error)
-                grade = Grade(None, [None] * len(trajectory.traces))
+                grade = SessionGrade(None, [None] * len(trajectory.traces))
                 trajectory = replace(trajectory, status=run.status)
-        trajectory, result = graded(self._session, trajectory, grade)
+        trajectory, result = apply_grade(self._session, trajectory, grade)
         completions = sum(record.outcome == "completed" for record in records)
         result |= {"exit_code": run.exit_code, "completions": completions}
-        line = await asyncio.to_thread(line_of, trajectory)
+        line = await asyncio.to_thread(trajectory_line, trajectory)
         await self._move(run.status, run.reason, line, result=result)
 
-    async def _begin_episode(self, task: Task) -> Episode | None:
+    async def _begin_episode(self, task: RolloutTask) -> EnvironmentEpisode | None:
         """Begins the task's episode on its environment's server.
 
         Raises:
@@ -215,9 +221,9 @@ class _Work:
         except (ServerError, ConnectionLost) as error:
             raise InputError(f"the environment at {url} begins no episode: {error}") from None
         names = ("session_id", "episode_id", "episode_number", "task_id", "seed", "split")
-        return Episode(url=url, **{name: told[name] for name in names})
+        return EnvironmentEpisode(url=url, **{name: told[name] for name in names})
 
-    async def _prewarm(self, task: Task) -> Path:
+    async def _prewarm(self, task: RolloutTask) -> Path:
         """The evaluator's folder, with a prepared copy of the source where it needs one.
 
         Raises:
@@ -231,7 +237,7 @@ class _Work:
             if not fresh:
                 return top
             execution = self._execution(task, self._settings.eval_s)
-            place = Place.of_evaluation(top, top / "prepare.log")
+            place = CommandPlace.of_evaluation(top, top / "prepare.log")
             for number_, command in enumerate(task.runtime.eval_prepare):
                 name = f"runtime: eval_prepare[{number_}]"
                 run = _run_of(name, await execution.run(command, place))
@@ -240,7 +246,7 @@ class _Work:
             return top
 
     async def _evaluate(
-        self, task: Task, records: list[CompletionRecord], trajectory: Trajectory
+        self, task: RolloutTask, records: list[CompletionRecord], trajectory: Trajectory
     ) -> EvalResult:
         if self._prewarmed is None:
             self._prewarmed = asyncio.create_task(self._prewarm(task))
@@ -248,17 +254,19 @@ class _Work:
         if _needs_fresh(task):
             await asyncio.to_thread(copy_artifacts, folders.artifacts, top / "artifacts")
         execution = self._execution(task, self._settings.eval_s)
-        context = Context(
+        context = EvaluationContext(
             session=self._session.id,
             instruction=task.instruction,
             work=folders.work,
             artifacts=folders.artifacts,
             scratch=top,
             fresh=top / "work",
-            execute=partial(execution.run_and_wait, Place.of_evaluation(top, top)),
+            execute=partial(execution.run_and_wait, CommandPlace.of_evaluation(top, top)),
             source=task.runtime.source,
             records=records,
-            episode=None if self._session.episode is None else Episode(**self._session.episode),
+            episode=None
+            if self._session.episode is None
+            else EnvironmentEpisode(**self._session.episode),
             budget_s=self._settings.eval_s,
             environment_token=self._tokens.environment,
             metadata=task.metadata,
@@ -271,11 +279,11 @@ class _Work:
                 f"the evaluator took longer than --eval-s, {self._settings.eval_s:g} s"
             ) from None
 
-    def _folders(self, task: Task) -> Folders:
+    def _folders(self, task: RolloutTask) -> Workspace:
         top = Path(self._settings.save_dir).absolute() / "tasks" / task.id
-        return Folders(top / f"{self._session.sample}.{self._session.attempt}")
+        return Workspace(top / f"{self._session.sample}.{self._session.attempt}")
 
-    def _execution(self, task: Task, budget_s: float) -> Execution:
+    def _execution(self, task: RolloutTask, budget_s: float) -> Execution:
         return Execution(task.runtime, budget_s, self._settings.output_mib * 2**20)
 
     async def _move(self, state: str, reason: str = "", line: bytes = b"", **values: Any) -> None:
@@ -284,11 +292,11 @@ class _Work:
         self._session = replace(self._session, state=state, **values)
 
 
-def _needs_fresh(task: Task) -> bool:
+def _needs_fresh(task: RolloutTask) -> bool:
     return getattr(task.evaluator, "needs_fresh", False)
 
 
-def _instruction(text: str, episode: Episode | None) -> str:
+def _instruction(text: str, episode: EnvironmentEpisode | None) -> str:
     """What the agent is told: with the episode that it plays, where the text asks for it."""
     if episode is None:
         return text
@@ -296,17 +304,17 @@ def _instruction(text: str, episode: Episode | None) -> str:
     return text.replace("{{ENVIRONMENT_SESSION_ID}}", episode.session_id)
 
 
-def _run_of(who: str, ended: Ended) -> Run:
+def _run_of(who: str, ended: ProcessExit) -> AgentRun:
     if ended.reason:
-        return Run(lifecycle.ERROR, f"{who}: {ended.reason}", None)
+        return AgentRun(lifecycle.ERROR, f"{who}: {ended.reason}", None)
     if ended.timed_out:
-        return Run(lifecycle.TIMEOUT, f"{who} ran until the time was up", ended.code)
+        return AgentRun(lifecycle.TIMEOUT, f"{who} ran until the time was up", ended.code)
     if ended.code:
-        return Run(lifecycle.ERROR, f"{who} ended with exit code {ended.code}", ended.code)
-    return Run(lifecycle.COMPLETED, "", 0)
+        return AgentRun(lifecycle.ERROR, f"{who} ended with exit code {ended.code}", ended.code)
+    return AgentRun(lifecycle.COMPLETED, "", 0)
 
 
-def _without_grade(run: Run, error: Exception) -> Run:
+def _without_grade(run: AgentRun, error: Exception) -> AgentRun:
     """The end of a session whose evaluation failed: why, after what the agent's run says."""
     said = str(error)
     if not isinstance(error, InputError):

@@ -11,7 +11,7 @@ from jaxserve.rollouts.presets import Launch
 
 
 @dataclass(frozen=True)
-class Folders:
+class Workspace:
     """Where one attempt at a session lives."""
 
     top: Path

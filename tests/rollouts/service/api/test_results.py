@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from jaxserve.rollouts.service.api.results import task_result
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import COMPLETED, ERROR, RUNNING
 
 SPEC: dict[str, Any] = {"instruction": "do", "agent": {"command": "true"}}
@@ -24,7 +24,7 @@ def test_the_list_of_tasks_agrees_with_their_results(tmp_path: Path) -> None:
     """Further fault: means of completions were taken of two different things. The list has the sums
     of what a task's result tells of its sessions, which the page compares the means of; who has no
     number counts in neither."""
-    state = State(tmp_path / "state.sqlite3")
+    state = StateDatabase(tmp_path / "state.sqlite3")
     state.submit("t", SPEC, len(RESULTS) + 1, False)
     state.submit("none", SPEC, 1, False)
     for sample, (ended, result) in enumerate(RESULTS):

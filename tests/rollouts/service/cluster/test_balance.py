@@ -11,14 +11,14 @@ from jaxserve.rollouts.service.cluster.balance import (
     DRAINING,
     SILENT,
     UP,
-    NodeView,
-    assigned,
-    health,
+    NodeStatus,
+    assign_sessions,
+    node_health,
 )
 
 NODES = st.lists(
     st.builds(
-        NodeView,
+        NodeStatus,
         id=st.sampled_from("abcde"),
         health=st.sampled_from((UP, DRAINING, SILENT)),
         slots=st.integers(1, 5),
@@ -31,11 +31,11 @@ NODES = st.lists(
 
 
 @given(NODES, st.lists(st.sampled_from(("m", "n", "o")), max_size=20))
-def test_what_is_given(nodes: list[NodeView], models: list[str]) -> None:
+def test_what_is_given(nodes: list[NodeStatus], models: list[str]) -> None:
     """Each session once, in order, to a node that is up, serves its model and has room; the others
     find no such node."""
     waiting = [(f"s{place}", model) for place, model in enumerate(models)]
-    found = assigned(nodes, waiting)
+    found = assign_sessions(nodes, waiting)
     given_to, now = dict(found), {node.id: node for node in nodes}
     assert len(given_to) == len(found)
     for session, model in waiting:
@@ -51,6 +51,6 @@ def test_what_is_given(nodes: list[NodeView], models: list[str]) -> None:
 
 def test_health() -> None:
     """Silence counts more than the wish to drain."""
-    assert health(1.0, False, 5.0) == UP
-    assert health(1.0, True, 5.0) == DRAINING
-    assert health(6.0, True, 5.0) == SILENT
+    assert node_health(1.0, False, 5.0) == UP
+    assert node_health(1.0, True, 5.0) == DRAINING
+    assert node_health(6.0, True, 5.0) == SILENT

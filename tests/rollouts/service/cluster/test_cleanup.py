@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of
+from jaxserve.rollouts.runtimes import Runtime, ServiceVariables, command_line, container_name
 from jaxserve.rollouts.service.cluster import cleanup
-from jaxserve.rollouts.service.cluster.cleanup import LostKeys, remove_leftovers
-from jaxserve.rollouts.service.gateway_client import Control
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
+from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.state.database import StateDatabase
 from server.local import free_port
 from tests.gateway.running import RunningGateway
 from tests.patience import PATIENCE_S, wait_until
@@ -65,7 +65,7 @@ class Docker:
         """The name of a container whose node was killed."""
         top = save_dir / "tasks" / "t" / session
         top.mkdir(parents=True)
-        process = process_of(Runtime("docker", "i"), ["x"], Ours(top), top, top)
+        process = command_line(Runtime("docker", "i"), ["x"], ServiceVariables(top), top, top)
         subprocess.run(process.argv, env=dict(process.environment), check=True)
         return container_name(top)
 
@@ -86,23 +86,23 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Docker:
 def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
     """Agents' and evaluators', all of them, and none of another node's; where there is nothing to
     remove, and where docker fails, nothing happens."""
-    asyncio.run(remove_leftovers(tmp_path / "a"))
+    asyncio.run(remove_containers(tmp_path / "a"))
     assert not docker.there.exists()  # who never had a task asks for nothing
     for session in ("0.1", "0.1.evaluation", "1.2"):
         docker.outlived(tmp_path / "a", session)
     other = docker.outlived(tmp_path / "b", "0.1")
     assert len(docker.names()) == 4
     for _ in range(2):
-        asyncio.run(remove_leftovers(tmp_path / "a"))
+        asyncio.run(remove_containers(tmp_path / "a"))
         assert docker.names() == {other}
     docker.there.with_name("fails").touch()
-    asyncio.run(remove_leftovers(tmp_path / "b"))
+    asyncio.run(remove_containers(tmp_path / "b"))
     assert docker.names() == {other}
 
 
-async def look(state: State, done: Callable[[], bool]) -> None:
+async def look(state: StateDatabase, done: Callable[[], bool]) -> None:
     """Closes lost keys until something is so."""
-    looking = asyncio.create_task(LostKeys(state, None).look())
+    looking = asyncio.create_task(KeyCleanup(state, None).look())
     async with asyncio.timeout(PATIENCE_S):
         while not done():
             await asyncio.sleep(0.01)
@@ -113,22 +113,22 @@ def test_a_gateway_that_does_not_answer(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys are closed where gateways answer; one that does not is asked after ever longer waits."""
-    state = State(tmp_path / "state.sqlite3")
+    state = StateDatabase(tmp_path / "state.sqlite3")
     for node, url in (("here", gateway.control_url), ("gone", "http://127.0.0.1:9")):
         state.put_node(node, "1", {"control": url})
         state.keys.note("silent.0.1", node, made=True)
     assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
     asked_s: list[float] = []
-    shut = Control.shut
+    shut = GatewayClient.shut
 
-    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
         try:
             return await shut(self, id, patience_s)
         except InputError:
             asked_s.append(time.monotonic())
             raise
 
-    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(GatewayClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     asyncio.run(look(state, lambda: len(asked_s) >= 5))
@@ -145,11 +145,11 @@ def test_another_gateway_at_the_address(
 ) -> None:
     """That it has no such session closes no key: it is asked again, until the gateway that has the
     session is there. One that is nowhere is given up, and said."""
-    state = State(tmp_path / "state.sqlite3")
+    state = StateDatabase(tmp_path / "state.sqlite3")
     port, unknown = free_port(), 0
-    shut = Control.shut
+    shut = GatewayClient.shut
 
-    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
         nonlocal unknown
         known = await shut(self, id, patience_s)
         unknown += not known
@@ -158,7 +158,7 @@ def test_another_gateway_at_the_address(
     def gateway_of(folder: str) -> RunningGateway:
         return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
 
-    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(GatewayClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.001))
     state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
@@ -187,24 +187,24 @@ def test_a_gateway_that_is_gone_for_ever(
     """Its keys are given up, and said, when they were noted long ago, which a restart does not
     change; and not before this life of the service has asked for some minutes."""
     path, asked, now = tmp_path / "state.sqlite3", 0, time.time
-    shut = Control.shut
+    shut = GatewayClient.shut
 
-    async def counted(self: Control, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
         nonlocal asked
         asked += 1
         return await shut(self, id, patience_s)
 
-    monkeypatch.setattr(Control, "shut", counted)
+    monkeypatch.setattr(GatewayClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     monkeypatch.setattr(cleanup, "_LONGEST_WAIT_S", 0.08)
-    state = State(path)
+    state = StateDatabase(path)
     state.put_node("gone", "1", {"control": "http://127.0.0.1:9"})
     state.keys.note("t.0.1", "gone", made=True)
     asyncio.run(look(state, lambda: asked >= 5))
     assert len(state.keys.all()) == 1 and not caplog.records
     state.close()
-    asked, state = 0, State(path)
+    asked, state = 0, StateDatabase(path)
     monkeypatch.setattr(time, "time", lambda: now() + cleanup._LONGEST_SILENCE_S)
     state.keys.note("t.1.1", "gone", made=True)
     asyncio.run(look(state, lambda: len(state.keys.all()) == 1))

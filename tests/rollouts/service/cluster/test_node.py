@@ -11,7 +11,7 @@ from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.api.app import RolloutService
 from jaxserve.rollouts.service.cluster.topology import parse_topology
 from jaxserve.rollouts.service.settings import POOLS, RolloutSettings, RolloutTokens
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S, wait_until
@@ -85,7 +85,7 @@ def test_a_gateway_elsewhere(gateway: RunningGateway, tmp_path: Path) -> None:
 
 def test_an_address_of_the_nodes_own_machine(tmp_path: Path) -> None:
     """Is refused of a node on another one, for the service would ask a gateway beside itself."""
-    state = State(tmp_path / "state.sqlite3")
+    state = StateDatabase(tmp_path / "state.sqlite3")
     service = RolloutService(RolloutSettings(save_dir=tmp_path), RolloutTokens(), state)
 
     def register(client: str, control: str) -> httpx.Response:

@@ -10,9 +10,9 @@ import pytest
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.cluster.registry import Nodes, UnknownNode
+from jaxserve.rollouts.service.cluster.registry import NodeRegistry, UnknownNode
 from jaxserve.rollouts.service.settings import POOLS, RolloutSettings
-from jaxserve.rollouts.service.state.database import State
+from jaxserve.rollouts.service.state.database import StateDatabase
 
 SPEC: dict[str, Any] = {"instruction": "do", "agent": {"command": "true", "model": "m"}}
 
@@ -23,9 +23,9 @@ class Scene:
     def __init__(self, folder: Path, **settings: Any) -> None:
         """Nobody is there yet."""
         self.now_s = 0.0
-        self.state = State(folder / "state.sqlite3")
+        self.state = StateDatabase(folder / "state.sqlite3")
         chosen = RolloutSettings(silent_s=10.0, **settings)
-        self.nodes = Nodes(self.state, chosen, lambda: self.now_s)
+        self.nodes = NodeRegistry(self.state, chosen, lambda: self.now_s)
 
     def join(self, id: str, start: str = "1", workers: int = 1, **more: Any) -> None:
         """A node registers."""

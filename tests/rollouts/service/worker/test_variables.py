@@ -6,17 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.rollouts.evaluators import Episode
+from jaxserve.rollouts.evaluators import EnvironmentEpisode
 from jaxserve.rollouts.presets import Launch
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.rollouts.service.worker import worker as work
-from jaxserve.rollouts.service.worker.variables import OWN_VARIABLES, admission_of, ours_of
-from jaxserve.rollouts.service.worker.workspace import Folders
+from jaxserve.rollouts.service.worker.variables import (
+    OWN_VARIABLES,
+    environment_token,
+    session_variables,
+)
+from jaxserve.rollouts.service.worker.workspace import Workspace
 from tests.gateway.running import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import RunningService
 
-EPISODE = Episode("http://e", "s", "e", "1", "t", 0, "train")
+EPISODE = EnvironmentEpisode("http://e", "s", "e", "1", "t", 0, "train")
 LOOK = """
 import os, sys
 open(sys.argv[1], "w").write(str(os.environ.get("ENVIRONMENT_TOKEN")))
@@ -25,10 +29,10 @@ open(sys.argv[1], "w").write(str(os.environ.get("ENVIRONMENT_TOKEN")))
 
 def test_who_gets_the_token() -> None:
     """An agent that plays, where there is one; no text of it shows it."""
-    assert admission_of(None, "t") is None and admission_of(EPISODE, None) is None
-    admission = admission_of(EPISODE, "secret")
+    assert environment_token(None, "t") is None and environment_token(EPISODE, None) is None
+    admission = environment_token(EPISODE, "secret")
     assert admission is not None and admission.url == "http://e"
-    ours = ours_of("t", "t.0", Folders(Path("/f")), Launch((), {"A": "b"}, {}), EPISODE)
+    ours = session_variables("t", "t.0", Workspace(Path("/f")), Launch((), {"A": "b"}, {}), EPISODE)
     assert "ENVIRONMENT_TOKEN" not in ours.values
     assert admission.given(ours).values == {**ours.values, "ENVIRONMENT_TOKEN": "secret"}
     assert "secret" not in f"{admission} {admission.given(ours)}"
@@ -40,10 +44,10 @@ def test_the_commands_of_a_session(
 ) -> None:
     """What prepares it and what evaluates it have no token, its agent has."""
 
-    async def begun(self: object, task: object) -> Episode:
+    async def begun(self: object, task: object) -> EnvironmentEpisode:
         return EPISODE
 
-    monkeypatch.setattr(work._Work, "_begin_episode", begun)
+    monkeypatch.setattr(work._SessionRun, "_begin_episode", begun)
     look = python(LOOK)["command"]
     task = {
         "agent": python(SPEAK + LOOK, "agent"),

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.worker.workspace import Folders
+from jaxserve.rollouts.service.worker.workspace import Workspace
 
 
 def test_they_are_made_anew(tmp_path: Path) -> None:
     """With a copy of the source and nothing of an earlier attempt, and others may not look inside;
     a source that is gone is refused in one sentence, for the agent as for its evaluator."""
-    source, folders = tmp_path / "source", Folders(tmp_path / "t" / "0.1")
+    source, folders = tmp_path / "source", Workspace(tmp_path / "t" / "0.1")
     source.mkdir()
     (source / "a").write_text("1")
     (source / "b").symlink_to("nowhere")
