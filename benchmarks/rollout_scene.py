@@ -15,7 +15,7 @@ import httpx
 import psutil
 import yaml
 
-from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 

@@ -36,7 +36,7 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
         topology: YAML file in which all of that stands, with nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
-        from jaxserve.rollouts.service.api.serve import run
+        from jaxserve.rollouts.service.api.app import run
         from jaxserve.rollouts.service.cluster.topology import read_topology
     if topology is None:
         run(settings)
@@ -83,7 +83,7 @@ def show_dashboard(settings: DashboardSettings) -> None:
         settings: Which service, and where the pages are.
     """
     with needing(_EXTRAS, "the dashboard"):
-        from jaxserve.rollouts.dashboard.serve import run
+        from jaxserve.rollouts.dashboard.app import run
     run(settings)
 
 

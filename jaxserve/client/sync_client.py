@@ -1,4 +1,4 @@
-"""``ServeClient``: the asynchronous client for code that does not await."""
+"""``ServeClient``: the synchronous client."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxserve.client.async_client import AsyncServeClient
-from jaxserve.client.observation import Observation, StepResult
+from jaxserve.client.async_client import AsyncServeClient, Observation, StepResult
 
 T = TypeVar("T")
 
 
 class ServeClient:
-    """Methods as ``AsyncServeClient``. Works in notebooks too: its event loop has its own thread,
-    which also keeps the connection alive between calls."""
+    """The methods of ``AsyncServeClient`` without ``await``, in notebooks as well.
+
+    The event loop has its own thread, which also keeps the connection alive between calls.
+    """
 
     def __init__(self, url: str, **options: Any) -> None:
-        """Args as ``AsyncServeClient``."""
+        """See ``AsyncServeClient``."""
         self._client = AsyncServeClient(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -33,7 +34,7 @@ class ServeClient:
 
     @property
     def session_id(self) -> str | None:
-        """The session that is being played."""
+        """Name of the session that is played."""
         return self._client.session_id
 
     def reset(

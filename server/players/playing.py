@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxserve.client import ConnectionLost, ServeClient, ServerError
-from jaxserve.client.observation import StepResult
+from jaxserve.client.async_client import StepResult
 from jaxserve.errors import InputError
 from jaxserve.grading import grade_actions
 from jaxserve.spaces import KNOBS

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.rollouts.dashboard.door import DASHBOARD
+from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.cluster.topology import read_topology
 from jaxserve.rollouts.trainers import token_rewards

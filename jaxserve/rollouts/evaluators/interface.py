@@ -1,4 +1,4 @@
-"""What evaluators get and give."""
+"""Types of the evaluators' interface: the protocol, its context and its result."""
 
 from __future__ import annotations
 
@@ -14,79 +14,78 @@ from jaxserve.rollouts.traces import Trajectory
 
 @dataclass(frozen=True)
 class EnvironmentEpisode:
-    """The episode that was begun for a session on an environment's server."""
+    """The episode of an environment's server that the service began for a session."""
 
     url: str
-    """of the server."""
+    """address of the server."""
     session_id: str
-    """there; not the gateway's."""
+    """session on that server, not the gateway's."""
     episode_id: str
-    """the client's name of it."""
+    """name that the client gave the episode."""
     episode_number: str
-    """the server's own; a session may begin another."""
+    """the server's own number; every reset gets a new one."""
     task_id: str
-    """what is played."""
+    """task that is played."""
     seed: int
-    """of its traffic."""
+    """seed of the traffic."""
     split: str
     """train, validation or test."""
 
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What there is of a session beside its trajectory."""
+    """A session's data beside its trajectory."""
 
     session: str
-    """its name."""
+    """name of the session."""
     instruction: str
-    """what the agent was told."""
+    """instruction of the task."""
     work: Path
-    """where the agent worked, as it left it."""
+    """the agent's working directory, as left by the agent."""
     artifacts: Path
-    """what it was to leave for others."""
+    """the agent's artifacts."""
     scratch: Path
-    """a folder for the evaluator."""
+    """folder of the evaluator."""
     fresh: Path
-    """a copy of ``source`` in it, prepared for the evaluation, where the evaluator has
-    ``needs_fresh = True``."""
+    """prepared copy of ``source`` in ``scratch``, for evaluators with ``needs_fresh = True``."""
     execute: Callable[[Sequence[str], Path], ProcessExit]
-    """runs a command in ``fresh``, where the task's commands run; what it prints goes to a file."""
+    """runs a command in ``fresh``, in the task's runtime; output goes to the file."""
     source: Path | None = None
-    """of which ``work`` was a copy at first."""
+    """folder of which ``work`` was a copy."""
     records: Sequence[CompletionRecord] = ()
-    """what was said."""
+    """records of the session's requests."""
     episode: EnvironmentEpisode | None = None
-    """that was begun for it."""
+    """episode of the session; None without an environment."""
     budget_s: float = 600.0
-    """for the evaluation."""
+    """time limit of the evaluation, s."""
     environment_token: str | None = field(default=None, repr=False)
-    """that the environment's server asks for."""
+    """token of the environment's server."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """the submitter's own."""
+    """the submitter's own data."""
 
 
 @dataclass(frozen=True)
 class EvalResult:
-    """What it is worth."""
+    """Rewards of a session."""
 
     outcome_reward: float
-    """of the whole."""
+    """reward of the session."""
     trace_rewards: Sequence[float | None] | None = None
-    """of each trace, None where only the outcome counts; None altogether gives all the outcome."""
+    """reward of each trace; None, for one trace or for all, stands for the outcome."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """how it came about, JSON."""
+    """the evaluator's account of the rewards, JSON."""
     completion_rewards: Mapping[tuple[int, int], float] | None = None
-    """what each completion earned, by record and choice; others earned nothing. None where the
-    evaluator tells no completions apart."""
+    """reward of each completion, by record and choice, 0 where missing. None where the evaluator
+    does not reward completions."""
 
 
 class Evaluator(Protocol):
-    """``evaluate`` runs in a thread of its own, and may wait."""
+    """An evaluator; ``evaluate`` runs in its own thread and may block."""
 
     def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
-        """What a session is worth.
+        """The rewards of a session.
 
         Raises:
-          InputError: it cannot be told; the session ends with this reason.
+          InputError: the evaluation failed; the session ends with this reason.
         """
         ...

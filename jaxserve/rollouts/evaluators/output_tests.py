@@ -1,4 +1,4 @@
-"""Tests run on what an agent left."""
+"""Runs tests on an agent's changes to its source."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ _MOST_NAMES = 200
 
 
 class OutputTests:
-    """Puts the files that the agent changed over a fresh copy of the source, and runs a command
-    there. 1 where it ends with code 0 and all tests that it names as ``PASSED`` or ``FAILED``
-    passed, else 0."""
+    """Applies the agent's changes to a fresh copy of the source, and runs a command there.
 
-    __test__ = False  # pytest takes it for tests of its own
+    The reward is 1 where the command ends with code 0, prints at least one test as ``PASSED`` and
+    none as ``FAILED`` or ``ERROR``, and prints all expected ones, else 0.
+    """
+
     needs_fresh = True
-    """a copy of the source is prepared while the agent runs."""
+    """The service prepares a copy of the source while the agent runs."""
 
     def __init__(self, options: JsonObject) -> None:
         """Options: ``command``, a list of arguments; ``keep``, files and folders of the source that
-        the agent's changes do not touch, such as the tests; ``expected``, names that must pass."""
+        stay as they were, such as the tests; ``expected``, names of tests that must pass."""
         known = JsonObject(options, options.where, ("command", "keep", "expected"))
         self._command = _texts(known, "command", known.entries("command"))
         self._keep = frozenset(_texts(known, "keep", known.get("keep", [])))
@@ -44,10 +45,10 @@ class OutputTests:
             raise InputError(f"evaluator: command: {ended.reason}")
         passed, failed = outcomes(printed.read_text(errors="replace") if printed.exists() else "")
         missing = sorted(set(self._expected) - passed)
-        # One that dies half way has not said what it would have named as failed.
+        # A command that dies half way has not printed its later failures.
         good = ended.code == 0 and not ended.timed_out
         good = good and bool(passed) and not failed and not missing
-        said = {
+        metadata = {
             "passed": len(passed),
             "failed": sorted(failed)[:_MOST_NAMES],
             "missing": missing[:_MOST_NAMES],
@@ -55,13 +56,13 @@ class OutputTests:
             "timed_out": ended.timed_out,
             "changed": changed,
         }
-        return EvalResult(float(good), metadata=said)
+        return EvalResult(float(good), metadata=metadata)
 
 
 def outcomes(text: str) -> tuple[set[str], set[str]]:
-    """Names of tests that passed and of those that did not, as pytest prints them.
+    """Names of passed tests and of failed tests in the output of pytest.
 
-    One that is named as both did not.
+    A test that is printed as both has failed.
     """
     passed, failed = set(), set()
     for match in _LINE.finditer(text):
@@ -71,9 +72,9 @@ def outcomes(text: str) -> tuple[set[str], set[str]]:
 
 
 def apply_changes(source: Path | None, work: Path, fresh: Path, keep: frozenset[str]) -> int:
-    """Does to ``fresh``, a copy of ``source``, what was done to ``work``; says to how many files.
+    """Applies the changes from ``source`` to ``work`` to ``fresh``; returns the number of files.
 
-    Links are neither followed nor copied: they could lead out of the folder.
+    Links are neither followed nor copied: a link could lead out of the folder.
     """
     theirs = set(_files(work))
     ours = set() if source is None else set(_files(source))
@@ -92,7 +93,7 @@ def apply_changes(source: Path | None, work: Path, fresh: Path, keep: frozenset[
 
 
 def _put(work: Path, fresh: Path, name: Path) -> None:
-    """Copies a file; what is no file or no folder in its way goes, so that no link is followed."""
+    """Copies a file, after removing links and files in the way of its path: no link is followed."""
     for parent in (*reversed(name.parents), name):
         place = fresh / parent
         if place.is_symlink() or (place.is_file() and parent != name):

@@ -1,4 +1,4 @@
-"""The gateway's control door, as the service uses it."""
+"""Client of a gateway's control interface: sessions, their keys and their records."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.gateway.sessions.records import CompletionRecord, Prompts, decode
-from jaxserve.rollouts.service.doors import TokenAuth
+from jaxserve.rollouts.service.client import TokenAuth
 
 _PATIENCE_S = 120.0
-"""For a gateway that was killed to come back."""
+"""Time in which a killed gateway may come back."""
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _TIMEOUT_S = 60.0
 _LOAD_S = 2.0
 _PIECE_BYTES = 4 * 2**20
-"""Of records that are read at a time."""
+"""Size of a piece of records, decoded in one go."""
 _AGAIN_S = 0.5
 
 
 class _Silent(InputError):
-    """Nobody knows what became of a request."""
+    """No answer: the request may or may not have been carried out."""
 
 
 class GatewayClient:
-    """Sessions of a gateway."""
+    """Sessions of a gateway, over its control interface."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Args: address of the control door, and its token; None shows what it made itself.
+        """Args: address of the control interface, and its token; None reads the gateway's own file.
 
         Raises:
-          InputError: it is no address.
+          InputError: the address is wrong.
         """
         self._url = checks.address("control", url)
         self._http = httpx.AsyncClient(
@@ -54,10 +54,10 @@ class GatewayClient:
         await self.close()
 
     async def create(self, id: str, metadata: Mapping[str, Any]) -> str:
-        """A new session's key. Its records are on the disk before the agent has their answers.
+        """Makes a session and returns its key. Records reach the disk before their answers leave.
 
         Raises:
-          InputError: the gateway refuses it, or does not answer.
+          InputError: the gateway refuses, or does not answer.
         """
         body = {"id": id, "durable": True, "metadata": metadata}
         until = time.monotonic() + _PATIENCE_S
@@ -70,21 +70,20 @@ class GatewayClient:
                 if time.monotonic() > until:
                     raise
             await asyncio.sleep(_AGAIN_S)
-            # It may be there all the same, and its key is lost with the answer.
+            # The session may exist all the same, but its key is lost with the answer.
             found = await self._ask("GET", f"/sessions/{id}", allowed=404)
             if found.is_success and not any(found.json()["counts"].values()):
                 await self._ask("DELETE", f"/sessions/{id}", allowed=404)
 
     async def shut(self, id: str, patience_s: float = _PATIENCE_S) -> bool:
-        """Refuses a session's key from now on; what was said stays. False where there is no such
-        session, which is shut at the gateway that would have it."""
+        """Closes a session's key; records stay. False where the gateway has no such session."""
         return (await self._ask("POST", f"/sessions/{id}/close", 404, patience_s)).is_success
 
     async def records(self, id: str) -> list[CompletionRecord]:
-        """All that was said.
+        """All records of a session.
 
         Raises:
-          InputError: the gateway does not answer, or not with records.
+          InputError: the gateway does not answer, or the records are damaged.
         """
         found: list[CompletionRecord] = []
 
@@ -98,7 +97,7 @@ class GatewayClient:
         return found
 
     async def load(self) -> Any:
-        """What the gateway says of its engines; None where it does not answer."""
+        """State of the gateway's engines, as JSON; None where the gateway does not answer."""
         try:
             answer = await self._http.get("/control/state", timeout=_LOAD_S)
             return answer.json()["pools"] if answer.is_success else None
@@ -118,7 +117,7 @@ class GatewayClient:
         read: Callable[[httpx.Response], Awaitable[object]] = httpx.Response.aread,
         **options: Any,
     ) -> httpx.Response:
-        """An answer that has been read. One that breaks off is asked for again."""
+        """An answer that has been read whole; retries one that breaks off."""
         wait_s, until = _FIRST_WAIT_S, time.monotonic() + patience_s
         while True:
             try:
@@ -143,10 +142,11 @@ class GatewayClient:
 
 
 async def _records(answer: httpx.Response) -> list[CompletionRecord]:
-    """Decoded as they come: all lines of a long session would be several times as large.
+    """Records of an answer, decoded piece by piece: the text of a long session is several times as
+    large.
 
     Raises:
-      ValueError: a line is none.
+      ValueError: a line is not a record.
     """
     found: list[CompletionRecord] = []
     prompts, rest = Prompts(), b""

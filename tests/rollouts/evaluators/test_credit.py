@@ -87,7 +87,7 @@ def test_a_tool_may_be_called_through_another(name: str, inside: str) -> None:
     assert window_owners(found, [{"batch_cap": 64.0}]) == [(2, 0)]
     told = {"c": json.dumps({"step": 1})}
     known = find_tool_calls([record(1, calls[2:], {}), record(2, [], told)], "step")
-    assert [call.told for call in known] == [1]
+    assert [call.window for call in known] == [1]
 
 
 def test_results_may_be_wrapped_in_json() -> None:

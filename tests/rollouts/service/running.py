@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.api.serve import open_service
+from jaxserve.rollouts.service.api.app import open_service
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.rollouts.service.cluster.node import Node
-from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
 from tests.patience import PATIENCE_S, wait_until
 from tests.server_thread import ServerThread

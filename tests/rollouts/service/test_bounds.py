@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.settings import Tokens
-from jaxserve.rollouts.service.api import app, serve
+from jaxserve.rollouts.service.api import app
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.limited_http import HttpLimits
 from tests.gateway.running import RunningGateway
@@ -66,7 +66,7 @@ def test_slow_clients_are_let_go(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head or a body that does not end ends the connection; a large head is refused."""
-    monkeypatch.setattr(serve, "_LIMITS", HttpLimits(100, 4096, 0.3))
+    monkeypatch.setattr(app, "_LIMITS", HttpLimits(100, 4096, 0.3))
     monkeypatch.setattr(app, "_TASK_S", 0.3)
     with RunningService(gateway, tmp_path) as service:
         head = f"POST {SUBMIT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()

@@ -1,13 +1,16 @@
-"""The service: tasks come in, nodes get their sessions, results go out."""
+"""The service: takes tasks, gives their sessions to nodes, and serves the results."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+import socket
 import sqlite3
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,36 +26,44 @@ from jaxserve.gateway.commands import command_of, plain_json
 from jaxserve.rollouts.service.api.node_routes import NodeRoutes
 from jaxserve.rollouts.service.api.results import ResultPusher, task_result
 from jaxserve.rollouts.service.api.session_routes import ChangeNotifier, SessionRoutes
+from jaxserve.rollouts.service.client import SERVICE
 from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry
 from jaxserve.rollouts.service.gateway_client import GatewayClient
-from jaxserve.rollouts.service.settings import OWN_NODE, RolloutSettings, RolloutTokens
+from jaxserve.rollouts.service.settings import (
+    OWN_NODE,
+    RolloutSettings,
+    RolloutTokens,
+    check_exposure,
+)
 from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
-from jaxserve.rollouts.service.worker.crew import WorkerPool
 from jaxserve.rollouts.service.worker.task import parse_task
-from jaxserve.rollouts.service.worker.worker import SessionWorker
+from jaxserve.rollouts.service.worker.worker import SessionWorker, WorkerPool
+from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
+from jaxserve.runtime.listening import CommandServer, address, listen
 
 _LOG = logging.getLogger("jaxserve.rollouts")
+_LIMITS = HttpLimits(max_connections=1024, max_head_bytes=65_536, head_s=20.0)
 _LONGEST_TASK = 2**20
 _TASK_S = 60.0
-_LOOK_S = 1.0
+_INTERVAL_S = 1.0
 _LOAD_S = 2.0
 
 
 class RolloutService:
-    """An ASGI application, and the work behind it."""
+    """The ASGI application, and its background tasks."""
 
     def __init__(
         self, settings: RolloutSettings, tokens: RolloutTokens, state: StateDatabase
     ) -> None:
-        """Args: what the operator chose, secrets, and the tasks of earlier services."""
+        """Args: settings, secrets, and the database, which may hold tasks of earlier services."""
         self._settings, self._tokens, self._state = settings, tokens, state
         self._nodes = NodeRegistry(state, settings)
         self._changes = ChangeNotifier()
         self._due = asyncio.Event()
-        self._book = DatabaseWriter(state, settings.save_dir / "traces", self._moved)
-        self._crew: WorkerPool | None = None
+        self._writer = DatabaseWriter(state, settings.save_dir / "traces", self._moved)
+        self._pool: WorkerPool | None = None
         self._load: Any = None
         routes = [
             Route("/health", self._health),
@@ -60,19 +71,21 @@ class RolloutService:
             Route("/rollout/task/submit", self._submit, methods=["POST"]),
             Route("/rollout/task/{id}", self._task),
             Route("/rollout/task/{id}/cancel", self._cancel, methods=["POST"]),
-            *NodeRoutes(self._nodes, self._book, self._moved).routes(),
-            *SessionRoutes(state, self._nodes, self._book, self._changes, tokens.control).routes(),
+            *NodeRoutes(self._nodes, self._writer, self._moved).routes(),
+            *SessionRoutes(
+                state, self._nodes, self._writer, self._changes, tokens.control
+            ).routes(),
         ]
         handlers: Any = {
             InputError: _refused,
             HTTPException: _failed,
-            sqlite3.Error: _unkept,
-            OSError: _unkept,
+            sqlite3.Error: _not_stored,
+            OSError: _not_stored,
         }
         self._app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self._life)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serves who shows the token; ``/health`` anyone."""
+        """Serves requests that show the token, and ``/health`` without one."""
         guarded = scope["type"] == "http" and scope["path"] != "/health"
         if guarded and not shows(scope["headers"], self._tokens.service):
             await _error(401, "the token is missing or wrong")(scope, receive, send)
@@ -85,55 +98,55 @@ class RolloutService:
         self._pushes = ResultPusher(self._state, self._settings.callback_attempts)
         if self._settings.own_node:
             self._nodes.register(_own_node(self._settings))
-            self._crew = WorkerPool(
-                SessionWorker(self._settings, self._tokens, self._book, control)
-            )
-        lost = KeyCleanup(self._state, self._tokens.control)
-        looking = [
-            asyncio.create_task(one) for one in (self._look(), self._watch(control), lost.look())
+            worker = SessionWorker(self._settings, self._tokens, self._writer, control)
+            self._pool = WorkerPool(worker)
+        cleanup = KeyCleanup(self._state, self._tokens.control)
+        background = [
+            asyncio.create_task(one)
+            for one in (self._schedule(), self._poll_load(control), cleanup.run())
         ]
         try:
             yield
         finally:
-            for one in looking:
+            for one in background:
                 one.cancel()
-            if self._crew is not None:
-                await self._crew.close()  # the next service goes on with it
+            if self._pool is not None:
+                await self._pool.close()  # the next service continues its sessions
             await self._pushes.close()
             await control.close()
             self._state.close()
 
     def stop(self) -> None:
-        """Ends streams, which have no end of their own, so that the service can."""
+        """Ends event streams, which have no end of their own."""
         self._changes.close()
 
     def _moved(self) -> None:
-        """Something is different."""
-        self._changes.tell()
+        """Wakes event streams and the scheduling loop after a change."""
+        self._changes.notify()
         self._due.set()
 
-    async def _look(self) -> None:
-        """Gives work to nodes, its own among them, and pushes results, again and again."""
-        if self._crew is not None:
+    async def _schedule(self) -> None:
+        """Assigns sessions to nodes and pushes results, at every change and every second."""
+        if self._pool is not None:
             await remove_containers(self._settings.save_dir)
         while True:
             self._due.clear()
             try:
-                self._nodes.look()
-                if self._crew is not None:
+                self._nodes.schedule()
+                if self._pool is not None:
                     leases = self._nodes.leases(OWN_NODE)
-                    self._crew.take([lease.key for lease in leases], leases)
+                    self._pool.take([lease.key for lease in leases], leases)
                     self._nodes.alive(OWN_NODE, self._load)
-                self._pushes.look()
+                self._pushes.push_due()
             except sqlite3.Error:
                 _LOG.exception("the state cannot be used")
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_INTERVAL_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._due.wait(), _LOOK_S)
+                await asyncio.wait_for(self._due.wait(), _INTERVAL_S)
 
-    async def _watch(self, control: GatewayClient) -> None:
-        """Keeps what the own gateway says of its engines."""
-        while self._crew is not None:
+    async def _poll_load(self, control: GatewayClient) -> None:
+        """Keeps the load of the own gateway's engines."""
+        while self._pool is not None:
             self._load = await control.load()
             await asyncio.sleep(_LOAD_S)
 
@@ -141,7 +154,7 @@ class RolloutService:
         return plain_json({"status": "healthy"})
 
     async def _status(self, request: Request) -> Response:
-        """How many sessions are in which state, and how many workers each node has."""
+        """The number of sessions in each state, and each node's number of workers."""
         nodes = {
             node["id"]: {"health": node["health"], "pools": node["pools"]}
             for node in self._nodes.describe()
@@ -149,9 +162,9 @@ class RolloutService:
         return plain_json({"sessions": self._state.counts(), "nodes": nodes})
 
     async def _submit(self, request: Request) -> Response:
-        """Answers at once; the same task again is the same task."""
+        """Stores a task and answers immediately; a repeated submission changes nothing."""
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            # A page in a browser could send any other type here without being asked.
+            # A web page may send other types across origins without a preflight request.
             raise HTTPException(415, "content-type must be application/json")
         given = await command_of(request, _LONGEST_TASK, _TASK_S)
         task = await asyncio.to_thread(parse_task, given)
@@ -166,12 +179,12 @@ class RolloutService:
         return plain_json(task_result(self._state, self._known(request)))
 
     async def _cancel(self, request: Request) -> Response:
-        """Ends what has not ended, with the reason ``cancelled``; agents are killed."""
+        """Ends a task's open sessions with the reason ``cancelled``, and kills their agents."""
         task = self._known(request)
         cancelled = self._state.cancel(task)
         self._moved()
-        if self._crew is not None:
-            await asyncio.gather(*map(self._crew.end, cancelled))
+        if self._pool is not None:
+            await asyncio.gather(*map(self._pool.end, cancelled))
         return plain_json({"task_id": task, "cancelled": cancelled})
 
     def _known(self, request: Request) -> str:
@@ -182,7 +195,7 @@ class RolloutService:
 
 
 def _own_node(settings: RolloutSettings) -> JsonObject:
-    """The registration of the service's own node, as a node elsewhere would send it."""
+    """The registration of the service's own node, in the form of other nodes'."""
     fields = {
         "id": OWN_NODE,
         "start": secrets.token_hex(8),
@@ -206,7 +219,63 @@ async def _failed(request: Request, error: Exception) -> Response:
     return plain_json({"error": {"message": error.detail}}, error.status_code, error.headers)
 
 
-async def _unkept(request: Request, error: Exception) -> Response:
-    """A full disk, say. Nothing was kept, so nothing is acknowledged."""
+async def _not_stored(request: Request, error: Exception) -> Response:
+    """The answer where nothing could be stored, on a full disk for example."""
     _LOG.error("a request could not be kept: %s", error)
     return _error(507, f"the service cannot keep it: {error}")
+
+
+class RolloutServer(CommandServer):
+    """Serves until a signal, and then ends event streams first."""
+
+    def __init__(self, service: RolloutService) -> None:
+        """Args: the application."""
+        self._service = service
+        # uvloop cannot start a process in the group of another process.
+        super().__init__(service, loop="asyncio", http=limited_protocol(_LIMITS))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Ends event streams, then lets running requests end."""
+        self._service.stop()
+        await super().shutdown(sockets)
+
+
+def open_service(
+    settings: RolloutSettings, tokens: RolloutTokens, *, own_token: bool = False
+) -> tuple[CommandServer, socket.socket]:
+    """A service that is ready to run, with its socket.
+
+    Args:
+      own_token: whether the service makes a token where none is given.
+
+    Raises:
+      InputError: an invalid setting, a port that is taken, or a folder that is in use.
+    """
+    settings.check()
+    check_exposure(settings, tokens)
+    listening = listen(settings.host, settings.port, "--port")
+    try:
+        if own_token and tokens.service is None:
+            tokens = replace(tokens, service=SERVICE.keep(listening.getsockname()[1]))
+        state = StateDatabase(settings.save_dir / "rollouts.sqlite3")
+    except BaseException:
+        listening.close()
+        raise
+    service = RolloutService(settings, tokens, state)
+    return RolloutServer(service), listening
+
+
+def run(settings: RolloutSettings) -> None:
+    """Serves until a signal; the next service continues open sessions.
+
+    Raises:
+      InputError: an invalid setting, a port that is taken, or a folder that is in use.
+    """
+    logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
+    tokens = RolloutTokens.from_environment()
+    server, listening = open_service(settings, tokens, own_token=True)
+    print(f"jaxserve: rollout service at {address(listening)}", file=sys.stderr, flush=True)
+    if tokens.service is None:
+        path = SERVICE.path(listening.getsockname()[1])
+        print(f"jaxserve: it asks for the token in {path}", file=sys.stderr, flush=True)
+    server.run(sockets=[listening])

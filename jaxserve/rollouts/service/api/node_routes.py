@@ -1,4 +1,4 @@
-"""Routes for nodes elsewhere. They ask; only the doors of their gateways have to be reached."""
+"""Routes for nodes and their operators. The service sends nodes nothing: nodes ask."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from jaxserve.checks import JsonObject
 from jaxserve.gateway.commands import command_of, plain_json
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry, UnknownNode
 from jaxserve.rollouts.service.settings import OWN_NODE
-from jaxserve.rollouts.service.state.leases import lease_from_json
+from jaxserve.rollouts.service.state.lifecycle import lease_from_json
 from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
 from jaxserve.runtime.hosts import is_loopback
 
 _LONGEST_HEARTBEAT = 2**24
 _LONGEST_MOVE = 2**31
-"""Bytes; a move may bring a trajectory."""
+"""Bytes; a change of state may carry a trajectory."""
 _WITHIN_S = 600.0
-"""For all of them, over a network."""
+"""Time limit of a request's body."""
 
 
 class NodeRoutes:
-    """What nodes, and who operates them, ask for."""
+    """Routes under ``/nodes``."""
 
     def __init__(
-        self, nodes: NodeRegistry, book: DatabaseWriter, changed: Callable[[], None]
+        self, nodes: NodeRegistry, writer: DatabaseWriter, changed: Callable[[], None]
     ) -> None:
-        """Args: all nodes, where sessions stand, and who hears of changes."""
-        self._nodes, self._book, self._changed = nodes, book, changed
+        """Args: the registry, the writer of progress, and a callback for changes."""
+        self._nodes, self._writer, self._changed = nodes, writer, changed
 
     def routes(self) -> list[Route]:
-        """For the service."""
+        """The routes."""
         one = "/nodes/{id}"
         return [
             Route("/nodes", self._all),
@@ -60,10 +60,10 @@ class NodeRoutes:
         return plain_json({"id": id}, 201)
 
     async def _heartbeat(self, request: Request) -> Response:
-        """``{"start", "has", "load"}``: tells which of what it has it keeps, and what is new."""
-        asked = await _told(request, _LONGEST_HEARTBEAT, ("start", "has", "load"))
-        id = self._heard(request, asked)
-        self._nodes.look()
+        """``{"start", "has", "load"}``: answers with the node's leases, and those new to it."""
+        asked = await _body(request, _LONGEST_HEARTBEAT, ("start", "has", "load"))
+        id = self._note_heartbeat(request, asked)
+        self._nodes.schedule()
         has = {tuple(key) for key in asked.get("has", ())}
         leases = self._nodes.leases(id)
         return plain_json(
@@ -74,19 +74,19 @@ class NodeRoutes:
         )
 
     async def _move(self, request: Request) -> Response:
-        """A session's state changes; ``moved`` is false where its lease is over."""
+        """Moves a session to a state; ``moved`` is false where the lease is void."""
         known = ("start", "lease", "state", "reason", "values", "line")
-        asked = await _told(request, _LONGEST_MOVE, known)
-        self._heard(request, asked)
+        asked = await _body(request, _LONGEST_MOVE, known)
+        self._note_heartbeat(request, asked)
         lease, line = lease_from_json(asked["lease"]), base64.b64decode(asked["line"])
         values = dict(asked.inside("values", ("attempt", "episode", "run", "result")))
-        moved = await self._book.try_move(
+        moved = await self._writer.try_move(
             lease, asked.text("state"), asked.get("reason", ""), values, line
         )
         return plain_json({"moved": moved})
 
     async def _leave(self, request: Request) -> Response:
-        asked = await _told(request, _LONGEST_HEARTBEAT, ("start",))
+        asked = await _body(request, _LONGEST_HEARTBEAT, ("start",))
         try:
             self._nodes.leave(request.path_params["id"], asked.text("start"))
         except UnknownNode:
@@ -95,7 +95,7 @@ class NodeRoutes:
         return plain_json({})
 
     async def _drain(self, request: Request) -> Response:
-        """No more sessions; those that it has end there."""
+        """Stops new sessions for a node; its own ones end there."""
         return self._drained(request, True)
 
     async def _resume(self, request: Request) -> Response:
@@ -107,27 +107,27 @@ class NodeRoutes:
         self._changed()
         return plain_json({"id": id, "draining": draining})
 
-    def _heard(self, request: Request, asked: JsonObject) -> str:
+    def _note_heartbeat(self, request: Request, asked: JsonObject) -> str:
         id = request.path_params["id"]
         try:
-            self._nodes.heard(id, asked.text("start"), asked.get("load"))
+            self._nodes.heartbeat(id, asked.text("start"), asked.get("load"))
         except UnknownNode:
             raise _unknown() from None
         return id
 
 
 def _is_elsewhere(request: Request) -> bool:
-    """Whether another machine asks; who comes by a tunnel or a proxy of this one does not."""
+    """Whether another machine sent a request. A tunnel or proxy of this machine hides that."""
     if request.client is None:
         return False
-    asking = request.client.host
-    # Who asks from the very address that it asked at is this machine, by whichever of its own.
-    asked = request.scope.get("server")
-    is_own = asked is not None and asking == asked[0]
-    return not (is_own or is_loopback(asking))
+    client = request.client.host
+    # Client address equals server address: the client is this machine.
+    server = request.scope.get("server")
+    is_own = server is not None and client == server[0]
+    return not (is_own or is_loopback(client))
 
 
-async def _told(request: Request, longest: int, known: tuple[str, ...]) -> JsonObject:
+async def _body(request: Request, longest: int, known: tuple[str, ...]) -> JsonObject:
     return JsonObject(await command_of(request, longest, _WITHIN_S), "the command", known)
 
 

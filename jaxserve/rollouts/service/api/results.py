@@ -1,4 +1,4 @@
-"""Results of tasks: as they are told, and pushed to who asked for that."""
+"""Results of tasks: as JSON, and pushed to callback URLs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMEOUT_S = 30.0
 
 
 def task_result(state: StateDatabase, task: str) -> dict[str, Any]:
-    """A task with all its sessions."""
+    """A task with its sessions, as JSON."""
     rows = state.sessions(task)
     rewards = [
         row.result["reward"] for row in rows if row.result and row.result["reward"] is not None
@@ -34,7 +34,7 @@ def task_result(state: StateDatabase, task: str) -> dict[str, Any]:
 
 
 def session_result(row: SessionRow) -> dict[str, Any]:
-    """What is told of one session."""
+    """A session with its result, as JSON."""
     return {
         "session_id": row.id,
         "sample": row.sample,
@@ -47,20 +47,19 @@ def session_result(row: SessionRow) -> dict[str, Any]:
 
 
 class ResultPusher:
-    """Pushes each ended task to its ``callback_url`` until that takes it.
+    """Pushes the result of each ended task to its ``callback_url``, with retries.
 
-    A push that was taken just before a kill comes again: who gets it tells them apart by
-    ``task_id``.
+    A push that arrived just before a crash is repeated; its ``task_id`` identifies it.
     """
 
     def __init__(self, state: StateDatabase, attempts: int) -> None:
-        """Args: tasks, and how often each is tried."""
+        """Args: the database, and the number of attempts for each task."""
         self._state, self._attempts = state, attempts
         self._running: dict[str, asyncio.Task[None]] = {}
         self._http = httpx.AsyncClient(timeout=_TIMEOUT_S, trust_env=False)
 
-    def look(self) -> None:
-        """Begins what is due."""
+    def push_due(self) -> None:
+        """Begins to push all results that are due."""
         for task, tried in self._state.due():
             if task not in self._running:
                 pushing = asyncio.create_task(self._push(task, tried))
@@ -68,7 +67,7 @@ class ResultPusher:
                 pushing.add_done_callback(lambda _, task=task: self._running.pop(task, None))
 
     async def close(self) -> None:
-        """Leaves what is due to the next service."""
+        """Ends all pushes; the next service repeats what is due."""
         for pushing in tuple(self._running.values()):
             pushing.cancel()
         await self._http.aclose()
@@ -80,14 +79,14 @@ class ResultPusher:
             tried += 1
             try:
                 answer = await self._http.post(url, json=result)
-                said = f"status {answer.status_code}"
+                message = f"status {answer.status_code}"
                 if answer.is_success:
                     self._state.pushed(task, "sent")
                     return
             except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-                said = str(error) or type(error).__name__
+                message = str(error) or type(error).__name__
             if tried >= self._attempts:
-                _LOG.warning("the result of task %s was not taken at %s: %s", task, url, said)
+                _LOG.warning("the result of task %s was not taken at %s: %s", task, url, message)
                 self._state.pushed(task, "given up")
                 return
             self._state.pushed(task, "due")

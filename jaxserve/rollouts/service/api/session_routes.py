@@ -1,4 +1,4 @@
-"""Routes for those who look: tasks, sessions, what was said, and changes as they happen."""
+"""Read-only routes: tasks, sessions, records, trajectories and changes of state."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from starlette.routing import Route
 from jaxserve.gateway.commands import number_in, plain_json
 from jaxserve.gateway.door_tokens import CONTROL
 from jaxserve.rollouts.service.api.results import session_result, task_result
+from jaxserve.rollouts.service.client import TokenAuth
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry
-from jaxserve.rollouts.service.doors import TokenAuth
 from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import SessionRow
 from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
@@ -27,52 +27,52 @@ from jaxserve.rollouts.service.state.session_writer import DatabaseWriter
 _MOST_EVENTS = 10_000
 _MOST = 1_000_000_000_000
 _ALIVE_S = 15.0
-"""Between two signs of life of a stream in which nothing happens."""
+"""Interval between comments in an event stream without events."""
 _GATEWAY_S = 30.0
 
 
 class ChangeNotifier:
-    """Tells all who wait that something is different."""
+    """Wakes everyone waiting for a change."""
 
     def __init__(self) -> None:
-        """Nothing is yet."""
+        """Starts open, without a change."""
         self._next = asyncio.Event()
         self.closed = False
-        """whether nothing will be any more."""
+        """whether no change can follow."""
 
-    def tell(self) -> None:
-        """Something is."""
+    def notify(self) -> None:
+        """Wakes everyone who waits for the next change."""
         self._next.set()
         self._next = asyncio.Event()
 
     def close(self) -> None:
-        """Lets all go."""
+        """Wakes everyone for the last time."""
         self.closed = True
-        self.tell()
+        self.notify()
 
-    def following(self) -> asyncio.Event:
-        """Is set when something is different from now."""
+    def next_change(self) -> asyncio.Event:
+        """The event that the next change sets."""
         return self._next
 
 
 class SessionRoutes:
-    """What there is to see. Nothing here changes anything."""
+    """Routes that change nothing."""
 
     def __init__(
         self,
         state: StateDatabase,
         nodes: NodeRegistry,
-        book: DatabaseWriter,
+        writer: DatabaseWriter,
         changes: ChangeNotifier,
         control_token: str | None,
     ) -> None:
-        """Args: where everything is, and the token of gateways' control doors; None shows each
-        what it made itself."""
-        self._state, self._nodes, self._book, self._changes = state, nodes, book, changes
+        """Args: the service's parts, and the token of gateways' control interfaces; None reads each
+        gateway's own file."""
+        self._state, self._nodes, self._writer, self._changes = state, nodes, writer, changes
         self._control_token = control_token
 
     def routes(self) -> list[Route]:
-        """For the service."""
+        """The routes."""
         return [
             Route("/tasks", self._tasks),
             Route("/tasks/{id}/sessions", self._sessions),
@@ -93,7 +93,7 @@ class SessionRoutes:
         return plain_json(task_result(self._state, task))
 
     async def _session(self, request: Request) -> Response:
-        """One session: its task as submitted, where it stands, and all that it went through."""
+        """One session: its task as submitted, its state, and its changes of state."""
         row = self._row(request)
         return plain_json(
             {
@@ -106,21 +106,21 @@ class SessionRoutes:
         )
 
     async def _completions(self, request: Request) -> Response:
-        """``?after=0&limit=100``: records of its last attempt, from the gateway that has them."""
+        """``?after=0&limit=100``: records of the last attempt, from its gateway."""
         row = self._row(request)
         control = None if row.node is None else self._nodes.control_of(row.node)
         if control is None or not row.attempt:
             raise HTTPException(404, "no gateway has records of this session yet")
         recorded = quote(row.recorded, safe="")
-        asked = {
+        params = {
             "after": str(int(number_in(request, "after", 0, _MOST, 0))),
             "limit": str(int(number_in(request, "limit", 1, 10_000, 100))),
         }
         url = f"{control.rstrip('/')}/sessions/{recorded}/completions"
         try:
-            shown = TokenAuth(CONTROL, control, self._control_token)
-            async with httpx.AsyncClient(timeout=_GATEWAY_S, auth=shown, trust_env=False) as http:
-                answer = await http.get(url, params=asked)
+            auth = TokenAuth(CONTROL, control, self._control_token)
+            async with httpx.AsyncClient(timeout=_GATEWAY_S, auth=auth, trust_env=False) as http:
+                answer = await http.get(url, params=params)
         except httpx.HTTPError as error:
             raise HTTPException(502, f"the gateway at {control} does not answer: {error}") from None
         if answer.is_error:
@@ -128,9 +128,9 @@ class SessionRoutes:
         return Response(answer.content, media_type="application/x-ndjson")
 
     async def _trajectory(self, request: Request) -> Response:
-        """Its traces with masks, log-probabilities and rewards, as the file has them."""
+        """The file of the session's traces with masks, log-probabilities and rewards."""
         row = self._row(request)
-        path = self._book.path(row.task, row.sample)
+        path = self._writer.path(row.task, row.sample)
         if not path.is_file():
             raise HTTPException(404, "the session has no trajectory")
         return FileResponse(path, media_type="application/json")
@@ -142,7 +142,7 @@ class SessionRoutes:
         return plain_json({"events": self._state.events(after, limit)})
 
     async def _stream(self, request: Request) -> Response:
-        """The same as they happen, after the one that ``Last-Event-ID`` or ``?after=`` names."""
+        """Changes of state as server-sent events, after ``Last-Event-ID`` or ``?after=``."""
         last = request.headers.get("last-event-id", "")
         default = int(last) if last.isdecimal() and len(last) < 12 else 0
         after = int(number_in(request, "after", 0, _MOST, default))
@@ -155,12 +155,12 @@ class SessionRoutes:
     async def _follow(self, after: int) -> AsyncIterator[bytes]:
         yield b": connected\n\n"
         while not self._changes.closed:
-            following = self._changes.following()
+            changed = self._changes.next_change()
             while events := self._state.events(after, 1000):
                 after = events[-1]["seq"]
                 yield b"".join(map(_event, events))
             try:
-                await asyncio.wait_for(following.wait(), _ALIVE_S)
+                await asyncio.wait_for(changed.wait(), _ALIVE_S)
             except TimeoutError:
                 yield b": alive\n\n"
 

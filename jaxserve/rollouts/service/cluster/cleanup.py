@@ -1,4 +1,4 @@
-"""What outlives a killed node: containers on its machine, and keys at its gateway."""
+"""Cleans up after killed nodes: containers on this machine, and keys at their gateways."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
 from jaxserve.rollouts.runtimes import CommandLine, containers_removal, list_containers
 from jaxserve.rollouts.service.gateway_client import GatewayClient
-from jaxserve.rollouts.service.state.database import StateDatabase
-from jaxserve.rollouts.service.state.open_keys import OpenKey
+from jaxserve.rollouts.service.state.database import OpenKey, StateDatabase
 
 _LOG = logging.getLogger("jaxserve.rollouts")
-_LOOK_S = 2.0
+_INTERVAL_S = 2.0
 _LONGEST_WAIT_S = 300.0
 _LONGEST_SILENCE_S = 86_400.0
-"""For a door to answer, since a key was noted."""
+"""Age of a key after which a gateway that does not answer is given up."""
 _DOCKER_S = 60.0
 _MOST_PRINTED = 2**20
-_AT_ONCE = (0.0, _LOOK_S)
+_AT_ONCE = (0.0, _INTERVAL_S)
 
 
 async def remove_containers(save_dir: Path) -> None:
-    """Removes the containers of an earlier life of the node that works in a folder; must end before
-    the node begins any. Where there is no docker, or it does not answer, they stay."""
+    """Removes containers of earlier processes of the node that uses a folder.
+
+    Must end before the node starts containers. Without docker, or while docker does not answer, the
+    containers stay.
+    """
     tasks = save_dir.absolute() / "tasks"
     if not tasks.is_dir() or shutil.which("docker") is None:
         return
-    found = await _printed(list_containers(tasks))
-    if found:
-        await _printed(containers_removal(found))
+    containers = await _words(list_containers(tasks))
+    if containers:
+        await _words(containers_removal(containers))
 
 
-async def _printed(process: CommandLine) -> list[str]:
-    """The words that a command prints; none where it fails, or the disk is full."""
+async def _words(process: CommandLine) -> list[str]:
+    """Words of a command's output; none where the command fails, or the disk is full."""
     limits = ProcessLimits(_DOCKER_S, output_bytes=_MOST_PRINTED)
     try:
         with tempfile.TemporaryDirectory() as name:
@@ -51,70 +53,73 @@ async def _printed(process: CommandLine) -> list[str]:
 
 
 class KeyCleanup:
-    """Closes keys of sessions that ended elsewhere than on their node, at the gateway that the node
-    used, as soon as that answers; what was said stays there.
+    """Closes the keys of sessions that left a lost node, at the gateway that the node used.
 
-    A gateway that does not know a session may be another one at the same address: it is asked again
-    for some minutes. A door that does not answer is asked until a key has been noted for a day, and
-    for some minutes by every life of the service. Then a key is given up.
+    Records stay at the gateway. A gateway that does not know a session may be another one at the
+    same address: it is asked again for some minutes. A gateway that does not answer is asked until
+    a key is a day old, and for some minutes after each start of the service. Then the key is given
+    up.
     """
 
     def __init__(self, state: StateDatabase, token: str | None) -> None:
-        """Args: where they stand, and the token of control doors; None shows what each made."""
-        self._keys, self._token = state.keys, token
+        """Args: the database; the token of control interfaces, None reads each one's own file."""
+        self._state, self._token = state, token
         self._later: dict[tuple[str, ...], tuple[float, float]] = {}
-        """Doors that did not answer, and sessions that one does not know: when they are asked
-        again, and the wait before it, s."""
+        """Gateways that did not answer, and sessions unknown to a gateway: time of the next
+        request, and the wait before it, s."""
 
-    async def look(self) -> None:
-        """Again and again, for ever."""
+    async def run(self) -> None:
+        """Closes keys forever, every two seconds."""
         while True:
             try:
-                doors: dict[str, list[OpenKey]] = {}
-                for key in self._keys.all():
+                gateways: dict[str, list[OpenKey]] = {}
+                for key in self._state.open_keys():
                     if self._is_due(key.control) and self._is_due(key.control, key.recorded):
-                        doors.setdefault(key.control, []).append(key)
-                await asyncio.gather(*(self._close(*one) for one in doors.items()))
+                        gateways.setdefault(key.control, []).append(key)
+                await asyncio.gather(*(self._close(*one) for one in gateways.items()))
             except sqlite3.Error:
-                pass  # the service says so elsewhere
-            await asyncio.sleep(_LOOK_S)
+                pass  # logged by the service's scheduling loop
+            await asyncio.sleep(_INTERVAL_S)
 
     async def _close(self, url: str, keys: list[OpenKey]) -> None:
         try:
-            async with GatewayClient(url, self._token) as control:
+            async with GatewayClient(url, self._token) as gateway:
                 for key in keys:
-                    if await control.shut(key.recorded, 0.0) or self._is_nowhere(key):
-                        self._keys.forget(key)
+                    if await gateway.shut(key.recorded, 0.0) or self._is_nowhere(key):
+                        self._state.forget_key(key)
                         self._later.pop((url, key.recorded), None)
             self._later.pop((url,), None)
-        except InputError as error:  # it may be there again later
+        except InputError as error:  # the gateway may be back later
             if self._put_off(url) >= _LONGEST_WAIT_S:
                 self._give_up(url, error)
 
     def _is_nowhere(self, key: OpenKey) -> bool:
-        """Whether a session was asked for often enough at a door that does not know it. That is a
-        warning only where it was there once: one that was cancelled early may never have been."""
+        """Whether a gateway has denied a session often enough to give up its key.
+
+        Logged as a warning only where the session certainly had a key: a session that was cancelled
+        early may have had none.
+        """
         if self._put_off(key.control, key.recorded) < _LONGEST_WAIT_S:
             return False
         level = logging.WARNING if key.made else logging.INFO
-        said = "the gateway at %s has no session %s; its key is given up"
-        _LOG.log(level, said, key.control, key.recorded)
+        message = "the gateway at %s has no session %s; its key is given up"
+        _LOG.log(level, message, key.control, key.recorded)
         return True
 
     def _give_up(self, url: str, error: InputError) -> None:
-        """Forgets the keys that a door which does not answer has had for too long."""
-        for key in self._keys.all():
+        """Forgets old keys of a gateway that does not answer."""
+        for key in self._state.open_keys():
             if key.control == url and time.time() - key.since >= _LONGEST_SILENCE_S:
                 hours = _LONGEST_SILENCE_S / 3600.0
-                said = "the key of session %s is given up after %g h and may be open: %s"
-                _LOG.warning(said, key.recorded, hours, error)
-                self._keys.forget(key)
+                message = "the key of session %s is given up after %g h and may be open: %s"
+                _LOG.warning(message, key.recorded, hours, error)
+                self._state.forget_key(key)
 
-    def _is_due(self, *who: str) -> bool:
-        return self._later.get(who, _AT_ONCE)[0] <= time.monotonic()
+    def _is_due(self, *subject: str) -> bool:
+        return self._later.get(subject, _AT_ONCE)[0] <= time.monotonic()
 
-    def _put_off(self, *who: str) -> float:
-        """Asks again after twice the wait, which it gives, s."""
-        wait_s = min(2.0 * self._later.get(who, _AT_ONCE)[1], _LONGEST_WAIT_S)
-        self._later[who] = (time.monotonic() + wait_s, wait_s)
+    def _put_off(self, *subject: str) -> float:
+        """Doubles the wait before the next request; returns the wait, s."""
+        wait_s = min(2.0 * self._later.get(subject, _AT_ONCE)[1], _LONGEST_WAIT_S)
+        self._later[subject] = (time.monotonic() + wait_s, wait_s)
         return wait_s

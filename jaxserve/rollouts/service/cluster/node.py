@@ -1,6 +1,6 @@
-"""A node: it asks the service for sessions, brings them to their end, and tells of that.
+"""A node: asks the service for sessions, works on them, and reports their progress.
 
-It goes on with what it has while the service is down.
+The node continues its sessions while the service is down.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ import httpx
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.rollouts.service.cluster.cleanup import remove_containers
-from jaxserve.rollouts.service.doors import SERVICE, TokenAuth
 from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
-from jaxserve.rollouts.service.state.leases import Lease, lease_from_json
-from jaxserve.rollouts.service.worker.crew import WorkerPool
-from jaxserve.rollouts.service.worker.worker import SessionWorker
+from jaxserve.rollouts.service.state.lifecycle import Lease, lease_from_json
+from jaxserve.rollouts.service.worker.worker import SessionWorker, WorkerPool
 from jaxserve.runtime.state import locked_file
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _TIMEOUT_S = 60.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 5.0
-_FOR_EVER_S = 1e9
-_BEFORE_ANOTHER_S = 1.0
+_FOREVER_S = 1e9
+_RETRY_S = 1.0
 
 
 class _NotRegistered(Exception):
-    """The service does not know this start of the node."""
+    """The service does not know this process of the node."""
 
 
 class Node:
-    """One node, from its registration on."""
+    """A node, and the ``SessionWriter`` of its sessions."""
 
     def __init__(self, settings: NodeSettings, tokens: RolloutTokens) -> None:
-        """Must be made inside the event loop.
+        """Must be called inside the event loop.
 
-        Args: what the operator chose, and secrets.
+        Args: settings and secrets.
         """
         self._settings, self._start = settings, secrets.token_hex(8)
         self._http = httpx.AsyncClient(
@@ -57,31 +56,31 @@ class Node:
             trust_env=False,
         )
         self._control = GatewayClient(settings.control, tokens.control)
-        self._crew = WorkerPool(SessionWorker(settings, tokens, self, self._control))
+        self._pool = WorkerPool(SessionWorker(settings, tokens, self, self._control))
 
     async def serve(self) -> None:
-        """Works until it is cancelled; what it has then begins elsewhere.
+        """Works until cancelled; open sessions then begin on other nodes.
 
         Raises:
-          InputError: the service refuses it.
+          InputError: the service refuses the node.
         """
-        said = ""
+        message = ""
         try:
             await remove_containers(self._settings.save_dir)
             await self._register()
             while True:
                 try:
                     await self._heartbeat()
-                    said = ""
+                    message = ""
                 except _NotRegistered:
                     await self._register()
                 except httpx.HTTPError as error:
-                    if not said:
-                        said = str(error) or type(error).__name__
-                        _LOG.warning("the service does not answer, work goes on: %s", said)
+                    if not message:
+                        message = str(error) or type(error).__name__
+                        _LOG.warning("the service does not answer, work goes on: %s", message)
                 await asyncio.sleep(self._settings.heartbeat_s)
         finally:
-            await self._crew.close()
+            await self._pool.close()
             with contextlib.suppress(httpx.HTTPError, _NotRegistered, InputError):
                 await self._tell("leave")
             await self._http.aclose()
@@ -90,8 +89,8 @@ class Node:
     async def move(
         self, lease: Lease, state: str, reason: str, values: Mapping[str, Any], line: bytes
     ) -> bool:
-        """See ``Book``."""
-        told = {
+        """See ``SessionWriter``."""
+        progress = {
             "lease": lease.to_json(),
             "state": state,
             "reason": reason,
@@ -101,11 +100,11 @@ class Node:
         wait_s = _FIRST_WAIT_S
         while True:
             try:
-                return (await self._tell("move", **told))["moved"]
+                return (await self._tell("move", **progress))["moved"]
             except _NotRegistered:
-                pass  # the next heartbeat registers; the service knows the lease still, or not
+                pass  # the next heartbeat registers; whether the lease is valid, the service knows
             except httpx.HTTPError as error:
-                _LOG.warning("%s of %s is not told yet: %s", state, lease.session.id, error)
+                _LOG.warning("%s of %s is not written yet: %s", state, lease.session.id, error)
             await asyncio.sleep(wait_s)
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
 
@@ -120,32 +119,32 @@ class Node:
             "control": settings.registered_control,
         }
         while await self._control.load() is None:
-            await asyncio.sleep(_BEFORE_ANOTHER_S)  # without a gateway no session can begin
+            await asyncio.sleep(_RETRY_S)  # without a gateway no session can begin
         while True:
             try:
                 await self._ask("/nodes/register", about)
                 return
             except (httpx.HTTPError, _NotRegistered) as error:
                 _LOG.warning("the service does not take the node: %s", error)
-            await asyncio.sleep(_BEFORE_ANOTHER_S)
+            await asyncio.sleep(_RETRY_S)
 
     async def _heartbeat(self) -> None:
         load = await self._control.load()
-        told = await self._tell("heartbeat", has=self._crew.keys, load=load)
-        held = {(id, lease) for id, lease in told["held"]}
-        self._crew.take(held, [lease_from_json(one) for one in told["new"]])
+        answer = await self._tell("heartbeat", has=self._pool.keys, load=load)
+        held = {(id, lease) for id, lease in answer["held"]}
+        self._pool.take(held, [lease_from_json(one) for one in answer["new"]])
 
     async def _tell(self, what: str, **body: Any) -> Any:
         path = f"/nodes/{self._settings.id}/{what}"
         return await self._ask(path, {"start": self._start, **body})
 
     async def _ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """An answer.
+        """The service's answer.
 
         Raises:
           InputError: the service refuses.
-          httpx.HTTPError: it does not answer, or has failed.
-          _NotRegistered: it does not know this node.
+          httpx.HTTPError: the service does not answer, or fails.
+          _NotRegistered: the service does not know this node.
         """
         answer = await self._http.post(path, json=body)
         if answer.status_code == 404:
@@ -157,30 +156,30 @@ class Node:
 
 
 async def keep_gateway(arguments: tuple[str, ...], folder: Path) -> None:
-    """Runs a gateway, and another one when it ends; it ends with this process, however that does.
+    """Runs a gateway, restarts it whenever it ends, and ends it with this process.
 
     Args:
-      arguments: of ``jaxserve gateway``.
-      folder: for what it prints.
+      arguments: arguments of ``jaxserve gateway``.
+      folder: folder of its output file.
     """
     command = (sys.executable, "-m", "jaxserve.cli", "gateway", *arguments)
     while True:
         printed = folder / "gateway.log"
         ended = await run_process(
-            command, folder, dict(os.environ), printed, ProcessLimits(_FOR_EVER_S)
+            command, folder, dict(os.environ), printed, ProcessLimits(_FOREVER_S)
         )
         _LOG.error("the gateway ended with %s; another one begins", ended.code or ended.reason)
-        await asyncio.sleep(_BEFORE_ANOTHER_S)
+        await asyncio.sleep(_RETRY_S)
 
 
 def run(settings: NodeSettings, gateway: tuple[str, ...] | None = None) -> None:
-    """Serves until it is told to stop.
+    """Runs a node until a signal.
 
     Args:
-      gateway: arguments of a gateway to run beside it.
+      gateway: arguments of a gateway to run as well.
 
     Raises:
-      InputError: settings that cannot be, a folder in use, or a service that refuses.
+      InputError: an invalid setting, a folder in use, or a service that refuses.
     """
     logging.basicConfig(level=logging.WARNING, format="jaxserve: %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.ERROR)

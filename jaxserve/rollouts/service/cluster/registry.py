@@ -1,48 +1,64 @@
-"""The nodes of a service: who is there, who gets what, and what becomes of what a lost one had.
+"""Registry of nodes: registration, heartbeats, assignment of sessions, loss of a node.
 
-What nodes have stands in the database and nowhere else, so that no heartbeat can change it. When a
-node was last heard is known to this process only: a new one gives all of them time to be heard.
+Leases are kept in the database only, so that no heartbeat can change them. The time of a node's
+last heartbeat is kept in this process only: after a restart every node has time to send one.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
 from jaxserve.checks import JsonObject, address, refuse
-from jaxserve.rollouts.service.cluster.balance import (
-    SILENT,
-    NodeStatus,
-    assign_sessions,
-    node_health,
-)
 from jaxserve.rollouts.service.settings import NODE_NAME, POOLS, RolloutSettings
 from jaxserve.rollouts.service.state import lifecycle
 from jaxserve.rollouts.service.state.database import StateDatabase
-from jaxserve.rollouts.service.state.leases import Lease
+from jaxserve.rollouts.service.state.lifecycle import Lease
 from jaxserve.runtime.hosts import is_loopback
 
-_MOST_GIVEN = 10_000
-"""Sessions that wait which one look considers."""
+_MOST_WAITING = 10_000
+"""Waiting sessions considered per scheduling pass."""
+UP, DRAINING, SILENT = "up", "draining", "silent"
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """State of a node at one moment."""
+
+    id: str
+    """name of the node."""
+    health: str
+    """``up``, ``draining``, or ``silent`` after too long without a heartbeat."""
+    slots: int
+    """sessions that the node prepares and runs at the same time."""
+    held: int = 0
+    """sessions that the node holds."""
+    models: tuple[str, ...] = ()
+    """models that the node serves; all models where empty."""
+
+    def takes(self, model: str) -> bool:
+        """Whether the node may get one more session of a model."""
+        served = not self.models or model in self.models
+        return self.health == UP and self.held < self.slots and served
 
 
 @dataclass
-class _Heard:
-    """Of a node, by this process."""
+class _Heartbeat:
+    """The last heartbeat of a node."""
 
     at_s: float
     load: Any = None
 
 
 class UnknownNode(Exception):
-    """No such start of a node is registered."""
+    """The node, or this process of it, is not registered."""
 
 
 class NodeRegistry:
-    """All of them."""
+    """All nodes of a service."""
 
     def __init__(
         self,
@@ -50,16 +66,16 @@ class NodeRegistry:
         settings: RolloutSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Args: where sessions stand, what the operator chose, and a clock, s."""
+        """Args: the database, the settings, and a clock, s."""
         self._state, self._settings, self._clock = state, settings, clock
-        self._heard: dict[str, _Heard] = {}
+        self._heartbeats: dict[str, _Heartbeat] = {}
         self._began_s = clock()
 
     def register(self, asked: JsonObject, *, elsewhere: bool = False) -> str:
-        """A node begins; one of its name that was there before is lost. Gives its name.
+        """Registers a node and returns its name; an earlier process of the node counts as lost.
 
         Args:
-          elsewhere: whether it is on another machine, so that addresses of this one are not its.
+          elsewhere: whether the node is on another machine, where a loopback address is wrong.
 
         Raises:
           InputError: a field is wrong.
@@ -82,31 +98,31 @@ class NodeRegistry:
             "control": control,
         }
         if self._state.start_of(id) not in (None, start):
-            # First: keys are open at the gateway that it used until now.
+            # Before the new registration: open keys are at the gateway of the old one.
             self._state.take_back(id, self._settings.attempts, resumes=True)
         self._state.put_node(id, start, about)
-        self._heard[id] = _Heard(self._clock())
+        self._heartbeats[id] = _Heartbeat(self._clock())
         return id
 
-    def heard(self, id: str, start: str, load: Any = None) -> None:
-        """A heartbeat.
+    def heartbeat(self, id: str, start: str, load: Any = None) -> None:
+        """Notes a heartbeat.
 
         Args:
-          load: what the node says of itself, for whoever looks.
+          load: load of the node's engines, for display.
 
         Raises:
-          UnknownNode: it has to register first.
+          UnknownNode: the node has to register first.
         """
         if not any((id, start) == node[:2] for node in self._state.nodes()):
             raise UnknownNode
-        self._heard[id] = _Heard(self._clock(), load)
+        self._heartbeats[id] = _Heartbeat(self._clock(), load)
 
     def alive(self, id: str, load: Any) -> None:
-        """The service's own node is, as long as the service is."""
-        self._heard[id] = _Heard(self._clock(), load)
+        """Notes a heartbeat of the service's own node, which lives as long as the service."""
+        self._heartbeats[id] = _Heartbeat(self._clock(), load)
 
     def leases(self, id: str) -> list[Lease]:
-        """All that a node has."""
+        """All leases of a node."""
         specs: dict[str, Any] = {}
         found = []
         for session in self._state.held_by(id):
@@ -116,35 +132,36 @@ class NodeRegistry:
         return found
 
     def drain(self, id: str, draining: bool) -> None:
-        """Whether it gets no more sessions.
+        """Sets whether a node gets no more sessions.
 
         Raises:
-          InputError: there is no such node.
+          InputError: no such node has registered.
         """
         if all(id != node[0] for node in self._state.nodes()):
             refuse("node", id, "one that has registered")
         self._state.drain(id, draining)
 
     def leave(self, id: str, start: str) -> None:
-        """It ends, and what it has begins elsewhere.
+        """Ends a node; its sessions begin on other nodes.
 
         Raises:
-          UnknownNode: it is none.
+          UnknownNode: the node is not registered.
         """
-        self.heard(id, start)
-        self._heard[id] = _Heard(-float("inf"))
+        self.heartbeat(id, start)
+        self._heartbeats[id] = _Heartbeat(-float("inf"))
         self._state.take_back(id, self._settings.attempts, resumes=False)
 
-    def look(self) -> None:
-        """Takes what lost nodes had, ends what waited for too long, and gives what waits."""
-        views = self.views()
-        for node in views:
+    def schedule(self) -> None:
+        """Takes sessions of lost nodes, assigns waiting sessions, and ends those that waited too
+        long."""
+        nodes = self.statuses()
+        for node in nodes:
             if node.health == SILENT and self._state.held_by(node.id):
                 self._state.take_back(node.id, self._settings.attempts, resumes=False)
-        waiting = self._state.waiting(_MOST_GIVEN)
+        waiting = self._state.waiting(_MOST_WAITING)
         if not waiting:
             return
-        for session, node in assign_sessions(views, [(id, model) for id, model, _ in waiting]):
+        for session, node in assign_sessions(nodes, [(id, model) for id, model, _ in waiting]):
             self._state.give(session, node)
         late = time.time() - self._settings.queue_s
         for id, _, since in waiting:
@@ -155,13 +172,15 @@ class NodeRegistry:
                     id, lifecycle.ERROR, reason, session.lease, result=session.no_result
                 )
 
-    def views(self) -> list[NodeStatus]:
-        """All nodes as they are now."""
+    def statuses(self) -> list[NodeStatus]:
+        """The status of every node."""
         loads = self._state.loads()
         now = self._clock()
         found = []
         for id, _, about, draining in self._state.nodes():
-            silence_s = now - (self._heard[id].at_s if id in self._heard else self._began_s)
+            silence_s = now - (
+                self._heartbeats[id].at_s if id in self._heartbeats else self._began_s
+            )
             held = sum(
                 count
                 for state, count in loads.get(id, {}).items()
@@ -180,28 +199,61 @@ class NodeRegistry:
         return found
 
     def control_of(self, id: str) -> str | None:
-        """Address of the control door of a node's gateway."""
+        """Address of the control interface of a node's gateway; None for an unknown node."""
         return next((one[2]["control"] for one in self._state.nodes() if one[0] == id), None)
 
     def describe(self) -> list[dict[str, Any]]:
-        """For whoever looks."""
-        views = {view.id: view for view in self.views()}
+        """Every node with its status, load and registration, as JSON."""
+        statuses = {status.id: status for status in self.statuses()}
         loads: Mapping[str, Any] = self._state.loads()
         return [
             {
                 "id": id,
-                "health": views[id].health,
-                "slots": views[id].slots,
-                "held": views[id].held,
+                "health": statuses[id].health,
+                "slots": statuses[id].slots,
+                "held": statuses[id].held,
                 "states": loads.get(id, {}),
-                "load": self._heard[id].load if id in self._heard else None,
+                "load": self._heartbeats[id].load if id in self._heartbeats else None,
                 **about,
             }
             for id, _, about, _ in self._state.nodes()
         ]
 
 
+def node_health(silence_s: float, draining: bool, silent_s: float) -> str:
+    """Health of a node.
+
+    Args:
+      silence_s: time since the last heartbeat.
+      draining: whether the node gets no more sessions.
+      silent_s: longest time without a heartbeat.
+    """
+    if silence_s > silent_s:
+        return SILENT
+    return DRAINING if draining else UP
+
+
+def assign_sessions(
+    nodes: Iterable[NodeStatus], waiting: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    """Pairs of session and node, in the order of the sessions; the others keep waiting.
+
+    A session gets the node with the smallest share of its slots in use, ties by name.
+
+    Args:
+      waiting: pairs of session and model.
+    """
+    current, found = {node.id: node for node in nodes}, []
+    for session, model in waiting:
+        free = [node for node in current.values() if node.takes(model)]
+        if free:
+            least = min(free, key=lambda node: (node.held / node.slots, node.id))
+            current[least.id] = replace(least, held=least.held + 1)
+            found.append((session, least.id))
+    return found
+
+
 def _is_of_this_machine(url: str) -> bool:
-    """Whether every machine takes a checked address for its own."""
+    """Whether a checked address is a loopback or unspecified one, which every machine has."""
     host = (urlsplit(url).hostname or "").rstrip(".")
     return is_loopback(host) or host in ("0.0.0.0", "::")

@@ -1,4 +1,4 @@
-"""A topology: one YAML file that names the service and its nodes with their engines."""
+"""Reads a topology: a YAML file with the service, its nodes and their engines."""
 
 from __future__ import annotations
 
@@ -54,26 +54,26 @@ class NodePlan:
     """A node with its gateway."""
 
     settings: NodeSettings
-    """of the node."""
+    """settings of the node."""
     gateway: tuple[str, ...]
     """arguments of ``jaxserve gateway``."""
 
 
 @dataclass(frozen=True)
 class Topology:
-    """All that runs."""
+    """A service and its nodes."""
 
     service: RolloutSettings
-    """of the service, which has no node of its own."""
+    """settings of the service, which has no node of its own."""
     nodes: Mapping[str, NodePlan]
-    """by their names."""
+    """nodes by name."""
 
 
 def read_topology(path: Path) -> Topology:
     """Reads a file.
 
     Raises:
-      InputError: it cannot be read, has a field that is unknown or wrong, or a node twice.
+      InputError: the file cannot be read, a field is unknown or wrong, or a node is there twice.
     """
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -86,10 +86,10 @@ def read_topology(path: Path) -> Topology:
 
 
 def parse_topology(given: Any) -> Topology:
-    """What a file holds.
+    """The topology of a parsed file.
 
     Raises:
-      InputError: a field is unknown or wrong, or a node there twice.
+      InputError: a field is unknown or wrong, or a node is there twice.
     """
     asked = JsonObject(given, "topology", ("rollout", "gateway", "nodes"))
     rollout = _section(asked, "rollout", _SERVICE)
@@ -118,7 +118,7 @@ def parse_topology(given: Any) -> Topology:
 
 
 def _machine(node: NodeSettings) -> tuple[str | None, ...]:
-    """What tells its addresses from those of nodes elsewhere."""
+    """Hosts of a node's gateway, the same for nodes of one machine."""
     return tuple(urlsplit(url).hostname for url in (node.gateway, node.registered_control))
 
 
@@ -170,7 +170,7 @@ def _host(asked: JsonObject, name: str) -> str:
 
 
 def _engines(asked: JsonObject) -> list[str]:
-    """Arguments ``--engine`` of a node."""
+    """Values of ``--engine`` for a node's gateway."""
     given = asked.get("inference")
     entries = given if isinstance(given, list) else [given]
     found = []
@@ -190,7 +190,7 @@ def _section(asked: JsonObject, name: str, known: tuple[str, ...]) -> JsonObject
 
 
 def _typed(settings: type[WorkSettings], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as their types ask; what is wrong is left to ``check``."""
+    """Values converted to the types of their fields; ranges are left to ``check``."""
     kinds = {field.name: str(field.type) for field in fields(settings)}
     found = dict(given)
     for name, value in given.items():
@@ -208,6 +208,6 @@ def _path(name: str, value: Any) -> Path:
 
 
 def _reached(host: str) -> str:
-    """An address at which what listens there is reached from this machine."""
+    """The address at which this machine reaches a server that listens at ``host``."""
     own = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{own}]" if ":" in own else own

@@ -1,4 +1,4 @@
-"""The service's own book: states in the database, trajectories in files, and who hears of it."""
+"""Writes a session's progress: its state to the database, its trajectory to a file."""
 
 from __future__ import annotations
 
@@ -8,21 +8,39 @@ import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from jaxserve.gateway.sessions.files import sync
 from jaxserve.rollouts.service.state.database import StateDatabase
-from jaxserve.rollouts.service.state.leases import Lease
+from jaxserve.rollouts.service.state.lifecycle import Lease
 
 _LOG = logging.getLogger("jaxserve.rollouts")
-_AGAIN_S = 1.0
+_RETRY_S = 1.0
+
+
+class SessionWriter(Protocol):
+    """Writes the progress of sessions: into the database, or to the service over HTTP."""
+
+    async def move(
+        self, lease: Lease, state: str, reason: str, values: Mapping[str, Any], line: bytes
+    ) -> bool:
+        """Moves a session to a state, and retries until that is written.
+
+        Args:
+          values: columns of the session to set.
+          line: the trajectory, for a session that ends; empty where there is none.
+
+        Returns:
+          False where the lease is void; nothing is changed then.
+        """
+        ...
 
 
 class DatabaseWriter:
-    """Where sessions stand, as the service has it."""
+    """The ``SessionWriter`` of the service itself."""
 
     def __init__(self, state: StateDatabase, traces: Path, moved: Callable[[], None]) -> None:
-        """Args: the database, the folder of trajectories, and who hears of every change."""
+        """Args: the database, the folder of trajectories, and a callback for every change."""
         self._state, self._traces, self._moved = state, traces, moved
 
     def path(self, task: str, sample: int) -> Path:
@@ -32,28 +50,28 @@ class DatabaseWriter:
     async def move(
         self, lease: Lease, state: str, reason: str, values: Mapping[str, Any], line: bytes
     ) -> bool:
-        """See ``Book``. A full disk is waited for."""
+        """See ``SessionWriter``. Retries while the disk is full."""
         while True:
             try:
                 return await self.try_move(lease, state, reason, values, line)
             except (OSError, sqlite3.Error) as error:
                 _LOG.error("session %s cannot be kept: %s", lease.session.id, error)
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
 
     async def try_move(
         self, lease: Lease, state: str, reason: str, values: Mapping[str, Any], line: bytes
     ) -> bool:
-        """The same once.
+        """``move`` without retries.
 
         Raises:
           OSError: the trajectory cannot be written.
-          sqlite3.Error: the state cannot.
+          sqlite3.Error: the state cannot be written.
         """
         session, path = lease.session, self.path(lease.session.task, lease.session.sample)
         part = path.with_name(f".{session.sample}.{session.lease}")
         if line:
             await asyncio.to_thread(_write, part, line)
-        # From here on nobody else comes in between.
+        # No await from here on: no other task can change the lease in between.
         if line and self._state.holds(*lease.key):
             os.replace(part, path)
             sync(path.parent)

@@ -1,4 +1,4 @@
-"""What an evaluator says of a session, checked, and written into its trajectory and its result."""
+"""Checks an evaluator's result and writes it into a session's trajectory and result."""
 
 from __future__ import annotations
 
@@ -18,58 +18,60 @@ from jaxserve.rollouts.traces import COMPLETION_REWARDS, TokenTrace, Trajectory
 
 @dataclass(frozen=True)
 class SessionGrade:
-    """What a session is worth; None where that cannot be told."""
+    """Rewards of a session; None where the evaluation failed."""
 
     outcome: float | None
-    """of the whole."""
+    """reward of the session."""
     of_traces: Sequence[float | None]
-    """of each trace."""
+    """reward of each trace."""
     of_completions: Mapping[tuple[int, int], float] | None = None
-    """what completions earned, by record and choice."""
+    """reward of each completion, by record and choice."""
     metadata: Any = None
-    """how it came about, JSON."""
+    """the evaluator's account of the grade, JSON."""
 
 
 def check_grade(
-    records: Sequence[CompletionRecord], trajectory: Trajectory, worth: EvalResult
+    records: Sequence[CompletionRecord], trajectory: Trajectory, evaluation: EvalResult
 ) -> SessionGrade:
-    """What an evaluator says, as it is kept.
+    """An evaluator's result as a grade.
 
     Raises:
-      InputError: it does not fit what was said, or is no JSON.
+      InputError: the result does not fit records and traces, or its metadata is not JSON.
     """
-    given = worth.trace_rewards
+    given = evaluation.trace_rewards
     of_traces = [None] * len(trajectory.traces) if given is None else list(given)
     if len(of_traces) != len(trajectory.traces):
         raise InputError(
             f"trace_rewards has {len(of_traces)} entries; it must have one for each of "
             f"{len(trajectory.traces)} traces"
         )
-    outcome = number("outcome_reward", worth.outcome_reward)
+    outcome = number("outcome_reward", evaluation.outcome_reward)
     rewards = [outcome if one is None else number("trace_rewards", one) for one in of_traces]
-    earned = worth.completion_rewards
-    if earned is not None:
-        said = {(record.seq, choice.index) for record in records for choice in record.choices}
-        if unknown := [key for key in earned if key not in said]:
+    of_completions = evaluation.completion_rewards
+    if of_completions is not None:
+        known = {(record.seq, choice.index) for record in records for choice in record.choices}
+        if unknown := [key for key in of_completions if key not in known]:
             refuse("completion_rewards", unknown[0], "of a record and choice of the session")
-        earned = {key: number("completion_rewards", one) for key, one in earned.items()}
+        of_completions = {
+            key: number("completion_rewards", one) for key, one in of_completions.items()
+        }
     try:
-        metadata = orjson.loads(orjson.dumps(worth.metadata))
+        metadata = orjson.loads(orjson.dumps(evaluation.metadata))
     except orjson.JSONEncodeError as error:
         raise InputError(f"metadata of the evaluation must be JSON: {error}") from None
-    return SessionGrade(outcome, rewards, earned, metadata)
+    return SessionGrade(outcome, rewards, of_completions, metadata)
 
 
 def apply_grade(
     session: SessionRow, trajectory: Trajectory, grade: SessionGrade
 ) -> tuple[Trajectory, dict[str, Any]]:
-    """The trajectory with its rewards, and what is told of the ended session."""
-    whose = {"task": session.task, "session": session.id}
+    """The trajectory with its rewards, and the session's result."""
+    names = {"task": session.task, "session": session.id}
     traces = tuple(
         replace(
             trace,
             reward=reward,
-            metadata={**trace.metadata, **whose, **_credit(trace, grade.of_completions)},
+            metadata={**trace.metadata, **names, **_credit(trace, grade.of_completions)},
         )
         for trace, reward in zip(trajectory.traces, grade.of_traces, strict=True)
     )
@@ -88,9 +90,13 @@ def apply_grade(
     return replace(trajectory, traces=traces), result
 
 
-def _credit(trace: TokenTrace, earned: Mapping[tuple[int, int], float] | None) -> dict[str, Any]:
-    """What each of a trace's completions earned, where the evaluator says it."""
-    if earned is None:
+def _credit(
+    trace: TokenTrace, of_completions: Mapping[tuple[int, int], float] | None
+) -> dict[str, Any]:
+    """Metadata with the reward of each completion of a trace, where the evaluator gives them."""
+    if of_completions is None:
         return {}
     spans = trace.metadata["completions"]
-    return {COMPLETION_REWARDS: [earned.get((seq, choice), 0.0) for seq, choice, *_ in spans]}
+    return {
+        COMPLETION_REWARDS: [of_completions.get((seq, choice), 0.0) for seq, choice, *_ in spans]
+    }

@@ -1,4 +1,4 @@
-"""A task as it is submitted, read and checked."""
+"""Reads and checks a submitted task."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxserve.checks import JsonObject, address, one_of, refuse
 from jaxserve.rollouts.evaluators import Evaluator, parse_evaluator
 from jaxserve.rollouts.harness import Agent, parse_agent
 from jaxserve.rollouts.runtimes import DOCKER, KINDS, LOCAL, Runtime
-from jaxserve.rollouts.service.worker.variables import OWN_VARIABLES
+from jaxserve.rollouts.service.worker.execution import OWN_VARIABLES
 
 _FIELDS = (
     "task_id",
@@ -33,42 +33,42 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 _REFERENCE = re.compile(r"[!-,./-~][!-~]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_INSTRUCTION = 100_000
-"""Bytes; Linux takes no longer argument than 131,072."""
+"""Bytes; Linux allows an argument of 131,072 at most."""
 
 
 @dataclass(frozen=True)
 class RolloutTask:
-    """What is to be done."""
+    """A task, checked."""
 
     id: str
-    """its name."""
+    """name of the task."""
     instruction: str
-    """what the agent is told."""
+    """text that the agent gets."""
     samples: int
-    """sessions that do it."""
+    """number of sessions."""
     timeout_s: float
-    """of a session, from INITIALIZING to the agent's end."""
+    """time limit of a session, from INITIALIZING to the agent's end, s."""
     runtime: Runtime
-    """where its commands run."""
+    """where the commands run."""
     agent: Agent
-    """how it is started, and for which model it asks."""
+    """the agent, its model and its MCP servers."""
     builder: str
     """``prefix_merging`` or ``per_request``."""
     evaluator: Evaluator
-    """what it is worth."""
+    """evaluator of the sessions."""
     environment: Mapping[str, Any] | None
-    """``url`` of an environment's server, and arguments of reset."""
+    """``url`` of an environment's server, and arguments of its reset; None without one."""
     callback_url: str | None
-    """that gets the result."""
+    """address to which the result is pushed."""
     metadata: Mapping[str, Any]
-    """the submitter's own."""
+    """the submitter's own data."""
 
 
 def parse_task(given: Any) -> RolloutTask:
-    """A submitted task. What is left out has its default: ``task_id`` a new name.
+    """A submitted task. A field that is left out has its default; ``task_id`` becomes a new name.
 
     Raises:
-      InputError: a field is missing, unknown, or cannot be.
+      InputError: a field is missing, unknown or wrong.
     """
     asked = JsonObject(given, "the task", _FIELDS)
     id = asked.get("task_id", secrets.token_hex(8))
@@ -107,13 +107,14 @@ def parse_task(given: Any) -> RolloutTask:
 
 
 def _callback(url: Any) -> str:
-    """An address that may have a query."""
+    """Checks an address that may have a query."""
     plain = isinstance(url, str) and url.isprintable()
     address("the task: callback_url", url.partition("?")[0] if plain else url)
     return url
 
 
 def _runtime(given: Any, agent: Agent) -> Runtime:
+    """Checks the field ``runtime``; the variables of the agent's preset are not the task's."""
     known = ("kind", "image", "network", "source", "prepare", "eval_prepare", "variables")
     asked = JsonObject(given, "runtime", known)
     kind = one_of("runtime: kind", asked.get("kind", LOCAL), KINDS)
@@ -131,9 +132,9 @@ def _runtime(given: Any, agent: Agent) -> Runtime:
     if source is not None and (not isinstance(source, str) or not Path(source).is_dir()):
         refuse("runtime: source", source, "a folder of the service's machine")
     variables = asked.inside("variables") if "variables" in asked else {}
-    ours = OWN_VARIABLES | set(agent.preset.environment)
+    reserved = OWN_VARIABLES | set(agent.preset.environment)
     for name, value in variables.items():
-        if not _VARIABLE.fullmatch(name) or name in ours:
+        if not _VARIABLE.fullmatch(name) or name in reserved:
             refuse("runtime: variables", name, "names of variables that the service does not set")
         _plain(f"runtime: variables: {name}", value)
     prepare = _commands(asked, "prepare", [])
@@ -161,7 +162,7 @@ def _commands(asked: JsonObject, name: str, default: Sequence[Any]) -> tuple[tup
 
 
 def _plain(name: str, value: Any) -> str:
-    """A text that can be an argument of a process."""
+    """Checks a text that becomes an argument of a process."""
     if not isinstance(value, str) or "\0" in value:
         refuse(name, value, "a text without NUL")
     return value

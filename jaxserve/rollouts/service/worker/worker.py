@@ -1,10 +1,11 @@
-"""What a node does with a session, from REGISTERED to its end."""
+"""The work of a node: each of its sessions from REGISTERED to its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,41 +23,47 @@ from jaxserve.rollouts.files import trajectory_line
 from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
 from jaxserve.rollouts.service.state import lifecycle
-from jaxserve.rollouts.service.state.leases import Lease, SessionWriter
-from jaxserve.rollouts.service.worker.execution import CommandPlace, Execution, copy_artifacts
+from jaxserve.rollouts.service.state.lifecycle import Lease
+from jaxserve.rollouts.service.state.session_writer import SessionWriter
+from jaxserve.rollouts.service.worker.execution import (
+    CommandPlace,
+    Execution,
+    copy_artifacts,
+    environment_token,
+    session_variables,
+)
 from jaxserve.rollouts.service.worker.grades import SessionGrade, apply_grade, check_grade
 from jaxserve.rollouts.service.worker.task import RolloutTask, parse_task
-from jaxserve.rollouts.service.worker.variables import environment_token, session_variables
 from jaxserve.rollouts.service.worker.workspace import Workspace, write_files
 from jaxserve.rollouts.traces import Trajectory
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _RESET_S = 60.0
-"""For an environment's server to begin an episode."""
+"""Time limit for an environment's server to begin an episode."""
 _AFTER_EVALUATION_S = 30.0
 
 
-class _Left(Exception):
-    """Somebody else has the session, or it has ended."""
+class _LeaseLost(Exception):
+    """The lease is void: another node holds the session, or it has ended."""
 
 
 @dataclass(frozen=True)
 class AgentRun:
-    """How an agent's run ended."""
+    """End of an agent's run."""
 
     status: str
     """COMPLETED, TIMEOUT or ERROR."""
     reason: str
-    """why it is not COMPLETED."""
+    """reason of an end that is not COMPLETED."""
     exit_code: int | None
-    """of the agent; None where it did not run."""
+    """exit code of the agent; None where it did not run."""
 
 
 class StageSlots:
-    """How many sessions are in a stage at a time."""
+    """Bounds of the sessions that are in a stage at the same time."""
 
     def __init__(self, settings: WorkSettings) -> None:
-        """Args: how many workers each has."""
+        """Args: settings with the number of workers of each stage."""
         self.init = asyncio.Semaphore(settings.init_workers)
         self.run = asyncio.Semaphore(settings.run_workers)
         self.post_run = asyncio.Semaphore(settings.post_run_workers)
@@ -65,26 +72,26 @@ class StageSlots:
 
 
 class SessionWorker:
-    """Brings sessions to their end."""
+    """Takes sessions to their end."""
 
     def __init__(
         self,
         settings: WorkSettings,
         tokens: RolloutTokens,
-        book: SessionWriter,
+        writer: SessionWriter,
         control: GatewayClient,
     ) -> None:
-        """Args: what the operator chose; where sessions stand; the gateway that records them."""
+        """Args: settings and secrets; the writer of progress; the gateway that records sessions."""
         self._settings, self._tokens = settings, tokens
-        self._book, self._control = book, control
-        self._pools = StageSlots(settings)
+        self._writer, self._control = writer, control
+        self._slots = StageSlots(settings)
 
     async def finish(self, lease: Lease) -> None:
-        """Brings a session to its end, whatever state it is in."""
+        """Takes a session from any state to its end."""
         work = _SessionRun(
-            lease, self._settings, self._tokens, self._book, self._control, self._pools
+            lease, self._settings, self._tokens, self._writer, self._control, self._slots
         )
-        with contextlib.suppress(_Left):
+        with contextlib.suppress(_LeaseLost):
             try:
                 await work.finish()
             except InputError as error:
@@ -95,25 +102,70 @@ class SessionWorker:
                 await work.end(lifecycle.ERROR, reason)
 
 
+class WorkerPool:
+    """The sessions that a node works on, each in a task of its own."""
+
+    def __init__(self, worker: SessionWorker) -> None:
+        """Args: the worker that takes each session to its end."""
+        self._worker = worker
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """Sessions and lease numbers that are worked on."""
+        return list(self._running)
+
+    def take(self, held: Collection[tuple[str, int]], new: Sequence[Lease]) -> None:
+        """Ends the work on sessions that the node lost, and begins the work on new ones.
+
+        Args:
+          held: keys of all leases of the node.
+          new: leases whose work may not have begun.
+        """
+        for key, work in self._running.items():
+            if key not in held:
+                work.cancel()
+        for lease in new:
+            if lease.key not in self._running:
+                work = asyncio.create_task(self._worker.finish(lease))
+                self._running[lease.key] = work
+                work.add_done_callback(lambda _, key=lease.key: self._running.pop(key, None))
+
+    async def end(self, session: str) -> None:
+        """Ends the work on a session, and its agent."""
+        ended = [work for (id, _), work in self._running.items() if id == session]
+        for work in ended:
+            work.cancel()
+        if ended:
+            await asyncio.wait(ended)
+
+    async def close(self) -> None:
+        """Ends the work on all sessions."""
+        running = tuple(self._running.values())
+        for work in running:
+            work.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
 class _SessionRun:
-    """The work on one session."""
+    """The run of one session."""
 
     def __init__(
         self,
         lease: Lease,
         settings: WorkSettings,
         tokens: RolloutTokens,
-        book: SessionWriter,
+        writer: SessionWriter,
         control: GatewayClient,
-        pools: StageSlots,
+        slots: StageSlots,
     ) -> None:
         self._lease, self._settings, self._tokens = lease, settings, tokens
-        self._book, self._control, self._pools = book, control, pools
+        self._writer, self._control, self._slots = writer, control, slots
         self._session = lease.session
         self._prewarmed: asyncio.Task[Path] | None = None
 
     async def finish(self) -> None:
-        """See ``SessionWorker``."""
+        """See ``SessionWorker.finish``."""
         task = await asyncio.to_thread(parse_task, self._lease.spec)
         try:
             if self._session.state not in lifecycle.AFTER_RUN:
@@ -121,7 +173,7 @@ class _SessionRun:
                 await self._run(task)
             await self._after_run(task)
         except BaseException:
-            # Nobody speaks in it any more, whoever has it now.
+            # Close the key: whichever node holds the session next makes a new one.
             with contextlib.suppress(InputError):
                 await asyncio.shield(self._control.shut(self._session.recorded, 0.0))
             raise
@@ -130,41 +182,46 @@ class _SessionRun:
                 self._prewarmed.cancel()
 
     async def end(self, state: str, reason: str) -> None:
-        """Ends it without traces; what was recorded of it is named."""
+        """Ends the session without traces; its result names the records."""
         await self._move(state, reason, result=self._session.no_result)
 
     async def _forget_attempt(self, task: RolloutTask) -> None:
-        """Ends what a killed node may have left of an attempt: its key, and its container."""
+        """Closes the key and removes the container that a killed node may have left."""
         if self._session.attempt:
             await self._control.shut(self._session.recorded)
-            top = self._folders(task).top
+            top = self._workspace(task).top
             await self._execution(task, 0.0).remove(top)
 
     async def _run(self, task: RolloutTask) -> None:
-        """Prepares a session and runs its agent; leaves it in POST_RUN."""
-        async with self._pools.init:
+        """Prepares the session and runs its agent, up to POST_RUN."""
+        async with self._slots.init:
             attempt = self._session.attempt + 1
             execution = self._execution(task, task.timeout_s)
             await self._move(lifecycle.INITIALIZING, attempt=attempt)
-            folders = self._folders(task)
-            await asyncio.to_thread(folders.make, task.runtime.source)
-            said = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
-            key = await self._control.create(self._session.recorded, said)
+            workspace = self._workspace(task)
+            await asyncio.to_thread(workspace.make, task.runtime.source)
+            metadata = {"task": task.id, "sample": self._session.sample, "attempt": attempt}
+            key = await self._control.create(self._session.recorded, metadata)
             episode = await self._begin_episode(task)
-            told = _instruction(task.instruction, episode)
-            admission = environment_token(episode, self._tokens.environment)
-            guarded = None if admission is None else admission.url
-            launch = task.agent.launch(told, self._settings.gateway, key, folders.home, guarded)
-            ours = session_variables(task.id, self._session.id, folders, launch, episode)
+            instruction = _instruction(task.instruction, episode)
+            token = environment_token(episode, self._tokens.environment)
+            launch = task.agent.launch(
+                instruction,
+                self._settings.gateway,
+                key,
+                workspace.home,
+                None if token is None else token.url,
+            )
+            variables = session_variables(task.id, self._session.id, workspace, launch, episode)
             redaction = Redaction((key, *vars(self._tokens).values()))
-            printed = folders.top / "prepare.log"
-            place = CommandPlace(folders.top, folders.work, ours, printed, redaction)
+            printed = workspace.top / "prepare.log"
+            place = CommandPlace(workspace.top, workspace.work, variables, printed, redaction)
             run = None
             for name, command in (
                 *((f"runtime: prepare[{n}]", one) for n, one in enumerate(task.runtime.prepare)),
                 *((f"agent: setup[{n}]", one) for n, one in enumerate(launch.setup)),
             ):
-                ended = _run_of(name, await execution.run(command, place))
+                ended = _agent_run(name, await execution.run(command, place))
                 if ended.status != lifecycle.COMPLETED:
                     run = ended
                     break
@@ -173,27 +230,27 @@ class _SessionRun:
             self._prewarmed = asyncio.create_task(self._prewarm(task))
         await self._move(lifecycle.READY, episode=None if episode is None else vars(episode))
         if run is None:
-            async with self._pools.run:
+            async with self._slots.run:
                 await self._move(lifecycle.RUNNING)
-                ours = ours if admission is None else admission.given(ours)
-                place = replace(place, ours=ours, printed=folders.printed)
-                run = _run_of("the agent", await execution.run(launch.argv, place, launch.stdin))
+                given = variables if token is None else token.given(variables)
+                place = replace(place, variables=given, printed=workspace.printed)
+                run = _agent_run("the agent", await execution.run(launch.argv, place, launch.stdin))
         await self._move(lifecycle.POST_RUN, run=vars(run))
 
     async def _after_run(self, task: RolloutTask) -> None:
-        """Builds and evaluates what was said, and ends the session."""
+        """Builds traces of the records, evaluates them and ends the session."""
         run = AgentRun(**self._session.run)
-        async with self._pools.post_run:
+        async with self._slots.post_run:
             await self._control.shut(self._session.recorded)
             await self._move(lifecycle.BUILDING)
             records = await self._control.records(self._session.recorded)
             build = getattr(builders, task.builder)
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
-        async with self._pools.evaluation:
+        async with self._slots.evaluation:
             await self._move(lifecycle.EVALUATING)
             try:
-                worth = await self._evaluate(task, records, trajectory)
-                grade = check_grade(records, trajectory, worth)
+                evaluation = await self._evaluate(task, records, trajectory)
+                grade = check_grade(records, trajectory, evaluation)
             except Exception as error:
                 run = _without_grade(run, error)
                 grade = SessionGrade(None, [None] * len(trajectory.traces))
@@ -208,39 +265,39 @@ class _SessionRun:
         """Begins the task's episode on its environment's server.
 
         Raises:
-          InputError: the server refuses it, or does not answer.
+          InputError: the server refuses, or does not answer.
         """
         if task.environment is None:
             return None
-        asked = {name: value for name, value in task.environment.items() if name != "url"}
+        options = {name: value for name, value in task.environment.items() if name != "url"}
         url, token = task.environment["url"], self._tokens.environment
         try:
             async with AsyncServeClient(url, token=token, patience_s=_RESET_S) as client:
-                await client.reset(**asked)
-                told = (await client.observe()).info
+                await client.reset(**options)
+                info = (await client.observe()).info
         except (ServerError, ConnectionLost) as error:
             raise InputError(f"the environment at {url} begins no episode: {error}") from None
         names = ("session_id", "episode_id", "episode_number", "task_id", "seed", "split")
-        return EnvironmentEpisode(url=url, **{name: told[name] for name in names})
+        return EnvironmentEpisode(url=url, **{name: info[name] for name in names})
 
     async def _prewarm(self, task: RolloutTask) -> Path:
-        """The evaluator's folder, with a prepared copy of the source where it needs one.
+        """Makes the evaluator's folder, with a prepared copy of the source where one is needed.
 
         Raises:
-          InputError: it cannot be made.
+          InputError: the source cannot be copied, or a command of ``eval_prepare`` fails.
         """
-        async with self._pools.prewarm:
-            folders = self._folders(task)
+        async with self._slots.prewarm:
+            workspace = self._workspace(task)
             fresh = _needs_fresh(task)
             source = task.runtime.source if fresh else None
-            top = await asyncio.to_thread(folders.fresh, source)
+            top = await asyncio.to_thread(workspace.fresh, source)
             if not fresh:
                 return top
             execution = self._execution(task, self._settings.eval_s)
             place = CommandPlace.of_evaluation(top, top / "prepare.log")
-            for number_, command in enumerate(task.runtime.eval_prepare):
-                name = f"runtime: eval_prepare[{number_}]"
-                run = _run_of(name, await execution.run(command, place))
+            for number, command in enumerate(task.runtime.eval_prepare):
+                name = f"runtime: eval_prepare[{number}]"
+                run = _agent_run(name, await execution.run(command, place))
                 if run.status != lifecycle.COMPLETED:
                     raise InputError(run.reason)
             return top
@@ -250,15 +307,15 @@ class _SessionRun:
     ) -> EvalResult:
         if self._prewarmed is None:
             self._prewarmed = asyncio.create_task(self._prewarm(task))
-        folders, top = self._folders(task), await self._prewarmed
+        workspace, top = self._workspace(task), await self._prewarmed
         if _needs_fresh(task):
-            await asyncio.to_thread(copy_artifacts, folders.artifacts, top / "artifacts")
+            await asyncio.to_thread(copy_artifacts, workspace.artifacts, top / "artifacts")
         execution = self._execution(task, self._settings.eval_s)
         context = EvaluationContext(
             session=self._session.id,
             instruction=task.instruction,
-            work=folders.work,
-            artifacts=folders.artifacts,
+            work=workspace.work,
+            artifacts=workspace.artifacts,
             scratch=top,
             fresh=top / "work",
             execute=partial(execution.run_and_wait, CommandPlace.of_evaluation(top, top)),
@@ -279,7 +336,7 @@ class _SessionRun:
                 f"the evaluator took longer than --eval-s, {self._settings.eval_s:g} s"
             ) from None
 
-    def _folders(self, task: RolloutTask) -> Workspace:
+    def _workspace(self, task: RolloutTask) -> Workspace:
         top = Path(self._settings.save_dir).absolute() / "tasks" / task.id
         return Workspace(top / f"{self._session.sample}.{self._session.attempt}")
 
@@ -287,8 +344,8 @@ class _SessionRun:
         return Execution(task.runtime, budget_s, self._settings.output_mib * 2**20)
 
     async def _move(self, state: str, reason: str = "", line: bytes = b"", **values: Any) -> None:
-        if not await self._book.move(self._lease, state, reason, values, line):
-            raise _Left
+        if not await self._writer.move(self._lease, state, reason, values, line):
+            raise _LeaseLost
         self._session = replace(self._session, state=state, **values)
 
 
@@ -297,28 +354,28 @@ def _needs_fresh(task: RolloutTask) -> bool:
 
 
 def _instruction(text: str, episode: EnvironmentEpisode | None) -> str:
-    """What the agent is told: with the episode that it plays, where the text asks for it."""
+    """The agent's instruction, with the episode in place of its placeholders."""
     if episode is None:
         return text
     text = text.replace("{{ENVIRONMENT_URL}}", episode.url)
     return text.replace("{{ENVIRONMENT_SESSION_ID}}", episode.session_id)
 
 
-def _run_of(who: str, ended: ProcessExit) -> AgentRun:
+def _agent_run(name: str, ended: ProcessExit) -> AgentRun:
     if ended.reason:
-        return AgentRun(lifecycle.ERROR, f"{who}: {ended.reason}", None)
+        return AgentRun(lifecycle.ERROR, f"{name}: {ended.reason}", None)
     if ended.timed_out:
-        return AgentRun(lifecycle.TIMEOUT, f"{who} ran until the time was up", ended.code)
+        return AgentRun(lifecycle.TIMEOUT, f"{name} ran until the time was up", ended.code)
     if ended.code:
-        return AgentRun(lifecycle.ERROR, f"{who} ended with exit code {ended.code}", ended.code)
+        return AgentRun(lifecycle.ERROR, f"{name} ended with exit code {ended.code}", ended.code)
     return AgentRun(lifecycle.COMPLETED, "", 0)
 
 
 def _without_grade(run: AgentRun, error: Exception) -> AgentRun:
-    """The end of a session whose evaluation failed: why, after what the agent's run says."""
-    said = str(error)
+    """The end of a session whose evaluation failed: the run's reason, then the evaluation's."""
+    message = str(error)
     if not isinstance(error, InputError):
         _LOG.error("an evaluator failed", exc_info=error)
-        said = f"the evaluator failed: {type(error).__name__}: {error}"
-    reason = f"{run.reason}; {said}" if run.reason else said
+        message = f"the evaluator failed: {type(error).__name__}: {error}"
+    reason = f"{run.reason}; {message}" if run.reason else message
     return replace(run, status=lifecycle.ERROR, reason=reason)

@@ -1,4 +1,4 @@
-"""Folders of a session's attempts, and what is in them when its agent begins."""
+"""Folders of a session's attempts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from jaxserve.rollouts.presets import Launch
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where one attempt at a session lives."""
+    """Folders of one attempt at a session."""
 
     top: Path
-    """all that the agent has."""
+    """folder of the attempt; a container sees no other."""
 
     @property
     def work(self) -> Path:
-        """Where the agent works."""
+        """The agent's working directory."""
         return self.top / "work"
 
     @property
@@ -29,47 +29,47 @@ class Workspace:
 
     @property
     def artifacts(self) -> Path:
-        """What the agent is to leave for others."""
+        """Folder in which the agent leaves files for its evaluator."""
         return self.top / "artifacts"
 
     @property
     def printed(self) -> Path:
-        """What the agent prints."""
+        """File of the agent's output."""
         return self.top / "agent.log"
 
     @property
     def evaluation(self) -> Path:
-        """The evaluator's, where the agent does not look."""
+        """The evaluator's folder, outside of ``top``."""
         return self.top.with_name(f"{self.top.name}.evaluation")
 
     def make(self, source: Path | None) -> None:
-        """Makes them anew, with a copy of the source to work in.
+        """Makes the folders anew, ``work`` as a copy of the source.
 
         Raises:
-          InputError: it cannot be copied.
+          InputError: the source cannot be copied.
         """
         _make(self.top, source, self.artifacts, self.home)
 
     def fresh(self, source: Path | None) -> Path:
-        """An empty folder for the evaluator, with ``work`` in it as the agent found it.
+        """Makes the evaluator's folder anew, with ``work`` in it as a copy of the source.
 
         Raises:
-          InputError: it cannot be made.
+          InputError: the source cannot be copied.
         """
         _make(self.evaluation, source)
         return self.evaluation
 
 
-def _make(top: Path, source: Path | None, *beside: Path) -> None:
-    """A new folder with a copy of the source, ``work``, and empty ones beside it.
+def _make(top: Path, source: Path | None, *empty: Path) -> None:
+    """Makes a new folder with ``work``, a copy of the source, and with empty folders.
 
     Raises:
-      InputError: it cannot be made.
+      InputError: the source cannot be copied.
     """
     try:
         shutil.rmtree(top, ignore_errors=True)
         top.mkdir(parents=True, mode=0o700)
-        for folder in beside:
+        for folder in empty:
             folder.mkdir(mode=0o700)
         if source is None:
             (top / "work").mkdir()
@@ -80,10 +80,10 @@ def _make(top: Path, source: Path | None, *beside: Path) -> None:
 
 
 def write_files(launch: Launch) -> None:
-    """What an agent's preset wants to be there; others do not read it.
+    """Writes the files of an agent's preset, with mode 600.
 
     Raises:
-      InputError: it cannot be written.
+      InputError: a file cannot be written.
     """
     try:
         for name, content in launch.files.items():

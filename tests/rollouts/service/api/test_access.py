@@ -13,8 +13,8 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.gateway.door_tokens import CONTROL
-from jaxserve.rollouts.dashboard.door import DASHBOARD
-from jaxserve.rollouts.service.doors import SERVICE
+from jaxserve.rollouts.dashboard.app import DASHBOARD
+from jaxserve.rollouts.service.client import SERVICE
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE
 from server.local import free_port
 from tests.gateway.test_serve import process

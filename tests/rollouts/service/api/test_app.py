@@ -18,7 +18,7 @@ import pytest
 
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.api.serve import open_service
+from jaxserve.rollouts.service.api.app import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process

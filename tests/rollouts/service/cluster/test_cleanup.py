@@ -102,7 +102,7 @@ def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
 
 async def look(state: StateDatabase, done: Callable[[], bool]) -> None:
     """Closes lost keys until something is so."""
-    looking = asyncio.create_task(KeyCleanup(state, None).look())
+    looking = asyncio.create_task(KeyCleanup(state, None).run())
     async with asyncio.timeout(PATIENCE_S):
         while not done():
             await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ def test_a_gateway_that_does_not_answer(
     state = StateDatabase(tmp_path / "state.sqlite3")
     for node, url in (("here", gateway.control_url), ("gone", "http://127.0.0.1:9")):
         state.put_node(node, "1", {"control": url})
-        state.keys.note("silent.0.1", node, made=True)
+        state.note_key("silent.0.1", node, made=True)
     assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
     asked_s: list[float] = []
     shut = GatewayClient.shut
@@ -129,11 +129,11 @@ def test_a_gateway_that_does_not_answer(
             raise
 
     monkeypatch.setattr(GatewayClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
+    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     asyncio.run(look(state, lambda: len(asked_s) >= 5))
     assert gateway.control.get("/sessions/silent.0.1").json()["closed"]
-    (left,) = state.keys.all()
+    (left,) = state.open_keys()
     assert left[:2] == ("silent.0.1", "http://127.0.0.1:9")
     waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
     assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
@@ -159,23 +159,23 @@ def test_another_gateway_at_the_address(
         return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
 
     monkeypatch.setattr(GatewayClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
+    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.001))
     state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
-    state.keys.note("t.0.1", "a", made=True)
+    state.note_key("t.0.1", "a", made=True)
     with gateway_of("owner") as owner:
         assert owner.control.post("/sessions", json={"id": "t.0.1"}).is_success
     with gateway_of("other"):
         asyncio.run(look(state, lambda: unknown >= 3))
-    assert len(state.keys.all()) == 1
+    assert len(state.open_keys()) == 1
     with gateway_of("owner") as owner:
-        asyncio.run(look(state, lambda: not state.keys.all()))
+        asyncio.run(look(state, lambda: not state.open_keys()))
         assert owner.control.get("/sessions/t.0.1").json()["closed"]
         assert not caplog.records
         for session in ("t.1.1", "t.2.1"):
-            state.keys.note(session, "a", made=session == "t.1.1")
+            state.note_key(session, "a", made=session == "t.1.1")
         monkeypatch.setattr(cleanup, "_LONGEST_WAIT_S", 0.01)
-        asyncio.run(look(state, lambda: not state.keys.all()))
+        asyncio.run(look(state, lambda: not state.open_keys()))
     (said,) = (one for one in caplog.messages if "its key is given up" in one)
     assert "has no session t.1.1;" in said
     state.close()
@@ -195,21 +195,21 @@ def test_a_gateway_that_is_gone_for_ever(
         return await shut(self, id, patience_s)
 
     monkeypatch.setattr(GatewayClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_LOOK_S", 0.001)
+    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     monkeypatch.setattr(cleanup, "_LONGEST_WAIT_S", 0.08)
     state = StateDatabase(path)
     state.put_node("gone", "1", {"control": "http://127.0.0.1:9"})
-    state.keys.note("t.0.1", "gone", made=True)
+    state.note_key("t.0.1", "gone", made=True)
     asyncio.run(look(state, lambda: asked >= 5))
-    assert len(state.keys.all()) == 1 and not caplog.records
+    assert len(state.open_keys()) == 1 and not caplog.records
     state.close()
     asked, state = 0, StateDatabase(path)
     monkeypatch.setattr(time, "time", lambda: now() + cleanup._LONGEST_SILENCE_S)
-    state.keys.note("t.1.1", "gone", made=True)
-    asyncio.run(look(state, lambda: len(state.keys.all()) == 1))
+    state.note_key("t.1.1", "gone", made=True)
+    asyncio.run(look(state, lambda: len(state.open_keys()) == 1))
     assert asked >= 3
-    assert [key.recorded for key in state.keys.all()] == ["t.1.1"]
+    assert [key.recorded for key in state.open_keys()] == ["t.1.1"]
     (said,) = caplog.messages
     assert "session t.0.1 is given up after 24 h" in said and "127.0.0.1:9 does not serve" in said
     state.close()

@@ -10,7 +10,7 @@ from jaxserve.rollouts.evaluators import EnvironmentEpisode
 from jaxserve.rollouts.presets import Launch
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.rollouts.service.worker import worker as work
-from jaxserve.rollouts.service.worker.variables import (
+from jaxserve.rollouts.service.worker.execution import (
     OWN_VARIABLES,
     environment_token,
     session_variables,
