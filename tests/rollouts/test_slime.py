@@ -276,10 +276,10 @@ def test_metrics_count_sessions() -> None:
     """Each once, and rewards of those that completed with something to train on."""
     whole: Any = SimpleNamespace(traces=[SimpleNamespace(metadata={"weight_versions": ["v3"]})])
     sessions = [
-        slime._Session("COMPLETED", 1.0, whole),
-        slime._Session("COMPLETED", 0.0, whole),
-        slime._Session("TIMEOUT", 0.25, whole),
-        slime._Session("COMPLETED", 0.0, None),
+        slime._EndedSession("COMPLETED", 1.0, whole),
+        slime._EndedSession("COMPLETED", 0.0, whole),
+        slime._EndedSession("TIMEOUT", 0.25, whole),
+        slime._EndedSession("COMPLETED", 0.0, None),
     ]
     assert slime.step_metrics([sessions], 4) == {
         "jaxserve/sessions": 4.0,

@@ -49,7 +49,7 @@ class RolloutTask:
     timeout_s: float
     """time limit of a session, from INITIALIZING to the agent's end, s."""
     runtime: Runtime
-    """where the commands run."""
+    """runtime of the commands."""
     agent: Agent
     """the agent, its model and its MCP servers."""
     builder: str
