@@ -27,7 +27,7 @@ from jaxserve.rollouts.service.gateway_client import GatewayClient
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.state.lifecycle import Lease, lease_from_json
 from jaxserve.rollouts.service.worker.worker import SessionWorker, WorkerPool
-from jaxserve.runtime.state import locked_file
+from jaxserve.runtime.state import lock_file
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _TIMEOUT_S = 60.0
@@ -187,7 +187,7 @@ def run(settings: NodeSettings, gateway: tuple[str, ...] | None = None) -> None:
     folder = settings.save_dir.absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = locked_file(folder / ".node.lock")
+        lock = lock_file(folder / ".node.lock")
     except OSError as error:
         raise InputError(f"--save-dir is {folder}: {error.strerror}") from None
     if lock is None:

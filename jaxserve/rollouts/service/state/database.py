@@ -6,7 +6,6 @@ ends a session also writes its result.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -28,7 +27,7 @@ from jaxserve.rollouts.service.state.lifecycle import (
 )
 from jaxserve.rollouts.traces import ERROR
 from jaxserve.runtime.database import connect
-from jaxserve.runtime.state import locked_file
+from jaxserve.runtime.state import lock_file
 
 CANCELLED = "cancelled"
 
@@ -110,7 +109,7 @@ class StateDatabase:
         where = f"--save-dir is {path.parent}"
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = locked_file(path.parent / ".lock")
+            lock = lock_file(path.parent / ".lock")
             if lock is None:
                 raise InputError(f"{where}; it must be free, and another service has it")
             self._lock = lock
@@ -122,7 +121,7 @@ class StateDatabase:
     def close(self) -> None:
         """Closes the file and releases its lock."""
         self._sql.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def submit(self, id: str, spec: Mapping[str, Any], samples: int, callback: bool) -> bool:
         """Adds a task with its sessions; False where the same task exists.
