@@ -25,15 +25,15 @@ Topology = Annotated[Path, tyro.conf.arg(metavar="FILE")]
 
 
 def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) -> None:
-    """Run agents on submitted tasks, through a gateway that records what they say.
+    """Run agents on submitted tasks, through a gateway that records their requests.
 
-    Tokens are read from JAXSERVE_ROLLOUT_TOKEN (of the service), JAXSERVE_GATEWAY_CONTROL_TOKEN
-    and JAXSERVE_ENVIRONMENT_TOKEN. Without the first the service makes one, which commands of this
-    machine find in rollout-PORT.token in ~/.local/state/jaxserve; the gateway likewise.
+    Tokens are read from JAXSERVE_ROLLOUT_TOKEN (the service's), JAXSERVE_GATEWAY_CONTROL_TOKEN
+    and JAXSERVE_ENVIRONMENT_TOKEN. Without the first, the service makes a token, which commands of
+    this machine read from rollout-PORT.token in ~/.local/state/jaxserve; so does the gateway.
 
     Args:
-        settings: Which gateway, and how much of everything.
-        topology: YAML file in which all of that stands, with nodes, in place of other options.
+        settings: Gateway and limits.
+        topology: YAML file with the service's settings and its nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
         from jaxserve.rollouts.service.api.app import run
@@ -49,14 +49,14 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
 def run_node(
     settings: NodeSettings, topology: Topology | None = None, node: str | None = None
 ) -> None:
-    """Run a node: agents of a rollout service, and the gateway that records what they say.
+    """Run a node: agents of a rollout service, and the gateway that records their requests.
 
-    Without a topology the gateway is one that runs already. Tokens are those of `rollout serve`.
+    Without a topology the gateway must run already. Tokens are those of `rollout serve`.
 
     Args:
-        settings: Which service and gateway, and how much of everything.
-        topology: YAML file in which all of that stands, in place of other options.
-        node: Name of the node in it; may be left out where there is only one.
+        settings: Service, gateway and limits.
+        topology: YAML file with the node's settings, in place of other options.
+        node: Name of the node in the topology; not needed for a single node.
     """
     with needing(_EXTRAS, "a node"):
         from jaxserve.rollouts.service.cluster.node import run
@@ -73,14 +73,14 @@ def run_node(
 
 
 def show_dashboard(settings: DashboardSettings) -> None:
-    """Serve pages that show nodes, tasks, sessions and traces; they change nothing.
+    """Serve read-only pages of nodes, tasks, sessions and traces.
 
-    It prints the address that opens them, with a token: JAXSERVE_DASHBOARD_TOKEN, else one that it
-    makes and keeps. That of the service is read from JAXSERVE_ROLLOUT_TOKEN, or found where the
-    service keeps its own.
+    The command prints the address that opens the pages, with a token: JAXSERVE_DASHBOARD_TOKEN, or
+    a token that it makes and keeps. The service's token is read from JAXSERVE_ROLLOUT_TOKEN, or
+    from the service's file.
 
     Args:
-        settings: Which service, and where the pages are.
+        settings: Service and address of the pages.
     """
     with needing(_EXTRAS, "the dashboard"):
         from jaxserve.rollouts.dashboard.app import run
@@ -107,12 +107,12 @@ def show_status(
     task: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="[TASK]")] = "",
     service: Service = "http://127.0.0.1:9100",
 ) -> None:
-    """Print a task with its sessions, or how many sessions are in which state, as JSON.
+    """Print a task with its sessions, or the number of sessions in each state, as JSON.
 
     The token is that of `rollout serve`.
 
     Args:
-        task: Name of a task; all tasks where none is given.
+        task: Name of a task; without a name, all tasks.
         service: Address of the rollout service.
     """
     with needing(_EXTRAS, "status"):
@@ -131,5 +131,5 @@ RolloutCommand = (
 
 
 def rollout_group(command: RolloutCommand) -> None:
-    """Run agents on tasks and grade them: the service, and commands that speak to it."""
-    del command  # has run: it is the result of its command
+    """Run agents on tasks and grade them: the service, its nodes and its clients."""
+    del command  # tyro has run the subcommand already

@@ -34,7 +34,7 @@ from jaxserve.runtime.hosts import is_loopback
 from jaxserve.runtime.listening import CommandServer, address, listen
 
 DASHBOARD = Door("dashboard", TOKEN_VARIABLE)
-"""The dashboard's port, at which all sessions are visible."""
+"""Token file of the dashboard, which shows all sessions."""
 _FILES = Path(__file__).with_name("static")
 _PASSED_ON = re.compile(
     r"/(nodes|tasks|events|events/stream|rollout/status"

@@ -13,7 +13,7 @@ from jaxserve.gateway.door_tokens import Door, bearer
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens
 
 SERVICE = Door("rollout", TOKEN_VARIABLE)
-"""The service's port; its token lets a client submit tasks, and so run commands."""
+"""Token file of the service; with its token a client submits tasks, and so runs commands."""
 _TIMEOUT_S = 60.0
 
 
@@ -24,13 +24,13 @@ class TokenAuth(httpx.Auth):
     after its client, and may make a new token when it restarts.
     """
 
-    def __init__(self, door: Door, url: str, token: str | None) -> None:
-        """Args: the kind of service, its address, and its token; None reads the token's file."""
-        self._door, self._url, self._token = door, url, token
+    def __init__(self, token_file: Door, url: str, token: str | None) -> None:
+        """Args: the token file, the address, and the token; None reads the file."""
+        self._token_file, self._url, self._token = token_file, url, token
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
         """Adds the header."""
-        token = self._door.own_token(self._url) if self._token is None else self._token
+        token = self._token_file.own_token(self._url) if self._token is None else self._token
         request.headers.update(bearer(token))
         yield request
 

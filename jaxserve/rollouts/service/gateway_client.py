@@ -1,4 +1,4 @@
-"""Client of a gateway's control interface: sessions, their keys and their records."""
+"""Client of a gateway's control port: sessions, their keys and their records."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class _Silent(InputError):
 
 
 class GatewayClient:
-    """Sessions of a gateway, over its control interface."""
+    """Sessions of a gateway, over its control port."""
 
     def __init__(self, url: str, token: str | None) -> None:
-        """Args: address of the control interface, and its token; None reads the gateway's own file.
+        """Args: address of the control port, and its token; None reads the gateway's own file.
 
         Raises:
           InputError: the address is wrong.
@@ -138,7 +138,7 @@ class GatewayClient:
                 break
             await asyncio.sleep(wait_s)
             wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
-        raise _Silent(f"the gateway's control door at {self._url} does not serve: {last}")
+        raise _Silent(f"the gateway's control port at {self._url} does not serve: {last}")
 
 
 async def _records(answer: httpx.Response) -> list[CompletionRecord]:

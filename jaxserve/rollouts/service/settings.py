@@ -28,7 +28,7 @@ class WorkSettings:
     gateway: str = "http://127.0.0.1:9000"
     """Address of the gateway that agents use."""
     control: str = "http://127.0.0.1:9001"
-    """Address of the gateway's control interface, which makes sessions."""
+    """Address of the gateway's control port, which makes sessions."""
     save_dir: Path = Path("rollouts")
     """Folder of the state and of the agents' files."""
     init_workers: int = 4
@@ -108,11 +108,11 @@ class NodeSettings(WorkSettings):
     heartbeat_s: float = 1.0
     """Interval between heartbeats, s."""
     control_url: str | None = None
-    """Address of the control interface for the service, where it differs from the node's own."""
+    """Address of the control port for the service, where it differs from the node's own."""
 
     @property
     def registered_control(self) -> str:
-        """Address of the control interface for the service."""
+        """Address of the control port for the service."""
         return self.control if self.control_url is None else self.control_url
 
     def check(self) -> None:
@@ -127,13 +127,13 @@ class NodeSettings(WorkSettings):
 
 @dataclass(frozen=True)
 class RolloutTokens:
-    """Secrets of the service. Without a given token, the service and a gateway's control interface
+    """Secrets of the service. Without a given token, the service and a gateway's control port
     make their own, which local clients read from a file."""
 
     service: str | None = field(default=None, repr=False)
     """token of every route but ``/health``."""
     control: str | None = field(default=None, repr=False)
-    """token of the gateway's control interface."""
+    """token of the gateway's control port."""
     environment: str | None = field(default=None, repr=False)
     """token of the environments' servers."""
 

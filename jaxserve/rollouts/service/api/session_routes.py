@@ -66,7 +66,7 @@ class SessionRoutes:
         changes: ChangeNotifier,
         control_token: str | None,
     ) -> None:
-        """Args: the service's parts, and the token of gateways' control interfaces; None reads each
+        """Args: the service's parts, and the token of gateways' control ports; None reads each
         gateway's own file."""
         self._state, self._nodes, self._writer, self._changes = state, nodes, writer, changes
         self._control_token = control_token

@@ -62,7 +62,7 @@ class KeyCleanup:
     """
 
     def __init__(self, state: StateDatabase, token: str | None) -> None:
-        """Args: the database; the token of control interfaces, None reads each one's own file."""
+        """Args: the database; the token of control ports, None reads each one's own file."""
         self._state, self._token = state, token
         self._later: dict[tuple[str, ...], tuple[float, float]] = {}
         """Gateways that did not answer, and sessions unknown to a gateway: time of the next

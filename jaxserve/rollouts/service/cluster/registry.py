@@ -199,7 +199,7 @@ class NodeRegistry:
         return found
 
     def control_of(self, id: str) -> str | None:
-        """Address of the control interface of a node's gateway; None for an unknown node."""
+        """Address of the control port of a node's gateway; None for an unknown node."""
         return next((one[2]["control"] for one in self._state.nodes() if one[0] == id), None)
 
     def describe(self) -> list[dict[str, Any]]:

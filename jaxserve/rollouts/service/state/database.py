@@ -75,7 +75,7 @@ CREATE INDEX IF NOT EXISTS events_of_session ON events (session, seq);
 _KEYS_SCHEMA = """
 CREATE TABLE IF NOT EXISTS lost_keys (
   recorded TEXT NOT NULL,       -- the gateway's session
-  control TEXT NOT NULL,        -- address of the gateway's control interface
+  control TEXT NOT NULL,        -- address of the gateway's control port
   made INTEGER NOT NULL,
   since REAL NOT NULL,
   PRIMARY KEY (recorded, control)
@@ -90,7 +90,7 @@ class OpenKey(NamedTuple):
     recorded: str
     """the gateway's session."""
     control: str
-    """address of the gateway's control interface."""
+    """address of the gateway's control port."""
     made: bool
     """whether the key was certainly made; else its session was about to begin."""
     since: float
