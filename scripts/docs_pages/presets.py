@@ -9,21 +9,21 @@ from jaxserve.rollouts.presets import Preset, load_preset, preset_names
 
 
 def preset_table() -> str:
-    """One preset a row: where it comes from, how it asks, what was seen."""
+    """The table of presets: package, dialect, and outcome of the trials."""
     rows = [_row(load_preset(name)) for name in preset_names()]
     headings = ["preset", "agent", "package", "dialect", "version tried"]
-    headings += ["what was seen", "over MCP"]
+    headings += ["with its shell", "over MCP"]
     return table(headings, rows)
 
 
 def preset_commands() -> str:
-    """The command of each, as its data file has it."""
+    """The table of the presets' commands, as in their data files."""
     rows = []
     for name in preset_names():
         preset = load_preset(name)
-        told = "standard input" if preset.stdin else ""
-        rows.append([code(name), f"`` {shlex.join(preset.argv)} ``", told, code(*preset.files)])
-    return table(["preset", "command", "told by", "files"], rows)
+        instruction = "standard input" if preset.stdin else ""
+        rows.append([code(name), f"`` {shlex.join(preset.argv)} ``", instruction, code(*preset.files)])
+    return table(["preset", "command", "instruction by", "files"], rows)
 
 
 def _row(preset: Preset) -> list[str]:
