@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import platformdirs
 from filelock import FileLock, Timeout
 
 
@@ -14,12 +15,14 @@ def state_folder(variables: Mapping[str, str]) -> Path | None:
     Args:
       variables: the environment; ``XDG_STATE_HOME`` names the directory where it is set.
     """
-    base = variables.get("XDG_STATE_HOME")
+    named = variables.get("XDG_STATE_HOME")
+    if named:
+        return Path(named) / "jaxserve"
     try:
-        state = Path(base) if base else Path.home() / ".local" / "state"
+        folder = platformdirs.user_state_path("jaxserve", appauthor=False)
     except RuntimeError:
         return None
-    return state / "jaxserve"
+    return folder if folder.is_absolute() else None  # earlier platformdirs keep ~ without a home
 
 
 def lock_file(path: Path) -> FileLock | None:

@@ -21,8 +21,8 @@ def preset_commands() -> str:
     rows = []
     for name in preset_names():
         preset = load_preset(name)
-        instruction = "standard input" if preset.stdin else ""
-        rows.append([code(name), f"`` {shlex.join(preset.argv)} ``", instruction, code(*preset.files)])
+        source = "standard input" if preset.stdin else ""
+        rows.append([code(name), f"`` {shlex.join(preset.argv)} ``", source, code(*preset.files)])
     return table(["preset", "command", "instruction by", "files"], rows)
 
 

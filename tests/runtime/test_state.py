@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from jaxserve.runtime.state import lock_file, state_folder
@@ -23,13 +25,12 @@ sys.stdin.read()
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The named one, else the home's; none without a home."""
     assert state_folder({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "jaxserve"
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert state_folder({}) == tmp_path / ".local" / "state" / "jaxserve"
-
-    def homeless() -> Path:
-        raise RuntimeError
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_folder({}) == platformdirs.user_state_path("jaxserve", appauthor=False)
+    if sys.platform == "linux":
+        assert state_folder({}) == tmp_path / ".local" / "state" / "jaxserve"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert state_folder({}) is None
 
 
