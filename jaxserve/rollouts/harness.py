@@ -76,20 +76,20 @@ def parse_agent(given: object) -> Agent:
     Raises:
       InputError: the preset is unknown, or a field is wrong.
     """
-    asked = JsonObject(given, "agent", _FIELDS)
-    name = one_of("agent: preset", asked.get("preset", SHELL), preset_names())
-    if (name == SHELL) != ("command" in asked):
+    fields = JsonObject(given, "agent", _FIELDS)
+    name = one_of("agent: preset", fields.get("preset", SHELL), preset_names())
+    if (name == SHELL) != ("command" in fields):
         needed = "there for" if name == SHELL else "left out of"
-        refuse("agent: command", asked.get("command"), f"{needed} the preset {name}")
-    if not isinstance(asked.get("command", ""), str | list):
-        refuse("agent: command", asked["command"], "a text, or a list of texts")
-    servers = asked.inside("mcp_servers") if "mcp_servers" in asked else {}
+        refuse("agent: command", fields.get("command"), f"{needed} the preset {name}")
+    if not isinstance(fields.get("command", ""), str | list):
+        refuse("agent: command", fields["command"], "a text, or a list of texts")
+    servers = fields.inside("mcp_servers") if "mcp_servers" in fields else {}
     if not all(isinstance(url, str) for url in servers.values()):
         refuse("agent: mcp_servers", dict(servers), "addresses by name")
     try:
         agent = Agent(
-            preset=shell_preset(asked["command"]) if name == SHELL else load_preset(name),
-            model=asked.text("model") if "model" in asked else "default",
+            preset=shell_preset(fields["command"]) if name == SHELL else load_preset(name),
+            model=fields.text("model") if "model" in fields else "default",
             mcp_servers=servers,
         )
         agent.launch("try", "http://127.0.0.1", "key", Path("/"))  # checks all values

@@ -52,19 +52,19 @@ class NodeRoutes:
 
     async def _register(self, request: Request) -> Response:
         known = ("id", "start", "pools", "models", "gateway", "control")
-        asked = JsonObject(await command_of(request), "node", known)
-        if asked.get("id") == OWN_NODE:
+        body = JsonObject(await command_of(request), "node", known)
+        if body.get("id") == OWN_NODE:
             raise HTTPException(400, f"id is {OWN_NODE!r}, which is the service's own node")
-        id = self._nodes.register(asked, elsewhere=_is_elsewhere(request))
+        id = self._nodes.register(body, elsewhere=_is_elsewhere(request))
         self._changed()
         return plain_json({"id": id}, 201)
 
     async def _heartbeat(self, request: Request) -> Response:
         """``{"start", "has", "load"}``: answers with the node's leases, and those new to it."""
-        asked = await _body(request, _LONGEST_HEARTBEAT, ("start", "has", "load"))
-        id = self._note_heartbeat(request, asked)
+        body = await _body(request, _LONGEST_HEARTBEAT, ("start", "has", "load"))
+        id = self._note_heartbeat(request, body)
         self._nodes.schedule()
-        has = {tuple(key) for key in asked.get("has", ())}
+        has = {tuple(key) for key in body.get("has", ())}
         leases = self._nodes.leases(id)
         return plain_json(
             {
@@ -76,19 +76,19 @@ class NodeRoutes:
     async def _move(self, request: Request) -> Response:
         """Moves a session to a state; ``moved`` is false where the lease is void."""
         known = ("start", "lease", "state", "reason", "values", "line")
-        asked = await _body(request, _LONGEST_MOVE, known)
-        self._note_heartbeat(request, asked)
-        lease, line = lease_from_json(asked["lease"]), base64.b64decode(asked["line"])
-        values = dict(asked.inside("values", ("attempt", "episode", "run", "result")))
+        body = await _body(request, _LONGEST_MOVE, known)
+        self._note_heartbeat(request, body)
+        lease, line = lease_from_json(body["lease"]), base64.b64decode(body["line"])
+        values = dict(body.inside("values", ("attempt", "episode", "run", "result")))
         moved = await self._writer.try_move(
-            lease, asked.text("state"), asked.get("reason", ""), values, line
+            lease, body.text("state"), body.get("reason", ""), values, line
         )
         return plain_json({"moved": moved})
 
     async def _leave(self, request: Request) -> Response:
-        asked = await _body(request, _LONGEST_HEARTBEAT, ("start",))
+        body = await _body(request, _LONGEST_HEARTBEAT, ("start",))
         try:
-            self._nodes.leave(request.path_params["id"], asked.text("start"))
+            self._nodes.leave(request.path_params["id"], body.text("start"))
         except UnknownNode:
             raise _unknown() from None
         self._changed()
@@ -107,10 +107,10 @@ class NodeRoutes:
         self._changed()
         return plain_json({"id": id, "draining": draining})
 
-    def _note_heartbeat(self, request: Request, asked: JsonObject) -> str:
+    def _note_heartbeat(self, request: Request, body: JsonObject) -> str:
         id = request.path_params["id"]
         try:
-            self._nodes.heartbeat(id, asked.text("start"), asked.get("load"))
+            self._nodes.heartbeat(id, body.text("start"), body.get("load"))
         except UnknownNode:
             raise _unknown() from None
         return id

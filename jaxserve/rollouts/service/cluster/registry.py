@@ -71,7 +71,7 @@ class NodeRegistry:
         self._heartbeats: dict[str, _Heartbeat] = {}
         self._began_s = clock()
 
-    def register(self, asked: JsonObject, *, elsewhere: bool = False) -> str:
+    def register(self, fields: JsonObject, *, elsewhere: bool = False) -> str:
         """Registers a node and returns its name; an earlier process of the node counts as lost.
 
         Args:
@@ -80,21 +80,21 @@ class NodeRegistry:
         Raises:
           InputError: a field is wrong.
         """
-        id, start = asked.text("id"), asked.text("start")
+        id, start = fields.text("id"), fields.text("start")
         if not NODE_NAME.fullmatch(id):
-            refuse(asked.name("id"), id, "up to 64 letters, digits, - and _, no - or _ first")
-        pools = asked.inside("pools", POOLS)
-        models = asked.get("models", [])
+            refuse(fields.name("id"), id, "up to 64 letters, digits, - and _, no - or _ first")
+        pools = fields.inside("pools", POOLS)
+        models = fields.get("models", [])
         if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
-            refuse(asked.name("models"), models, "a list of names")
-        control = address(asked.name("control"), asked.get("control"))
+            refuse(fields.name("models"), models, "a list of names")
+        control = address(fields.name("control"), fields.get("control"))
         if elsewhere and _is_of_this_machine(control):
             allowed = "one at which the service reaches the node's machine (--control-url)"
-            refuse(asked.name("control"), control, allowed)
+            refuse(fields.name("control"), control, allowed)
         about = {
             "pools": {name: pools.whole(name, 1, 1024) for name in POOLS},
             "models": models,
-            "gateway": address(asked.name("gateway"), asked.get("gateway")),
+            "gateway": address(fields.name("gateway"), fields.get("gateway")),
             "control": control,
         }
         if self._state.start_of(id) not in (None, start):

@@ -91,18 +91,18 @@ def parse_topology(given: Any) -> Topology:
     Raises:
       InputError: a field is unknown or wrong, or a node is there twice.
     """
-    asked = JsonObject(given, "topology", ("rollout", "gateway", "nodes"))
-    rollout = _section(asked, "rollout", _SERVICE)
-    gateway = _section(asked, "gateway", _GATEWAY)
+    mapping = JsonObject(given, "topology", ("rollout", "gateway", "nodes"))
+    rollout = _section(mapping, "rollout", _SERVICE)
+    gateway = _section(mapping, "gateway", _GATEWAY)
     chosen = {name: value for name, value in rollout.items() if name != "url"}
     service = RolloutSettings(own_node=False, **_typed(RolloutSettings, chosen))
     service.check()
     url = rollout.get("url", f"http://{_reached(service.host)}:{service.port}")
     address(rollout.name("url"), url)
     nodes: dict[str, NodePlan] = {}
-    for place, one in enumerate(asked.entries("nodes")):
-        asked_node = JsonObject(one, f"nodes[{place}]", _NODE)
-        plan = _node(asked_node, place, service.save_dir, url, gateway)
+    for place, one in enumerate(mapping.entries("nodes")):
+        node = JsonObject(one, f"nodes[{place}]", _NODE)
+        plan = _node(node, place, service.save_dir, url, gateway)
         if plan.settings.id in nodes:
             raise InputError(f"nodes[{place}]: id is {plan.settings.id!r}, as another node's is")
         nodes[plan.settings.id] = plan
@@ -123,38 +123,40 @@ def _machine(node: NodeSettings) -> tuple[str | None, ...]:
 
 
 def _node(
-    asked: JsonObject, place: int, save_dir_of_all: Path, service: str, gateway: JsonObject
+    mapping: JsonObject, place: int, save_dir_of_all: Path, service: str, gateway: JsonObject
 ) -> NodePlan:
-    id = asked.text("id")
-    host, control_host = _host(asked, "host"), _host(asked, "control_host")
-    port = asked.whole("port", 1, 65_535, _FIRST_PORT + 2 * place)
-    control = asked.whole("control_port", 1, 65_535, port + 1)
+    id = mapping.text("id")
+    host, control_host = _host(mapping, "host"), _host(mapping, "control_host")
+    port = mapping.whole("port", 1, 65_535, _FIRST_PORT + 2 * place)
+    control = mapping.whole("control_port", 1, 65_535, port + 1)
     save_dir = save_dir_of_all.absolute() / "nodes" / id
-    if "save_dir" in asked:
-        save_dir = _path(asked.name("save_dir"), asked["save_dir"])
+    if "save_dir" in mapping:
+        save_dir = _path(mapping.name("save_dir"), mapping["save_dir"])
     sessions = save_dir / "sessions"
     if "sessions" in gateway:
         sessions = _path(gateway.name("sessions"), gateway["sessions"]) / id
-    workers = asked.inside("workers", POOLS) if "workers" in asked else JsonObject({}, "workers")
-    models = asked.get("models", [])
+    workers = (
+        mapping.inside("workers", POOLS) if "workers" in mapping else JsonObject({}, "workers")
+    )
+    models = mapping.get("models", [])
     if not isinstance(models, list) or not all(isinstance(one, str) for one in models):
-        refuse(asked.name("models"), models, "a list of names")
+        refuse(mapping.name("models"), models, "a list of names")
     settings = NodeSettings(
         id=id,
         service=service,
         gateway=f"http://{_reached(host)}:{port}",
         control=f"http://{_reached(control_host)}:{control}",
-        control_url=asked.get("control_url"),
+        control_url=mapping.get("control_url"),
         save_dir=save_dir,
         models=tuple(models),
         **{f"{name}_workers": workers.whole(name, 1, 1024) for name in workers},
-        **_typed(NodeSettings, {k: asked[k] for k in ("eval_s", "output_mib") if k in asked}),
+        **_typed(NodeSettings, {k: mapping[k] for k in ("eval_s", "output_mib") if k in mapping}),
         **_typed(NodeSettings, {k: gateway[k] for k in ("heartbeat_s",) if k in gateway}),
     )
     settings.check()
     arguments = ["--port", str(port), "--control-port", str(control), "--host", host]
     arguments += ["--control-host", control_host, "--sessions", str(sessions)]
-    for engine in _engines(asked):
+    for engine in _engines(mapping):
         arguments += ["--engine", engine]
     options = gateway.get("options", [])
     if not isinstance(options, list) or not all(isinstance(one, str) for one in options):
@@ -162,20 +164,20 @@ def _node(
     return NodePlan(settings, (*arguments, *options))
 
 
-def _host(asked: JsonObject, name: str) -> str:
-    host = asked.get(name, "127.0.0.1")
+def _host(mapping: JsonObject, name: str) -> str:
+    host = mapping.get(name, "127.0.0.1")
     if not isinstance(host, str) or not host:
-        refuse(asked.name(name), host, "an address")
+        refuse(mapping.name(name), host, "an address")
     return host
 
 
-def _engines(asked: JsonObject) -> list[str]:
+def _engines(mapping: JsonObject) -> list[str]:
     """Values of ``--engine`` for a node's gateway."""
-    given = asked.get("inference")
+    given = mapping.get("inference")
     entries = given if isinstance(given, list) else [given]
     found = []
     for place, one in enumerate(entries):
-        where = f"{asked.where}: inference" + (f"[{place}]" if isinstance(given, list) else "")
+        where = f"{mapping.where}: inference" + (f"[{place}]" if isinstance(given, list) else "")
         engine = JsonObject(one, where, ("engine", "base_url", "options"))
         kind = engine.one_of("engine", ("vllm", "sglang"))
         url = address(engine.name("base_url"), engine.get("base_url"))
@@ -185,8 +187,8 @@ def _engines(asked: JsonObject) -> list[str]:
     return found
 
 
-def _section(asked: JsonObject, name: str, known: tuple[str, ...]) -> JsonObject:
-    return asked.inside(name, known) if name in asked else JsonObject({}, name)
+def _section(mapping: JsonObject, name: str, known: tuple[str, ...]) -> JsonObject:
+    return mapping.inside(name, known) if name in mapping else JsonObject({}, name)
 
 
 def _typed(settings: type[WorkSettings], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,39 +70,39 @@ def parse_task(given: Any) -> RolloutTask:
     Raises:
       InputError: a field is missing, unknown or wrong.
     """
-    asked = JsonObject(given, "the task", _FIELDS)
-    id = asked.get("task_id", secrets.token_hex(8))
+    fields = JsonObject(given, "the task", _FIELDS)
+    id = fields.get("task_id", secrets.token_hex(8))
     if not isinstance(id, str) or not _NAME.fullmatch(id):
         refuse(
             "the task: task_id",
             id,
             "up to 96 letters, digits, dots, dashes and underscores, a letter or digit first",
         )
-    instruction = _plain(asked.name("instruction"), asked.text("instruction"))
+    instruction = _plain(fields.name("instruction"), fields.text("instruction"))
     if len(instruction.encode(errors="replace")) > _LONGEST_INSTRUCTION:
-        refuse(asked.name("instruction"), instruction, f"at most {_LONGEST_INSTRUCTION} bytes")
-    agent = parse_agent(asked.get("agent"))
-    evaluator = asked.get("evaluator", {"name": "session_completed"})
+        refuse(fields.name("instruction"), instruction, f"at most {_LONGEST_INSTRUCTION} bytes")
+    agent = parse_agent(fields.get("agent"))
+    evaluator = fields.get("evaluator", {"name": "session_completed"})
     environment = None
-    if asked.get("environment") is not None:
+    if fields.get("environment") is not None:
         known = ("url", "task_id", "seed", "split", "index", "config")
-        environment = JsonObject(asked["environment"], "environment", known)
+        environment = JsonObject(fields["environment"], "environment", known)
         address("environment: url", environment.get("url"))
-    callback = asked.get("callback_url")
+    callback = fields.get("callback_url")
     if isinstance(evaluator, Mapping) and evaluator.get("name") == "env_grade" and not environment:
         refuse("environment", None, "there for the evaluator env_grade")
     return RolloutTask(
         id=id,
         instruction=instruction,
-        samples=asked.whole("num_samples", 1, 4096, 1),
-        timeout_s=asked.number("timeout_seconds", 0.1, 7 * 86_400.0, 1800.0),
-        runtime=_runtime(asked.get("runtime", {}), agent),
+        samples=fields.whole("num_samples", 1, 4096, 1),
+        timeout_s=fields.number("timeout_seconds", 0.1, 7 * 86_400.0, 1800.0),
+        runtime=_runtime(fields.get("runtime", {}), agent),
         agent=agent,
-        builder=one_of("the task: builder", asked.get("builder", BUILDERS[0]), BUILDERS),
+        builder=one_of("the task: builder", fields.get("builder", BUILDERS[0]), BUILDERS),
         evaluator=parse_evaluator(JsonObject(evaluator, "evaluator")),
         environment=environment,
         callback_url=None if callback is None else _callback(callback),
-        metadata=asked.inside("metadata") if "metadata" in asked else {},
+        metadata=fields.inside("metadata") if "metadata" in fields else {},
     )
 
 
@@ -116,48 +116,48 @@ def _callback(url: Any) -> str:
 def _runtime(given: Any, agent: Agent) -> Runtime:
     """Checks the field ``runtime``; the variables of the agent's preset are not the task's."""
     known = ("kind", "image", "network", "source", "prepare", "eval_prepare", "variables")
-    asked = JsonObject(given, "runtime", known)
-    kind = one_of("runtime: kind", asked.get("kind", LOCAL), KINDS)
+    fields = JsonObject(given, "runtime", known)
+    kind = one_of("runtime: kind", fields.get("kind", LOCAL), KINDS)
     for name in ("image", "network"):
-        given = asked.get(name)
+        given = fields.get(name)
         if given is not None and kind == LOCAL:
             refuse(f"runtime: {name}", given, "left out where no container is used")
         if (given is None and kind != LOCAL and name == "image") or (
             given is not None and (not isinstance(given, str) or not _REFERENCE.fullmatch(given))
         ):
             refuse(f"runtime: {name}", given, "printable ASCII without spaces, no - first")
-    if "network" in asked and kind != DOCKER:
-        refuse("runtime: network", asked["network"], "left out where docker is not used")
-    source = asked.get("source")
+    if "network" in fields and kind != DOCKER:
+        refuse("runtime: network", fields["network"], "left out where docker is not used")
+    source = fields.get("source")
     if source is not None and (not isinstance(source, str) or not Path(source).is_dir()):
         refuse("runtime: source", source, "a folder of the service's machine")
-    variables = asked.inside("variables") if "variables" in asked else {}
+    variables = fields.inside("variables") if "variables" in fields else {}
     reserved = OWN_VARIABLES | set(agent.preset.environment)
     for name, value in variables.items():
         if not _VARIABLE.fullmatch(name) or name in reserved:
             refuse("runtime: variables", name, "names of variables that the service does not set")
         _plain(f"runtime: variables: {name}", value)
-    prepare = _commands(asked, "prepare", [])
+    prepare = _commands(fields, "prepare", [])
     return Runtime(
         kind=kind,
-        image=asked.get("image", ""),
-        network=asked.get("network", Runtime.network),
+        image=fields.get("image", ""),
+        network=fields.get("network", Runtime.network),
         source=None if source is None else Path(source).absolute(),
         prepare=prepare,
-        eval_prepare=_commands(asked, "eval_prepare", prepare),
+        eval_prepare=_commands(fields, "eval_prepare", prepare),
         variables=dict(variables),
     )
 
 
-def _commands(asked: JsonObject, name: str, default: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
-    given = asked.get(name, list(default))
+def _commands(fields: JsonObject, name: str, default: Sequence[Any]) -> tuple[tuple[str, ...], ...]:
+    given = fields.get(name, list(default))
     if not isinstance(given, list) or not all(
         isinstance(one, list | tuple)
         and one
         and all(isinstance(each, str) and "\0" not in each for each in one)
         for one in given
     ):
-        refuse(asked.name(name), given, "a list of commands, each a list of texts")
+        refuse(fields.name(name), given, "a list of commands, each a list of texts")
     return tuple(tuple(one) for one in given)
 
 
