@@ -35,14 +35,14 @@ def test_it_gets_its_variables_and_no_others(tmp_path: Path) -> None:
 
 
 def test_output_is_bounded(tmp_path: Path) -> None:
-    """What is too much is read, so that nobody waits, and not kept."""
+    """Output beyond the bound is read, so that the process is not blocked, and dropped."""
     ended = run(tmp_path, "print('x' * 5_000_000)", output_bytes=1000)
     assert ended.code == 0 and ended.output_bytes == 5_000_001
     assert len((tmp_path / "log").read_bytes()) < 1100
 
 
 def test_no_secret_is_in_the_output(tmp_path: Path) -> None:
-    """Not in pieces either; what only begins as one is kept, at the end too."""
+    """A secret in pieces is removed too; the first half of one alone is kept, also at the end."""
     code = """
 import sys, time
 for piece in ("key sk-1", "2345", "6, sk-123", "4!", " sk-123456 sk-12"):
@@ -93,7 +93,7 @@ time.sleep({sleeps})
 @pytest.mark.skipif(sys.platform != "linux", reason="is found by /proc")
 @pytest.mark.parametrize("sleeps", [0, 1000], ids=["ended", "late"])
 def test_what_has_left_the_group_ends(sleeps: int, tmp_path: Path) -> None:
-    """With the command, and where its time is up."""
+    """Processes outside of the group end with the command, and at the time limit."""
     code = DAEMON.format(env="None", sleeps=sleeps)
     assert run(tmp_path, code, budget_s=20.0 if sleeps else 60.0).timed_out == bool(sleeps)
     child = (tmp_path / "child").read_text()

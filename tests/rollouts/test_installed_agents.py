@@ -35,8 +35,8 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     [(name, False) for name in TRIED] + [(name, True) for name in TRIED if load_preset(name).mcp],
 )
 def test_it_plays_an_episode(playing: Stage, name: str, over_mcp: bool) -> None:
-    """With its shell or the tools of the server, in the dialect of its preset; every window is that
-    of the completion that asked for it."""
+    """The agent plays with its shell or the server's tools, in the dialect of its preset; every
+    window belongs to the completion that asked for it."""
     if name not in IN_EVERY_RUN and not os.environ.get("JAXSERVE_ALL_AGENTS"):
         pytest.skip("JAXSERVE_ALL_AGENTS is not set")
     preset = load_preset(name)

@@ -41,7 +41,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_topologies(tmp_path: Path) -> None:
-    """Of the service's page are such."""
+    """The topologies on the service's page are valid."""
     path, plans = tmp_path / "topology.yaml", []
     for block in blocks(DOCS / "rollout_service.md"):
         path.write_text(block.code)

@@ -100,7 +100,7 @@ def test_what_is_refused() -> None:
 
 
 def test_a_torch_model() -> None:
-    """The same of a random recurrent network, whose log-probabilities torch computes."""
+    """Ratios of a random recurrent network, whose log-probabilities torch computes."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(VOCABULARY, WIDTH)

@@ -202,7 +202,7 @@ def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", ["docker", "apptainer"])
 def test_a_real_one(kind: str, tmp_path: Path) -> None:
-    """Where this machine has the program, and an image of its own to run."""
+    """A real container, where this machine has the program and an image to run."""
     image = os.environ.get("JAXSERVE_CONTAINER_IMAGE")
     if shutil.which(kind) is None or image is None:
         pytest.skip(f"{kind} is not in PATH, or JAXSERVE_CONTAINER_IMAGE names no image")

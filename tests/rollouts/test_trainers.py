@@ -30,7 +30,7 @@ SLIME_FIELDS = {
     "status",
     "metadata",
 }
-"""Of ``Sample`` in releases with ``rollout_id``."""
+"""Fields of ``Sample`` in releases with ``rollout_id``."""
 
 
 def trace(**more: Any) -> TokenTrace:

@@ -106,7 +106,7 @@ def test_it_asks_for_its_token(tmp_path: Path) -> None:
 
 
 def test_each_makes_its_own_token() -> None:
-    """Where none is given: kept for its port, and of this door alone."""
+    """A token that is not given is made for the port, and opens this dashboard only."""
     service = SimpleNamespace(url="http://127.0.0.1:1")
     with RunningDashboard(service) as dashboard, RunningDashboard(service) as other:
         token, another = (DASHBOARD.own_token(one.url) for one in (dashboard, other))

@@ -9,7 +9,7 @@ from jaxserve.rollouts.traces import Trajectory
 
 
 class Worth:
-    """What its options say."""
+    """An evaluator that gives the reward in its options."""
 
     def __init__(self, options: JsonObject) -> None:
         """Options: ``worth`` of the whole, ``traces``, of each trace (none), and ``completions``:

@@ -38,7 +38,7 @@ def context(folder: Path, episode: EnvironmentEpisode | None) -> EvaluationConte
 
 
 def test_a_class_of_ones_own_is_made_of_the_other_fields() -> None:
-    """Its errors name the field."""
+    """Errors of the class name the field."""
     assert callable(parsed(f"{OWN}:Worth", worth=0.5).evaluate)
     with pytest.raises(InputError, match="evaluator: worth is 2; it must be a number"):
         parsed(f"{OWN}:Worth", worth=2)
@@ -105,7 +105,7 @@ def graded(
 def test_the_grade_is_the_servers(
     played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path
 ) -> None:
-    """Of the episode that was begun; windows that no completion made are counted."""
+    """The grade is that of the begun episode; windows without a completion are counted."""
     client, episode = played
     found = graded(tmp_path, episode)
     said, grade = found.metadata, client.grade()

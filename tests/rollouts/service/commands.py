@@ -40,7 +40,7 @@ def begun(
 
 
 def client(url: str) -> httpx.Client:
-    """Of a service that made its token, or makes it when it begins."""
+    """A client of a service that makes its own token."""
     return httpx.Client(base_url=url, auth=TokenAuth(SERVICE, url, None), timeout=PATIENCE_S)
 
 

@@ -1,4 +1,4 @@
-"""What the service takes, for how long, and what it never keeps."""
+"""Bounds of the service's requests, in size and time, and secrets that it never stores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bodies_are_bounded(service: RunningService) -> None:
 
 
 def said_to(url: str, sent: bytes) -> bytes:
-    """What the service answers to a client that then says no more, until it hangs up."""
+    """The service's answer to a client that sends a part of a request and waits."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as client:
         client.sendall(sent)
@@ -79,7 +79,7 @@ def test_slow_clients_are_let_go(
 
 
 def test_commands_around_an_agent_are_bounded(service: RunningService, tmp_path: Path) -> None:
-    """What prepares an agent has the session's time, and the agent then never begins."""
+    """Commands that prepare an agent count in the session's time limit."""
     mark = tmp_path / "began"
     task = service.submit(
         agent=python(f"open({str(mark)!r}, 'w')"),

@@ -43,7 +43,7 @@ def door(body: bytes, *, breaks: int = 0) -> Iterator[str]:
 
 
 def records(body: bytes, *, breaks: int = 0) -> list[CompletionRecord]:
-    """What the service makes of an answer."""
+    """Records that the client reads from an answer."""
 
     async def ask(url: str) -> list[CompletionRecord]:
         async with GatewayClient(url, "token") as control:
@@ -63,13 +63,13 @@ def test_records_come_whole(breaks: int) -> None:
 
 @pytest.mark.parametrize("body", [b"what\n", b"{}\n", b'{"v":1}'])
 def test_what_are_no_records(body: bytes) -> None:
-    """One sentence that names the session."""
+    """The error is one sentence with the session's name."""
     with pytest.raises(InputError, match="the gateway's records of s cannot be read"):
         records(body)
 
 
 def test_a_long_session_takes_the_memory_of_its_records() -> None:
-    """Its lines, which are twice as large, are never there at the same time."""
+    """The text of the records, twice as large, is never in memory as a whole."""
     body = b"".join(map(encode, session(200, 20_000, 1)))
     assert len(body) > 50e6
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""What agents find at the doors of their operator, as the commands open them by default."""
+"""Access of agents to the ports of their operator, as the commands open them by default."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_cancel(service: RunningService, gateway: RunningGateway, tmp_path: Path
 
 
 def test_an_evaluator_of_ones_own(service: RunningService) -> None:
-    """Is made of its options, and gets what was said."""
+    """The evaluator is constructed from its options, and gets the records."""
     own = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.25}
     (one,) = service.result(service.submit(agent=python(SPEAK), evaluator=own))["sessions"]
     assert (one["state"], one["reward"], one["trace_rewards"]) == ("COMPLETED", 0.25, [0.25])
@@ -198,7 +198,7 @@ def test_a_bad_submission(
 
 
 def test_the_same_task_twice(service: RunningService) -> None:
-    """Is one task; another under its name is refused."""
+    """A repeated task is one task; another task with its name is refused."""
     task = {"task_id": "t", "instruction": "a", "agent": {"command": "true"}}
     first, again = (service.http.post("/rollout/task/submit", json=task) for _ in range(2))
     assert (first.status_code, again.status_code) == (201, 200)
@@ -208,7 +208,7 @@ def test_the_same_task_twice(service: RunningService) -> None:
 
 
 def test_who_may_submit(gateway: RunningGateway, tmp_path: Path) -> None:
-    """Who shows the token, and no page of a browser; not everybody on the network."""
+    """Clients with the token, not pages of a browser, and not other machines."""
     tokens = RolloutTokens(service="secret")
     with RunningService(gateway, tmp_path, tokens) as service:
         assert service.http.get("/tasks").status_code == 401
@@ -248,7 +248,7 @@ def test_a_result_is_pushed_until_it_is_taken(service: RunningService) -> None:
 
 
 def test_tests_on_what_an_agent_left(service: RunningService, tmp_path: Path) -> None:
-    """Its changes are tested on a fresh copy, with the tests as they were."""
+    """The agent's changes are tested on a fresh copy, with the original tests."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "add.py").write_text("print('FAILED add')\n")
@@ -345,5 +345,5 @@ def test_a_killed_service_ends_every_task_once(gateway: RunningGateway, tmp_path
 
 
 def agents(mark: Path) -> list[int]:
-    """Those that have run."""
+    """Process ids of agents that have run."""
     return [int(pid) for pid in mark.read_text().split()] if mark.exists() else []

@@ -1,4 +1,4 @@
-"""What a task has come to is one thing, wherever it is told."""
+"""The result of a task is the same in every answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESULTS: tuple[tuple[str, dict[str, Any]], ...] = (
     (ERROR, {"reward": None, "traces": 1, "completions": 1}),
     (ERROR, {"reward": None}),
 )
-"""Of sessions that were graded, that could not be, and that ended before anything was built."""
+"""Results of sessions that were graded, that could not be graded, and that ended before."""
 
 
 def test_the_list_of_tasks_agrees_with_their_results(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""What outlived a node: its containers are removed when it begins again, and no others; keys of its
-sessions are closed at its gateway."""
+"""Cleanup after a killed node: a restart removes its containers and no others; keys of its sessions
+are closed at its gateway."""
 
 from __future__ import annotations
 
@@ -143,8 +143,8 @@ def test_a_gateway_that_does_not_answer(
 def test_another_gateway_at_the_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """That it has no such session closes no key: it is asked again, until the gateway that has the
-    session is there. One that is nowhere is given up, and said."""
+    """A gateway without the session closes no key, and is asked until the right gateway is back. A
+    session that no gateway has is given up, with a line in the log."""
     state = StateDatabase(tmp_path / "state.sqlite3")
     port, unknown = free_port(), 0
     shut = GatewayClient.shut
@@ -184,8 +184,8 @@ def test_another_gateway_at_the_address(
 def test_a_gateway_that_is_gone_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its keys are given up, and said, when they were noted long ago, which a restart does not
-    change; and not before this life of the service has asked for some minutes."""
+    """Old keys are given up, with a line in the log, also after a restart of the service, but only
+    after it has asked for some minutes."""
     path, asked, now = tmp_path / "state.sqlite3", 0, time.time
     shut = GatewayClient.shut
 

@@ -60,8 +60,8 @@ def test_two_nodes(gateway: RunningGateway, tmp_path: Path) -> None:
 
 
 def test_a_gateway_elsewhere(gateway: RunningGateway, tmp_path: Path) -> None:
-    """Its records are shown although a gateway of the service's machine has the same port: the
-    topology says where its control door is."""
+    """The service shows its records although a gateway of its own machine has the same port: the
+    topology has the address of the control port."""
     with (
         TokenEngine("vllm") as engine,
         RunningGateway(
@@ -84,7 +84,7 @@ def test_a_gateway_elsewhere(gateway: RunningGateway, tmp_path: Path) -> None:
 
 
 def test_an_address_of_the_nodes_own_machine(tmp_path: Path) -> None:
-    """Is refused of a node on another one, for the service would ask a gateway beside itself."""
+    """A loopback address of a node on another machine is refused: it would be the service's own."""
     state = StateDatabase(tmp_path / "state.sqlite3")
     service = RolloutService(RolloutSettings(save_dir=tmp_path), RolloutTokens(), state)
 

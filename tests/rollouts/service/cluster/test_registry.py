@@ -86,7 +86,7 @@ def test_heartbeats_admit_nothing_more(scene: Scene) -> None:
 
 
 def test_a_silent_node_is_lost(scene: Scene) -> None:
-    """What it had goes to another; what it says afterwards changes nothing."""
+    """A lost node's sessions go to another node; its later reports change nothing."""
     scene.join("a")
     scene.submit(2)
     late, before = scene.nodes.leases("a")
@@ -128,7 +128,7 @@ def test_a_node_that_comes_back(scene: Scene) -> None:
 
 
 def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
-    """It ends with the reason."""
+    """After the last attempt the session ends with the reason."""
     scene = Scene(tmp_path, attempts=2)
     assert scene.keys() == []
     for attempt in (1, 2):
@@ -153,7 +153,7 @@ def test_a_session_begins_so_often_and_no_more(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_session_leaves_its_key(scene: Scene) -> None:
-    """Its node may be dead: the key of what had begun is noted; what had not has none."""
+    """The node may be dead: the key of a begun session is noted; before its begin it has none."""
     scene.join("a", workers=2)
     scene.submit(3)
     begun, ended, *_ = scene.nodes.leases("a")
@@ -171,8 +171,8 @@ def test_a_cancelled_session_leaves_its_key(scene: Scene) -> None:
 
 
 def test_whether_a_key_was_made(scene: Scene) -> None:
-    """Is certain where its session was ready; what waits to begin again, perhaps at another node,
-    has none but that of its earlier attempt."""
+    """A key was certainly made where its session was ready; a session that waits to begin again has
+    only the key of its earlier attempt."""
     scene.join("a", workers=2)
     scene.submit(4)
     ready, begun, again, _ = scene.nodes.leases("a")

@@ -94,7 +94,7 @@ def test_nodes_elsewhere() -> None:
 
 
 def test_which_node(tmp_path: Path) -> None:
-    """Of several has to be said."""
+    """With several nodes the name is required."""
     path = tmp_path / "t.yaml"
     path.write_text(yaml.safe_dump(GIVEN))
     for name in (None, "c"):
@@ -133,7 +133,7 @@ def test_which_node(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(path: tuple[Any, ...], value: Any, said: str) -> None:
-    """One sentence says what and where."""
+    """The error is one sentence with the field."""
     given = copy.deepcopy(GIVEN)
     inside: Any = given
     for key in path[:-1]:
@@ -145,7 +145,7 @@ def test_what_is_refused(path: tuple[Any, ...], value: Any, said: str) -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    """What is no YAML, or not there, is said in one line."""
+    """A file that is missing or not YAML is refused with one line."""
     path = tmp_path / "t.yaml"
     with pytest.raises(InputError, match="which cannot be read"):
         read_topology(path)

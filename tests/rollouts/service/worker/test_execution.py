@@ -42,7 +42,7 @@ def test_who_gets_the_token() -> None:
 def test_the_commands_of_a_session(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What prepares it and what evaluates it have no token, its agent has."""
+    """Only the agent has the token; commands that prepare or evaluate the session do not."""
 
     async def begun(self: object, task: object) -> EnvironmentEpisode:
         return EPISODE

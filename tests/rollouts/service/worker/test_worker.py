@@ -34,7 +34,7 @@ def kept(service: RunningService, folder: Path, reason: str, **task: Any) -> Non
 
 
 def test_refusals_are_no_completions(service: RunningService) -> None:
-    """Of a session's result, nor of its task: they are counted by their reasons beside them."""
+    """Refused requests are not completions of a session or a task; they are counted by reason."""
     refused = SPEAK.replace('"model": "stub"', '"return_token_ids": True')
     agent = python(f"try:\n    exec({refused!r})\nexcept Exception:\n    pass\n{SPEAK}")
     name = service.submit(agent=agent)

@@ -11,8 +11,8 @@ from jaxserve.rollouts.service.worker.workspace import Workspace
 
 
 def test_they_are_made_anew(tmp_path: Path) -> None:
-    """With a copy of the source and nothing of an earlier attempt, and others may not look inside;
-    a source that is gone is refused in one sentence, for the agent as for its evaluator."""
+    """The folders have a copy of the source and nothing of an earlier attempt, and other users have
+    no access. A missing source is refused with one sentence, for agent and evaluator."""
     source, folders = tmp_path / "source", Workspace(tmp_path / "t" / "0.1")
     source.mkdir()
     (source / "a").write_text("1")
