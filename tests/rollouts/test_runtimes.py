@@ -30,6 +30,13 @@ USER = f"--user={os.getuid()}:{os.getgid()}"
 NASTY = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ --rm \n{{X}}"
 
 
+def place_of(top: Path, printed: Path) -> CommandPlace:
+    """The place of a command with a key."""
+    return CommandPlace(
+        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), printed
+    )
+
+
 def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's folder and nothing else is mounted; keys stand on no command line."""
     monkeypatch.setenv("PATH", "/bin")
@@ -148,9 +155,7 @@ def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     top = tmp_path / 'task, "x"' / "0.1"
     (top / "work").mkdir(parents=True)
-    place = CommandPlace(
-        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), tmp_path / "printed"
-    )
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime("docker", "img"), 60.0, 2**20)
     code = "import sys; print(sys.argv[1:])"
     ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place, b"input"))
@@ -186,9 +191,7 @@ def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
     top = tmp_path / "a task" / "0.1"
     (top / "work").mkdir(parents=True)
-    place = CommandPlace(
-        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), tmp_path / "printed"
-    )
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime("apptainer", "img", variables={"A": "b"}), 60.0, 2**20)
     code = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.environ))"
     ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place))
@@ -209,9 +212,7 @@ def test_a_real_one(kind: str, tmp_path: Path) -> None:
     top = tmp_path / "0.1"
     for name in ("work", "home"):
         (top / name).mkdir(parents=True)
-    place = CommandPlace(
-        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), tmp_path / "printed"
-    )
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime(kind, image), 600.0, 2**20)
     command = ["sh", "-c", 'echo "$KEY" > said']
     assert asyncio.run(execution.run(command, place)).code == 0

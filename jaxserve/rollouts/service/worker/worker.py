@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -59,18 +59,6 @@ class AgentRun:
     """exit code of the agent; None where it did not run."""
 
 
-class StageSlots:
-    """Bounds of the sessions that are in a stage at the same time."""
-
-    def __init__(self, settings: WorkSettings) -> None:
-        """Args: settings with the number of workers of each stage."""
-        self.init = asyncio.Semaphore(settings.init_workers)
-        self.run = asyncio.Semaphore(settings.run_workers)
-        self.post_run = asyncio.Semaphore(settings.post_run_workers)
-        self.evaluation = asyncio.Semaphore(settings.eval_workers)
-        self.prewarm = asyncio.Semaphore(settings.prewarm_workers)
-
-
 class SessionWorker:
     """Takes sessions to their end."""
 
@@ -84,7 +72,7 @@ class SessionWorker:
         """Args: settings and secrets; the writer of progress; the gateway that records sessions."""
         self._settings, self._tokens = settings, tokens
         self._writer, self._control = writer, control
-        self._slots = StageSlots(settings)
+        self._slots = {name: asyncio.Semaphore(size) for name, size in settings.pools.items()}
 
     async def finish(self, lease: Lease) -> None:
         """Takes a session from any state to its end."""
@@ -157,7 +145,7 @@ class _SessionRun:
         tokens: RolloutTokens,
         writer: SessionWriter,
         control: GatewayClient,
-        slots: StageSlots,
+        slots: Mapping[str, asyncio.Semaphore],
     ) -> None:
         self._lease, self._settings, self._tokens = lease, settings, tokens
         self._writer, self._control, self._slots = writer, control, slots
@@ -194,7 +182,7 @@ class _SessionRun:
 
     async def _run(self, task: RolloutTask) -> None:
         """Prepares the session and runs its agent, up to POST_RUN."""
-        async with self._slots.init:
+        async with self._slots["init"]:
             attempt = self._session.attempt + 1
             execution = self._execution(task, task.timeout_s)
             await self._move(lifecycle.INITIALIZING, attempt=attempt)
@@ -230,7 +218,7 @@ class _SessionRun:
             self._prewarmed = asyncio.create_task(self._prewarm(task))
         await self._move(lifecycle.READY, episode=None if episode is None else vars(episode))
         if run is None:
-            async with self._slots.run:
+            async with self._slots["run"]:
                 await self._move(lifecycle.RUNNING)
                 given = variables if token is None else token.given(variables)
                 place = replace(place, variables=given, printed=workspace.printed)
@@ -240,13 +228,13 @@ class _SessionRun:
     async def _after_run(self, task: RolloutTask) -> None:
         """Builds traces of the records, evaluates them and ends the session."""
         run = AgentRun(**self._session.run)
-        async with self._slots.post_run:
+        async with self._slots["post_run"]:
             await self._control.shut(self._session.recorded)
             await self._move(lifecycle.BUILDING)
             records = await self._control.records(self._session.recorded)
             build = getattr(builders, task.builder)
             trajectory = await asyncio.to_thread(lambda: exported(build(records, run.status)))
-        async with self._slots.evaluation:
+        async with self._slots["eval"]:
             await self._move(lifecycle.EVALUATING)
             try:
                 evaluation = await self._evaluate(task, records, trajectory)
@@ -286,7 +274,7 @@ class _SessionRun:
         Raises:
           InputError: the source cannot be copied, or a command of ``eval_prepare`` fails.
         """
-        async with self._slots.prewarm:
+        async with self._slots["prewarm"]:
             workspace = self._workspace(task)
             fresh = _needs_fresh(task)
             source = task.runtime.source if fresh else None
