@@ -100,7 +100,7 @@ class AsyncServeClient:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> AsyncServeClient:
-        """The same as the constructor."""
+        """An alias of the constructor."""
         return cls(url, **options)
 
     @property

@@ -29,7 +29,7 @@ class ServeClient:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ServeClient:
-        """The same as the constructor."""
+        """An alias of the constructor."""
         return cls(url, **options)
 
     @property

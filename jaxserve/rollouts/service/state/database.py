@@ -229,7 +229,7 @@ class StateDatabase:
         return cancelled
 
     def _note_session_key(self, session: SessionRow) -> None:
-        """Notes the key of a session that leaves its node; before its begin it has none."""
+        """Notes the key of a session that leaves its node; a registered session has none."""
         if session.state != REGISTERED and session.node is not None:
             made = session.state != INITIALIZING
             self.note_key(session.recorded, session.node, made=made)
