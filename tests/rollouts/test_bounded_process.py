@@ -106,10 +106,10 @@ def runner_of_a_daemon(folder: Path) -> str:
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from jaxserve.rollouts.bounded_process import Limits, run_process
+from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
 folder, code = Path({str(folder)!r}), {DAEMON.format(env="None", sleeps=1000)!r}
 command = (sys.executable, "-c", code)
-asyncio.run(run_process(command, folder, {{}}, folder / "inner_log", Limits(1000.0)))
+asyncio.run(run_process(command, folder, {{}}, folder / "inner_log", ProcessLimits(1000.0)))
 """
 
 
