@@ -26,7 +26,7 @@ _ARGUMENT_KEYS = ("arguments", "args", "input", "parameters")
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class WindowCall:
     """A tool call that may have played a window."""
 
     completion: Key
@@ -37,7 +37,7 @@ class ToolCall:
     """number of the window in the call's result; None where no result is known."""
 
 
-def find_tool_calls(records: Sequence[CompletionRecord], tool: str) -> list[ToolCall]:
+def find_tool_calls(records: Sequence[CompletionRecord], tool: str) -> list[WindowCall]:
     """Calls of a tool, in order.
 
     A call whose result names no window played none, and is left out. The result is the tool message
@@ -60,7 +60,7 @@ def find_tool_calls(records: Sequence[CompletionRecord], tool: str) -> list[Tool
         windows = _WINDOW.findall(next(iter(texts))) if len(texts) == 1 else None
         if windows != []:
             number = int(windows[-1]) if windows else None
-            found.append(ToolCall(completion, arguments, number))
+            found.append(WindowCall(completion, arguments, number))
     return found
 
 
@@ -77,7 +77,7 @@ def _results(records: Sequence[CompletionRecord]) -> dict[Any, set[str]]:
 
 
 def window_owners(
-    calls: Sequence[ToolCall], windows: Sequence[Mapping[str, Any]]
+    calls: Sequence[WindowCall], windows: Sequence[Mapping[str, Any]]
 ) -> list[Key | None]:
     """The completion that played each window; None where it cannot be determined.
 

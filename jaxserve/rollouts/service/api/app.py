@@ -24,12 +24,12 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.auth import shows
 from jaxserve.gateway.commands import command_of, plain_json
 from jaxserve.rollouts.service.api.node_routes import NodeRoutes
+from jaxserve.rollouts.service.api.read_routes import ChangeNotifier, ReadRoutes
 from jaxserve.rollouts.service.api.results import ResultPusher, task_result
-from jaxserve.rollouts.service.api.session_routes import ChangeNotifier, SessionRoutes
 from jaxserve.rollouts.service.client import SERVICE
 from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.settings import (
     OWN_NODE,
     RolloutSettings,
@@ -72,9 +72,7 @@ class RolloutService:
             Route("/rollout/task/{id}", self._task),
             Route("/rollout/task/{id}/cancel", self._cancel, methods=["POST"]),
             *NodeRoutes(self._nodes, self._writer, self._moved).routes(),
-            *SessionRoutes(
-                state, self._nodes, self._writer, self._changes, tokens.control
-            ).routes(),
+            *ReadRoutes(state, self._nodes, self._writer, self._changes, tokens.control).routes(),
         ]
         handlers: Any = {
             InputError: _refused,
@@ -94,7 +92,7 @@ class RolloutService:
 
     @asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
-        control = GatewayClient(self._settings.control, self._tokens.control)
+        control = ControlClient(self._settings.control, self._tokens.control)
         self._pushes = ResultPusher(self._state, self._settings.callback_attempts)
         if self._settings.own_node:
             self._nodes.register(_own_node(self._settings))
@@ -144,7 +142,7 @@ class RolloutService:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), _INTERVAL_S)
 
-    async def _poll_load(self, control: GatewayClient) -> None:
+    async def _poll_load(self, control: ControlClient) -> None:
         """Keeps the load of the own gateway's engines."""
         while self._pool is not None:
             self._load = await control.load()

@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
 from jaxserve.rollouts.runtimes import CommandLine, containers_removal, list_containers
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.state.database import OpenKey, StateDatabase
 
 _LOG = logging.getLogger("jaxserve.rollouts")
@@ -83,7 +83,7 @@ class KeyCleanup:
 
     async def _close(self, url: str, keys: list[OpenKey]) -> None:
         try:
-            async with GatewayClient(url, self._token) as gateway:
+            async with ControlClient(url, self._token) as gateway:
                 for key in keys:
                     if await gateway.shut(key.recorded, 0.0) or self._is_nowhere(key):
                         self._state.forget_key(key)

@@ -23,7 +23,7 @@ from jaxserve.errors import InputError
 from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
 from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.rollouts.service.cluster.cleanup import remove_containers
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.state.lifecycle import Lease, lease_from_json
 from jaxserve.rollouts.service.worker.worker import SessionWorker, WorkerPool
@@ -55,7 +55,7 @@ class Node:
             timeout=_TIMEOUT_S,
             trust_env=False,
         )
-        self._control = GatewayClient(settings.control, tokens.control)
+        self._control = ControlClient(settings.control, tokens.control)
         self._pool = WorkerPool(SessionWorker(settings, tokens, self, self._control))
 
     async def serve(self) -> None:

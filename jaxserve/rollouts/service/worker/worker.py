@@ -20,7 +20,7 @@ from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.evaluators import EnvironmentEpisode, EvalResult, EvaluationContext
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import trajectory_line
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.settings import RolloutTokens, WorkSettings
 from jaxserve.rollouts.service.state import lifecycle
 from jaxserve.rollouts.service.state.lifecycle import Lease
@@ -67,7 +67,7 @@ class SessionWorker:
         settings: WorkSettings,
         tokens: RolloutTokens,
         writer: SessionWriter,
-        control: GatewayClient,
+        control: ControlClient,
     ) -> None:
         """Args: settings and secrets; the writer of progress; the gateway that records sessions."""
         self._settings, self._tokens = settings, tokens
@@ -144,7 +144,7 @@ class _SessionRun:
         settings: WorkSettings,
         tokens: RolloutTokens,
         writer: SessionWriter,
-        control: GatewayClient,
+        control: ControlClient,
         slots: Mapping[str, asyncio.Semaphore],
     ) -> None:
         self._lease, self._settings, self._tokens = lease, settings, tokens

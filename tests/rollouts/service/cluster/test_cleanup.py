@@ -20,7 +20,7 @@ from jaxserve.errors import InputError
 from jaxserve.rollouts.runtimes import Runtime, ServiceVariables, command_line, container_name
 from jaxserve.rollouts.service.cluster import cleanup
 from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_containers
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.state.database import StateDatabase
 from server.local import free_port
 from tests.gateway.running import RunningGateway
@@ -119,16 +119,16 @@ def test_a_gateway_that_does_not_answer(
         state.note_key("silent.0.1", node, made=True)
     assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
     asked_s: list[float] = []
-    shut = GatewayClient.shut
+    shut = ControlClient.shut
 
-    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
         try:
             return await shut(self, id, patience_s)
         except InputError:
             asked_s.append(time.monotonic())
             raise
 
-    monkeypatch.setattr(GatewayClient, "shut", counted)
+    monkeypatch.setattr(ControlClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     asyncio.run(look(state, lambda: len(asked_s) >= 5))
@@ -147,9 +147,9 @@ def test_another_gateway_at_the_address(
     session that no gateway has is given up, with a line in the log."""
     state = StateDatabase(tmp_path / "state.sqlite3")
     port, unknown = free_port(), 0
-    shut = GatewayClient.shut
+    shut = ControlClient.shut
 
-    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
         nonlocal unknown
         known = await shut(self, id, patience_s)
         unknown += not known
@@ -158,7 +158,7 @@ def test_another_gateway_at_the_address(
     def gateway_of(folder: str) -> RunningGateway:
         return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
 
-    monkeypatch.setattr(GatewayClient, "shut", counted)
+    monkeypatch.setattr(ControlClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.001))
     state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
@@ -187,14 +187,14 @@ def test_a_gateway_that_is_gone_for_ever(
     """Old keys are given up, with a line in the log, also after a restart of the service, but only
     after it has asked for some minutes."""
     path, asked, now = tmp_path / "state.sqlite3", 0, time.time
-    shut = GatewayClient.shut
+    shut = ControlClient.shut
 
-    async def counted(self: GatewayClient, id: str, patience_s: float = 0.0) -> bool:
+    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
         nonlocal asked
         asked += 1
         return await shut(self, id, patience_s)
 
-    monkeypatch.setattr(GatewayClient, "shut", counted)
+    monkeypatch.setattr(ControlClient, "shut", counted)
     monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
     monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
     monkeypatch.setattr(cleanup, "_LONGEST_WAIT_S", 0.08)

@@ -15,7 +15,7 @@ import pytest
 from benchmarks.rollout_builders import session
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord, encode
-from jaxserve.rollouts.service.gateway_client import GatewayClient
+from jaxserve.rollouts.service.control_client import ControlClient
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def records(body: bytes, *, breaks: int = 0) -> list[CompletionRecord]:
     """Records that the client reads from an answer."""
 
     async def ask(url: str) -> list[CompletionRecord]:
-        async with GatewayClient(url, "token") as control:
+        async with ControlClient(url, "token") as control:
             return await control.records("s")
 
     with door(body, breaks=breaks) as url:

@@ -55,7 +55,7 @@ class ChangeNotifier:
         return self._next
 
 
-class SessionRoutes:
+class ReadRoutes:
     """Routes that change nothing."""
 
     def __init__(

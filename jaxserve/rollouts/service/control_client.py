@@ -30,7 +30,7 @@ class _Silent(InputError):
     """No answer: the request may or may not have been carried out."""
 
 
-class GatewayClient:
+class ControlClient:
     """Sessions of a gateway, over its control port."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -47,7 +47,7 @@ class GatewayClient:
             trust_env=False,
         )
 
-    async def __aenter__(self) -> GatewayClient:
+    async def __aenter__(self) -> ControlClient:
         return self
 
     async def __aexit__(self, *exception: object) -> None:
