@@ -29,7 +29,7 @@ from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, 
 from jaxserve.gateway.sessions.session import SessionInfo
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.service.control import Control
+from jaxserve.rollouts.service.control_client import ControlClient
 from server.local import LocalServer, free_port
 
 _T = TypeVar("_T")
@@ -133,7 +133,7 @@ def _over_the_door(folder: Path) -> tuple[list[CompletionRecord], float]:
     port = free_port()
 
     async def ask() -> list[CompletionRecord]:
-        async with Control(f"http://127.0.0.1:{port}", None) as control:
+        async with ControlClient(f"http://127.0.0.1:{port}", None) as control:
             return await control.records(folder.name)
 
     engine = LocalServer(folder.parent, app="benchmarks.chat_engine:app")

@@ -15,7 +15,7 @@ import httpx
 import psutil
 import yaml
 
-from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
 
@@ -68,7 +68,7 @@ class Scene:
         }
         url = f"http://127.0.0.1:{self.port}"
         # The service makes its token when it begins.
-        self.http = httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=30.0)
+        self.http = httpx.Client(base_url=url, auth=TokenAuth(SERVICE, url, None), timeout=30.0)
 
     def __enter__(self) -> Scene:
         for name in self._commands:

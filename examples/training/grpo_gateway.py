@@ -36,7 +36,7 @@ from jaxserve.gateway.sessions.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.ratios import Ratios, importance_ratios, token_logprobs
-from jaxserve.rollouts.traces import Trace
+from jaxserve.rollouts.traces import TokenTrace
 from jaxserve.rollouts.trainers import trl_rollout
 
 SEEN = ("request_arrival_rate", "queue_depth", "p99_ttft_ms", "mean_itl_ms", "slo_compliance_rate")
@@ -66,7 +66,7 @@ def play(given: argparse.Namespace, key: str, seed: int) -> float:
     return total / given.windows
 
 
-def recorded(given: argparse.Namespace, control: httpx.Client, seed: int) -> Trace:
+def recorded(given: argparse.Namespace, control: httpx.Client, seed: int) -> TokenTrace:
     """What an agent said in a session of its own, with its reward. TRL takes one trace of each."""
     session = control.post("/sessions", json={}).json()
     reward = play(given, session["key"], seed)
@@ -88,10 +88,10 @@ def serve(given: argparse.Namespace, control: httpx.Client, trainer: Any, versio
     control.put("/control/inference/resume")
 
 
-def ratios_of(traces: list[Trace], model: Any) -> Ratios:
+def ratios_of(traces: list[TokenTrace], model: Any) -> Ratios:
     """Of a model to the one that sampled."""
 
-    def policy(trace: Trace) -> np.ndarray:
+    def policy(trace: TokenTrace) -> np.ndarray:
         ids = torch.tensor(np.concatenate([trace.prompt_ids, trace.response_ids])[None])
         with torch.no_grad():
             return token_logprobs(model(ids).logits[0].float().numpy(), trace)
@@ -117,7 +117,7 @@ def main() -> None:
     given = parser.parse_args()
     shown = CONTROL.headers(given.control)
     control = httpx.Client(base_url=given.control, headers=shown, timeout=600)
-    traces: list[Trace] = []
+    traces: list[TokenTrace] = []
 
     def rollout(prompts: list[Any], trainer: Any) -> dict[str, Any]:
         """One trace for each prompt."""

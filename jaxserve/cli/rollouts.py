@@ -37,8 +37,8 @@ def serve_rollouts(settings: RolloutSettings, topology: Topology | None = None) 
         topology: YAML file with these settings and the nodes, in place of other options.
     """
     with needing(_EXTRAS, "the rollout service"):
-        from jaxserve.rollouts.service.serve import run
-        from jaxserve.rollouts.service.topology import read_topology
+        from jaxserve.rollouts.service.api.app import run
+        from jaxserve.rollouts.service.cluster.topology import read_topology
     if topology is None:
         run(settings)
         return
@@ -61,8 +61,8 @@ def run_node(
         node: Name of the node in the topology; optional if there is only one.
     """
     with needing(_EXTRAS, "a node"):
-        from jaxserve.rollouts.service.node import run
-        from jaxserve.rollouts.service.topology import read_topology
+        from jaxserve.rollouts.service.cluster.node import run
+        from jaxserve.rollouts.service.cluster.topology import read_topology
     if topology is None:
         run(settings)
         return
@@ -85,7 +85,7 @@ def show_dashboard(settings: DashboardSettings) -> None:
         settings: Service, and address of the pages.
     """
     with needing(_EXTRAS, "the dashboard"):
-        from jaxserve.rollouts.dashboard.serve import run
+        from jaxserve.rollouts.dashboard.app import run
     run(settings)
 
 

@@ -1,4 +1,4 @@
-"""Play an environment that a server runs.
+"""Clients of an environment's server.
 
     from jaxserve.client import ServeClient
 
@@ -7,13 +7,12 @@
         observation, reward, done, info = env.step({"batch_cap": 96, "speculation_depth": 3})
         print(env.grade())
 
-``AsyncServeClient`` is the same with ``await``. Both need the extra ``server``, or just httpx and
-websockets.
+``AsyncServeClient`` has the same methods with ``await``. Both need the extra ``server``, or only
+httpx and websockets.
 """
 
-from jaxserve.client.async_client import AsyncServeClient
-from jaxserve.client.errors import ConnectionLost, ServerError
-from jaxserve.client.observation import Observation
+from jaxserve.client.async_client import AsyncServeClient, Observation
 from jaxserve.client.sync_client import ServeClient
+from jaxserve.client.transports import ConnectionLost, ServerError
 
 __all__ = ["AsyncServeClient", "ConnectionLost", "Observation", "ServeClient", "ServerError"]

@@ -1,21 +1,22 @@
-"""``AsyncServeClient``: one session on a server, taken up again whenever the connection drops."""
+"""``AsyncServeClient``: one session on a server, resumed whenever the connection drops."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
-from jaxserve.client.errors import ConnectionLost, ServerError, TryLater
-from jaxserve.client.observation import Observation, Step, read_step
 from jaxserve.client.transports import (
+    ConnectionLost,
     HttpTransport,
     NoWebSocket,
+    ServerError,
     Transport,
+    TryLater,
     WebSocketTransport,
     request,
 )
@@ -24,16 +25,43 @@ from jaxserve.errors import InputError
 _FIRST_WAIT_S = 0.05
 _LONGEST_WAIT_S = 2.0
 _WEBSOCKET_AGAIN_S = 30.0
-"""After a WebSocket was refused, until one is tried again; twice as long every time."""
+"""Wait before a refused WebSocket is tried again, doubled every time."""
 _WEBSOCKET_OPENS_S = 5.0
-"""How long such a try may hold up a step."""
+"""Time limit of such a try, by which it may delay a step."""
+
+
+class Observation(dict[str, Any]):
+    """Fields of ``jaxserve.ServeObservation``: ``o["queue_depth"]`` or ``o.queue_depth``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"the observation has no {name!r}") from None
+
+
+class StepResult(NamedTuple):
+    """The four values of ``step``."""
+
+    observation: Observation
+    reward: float
+    done: bool
+    info: dict[str, Any]
+    """session_id, episode_id, task_id, seed, step, reward_parts and more."""
+
+
+def parse_step(data: dict[str, Any]) -> StepResult:
+    """A server's answer to reset or step, the same over HTTP and WebSocket."""
+    fields = dict(data["observation"])
+    info = fields.pop("metadata", None) or data.get("metadata") or {}
+    return StepResult(Observation(fields), data["reward"], bool(data["done"]), info)
 
 
 class AsyncServeClient:
-    """WebSocket first, HTTP where that is refused, and WebSocket again later.
+    """A client by WebSocket, or by HTTP for a while after the WebSocket was refused.
 
-    A step is taken exactly once: each says which window of the episode it is, and after a lost
-    connection the client asks where its session stands before it sends anything again.
+    Each step is taken exactly once: it carries the number of its window, and after a lost
+    connection the client asks for the session's last answer before it repeats the step.
     """
 
     def __init__(
@@ -44,15 +72,16 @@ class AsyncServeClient:
         timeout_s: float = 60.0,
         patience_s: float = 120.0,
     ) -> None:
-        """Nothing is sent yet.
+        """Sends nothing yet.
 
         Args:
-          url: the server's.
-          timeout_s: how long to wait for one answer.
-          patience_s: how long to try again when there is no connection or no answer.
+          url: address of the server.
+          token: token of the server, if it has one.
+          timeout_s: time limit of one answer.
+          patience_s: time limit of retries without a connection or an answer.
 
         Raises:
-          InputError: no http or https URL.
+          InputError: the address is not an http or https URL.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -71,12 +100,12 @@ class AsyncServeClient:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> AsyncServeClient:
-        """The same as the constructor."""
+        """An alias of the constructor."""
         return cls(url, **options)
 
     @property
     def session_id(self) -> str | None:
-        """The session that is being played."""
+        """Name of the session that is played."""
         return self._session_id
 
     async def reset(
@@ -109,8 +138,8 @@ class AsyncServeClient:
         options = {name: value for name, value in given.items() if value is not None}
         return self._note(await self._persist(lambda: self._transport.reset(options))).observation
 
-    async def attach(self, session_id: str) -> Step:
-        """Takes up a session that was begun elsewhere; nothing in it changes.
+    async def attach(self, session_id: str) -> StepResult:
+        """Continues a session that another client began; the session stays as it is.
 
         Returns:
           the last answer to reset or step.
@@ -121,11 +150,11 @@ class AsyncServeClient:
         params = {"session_id": session_id}
         return self._note(await self._ask("GET", "/observation", params=params))
 
-    async def step(self, action: Mapping[str, Any] | Any) -> Step:
-        """Holds the knobs for one window.
+    async def step(self, action: Mapping[str, Any] | Any) -> StepResult:
+        """Plays one window with the given knobs.
 
         Args:
-          action: knobs by name (those left out have their default), or a pydantic model of them.
+          action: knobs by name, or a pydantic model of them; a missing knob has its default.
 
         Raises:
           ServerError, ConnectionLost.
@@ -142,11 +171,11 @@ class AsyncServeClient:
             pass
         return self._note(await self._persist(lambda: self._step_again(session_id, plain)))
 
-    async def drive(self, agent: str, windows: int = 1) -> list[Step]:
-        """Lets an agent of the server play on, at most to the end of the episode.
+    async def drive(self, agent: str, windows: int = 1) -> list[StepResult]:
+        """Lets an agent of the server play windows, at most to the end of the episode.
 
-        What is lost is not asked for again, because the windows may have been played; what was
-        refused for now is.
+        A lost request is not repeated, because its windows may have been played; a request that the
+        server refused for the moment is.
 
         Raises:
           ServerError, ConnectionLost.
@@ -157,21 +186,21 @@ class AsyncServeClient:
         )
         return [self._note(each) for each in answer["results"]]
 
-    async def observe(self) -> Step:
-        """The last answer to reset or step, from the server."""
+    async def observe(self) -> StepResult:
+        """The session's last answer to reset or step, from the server."""
         path = "/observation"
-        return read_step(await self._ask("GET", path, params={"session_id": self._own()}))
+        return parse_step(await self._ask("GET", path, params={"session_id": self._own()}))
 
     async def state(self) -> dict[str, Any]:
         """Totals of the episode."""
         return await self._ask("GET", "/state", params={"session_id": self._own()})
 
     async def grade(self) -> dict[str, Any]:
-        """The episode's score so far, with breakdown and feedback."""
+        """Score of the episode so far, with breakdown and feedback."""
         return await self._ask("POST", "/grader", json={"session_id": self._own()})
 
     async def episode_log(self) -> dict[str, Any]:
-        """The whole episode."""
+        """Log of the whole episode."""
         return await self._ask("GET", "/episode_log", params={"session_id": self._own()})
 
     async def tasks(self) -> list[dict[str, Any]]:
@@ -197,20 +226,21 @@ class AsyncServeClient:
         try:
             return await self._transport.step(session_id, action)
         except ServerError:
-            # What was thought lost may have arrived meanwhile, which is why this came too late.
+            # The first request may have arrived after all, so that this one came too late.
             standing = await self._transport.resume(session_id)
             if self._is_next(standing):
                 return standing
             raise
 
     def _is_next(self, standing: dict[str, Any]) -> bool:
-        return read_step(standing).info["step"] == self._steps + 1
+        return parse_step(standing).info["step"] == self._steps + 1
 
     async def _persist(self, call: Any, undone_only: bool = False) -> dict[str, Any]:
-        """Repeats a call until there is an answer, waiting longer each time, or as long as asked.
+        """Repeats a call until an answer, with growing waits, or with the wait that the server asks
+        for.
 
         Args:
-          undone_only: only where the last one surely did nothing.
+          undone_only: whether only a call that surely did nothing is repeated.
         """
         wait_s = _FIRST_WAIT_S
         loop = asyncio.get_running_loop()
@@ -233,7 +263,7 @@ class AsyncServeClient:
                 wait_s = min(2.0 * wait_s, _LONGEST_WAIT_S)
 
     async def _try_websocket(self, session_id: str) -> None:
-        """Leaves HTTP where a WebSocket may be had by now; nothing in the session changes."""
+        """Tries to return from HTTP to a WebSocket; the session stays as it is."""
         now = asyncio.get_running_loop().time()
         if not isinstance(self._transport, HttpTransport) or now < self._again_at:
             return
@@ -251,8 +281,8 @@ class AsyncServeClient:
     async def _ask(self, method: str, path: str, **options: Any) -> Any:
         return await self._persist(lambda: request(self._http, method, path, **options))
 
-    def _note(self, data: dict[str, Any]) -> Step:
-        step = read_step(data)
+    def _note(self, data: dict[str, Any]) -> StepResult:
+        step = parse_step(data)
         self._session_id = step.info.get("session_id")
         self._steps = int(step.info.get("step", 0))
         return step

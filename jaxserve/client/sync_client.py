@@ -1,4 +1,4 @@
-"""``ServeClient``: the asynchronous client for code that does not await."""
+"""``ServeClient``: the synchronous client."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import threading
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxserve.client.async_client import AsyncServeClient
-from jaxserve.client.observation import Observation, Step
+from jaxserve.client.async_client import AsyncServeClient, Observation, StepResult
 
 T = TypeVar("T")
 
 
 class ServeClient:
-    """Methods as ``AsyncServeClient``. Works in notebooks too: its event loop has its own thread,
-    which also keeps the connection alive between calls."""
+    """The methods of ``AsyncServeClient`` without ``await``, in notebooks as well.
+
+    The event loop has its own thread, which also keeps the connection alive between calls.
+    """
 
     def __init__(self, url: str, **options: Any) -> None:
-        """Args as ``AsyncServeClient``."""
+        """See ``AsyncServeClient``."""
         self._client = AsyncServeClient(url, **options)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -28,12 +29,12 @@ class ServeClient:
 
     @classmethod
     def from_url(cls, url: str, **options: Any) -> ServeClient:
-        """The same as the constructor."""
+        """An alias of the constructor."""
         return cls(url, **options)
 
     @property
     def session_id(self) -> str | None:
-        """The session that is being played."""
+        """Name of the session that is played."""
         return self._client.session_id
 
     def reset(
@@ -58,19 +59,19 @@ class ServeClient:
             )
         )
 
-    def attach(self, session_id: str) -> Step:
+    def attach(self, session_id: str) -> StepResult:
         """See ``AsyncServeClient.attach``."""
         return self._wait(self._client.attach(session_id))
 
-    def step(self, action: Mapping[str, Any] | Any) -> Step:
+    def step(self, action: Mapping[str, Any] | Any) -> StepResult:
         """See ``AsyncServeClient.step``."""
         return self._wait(self._client.step(action))
 
-    def drive(self, agent: str, windows: int = 1) -> list[Step]:
+    def drive(self, agent: str, windows: int = 1) -> list[StepResult]:
         """See ``AsyncServeClient.drive``."""
         return self._wait(self._client.drive(agent, windows))
 
-    def observe(self) -> Step:
+    def observe(self) -> StepResult:
         """See ``AsyncServeClient.observe``."""
         return self._wait(self._client.observe())
 

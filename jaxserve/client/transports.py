@@ -1,4 +1,4 @@
-"""Two ways to the same server: one WebSocket in OpenEnv's protocol, or one HTTP request a call."""
+"""Transports to a server: a WebSocket in OpenEnv's protocol, or HTTP requests; and their errors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,45 @@ import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidMessage
 
-from jaxserve.client.errors import ConnectionLost, ServerError, TryLater
-
 _LARGEST_MESSAGE = 64 * 2**20
 _AT_CAPACITY = "CAPACITY_REACHED"
-_BUSY, _NOBODY = frozenset({429, 503}), frozenset({502, 503, 504})
-"""Statuses of refusals, after which nothing is done; and those of proxies that find no server."""
+_BUSY, _NO_SERVER = frozenset({429, 503}), frozenset({502, 503, 504})
+"""Statuses of a server that refused without doing anything, and of a proxy without a server."""
+
+
+class ServerError(RuntimeError):
+    """The server refused a request; the message is its sentence."""
+
+    def __init__(self, message: str, code: str | int) -> None:
+        """Args: the sentence, and an HTTP status or OpenEnv's error code."""
+        super().__init__(message)
+        self.code = code
+
+
+class ConnectionLost(ConnectionError):
+    """The server cannot be reached, or did not come back within the time limit."""
+
+
+class TryLater(ConnectionLost):
+    """The server, or a proxy before it, does not serve this client at the moment."""
+
+    def __init__(self, message: str, wait_s: float | None, undone: bool) -> None:
+        """Args: the sentence, the wait that the server asks for, whether it surely did nothing."""
+        super().__init__(message)
+        self.wait_s, self.undone = wait_s, undone
 
 
 class NoWebSocket(Exception):
-    """There is none to be had now: the server, or a proxy before it, speaks HTTP only, or all
-    places are taken."""
+    """No WebSocket is available: the server, or a proxy before it, speaks HTTP only, or the server
+    is at capacity."""
 
 
 class Transport(Protocol):
-    """Every method returns the body of an answer to reset or step.
+    """A connection to the server. Every method returns the body of an answer to reset or step.
 
     Raises:
-      ServerError: the server refused. ConnectionLost: there was no answer, and what was asked may
-        or may not have been done.
+      ServerError: the server refused. ConnectionLost: there was no answer; the request may or may
+        not have been carried out.
     """
 
     async def reset(self, options: dict[str, Any]) -> dict[str, Any]: ...
@@ -41,16 +61,16 @@ class Transport(Protocol):
 
 
 class WebSocketTransport:
-    """Connects when first used, and again after ``drop``; ``resume`` comes first then."""
+    """A WebSocket, connected at first use, and again by ``resume`` after ``drop``."""
 
     def __init__(self, url: str, headers: dict[str, str], timeout_s: float) -> None:
-        """Args: the server's http URL, headers of the handshake, and how long to wait at most."""
+        """Args: the server's http URL, headers of the handshake, the time limit of an answer."""
         self._url = url.replace("http", "ws", 1) + "/ws"
         self._headers, self._timeout_s = headers, timeout_s
         self._socket: ClientConnection | None = None
 
     def wait_at_most(self, timeout_s: float) -> None:
-        """Changes how long to wait."""
+        """Changes the time limit of an answer."""
         self._timeout_s = timeout_s
 
     async def reset(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -58,14 +78,14 @@ class WebSocketTransport:
         return await self._exchange("reset", options)
 
     async def step(self, session_id: str, action: dict[str, Any]) -> dict[str, Any]:
-        """One window of the session this connection plays."""
+        """Plays one window of the connection's session."""
         if self._socket is None:
             raise ConnectionLost("the connection is closed")
         del session_id
         return await self._exchange("step", action)
 
     async def resume(self, session_id: str) -> dict[str, Any]:
-        """Takes a session over; nothing in it changes."""
+        """Takes over a session, which stays as it is."""
         return await self._exchange("reset", {"resume": session_id})
 
     async def drop(self) -> None:
@@ -106,14 +126,14 @@ class WebSocketTransport:
             raise NoWebSocket(str(error)) from None
 
     async def _abandon(self) -> None:
-        """Forgets a connection that an answer may still be under way on."""
+        """Aborts a connection on which an answer may still arrive."""
         socket, self._socket = self._socket, None
         if socket is not None:
             socket.transport.abort()
 
 
 class HttpTransport:
-    """Needs nothing kept open."""
+    """One HTTP request for each call."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         """Args: a client whose base URL is the server's."""
@@ -124,16 +144,16 @@ class HttpTransport:
         return await request(self._http, "POST", "/reset", json=options)
 
     async def step(self, session_id: str, action: dict[str, Any]) -> dict[str, Any]:
-        """One window."""
+        """Plays one window."""
         body = {"session_id": session_id, "action": action}
         return await request(self._http, "POST", "/step", json=body)
 
     async def resume(self, session_id: str) -> dict[str, Any]:
-        """Where the session stands."""
+        """The session's last answer."""
         return await request(self._http, "GET", "/observation", params={"session_id": session_id})
 
     async def drop(self) -> None:
-        """There is nothing to close."""
+        """Does nothing: no connection is kept."""
 
 
 async def request(http: httpx.AsyncClient, method: str, path: str, **options: Any) -> Any:
@@ -154,15 +174,15 @@ async def request(http: httpx.AsyncClient, method: str, path: str, **options: An
     status = answer.status_code
     if status < 400:
         return body
-    said = body.get("error") if isinstance(body, dict) and "detail" in body else None
-    text = said or f"status {status}"
+    sentence = body.get("error") if isinstance(body, dict) and "detail" in body else None
+    text = sentence or f"status {status}"
     wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
-    # The server's own come with a sentence, and waiting helps only where it says so.
-    if status == 429 or (status in _NOBODY and (said is None or wait_s is not None)):
+    # The server's own errors have a sentence; waiting helps only where it asks for that.
+    if status == 429 or (status in _NO_SERVER and (sentence is None or wait_s is not None)):
         raise TryLater(f"{http.base_url}: {text}", wait_s, undone=status in _BUSY)
     raise ServerError(text, status)
 
 
 def _retry_after_s(text: str) -> float | None:
-    """Of the header; a date in it is left for the caller's own waiting."""
+    """Seconds in the header ``Retry-After``; None for a date."""
     return float(text) if text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""What agents said, as training data: traces, token by token, of the sessions of a gateway.
+"""Agents run on tasks, their requests as graded token traces, and forms that trainers take.
 
-``docs/rollouts.md`` is the page. Nothing here imports the simulator.
+See ``docs/rollouts.md``. No module here imports the simulator.
 """

@@ -1,8 +1,8 @@
-"""A command as a process of this machine: in a group of its own, its time and output bounded.
+"""Runs a command in its own process group, with bounds on time and output.
 
-No shell sees the command. The group ends with the command, and with this process, even when that
-one is killed; and so does what has left the group by ``setsid``, as daemons do. That is found by
-the variable ``MARK``: only what began without it, as by ``env -i``, lives on.
+No shell sees the command. The group ends with the command, and with this process, even when this
+process is killed. Processes that left the group by ``setsid``, as daemons do, end as well: they are
+found by the variable ``MARK``, so only a process without it, as by ``env -i``, survives.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from jaxserve.gateway.sessions.redaction import Redaction
 from jaxserve.runtime.process_group import sweeping_leader
 
 MARK = "JAXSERVE_RUN"
-"""Variable of all that a command starts; its value is another one for each command."""
+"""Variable of all processes of a command, with a different value for each command."""
 _PIECE = 65_536
 _AFTER_END_S = 2.0
-"""For output of what has left the group and holds the pipe open."""
+"""Wait for output of processes that left the group and hold the pipe open."""
 _SWEEP_S = 30.0
-"""For finding and ending what has left the group."""
+"""Time limit for ending processes that left the group."""
 _CUT = b"\n[cut: no more output is kept]\n"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a process may use."""
+class ProcessLimits:
+    """Bounds of a process."""
 
     budget_s: float
-    """until it is told to end."""
+    """time until the process is terminated, s."""
     grace_s: float = 5.0
-    """between TERM and KILL."""
+    """time between TERM and KILL, s."""
     output_bytes: int = 16 * 2**20
-    """that are kept of what it prints; the rest is read and thrown away."""
+    """size of the output that is kept; the rest is read and dropped."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a process ended."""
+class ProcessExit:
+    """End of a process."""
 
     code: int
-    """its exit code; below 0 the signal that ended it; 127 where it could not be started."""
+    """exit code; minus the number of a signal; 127 for a process that could not be started."""
     timed_out: bool = False
-    """whether it was told to end because its time was up."""
+    """whether the process was terminated by its time limit."""
     output_bytes: int = 0
-    """that it printed."""
+    """size of the whole output."""
     reason: str = ""
-    """why it could not be started."""
+    """reason of a failed start."""
 
 
 async def run_process(
@@ -61,23 +61,23 @@ async def run_process(
     folder: Path,
     variables: Mapping[str, str],
     output: Path,
-    limits: Limits,
+    limits: ProcessLimits,
     given: bytes = b"",
     redaction: Redaction | None = None,
-) -> Ended:
-    """Runs a command to its end. When the caller is cancelled, all that it started is killed.
+) -> ProcessExit:
+    """Runs a command to its end, and kills all its processes when the caller is cancelled.
 
     Args:
-      command: program and arguments, as they are.
-      folder: where it runs.
-      variables: its whole environment but for ``MARK``.
-      output: file to which what it prints is added.
-      limits: what it may use.
-      given: what it reads; its standard input ends after that.
-      redaction: of what it prints.
+      command: program and arguments.
+      folder: working directory.
+      variables: the whole environment, to which ``MARK`` is added.
+      output: file to which the output is appended.
+      limits: bounds of the process.
+      given: standard input.
+      redaction: secrets to remove from the output.
     """
     if limits.budget_s <= 0:
-        return Ended(-signal.SIGTERM, timed_out=True)
+        return ProcessExit(-signal.SIGTERM, timed_out=True)
     mark = secrets.token_hex(16)
     guard = await asyncio.create_subprocess_exec(
         *sweeping_leader(f"{MARK}={mark}"),
@@ -88,7 +88,7 @@ async def run_process(
     reader: asyncio.Task[int] | None = None
     try:
         try:
-            # A file, so that nobody has to feed it.
+            # Standard input is a file, so that no task has to write to a pipe.
             with tempfile.TemporaryFile() as file:
                 file.write(given)
                 file.seek(0)
@@ -103,7 +103,7 @@ async def run_process(
                 )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            return Ended(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
+            return ProcessExit(127, reason=f"{command[0]!r:.80} cannot be started: {reason}")
         assert process.stdout is not None
         hidden = redaction or Redaction()
         reader = asyncio.create_task(_keep(process.stdout, output, limits.output_bytes, hidden))
@@ -115,7 +115,7 @@ async def run_process(
         await _kill(guard)
         code = await process.wait()
         await _settle(reader)
-        return Ended(code, timed_out, reader.result() if reader.done() else 0)
+        return ProcessExit(code, timed_out, reader.result() if reader.done() else 0)
     finally:
         await asyncio.shield(_kill(guard))
         if reader is not None:
@@ -131,7 +131,7 @@ async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
 
 
 async def _kill(guard: asyncio.subprocess.Process) -> None:
-    """Ends the whole group, and what has left it."""
+    """Ends the whole group, and processes that left it."""
     assert guard.stdin is not None
     guard.stdin.close()
     if not await _ends(guard, _SWEEP_S):
@@ -149,7 +149,7 @@ async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction
                 total += len(piece)
                 text = redaction.text(rest + piece[:room])
                 end = len(text) - redaction.begun(text)
-                # What may be the first half of a secret waits for the second.
+                # A possible first half of a secret waits for its second half.
                 file.write(text[:end])
                 rest = text[end:]
                 if 0 < room < len(piece):
@@ -162,6 +162,6 @@ async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction
 
 
 async def _settle(reader: asyncio.Task[int]) -> None:
-    """Lets it read the rest; what still holds the pipe open is not waited for."""
+    """Waits a while for the reader; a process that holds the pipe open is not waited for."""
     await asyncio.wait([reader], timeout=_AFTER_END_S)
     reader.cancel()

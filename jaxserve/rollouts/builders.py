@@ -1,17 +1,18 @@
-"""Records of a session made into traces.
+"""Builds token traces from the records of a session.
 
-Every token that was sampled is trainable in exactly one trace, under exactly the tokens that it was
-sampled under, or counted as dropped. A conversation that cannot go on in its trace goes on in a new
-one, whose prompt is the whole history with nothing to train on in it.
+Every sampled token is trainable in exactly one trace, after exactly the tokens after which it was
+sampled, or is counted as dropped. A conversation that cannot continue in its trace continues in a
+new one, whose prompt is the whole history, without trainable tokens.
 
 ``metadata`` of a trace:
 
-- ``session``, ``segment``: place among the traces of one conversation, from 0.
-- ``conversation``: record and choice that began it.
-- ``opened_by``: ``root``, or why it did not go on in the trace of its parent.
-- ``completions``: for each response in it record, choice, start and stop in ``response_ids``.
-- ``weight_versions``, ``logprobs_meaning``, ``sampling``: of each of these.
-- ``completion_rewards``: likewise, where an evaluator told what each earned.
+- ``session``: name of the gateway's session.
+- ``conversation``: record and choice with which the conversation began.
+- ``segment``: number of the trace in its conversation, from 0.
+- ``opened_by``: ``root``, or why the trace does not continue that of its parent.
+- ``completions``: record, choice, start and stop in ``response_ids`` of each response.
+- ``weight_versions``, ``logprobs_meaning``, ``sampling``: one entry for each response.
+- ``completion_rewards``: reward of each response, where the evaluator gives them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import orjson
 
 from jaxserve.gateway.sessions.records import EXACT, RETOKENISED, Choice, CompletionRecord
-from jaxserve.rollouts.traces import COMPLETED, Trace, Trajectory
+from jaxserve.rollouts.traces import COMPLETED, TokenTrace, Trajectory
 
 Key = tuple[int, int]
 
@@ -37,7 +38,7 @@ NO_TOKEN_IDS = "no_token_ids"
 
 @dataclass(frozen=True, eq=False)
 class _Sample:
-    """One response with all its tokens."""
+    """A response with all its tokens."""
 
     record: CompletionRecord
     choice: Choice
@@ -51,7 +52,7 @@ class _Sample:
 
     @property
     def end(self) -> int:
-        """Tokens up to its end."""
+        """Number of tokens up to the end of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
 
@@ -59,8 +60,8 @@ def per_request(records: Sequence[CompletionRecord], status: str = COMPLETED) ->
     """A trace for each response.
 
     Args:
-      records: of one session, in their order.
-      status: how the session ended.
+      records: records of one session, in order.
+      status: final state of the session.
     """
     samples, dropped = _samples(records)
     opened = {sample.key: sample.record.link.how for sample in samples}
@@ -69,46 +70,46 @@ def per_request(records: Sequence[CompletionRecord], status: str = COMPLETED) ->
 
 
 def prefix_merging(records: Sequence[CompletionRecord], status: str = COMPLETED) -> Trajectory:
-    """A trace for each line of responses of which one strictly extends the other; what stands
-    between two of them has mask 0.
+    """A trace for each chain of responses, of which each prompt strictly extends the response
+    before; tokens between two responses have mask 0.
 
     Args:
-      records: of one session, in their order.
-      status: how the session ended.
+      records: records of one session, in order.
+      status: final state of the session.
     """
     samples, dropped = _samples(records)
     by_key = {sample.key: sample for sample in samples}
-    lines: dict[Key, list[_Sample]] = {}
-    line_of: dict[Key, Key] = {}
+    chains: dict[Key, list[_Sample]] = {}
+    chain_of: dict[Key, Key] = {}
     opened: dict[Key, str] = {}
     begun: dict[Key, tuple[Key, int]] = {}
     segments: Counter[Key] = Counter()
     for sample in samples:
         link = sample.record.link
         parent = None if link.parent is None else by_key.get(link.parent)
-        reason = _reason_to_cut(sample, parent, lines, line_of)
+        reason = _reason_to_cut(sample, parent, chains, chain_of)
         if reason is None and parent is not None:
-            line_of[sample.key] = line_of[parent.key]
-            lines[line_of[sample.key]].append(sample)
+            chain_of[sample.key] = chain_of[parent.key]
+            chains[chain_of[sample.key]].append(sample)
             continue
-        line_of[sample.key] = sample.key
-        lines[sample.key] = [sample]
+        chain_of[sample.key] = sample.key
+        chains[sample.key] = [sample]
         opened[sample.key] = reason or link.how
-        conversation = sample.key if parent is None else begun[line_of[parent.key]][0]
+        conversation = sample.key if parent is None else begun[chain_of[parent.key]][0]
         begun[sample.key] = conversation, segments[conversation]
         segments[conversation] += 1
     cuts = Counter(reason for reason in opened.values() if reason != "root")
-    traces = tuple(_trace(line, opened[head], *begun[head]) for head, line in lines.items())
+    traces = tuple(_trace(chain, opened[head], *begun[head]) for head, chain in chains.items())
     return Trajectory(status, traces, dropped, dict(cuts), _failures(records))
 
 
 def _reason_to_cut(
     sample: _Sample,
     parent: _Sample | None,
-    lines: dict[Key, list[_Sample]],
-    line_of: dict[Key, Key],
+    chains: dict[Key, list[_Sample]],
+    chain_of: dict[Key, Key],
 ) -> str | None:
-    """Why a sample begins a new trace; None where it goes on in its parent's."""
+    """The reason why a sample begins a new trace; None where it continues its parent's."""
     link = sample.record.link
     if link.parent is None:
         return "root"
@@ -116,13 +117,13 @@ def _reason_to_cut(
         return PARENT_DROPPED
     if link.how == RETOKENISED:
         return RETOKENISED
-    if not link.in_line or lines[line_of[parent.key]][-1] is not parent:
+    if not link.in_line or chains[chain_of[parent.key]][-1] is not parent:
         return SIBLING
     return None if link.how == EXACT and _extends(sample, parent) else MISMATCH
 
 
 def _extends(sample: _Sample, parent: _Sample) -> bool:
-    """Whether a prompt is the parent's prompt and response and more, token by token."""
+    """Whether a prompt is the parent's prompt and response and more tokens."""
     prompt, middle = sample.prompt_ids, len(parent.prompt_ids)
     return (
         len(prompt) > parent.end
@@ -132,14 +133,14 @@ def _extends(sample: _Sample, parent: _Sample) -> bool:
 
 
 def _samples(records: Iterable[CompletionRecord]) -> tuple[list[_Sample], dict[str, int]]:
-    """Responses with all their tokens, and how many tokens there are of others, by reason."""
+    """Responses with all their tokens, and the number of tokens of other responses, by reason."""
     found, dropped = [], Counter[str]()
     for record in records:
         for choice in record.choices:
             prompt, response = record.prompt_ids, choice.response_ids
             count = 0 if response is None else len(response)
             if record.outcome != "completed":
-                dropped[_why(record)] += count
+                dropped[_failure_reason(record)] += count
             elif prompt is None or response is None:
                 dropped[NO_TOKEN_IDS] += count
             elif count:
@@ -153,28 +154,30 @@ def _samples(records: Iterable[CompletionRecord]) -> tuple[list[_Sample], dict[s
 
 
 def _failures(records: Iterable[CompletionRecord]) -> dict[str, int]:
-    """Requests without a whole answer, those that no engine got among them."""
-    return dict(Counter(_why(record) for record in records if record.outcome != "completed"))
+    """Number of requests without a whole answer, by reason; includes refused requests."""
+    return dict(
+        Counter(_failure_reason(record) for record in records if record.outcome != "completed")
+    )
 
 
-def _why(failed: CompletionRecord) -> str:
+def _failure_reason(failed: CompletionRecord) -> str:
     return failed.reason or failed.outcome
 
 
 def _uncounted(record: CompletionRecord) -> int:
-    """Tokens that the engine says it sampled, beyond those whose ids it told."""
+    """Sampled tokens in the engine's usage, beyond those with token ids."""
     answer = orjson.loads(record.response) if record.response else {}
     usage = answer.get("usage") or {}
-    said = usage.get("completion_tokens")
-    return max(0, said - record.sampled) if isinstance(said, int) else 0
+    total = usage.get("completion_tokens")
+    return max(0, total - record.sampled) if isinstance(total, int) else 0
 
 
-def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> Trace:
-    """The samples of one line in one sequence."""
+def _trace(chain: Sequence[_Sample], opened_by: str, conversation: Key, segment: int) -> TokenTrace:
+    """One trace of a chain of samples."""
     ids, masks, logprobs = [], [], []
     texts: list[str] = []
-    spans, place, last_end = [], 0, len(line[0].prompt_ids)
-    for sample in line:
+    spans, place, last_end = [], 0, len(chain[0].prompt_ids)
+    for sample in chain:
         between = sample.prompt_ids[last_end:]
         ids += [between, sample.response_ids]
         masks += [np.zeros(len(between), np.uint8), np.ones(len(sample.response_ids), np.uint8)]
@@ -185,16 +188,16 @@ def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: 
         place = start + len(sample.response_ids)
         spans.append((*sample.key, start, place))
         last_end = sample.end
-    last = line[-1]
-    asked: dict[str, Any] = orjson.loads(last.record.sent) if last.record.sent else {}
-    return Trace(
-        prompt_ids=line[0].prompt_ids,
+    last = chain[-1]
+    request: dict[str, Any] = orjson.loads(last.record.sent) if last.record.sent else {}
+    return TokenTrace(
+        prompt_ids=chain[0].prompt_ids,
         response_ids=np.concatenate(ids),
         loss_mask=np.concatenate(masks),
         response_logprobs=np.concatenate(logprobs),
         response_texts=tuple(texts) if any(texts) else (),
-        messages=(*(asked.get("messages") or ()), last.choice.message),
-        tools=tuple(asked.get("tools") or ()),
+        messages=(*(request.get("messages") or ()), last.choice.message),
+        tools=tuple(request.get("tools") or ()),
         finish_reason=last.choice.finish_reason,
         metadata={
             "session": last.record.session,
@@ -202,8 +205,8 @@ def _trace(line: Sequence[_Sample], opened_by: str, conversation: Key, segment: 
             "segment": segment,
             "opened_by": opened_by,
             "completions": spans,
-            "weight_versions": [sample.record.weight_version for sample in line],
-            "logprobs_meaning": [sample.record.logprobs_meaning for sample in line],
-            "sampling": [sample.record.sampling for sample in line],
+            "weight_versions": [sample.record.weight_version for sample in chain],
+            "logprobs_meaning": [sample.record.logprobs_meaning for sample in chain],
+            "sampling": [sample.record.sampling for sample in chain],
         },
     )

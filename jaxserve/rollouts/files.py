@@ -1,8 +1,8 @@
-"""Trajectories in files: JSON lines and parquet.
+"""Files of trajectories: JSON lines and parquet.
 
-A line or a row is a trajectory. Both hold the same: JSON has arrays as lists of numbers, parquet
-has them as typed lists, with everything that has no fixed form as JSON text. Only what a trainer
-may have is written, see ``jaxserve.rollouts.export.exported``.
+A line or a row is a trajectory. JSON has arrays as lists of numbers; parquet has them as typed
+lists, and fields without a fixed form as JSON text. Every trajectory goes through
+``jaxserve.rollouts.export.exported`` before it is written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from jaxserve import checks
 from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 
 _ARRAYS: Mapping[str, Any] = {
     "prompt_ids": np.int32,
@@ -29,7 +29,7 @@ _ARRAYS: Mapping[str, Any] = {
     "response_logprobs": np.float32,
 }
 _FREE = ("messages", "tools", "metadata")
-"""Fields of a trace whose form is not fixed."""
+"""Fields of a trace without a fixed form."""
 _COUNTS = ("dropped", "cuts", "failures")
 _TRACE = pa.struct(
     [
@@ -50,18 +50,18 @@ _SCHEMA = pa.schema(
 
 
 def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> None:
-    """Writes a file whole, or none.
+    """Writes a file atomically.
 
     Args:
-      path: ends in ``.jsonl`` or ``.parquet``.
-      trajectories: as a builder gives them.
+      path: name that ends in ``.jsonl`` or ``.parquet``.
+      trajectories: trajectories of a builder.
 
     Raises:
-      InputError: another ending; a reward that is not finite.
+      InputError: another ending, or a reward that is not finite.
     """
     kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
     if kind == ".jsonl":
-        write_atomic(path, b"".join(map(line_of, trajectories)))
+        write_atomic(path, b"".join(map(trajectory_line, trajectories)))
         return
     rows = [_row(exported(trajectory)) for trajectory in trajectories]
     sink = pa.BufferOutputStream()
@@ -69,8 +69,8 @@ def write_trajectories(path: Path | str, trajectories: Iterable[Trajectory]) -> 
     write_atomic(path, sink.getvalue().to_pybytes())
 
 
-def line_of(trajectory: Trajectory) -> bytes:
-    """The line of a trajectory in JSON lines.
+def trajectory_line(trajectory: Trajectory) -> bytes:
+    """A trajectory as a line of JSON.
 
     Raises:
       InputError: a reward that is not finite.
@@ -79,11 +79,11 @@ def line_of(trajectory: Trajectory) -> bytes:
     return orjson.dumps(_row(exported(trajectory)), option=options)
 
 
-def trajectory_of(line: bytes) -> Trajectory:
-    """What ``line_of`` wrote.
+def parse_trajectory(line: bytes) -> Trajectory:
+    """The trajectory in a line of ``trajectory_line``.
 
     Raises:
-      InputError: it holds something else.
+      InputError: the line is not a trajectory.
     """
     try:
         return _trajectory(orjson.loads(line))
@@ -92,10 +92,10 @@ def trajectory_of(line: bytes) -> Trajectory:
 
 
 def read_trajectories(path: Path | str) -> list[Trajectory]:
-    """What ``write_trajectories`` wrote. Tuples have become lists.
+    """The trajectories in a file of ``write_trajectories``. Tuples are read as lists.
 
     Raises:
-      InputError: another ending, or the file holds something else.
+      InputError: another ending, or the file does not hold trajectories.
     """
     kind = checks.ending("path of trajectories", path, ".jsonl", ".parquet")
     path = Path(path)
@@ -112,8 +112,8 @@ def _row(trajectory: Trajectory) -> dict[str, Any]:
     return {**vars(trajectory), "traces": [_checked(trace) for trace in trajectory.traces]}
 
 
-def _checked(trace: Trace) -> dict[str, Any]:
-    """The fields of a trace, its arrays of the types that they are read as."""
+def _checked(trace: TokenTrace) -> dict[str, Any]:
+    """The fields of a trace, with arrays of the types in which they are read."""
     if trace.reward is not None:
         checks.number("reward of a trace", trace.reward)
     arrays = {
@@ -123,7 +123,7 @@ def _checked(trace: Trace) -> dict[str, Any]:
 
 
 def _typed(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with text in place of what has no fixed form."""
+    """A row with JSON text in place of fields without a fixed form."""
     traces = [
         {**trace, **{name: orjson.dumps(trace[name]).decode() for name in _FREE}}
         for trace in row["traces"]
@@ -139,17 +139,19 @@ def _json_rows(path: Path) -> list[dict[str, Any]]:
 def _parquet_rows(path: Path) -> list[dict[str, Any]]:
     rows = parquet.read_table(path, schema=_SCHEMA).to_pylist()
     for row in rows:
-        # Files of before have no failures.
+        # Earlier files lack ``failures``.
         row.update({name: orjson.loads(row[name] or "{}") for name in _COUNTS})
         for trace in row["traces"]:
             trace.update({name: orjson.loads(trace[name]) for name in _FREE})
-            trace["response_texts"] = trace["response_texts"] or ()  # files of before have none
+            trace["response_texts"] = trace["response_texts"] or ()  # earlier files lack them
     return rows
 
 
 def _trajectory(row: dict[str, Any]) -> Trajectory:
     traces = tuple(
-        Trace(**{**trace, **{name: np.array(trace[name], kind) for name, kind in _ARRAYS.items()}})
+        TokenTrace(
+            **{**trace, **{name: np.array(trace[name], kind) for name, kind in _ARRAYS.items()}}
+        )
         for trace in row["traces"]
     )
     return Trajectory(**{**row, "traces": traces})

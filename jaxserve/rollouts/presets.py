@@ -1,10 +1,10 @@
-"""How agents are started against a gateway: ``data/presets/*.json``.
+"""Presets of agents: ``data/presets/*.json``, by which agents are started against a gateway.
 
-A preset is data: a command line, an environment and files, in which ``{instruction}``, ``{model}``,
-``{base_url}``, ``{key}`` and ``{folder}`` stand for the values of a run. Values are put in once and
-as they are: no shell sees them, and what looks like a placeholder in one stays as it is. Files that
-end in ``.json`` or ``.yaml`` are written as JSON, ``.toml`` as dotted keys, so that a value cannot
-break out of its string.
+A preset is data: a command line, an environment and files, with placeholders ``{instruction}``,
+``{model}``, ``{base_url}``, ``{key}`` and ``{folder}`` for the values of a run. Placeholders are
+replaced once and no shell sees the values, so that a placeholder inside a value stays as it is.
+Files that end in ``.json`` or ``.yaml`` are written as JSON, ``.toml`` as TOML, so that a value
+cannot break out of its string.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import tomli_w
 
 from jaxserve import checks
 from jaxserve.checks import JsonObject
@@ -27,82 +29,82 @@ _PLACEHOLDER = re.compile(r"\{(instruction|model|base_url|key|folder)\}")
 _SHELL_INSTRUCTION = "{{INSTRUCTION}}"
 _WHOLE = re.compile(r"(--?[A-Za-z0-9][\w-]*=)?\{\{INSTRUCTION\}\}")
 _LONGEST_BYTES = 131_000
-"""Linux gives one argument or variable at most 131,072 bytes, its name and end included."""
+"""Linux allows 131,072 bytes for an argument or variable, with its name and its end."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """All that is needed to start an agent. Its working directory is the runtime's affair."""
+    """Command, files and variables of an agent's run. The runtime chooses the working directory."""
 
     argv: tuple[str, ...]
-    """the command; the first one is looked up in ``PATH``."""
+    """program, searched in ``PATH``, and arguments."""
     environment: Mapping[str, str]
-    """variables beside those of the runtime."""
+    """variables beside the runtime's."""
     files: Mapping[str, bytes]
-    """what to write before the start, by absolute path; they hold the key: mode 0600."""
+    """contents of files by absolute path, written before the start; with the key: mode 600."""
     stdin: bytes = b""
-    """what the agent reads; its standard input ends after it."""
+    """standard input of the agent."""
     setup: tuple[tuple[str, ...], ...] = ()
-    """commands to run with the same environment before the files are written."""
+    """commands to run in the same environment before the files are written."""
 
 
 @dataclass(frozen=True)
-class Trial:
-    """What was seen of one version of an agent."""
+class AgentTrial:
+    """Outcome of a trial of one version of an agent."""
 
     version: str
-    """of its package."""
+    """version of the package."""
     seen: str
-    """what it did with its shell."""
+    """observed behaviour with the agent's shell."""
     over_mcp: str = ""
-    """what it did over MCP; empty where it knows none, or was not tried."""
+    """observed behaviour over MCP; empty for an agent without MCP, or without a trial."""
 
 
 @dataclass(frozen=True)
 class McpServers:
-    """Where an agent looks for MCP servers."""
+    """Configuration of MCP servers in an agent's files."""
 
     file: str
-    """the configuration that names them."""
+    """the file."""
     at: tuple[str, ...]
-    """the path of keys to them in it."""
+    """path of keys to the servers in the file."""
     server: Mapping[str, Any]
-    """the entry of one; ``{url}`` stands for its address."""
+    """entry of a server; ``{url}`` stands for its address."""
     token: Mapping[str, Any]
-    """what the entry of one that asks for a token has, too: where the agent finds the value of the
-    variable ``ENVIRONMENT_TOKEN``. No file has it."""
+    """additional fields for a server with a token: a reference to the variable
+    ``ENVIRONMENT_TOKEN``, whose value no file holds."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """An agent and how it is started."""
+    """An agent, with templates of its command, files and variables."""
 
     name: str
-    """of the data file."""
+    """name of the data file."""
     title: str
-    """what the agent is called."""
+    """name of the agent."""
     package: str
-    """where it comes from, as ``npm:NAME`` or ``pypi:NAME``; empty for a command of one's own."""
+    """package, as ``npm:NAME`` or ``pypi:NAME``; empty for a custom command."""
     dialect: str
-    """in which it asks: chat, messages, responses, google, or any."""
+    """dialect of the requests: chat, messages, responses, google, or any."""
     streaming: bool
-    """whether it asks for streams."""
+    """whether the agent requests streams."""
     argv: tuple[str, ...]
     """template of the command."""
     environment: Mapping[str, str]
-    """template of its variables."""
+    """templates of the variables."""
     files: Mapping[str, Any]
-    """templates of its files by path; a text names a file beside the presets."""
+    """templates of files by path; a text names a file in the folder of presets."""
     stdin: str = ""
-    """template of its standard input."""
+    """template of the standard input."""
     setup: tuple[tuple[str, ...], ...] = ()
-    """templates of commands to run before."""
+    """templates of commands to run before the agent."""
     mcp: McpServers | None = None
-    """None where it knows no MCP."""
-    tried: tuple[Trial, ...] = field(default=())
-    """versions that were run, as ``tests/rollouts/try_presets.py`` saw them."""
+    """configuration of MCP servers; None for an agent without MCP."""
+    tried: tuple[AgentTrial, ...] = field(default=())
+    """trials of versions, written by ``scripts/try_presets.py``."""
     note: str = ""
-    """why it is started as it is."""
+    """reasons for the command and its options."""
 
     def command(
         self,
@@ -114,19 +116,19 @@ class Preset:
         mcp_servers: Mapping[str, str] | None = None,
         guarded: Collection[str] = (),
     ) -> Launch:
-        """What starts the agent.
+        """The command, files and variables of a run.
 
         Args:
-          instruction: what it is told, at most 131,000 bytes.
-          model: name at the gateway.
-          base_url: of the gateway, without ``/v1``.
-          key: of the session.
-          folder: absolute, for this run alone: home and configuration of the agent.
-          mcp_servers: addresses (streamable HTTP) by name.
-          guarded: names of those that are shown the variable ``ENVIRONMENT_TOKEN``.
+          instruction: text for the agent, at most 131,000 bytes.
+          model: name of the model at the gateway.
+          base_url: address of the gateway, without ``/v1``.
+          key: key of the session.
+          folder: absolute path of the agent's home, for this run only.
+          mcp_servers: addresses (streamable HTTP) of MCP servers by name.
+          guarded: names of servers that get the variable ``ENVIRONMENT_TOKEN``.
 
         Raises:
-          InputError: a value cannot be handed over, or the agent knows no MCP.
+          InputError: a value cannot be passed to the agent, or the agent has no MCP.
         """
         values = {
             "instruction": _instruction(instruction),
@@ -153,15 +155,15 @@ class Preset:
 
 
 def preset_names() -> list[str]:
-    """All presets that there are."""
+    """Names of all presets."""
     return sorted(path.stem for path in (data_dir() / "presets").glob("*.json"))
 
 
 def load_preset(name: str) -> Preset:
-    """A preset by its name.
+    """The preset with a name.
 
     Raises:
-      InputError: there is none, or its file is wrong.
+      InputError: the name is unknown, or the file is wrong.
     """
     checks.one_of("preset", name, preset_names())
     where = f"preset {name}"
@@ -179,7 +181,7 @@ def load_preset(name: str) -> Preset:
         stdin=data.get("stdin", ""),
         setup=tuple(map(tuple, data.get("setup", ()))),
         mcp=None if mcp is None else _mcp_of(mcp),
-        tried=tuple(Trial(**trial) for trial in data.get("tried", ())),
+        tried=tuple(AgentTrial(**trial) for trial in data.get("tried", ())),
         note=data.get("note", ""),
     )
 
@@ -189,12 +191,12 @@ def _mcp_of(given: Mapping[str, Any]) -> McpServers:
 
 
 def shell_preset(command: str | Sequence[str]) -> Preset:
-    """A command of one's own.
+    """The preset of a custom command.
 
     A text is run by ``/bin/sh``: ``{{INSTRUCTION}}`` in it becomes ``"$INSTRUCTION"``, so that the
-    instruction is the value of a variable and never a part of what the shell reads as a command. A
-    list is program and arguments, which no shell reads; ``{{INSTRUCTION}}`` is one of them, or what
-    follows ``--name=``.
+    instruction is the value of a variable and never part of the shell's command. A list is program
+    and arguments, without a shell; ``{{INSTRUCTION}}`` stands for an argument, or for the value of
+    ``--name=``.
 
     Raises:
       InputError: the command is empty, has a byte 0, or would run the instruction.
@@ -218,7 +220,7 @@ _FIELDS = frozenset(Preset.__dataclass_fields__) - {"name"}
 
 
 def _words(command: str) -> list[str]:
-    """What a shell would take for words, quotes included; none where no instruction is in them."""
+    """Words of a shell's command, with quotes; none for a command without the instruction."""
     if _SHELL_INSTRUCTION not in command:
         return []
     lexer = shlex.shlex(command, posix=False, punctuation_chars=True)
@@ -230,7 +232,7 @@ def _words(command: str) -> list[str]:
 
 
 def _refuse_code(words: Sequence[str]) -> None:
-    """Refuses an instruction that a shell, or whatever takes ``-c``, would read as code."""
+    """Refuses an instruction that a shell, or another program with ``-c``, would run as code."""
     for before, word in zip(["", *words], words, strict=False):
         if _SHELL_INSTRUCTION in word and (re.fullmatch(r"-\w*c", before) or "eval" in words):
             checks.refuse(
@@ -239,7 +241,7 @@ def _refuse_code(words: Sequence[str]) -> None:
 
 
 def _argument(text: str) -> str:
-    """A template of one argument."""
+    """The template of one argument."""
     if _SHELL_INSTRUCTION not in text:
         return _escaped(text)
     if not _WHOLE.fullmatch(text):
@@ -249,7 +251,7 @@ def _argument(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A template that gives this text."""
+    """The template of a literal text."""
     if _PLACEHOLDER.search(text):
         raise InputError(
             "command has a placeholder of presets; it must use the variables that "
@@ -271,7 +273,7 @@ def _instruction(text: str) -> str:
 
 
 def _word(name: str, text: str) -> str:
-    """One that no command line takes for an option. The key of an error would be a secret."""
+    """Checks a word that no command line parses as an option; an error omits it as a secret."""
     if not re.fullmatch(r"[!-~]+", text) or text.startswith("-"):
         raise InputError(
             f"{name} is not usable; it must be printable ASCII without spaces, not beginning with -"
@@ -287,7 +289,7 @@ def _folder(folder: Path | str) -> Path:
 
 
 def _filled(template: Any, values: Mapping[str, str]) -> Any:
-    """The template with the values in all its texts, keys included."""
+    """The template with values in place of all placeholders, in keys too."""
     if isinstance(template, str):
         return _PLACEHOLDER.sub(lambda found: values[found[1]], template)
     if isinstance(template, Mapping):
@@ -300,7 +302,7 @@ def _filled(template: Any, values: Mapping[str, str]) -> Any:
 def _servers(
     mcp: McpServers, servers: Mapping[str, str], guarded: Collection[str]
 ) -> dict[str, Any]:
-    """The part of a configuration that names them."""
+    """The part of a configuration with the servers."""
     entries: Any = {}
     for name, url in servers.items():
         address = _word("address of an MCP server", url)
@@ -318,7 +320,7 @@ def _servers(
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Both, objects inside them too."""
+    """The union of two objects, merged recursively."""
     both = {**old}
     for key, value in new.items():
         inside = both.get(key)
@@ -334,15 +336,5 @@ def _written(path: str, content: Any) -> bytes:
     if isinstance(content, str):
         return (data_dir() / "presets" / content).read_bytes()
     if path.endswith(".toml"):
-        return "".join(f"{line}\n" for line in _toml(content, ())).encode()
+        return tomli_w.dumps(content).encode()
     return json.dumps(content, indent=2).encode() + b"\n"
-
-
-def _toml(content: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[str]:
-    """A line for each value. A JSON string in ASCII is one of TOML too."""
-    for key, value in content.items():
-        path = (*above, key)
-        if isinstance(value, Mapping):
-            yield from _toml(value, path)
-        else:
-            yield f"{'.'.join(map(json.dumps, path))} = {json.dumps(value)}"

@@ -1,7 +1,7 @@
-"""Whether traces hold what the policy sampled: importance ratios before the first step.
+"""Checks traces against a policy: importance ratios before the first training step.
 
-A trainer that recomputes log-probabilities of the weights that sampled gets ratios of 1, up to
-rounding. Anything else means wrong ids, wrong log-probabilities, or another temperature.
+With log-probabilities recomputed by the weights that sampled, ratios are 1 up to rounding. Other
+ratios mean wrong token ids, wrong log-probabilities, or another temperature.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxserve.errors import InputError
-from jaxserve.rollouts.traces import Trace
+from jaxserve.rollouts.traces import TokenTrace
 
-Policy = Callable[[Trace], np.ndarray]
+Policy = Callable[[TokenTrace], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Ratios:
-    """Of the policy to what was recorded, over all trainable tokens."""
+    """Importance ratios, policy over record, of all trainable tokens."""
 
     tokens: int
-    """how many there are."""
+    """number of trainable tokens."""
     largest: float
     """largest ``|ratio - 1|``."""
     mean: float
     """mean ratio."""
     where: tuple[int, int]
-    """trace and place in ``response_ids`` of the largest."""
+    """number of the trace, and index in ``response_ids``, of the largest."""
 
 
-def importance_ratios(traces: Iterable[Trace], policy: Policy) -> Ratios:
-    """How far the ratios of trainable tokens are from 1.
+def importance_ratios(traces: Iterable[TokenTrace], policy: Policy) -> Ratios:
+    """Deviation of the importance ratios of trainable tokens from 1.
 
     Args:
-      traces: as a trainer gets them.
-      policy: log-probabilities of all tokens of a trace's response, float ``[R]``, e.g. by
-        ``token_logprobs``.
+      traces: traces of ``exported`` trajectories.
+      policy: function from a trace to the log-probabilities of its response, float ``[R]``, for
+        example by ``token_logprobs``.
 
     Raises:
-      InputError: there is no trainable token, or the policy gives another shape or NaN.
+      InputError: no token is trainable, or the policy gives another shape or NaN.
     """
     found: list[np.ndarray] = []
     largest, where = -1.0, (0, 0)
@@ -52,7 +52,7 @@ def importance_ratios(traces: Iterable[Trace], policy: Policy) -> Ratios:
                 f"{trace.response_ids.shape}, as response_ids"
             )
         (places,) = np.nonzero(trace.loss_mask)
-        with np.errstate(over="ignore"):  # what is off by more than a float holds is inf
+        with np.errstate(over="ignore"):  # a ratio beyond a float is inf
             ratios = np.exp(new[places] - trace.response_logprobs[places].astype(np.float64))
         if np.isnan(ratios).any():
             raise InputError(f"a ratio of trace {number} is NaN; it must be a number")
@@ -68,18 +68,18 @@ def importance_ratios(traces: Iterable[Trace], policy: Policy) -> Ratios:
     return Ratios(len(together), largest, float(together.mean()), where)
 
 
-def token_logprobs(logits: np.ndarray, trace: Trace) -> np.ndarray:
-    """Log-probabilities of a response's tokens from a model's output.
+def token_logprobs(logits: np.ndarray, trace: TokenTrace) -> np.ndarray:
+    """Log-probabilities of a response's tokens from a model's logits.
 
     Args:
-      logits: ``[P + R, V]`` over prompt and response; row ``t`` is for the token after ``t``.
-      trace: whose tokens these are.
+      logits: ``[P + R, V]`` over prompt and response; row ``t`` predicts token ``t + 1``.
+      trace: trace of the tokens.
 
     Returns:
       float64 ``[R]``.
 
     Raises:
-      InputError: the prompt is empty, or there are not as many rows as tokens.
+      InputError: the prompt is empty, or the number of rows is not that of the tokens.
     """
     prompt, total = len(trace.prompt_ids), len(trace.prompt_ids) + len(trace.response_ids)
     if not prompt or len(logits) != total:

@@ -1,7 +1,7 @@
-"""Where an agent's commands run: as processes of this machine, or in containers.
+"""Runtimes of an agent's commands: processes of this machine, or containers.
 
-A container sees the session's folder at its own path and nothing else of this machine's files. No
-shell reads any of this: a command is program and arguments from the submission to the kernel.
+A container sees the session's folder, at its own path, and no other file of this machine. No shell
+is involved: a command is program and arguments from the submission to the kernel.
 """
 
 from __future__ import annotations
@@ -15,113 +15,112 @@ from pathlib import Path
 LOCAL, DOCKER, APPTAINER = "local", "docker", "apptainer"
 KINDS = (LOCAL, DOCKER, APPTAINER)
 _LOCAL_PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
-"""Of the service's own variables; others may hold its tokens."""
+"""Variables of the service that local commands get; others may hold its tokens."""
 _CLIENT_PASSED_ON = ("PATH", "HOME", "DOCKER_HOST", "DOCKER_CONFIG", "XDG_RUNTIME_DIR", "TMPDIR")
-"""What the programs ``docker`` and ``apptainer`` need to work."""
+"""Variables of the service that ``docker`` and ``apptainer`` need."""
 
 
 @dataclass(frozen=True)
 class Runtime:
-    """Where the commands of a task run."""
+    """The runtime of a task's commands."""
 
     kind: str = LOCAL
     """``local``, ``docker`` or ``apptainer``."""
     image: str = ""
-    """of a container."""
+    """image of the container."""
     network: str = "host"
-    """of a docker container. The gateway is usually an address of this machine."""
+    """network of a docker container; ``host``, since the gateway is usually on this machine."""
     source: Path | None = None
-    """folder of which each agent gets a copy to work in; None begins with an empty one."""
+    """folder that is copied for each agent; None gives agents an empty folder."""
     prepare: tuple[tuple[str, ...], ...] = ()
-    """commands that run in the copy before the agent."""
+    """commands to run in the copy before the agent."""
     eval_prepare: tuple[tuple[str, ...], ...] = ()
-    """commands that run in the evaluation's own copy."""
+    """commands to run in the evaluation's own copy."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """of all commands, beside those that agents get."""
+    """variables of all commands, beside the service's."""
 
 
 @dataclass(frozen=True)
-class Ours:
-    """Variables that the service gives, apart from those of a task."""
+class ServiceVariables:
+    """Variables that the service sets, apart from those of a task."""
 
     home: Path
     """``HOME``."""
     values: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """others; keys are among them."""
+    """other variables, keys among them."""
 
 
 @dataclass(frozen=True)
-class Process:
-    """What is started on this machine."""
+class CommandLine:
+    """A command with its environment, ready to start on this machine."""
 
     argv: tuple[str, ...]
     """program and arguments."""
     environment: Mapping[str, str] = field(repr=False)
-    """all its variables."""
+    """the whole environment."""
 
 
-def process_of(
+def command_line(
     runtime: Runtime,
     command: Sequence[str],
-    ours: Ours,
+    own: ServiceVariables,
     top: Path,
     folder: Path,
     *,
     reads: bool = False,
-) -> Process:
-    """A command of a task as a process of this machine.
+) -> CommandLine:
+    """The command line by which this machine runs a command of a task.
 
     Args:
-      runtime: where it runs.
-      command: program and arguments, as they are.
-      ours: what the service gives.
-      top: the session's folder, all that a container sees, in that of its task, in that of all.
-      folder: inside it, where the command runs.
-      reads: whether it is given an input.
+      runtime: runtime of the task.
+      command: program and arguments.
+      own: the service's variables.
+      top: the session's folder, which a container sees: ``TASKS/TASK/SAMPLE.ATTEMPT``.
+      folder: working directory, inside ``top``.
+      reads: whether the command has a standard input.
     """
-    home = {"HOME": str(ours.home)}
+    home = {"HOME": str(own.home)}
     if runtime.kind == LOCAL:
         passed = _passed_on(_LOCAL_PASSED_ON)
-        return Process(tuple(command), {**runtime.variables, **passed, **home, **ours.values})
+        return CommandLine(tuple(command), {**runtime.variables, **passed, **home, **own.values})
     client = _passed_on(_CLIENT_PASSED_ON)
     if runtime.kind == DOCKER:
-        argv = _docker(runtime, ours, top, folder, reads)
-        # docker takes the value of a variable that is only named from its own environment, so
-        # that no key stands on a command line. Names of the service's are fixed ones; those of a
-        # task could change what docker itself does.
-        return Process((*argv, runtime.image, *command), {**ours.values, **client})
-    inside = {**runtime.variables, **ours.values}
-    argv = _apptainer(runtime, ours, top, folder)
+        argv = _docker(runtime, own, top, folder, reads)
+        # docker reads the value of --env=NAME from its own environment, so that no key is on a
+        # command line. The service's names are fixed; those of a task could configure docker.
+        return CommandLine((*argv, runtime.image, *command), {**own.values, **client})
+    inside = {**runtime.variables, **own.values}
+    argv = _apptainer(runtime, own, top, folder)
     named = {f"APPTAINERENV_{name}": value for name, value in inside.items()}
-    return Process((*argv, runtime.image, *command), {**named, **client})
+    return CommandLine((*argv, runtime.image, *command), {**named, **client})
 
 
-def removal(runtime: Runtime, top: Path) -> Process | None:
-    """What ends a session's containers that outlived the command; None where none can."""
+def container_removal(runtime: Runtime, top: Path) -> CommandLine | None:
+    """The command that removes a session's container; None for runtimes without one."""
     if runtime.kind != DOCKER:
         return None
-    return removal_of([container_name(top)])
+    return containers_removal([container_name(top)])
 
 
-def leftovers(tasks: Path) -> Process:
-    """What prints the containers of all sessions in a folder of tasks."""
+def list_containers(tasks: Path) -> CommandLine:
+    """The command that prints the containers of all sessions in a folder of tasks."""
     argv = ("docker", "ps", "--all", "--quiet", f"--filter=label={_label(tasks)}")
-    return Process(argv, _passed_on(_CLIENT_PASSED_ON))
+    return CommandLine(argv, _passed_on(_CLIENT_PASSED_ON))
 
 
-def removal_of(containers: Sequence[str]) -> Process:
-    """What ends containers, by their names."""
+def containers_removal(containers: Sequence[str]) -> CommandLine:
+    """The command that removes containers by name."""
     argv = ("docker", "rm", "--force", "--volumes", *containers)
-    return Process(argv, _passed_on(_CLIENT_PASSED_ON))
+    return CommandLine(argv, _passed_on(_CLIENT_PASSED_ON))
 
 
 def container_name(top: Path) -> str:
-    """Of a session's container: one for each folder, so that whoever comes next finds it."""
+    """Name of a session's container, determined by its folder, so that a later process finds it."""
     return f"jaxserve-{_digest(top)}"
 
 
 def _label(tasks: Path) -> str:
-    """Of all containers of a node, which has a folder of tasks to itself."""
+    """Label of all containers of a node, determined by its folder of tasks."""
     return f"jaxserve.tasks={_digest(tasks)}"
 
 
@@ -129,9 +128,11 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(str(path).encode()).hexdigest()[:24]
 
 
-def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) -> tuple[str, ...]:
+def _docker(
+    runtime: Runtime, own: ServiceVariables, top: Path, folder: Path, reads: bool
+) -> tuple[str, ...]:
     inputs = ("--interactive",) if reads else ()
-    theirs = [f"--env={name}={value}" for name, value in runtime.variables.items()]
+    of_task = [f"--env={name}={value}" for name, value in runtime.variables.items()]
     return (
         "docker",
         "run",
@@ -144,31 +145,31 @@ def _docker(runtime: Runtime, ours: Ours, top: Path, folder: Path, reads: bool) 
         f"--network={runtime.network}",
         f"--mount={_mount('target', top)}",
         f"--workdir={folder}",
-        *theirs,
-        f"--env=HOME={ours.home}",
-        *(f"--env={name}" for name in ours.values),
+        *of_task,
+        f"--env=HOME={own.home}",
+        *(f"--env={name}" for name in own.values),
         "--entrypoint=",
         "--",
     )
 
 
-def _apptainer(runtime: Runtime, ours: Ours, top: Path, folder: Path) -> tuple[str, ...]:
+def _apptainer(runtime: Runtime, own: ServiceVariables, top: Path, folder: Path) -> tuple[str, ...]:
     return (
         "apptainer",
         "exec",
         "--containall",
         "--cleanenv",
-        "--no-eval",  # else it reads variables and arguments as a shell does
+        "--no-eval",  # without it variables and arguments are evaluated as by a shell
         "--writable-tmpfs",
         f"--mount={_mount('destination', top)}",
-        f"--home={ours.home}",
+        f"--home={own.home}",
         f"--pwd={folder}",
         "--",
     )
 
 
 def _mount(target: str, top: Path) -> str:
-    """A mount of a folder at its own path. The fields are a line of CSV."""
+    """A mount of a folder at its own path; its fields are a line of CSV."""
     fields = ["type=bind", f"source={top}", f"{target}={top}"]
     doubled = '""'
     return ",".join(

@@ -1,14 +1,14 @@
-"""Rollouts for slime, by a rollout service: its ``--rollout-function-path``.
+"""Rollout function of slime, for its ``--rollout-function-path``, by a rollout service.
 
     --rollout-function-path jaxserve.rollouts.slime.generate_rollout
     --custom-reward-post-process-path jaxserve.rollouts.slime.leave_one_out
     --custom-config-path jaxserve.yaml --use-rollout-logprobs --use-tis
 
-The YAML file has ``jaxserve_service``, the service's address, and ``jaxserve_task``, a task as it
-is submitted but for what slime says: the instruction is the sample's prompt, and ``num_samples``
-the size of its group. ``metadata["jaxserve"]`` of a sample has other fields of its task.
-``jaxserve_eval_tasks`` has whole tasks by the name of what they evaluate. slime itself is imported
-when it calls; what it calls is the same in v0.3.0 and v0.3.1, whose samples differ in a field.
+The YAML file has ``jaxserve_service``, the service's address, and ``jaxserve_task``, a task without
+the fields that slime sets: the instruction is the sample's prompt, and ``num_samples`` the size of
+the group. ``metadata["jaxserve"]`` of a sample has other fields of its task.
+``jaxserve_eval_tasks`` has lists of whole tasks by the name of their evaluation. slime is imported
+only when it calls; its interface is the same in v0.3.0 and v0.3.1, but for a field of samples.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ import httpx
 
 from jaxserve.checks import JsonObject, address
 from jaxserve.errors import InputError
-from jaxserve.rollouts.files import trajectory_of
-from jaxserve.rollouts.service.client import connected
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.files import parse_trajectory
+from jaxserve.rollouts.service.client import service_client
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 from jaxserve.rollouts.trainers import Decode, slime_samples
 
 POLL_S = 2.0
-"""Between two looks at tasks that run."""
+"""Interval at which running tasks are polled."""
 _TRIES = 150
-"""Looks that may fail in a row: a service that is started again goes on with its tasks."""
+"""Polls that may fail in a row: a restarted service continues its tasks."""
 _PLACEHOLDERS = {"TIMEOUT": "truncated", "ERROR": "failed"}
 _REMOVED = ("failed", "aborted")
 _NUMBER = re.compile(r"(?:^|[^A-Za-z0-9.])[A-Za-z]*([0-9]+)\Z")
-"""The last word of a version's name: letters or none, and a whole number."""
+"""End of a version's name: a whole number, after letters or none."""
 
 
 def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False) -> Any:
-    """What slime calls for the samples of a step, or for an evaluation.
+    """The samples of a step, or of an evaluation, for slime.
 
     Args:
       args: slime's arguments, with the fields of the YAML file.
       rollout_id: number of the step.
-      data_source: has ``get_samples``; not asked where it evaluates.
-      evaluation: whether it does.
+      data_source: source of prompts with ``get_samples``, not used by an evaluation.
+      evaluation: whether slime evaluates.
 
     Returns:
       ``RolloutFnTrainOutput`` with samples by group, session and trace, or ``RolloutFnEvalOutput``.
 
     Raises:
-      InputError: the arguments lack something, or the service refuses a task.
+      InputError: an argument is missing, or the service refuses a task.
     """
-    # What is there at slime's only.
+    # slime is installed only in its own environment.
     from slime.rollout.base_types import (  # type: ignore[import-not-found]
         RolloutFnEvalOutput,
         RolloutFnTrainOutput,
@@ -66,11 +66,11 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
 
     decode = load_tokenizer(args.hf_checkpoint, trust_remote_code=True).decode
     step = None if evaluation else rollout_id
-    make = _Maker(Sample.from_dict, decode, getattr(args, "reward_key", None), step)
+    make = _SampleBuilder(Sample.from_dict, decode, getattr(args, "reward_key", None), step)
     if evaluation:
         return RolloutFnEvalOutput(data=_evaluated(args, make))
     groups = data_source.get_samples(args.rollout_batch_size)
-    results = _played(args, tasks_of(args, rollout_id, groups))
+    results = _played(args, build_tasks(args, rollout_id, groups))
     samples = [
         [
             make.samples(session, group[0].group_index, source)
@@ -78,15 +78,17 @@ def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: b
         ]
         for sessions, group in zip(results, groups, strict=True)
     ]
-    return RolloutFnTrainOutput(samples=samples, metrics=metrics_of(results, rollout_id))
+    return RolloutFnTrainOutput(samples=samples, metrics=step_metrics(results, rollout_id))
 
 
-def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """The task of each group of slime's samples. Its name is a new one every time: a step that is
-    taken again is sampled again.
+def build_tasks(
+    args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """The task of each group of slime's samples, with a new name every time: a repeated step
+    samples again.
 
     Raises:
-      InputError: ``jaxserve_task`` is none.
+      InputError: ``jaxserve_task`` is not an object.
     """
     given = JsonObject(getattr(args, "jaxserve_task", None), "jaxserve_task")
     tasks = []
@@ -95,7 +97,7 @@ def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> lis
         more = (first.metadata or {}).get("jaxserve", {})
         task = {
             **given,
-            "instruction": instruction_of(first.prompt),
+            "instruction": prompt_text(first.prompt),
             **JsonObject(more, "metadata of a sample: jaxserve"),
             "num_samples": len(group),
             "task_id": f"slime-{rollout_id}-{first.group_index}-{secrets.token_hex(4)}",
@@ -106,13 +108,13 @@ def tasks_of(args: Any, rollout_id: int, groups: Sequence[Sequence[Any]]) -> lis
     return tasks
 
 
-def instruction_of(prompt: str | Sequence[Mapping[str, Any]]) -> str:
-    """A prompt as one text; who says what is told where not all of it is of one role."""
+def prompt_text(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """A prompt as one text; messages are marked with their roles where the roles differ."""
     if isinstance(prompt, str):
         return prompt
     several = len({message["role"] for message in prompt}) > 1
-    said = [(message["role"], _text(message.get("content"))) for message in prompt]
-    return "\n\n".join(f"[{role}] {text}" if several else text for role, text in said)
+    parts = [(message["role"], _text(message.get("content"))) for message in prompt]
+    return "\n\n".join(f"[{role}] {text}" if several else text for role, text in parts)
 
 
 def _text(content: Any) -> str:
@@ -122,37 +124,37 @@ def _text(content: Any) -> str:
 
 
 @dataclass(frozen=True)
-class _Session:
-    """One that has ended."""
+class _EndedSession:
+    """An ended session."""
 
     state: str
     reward: float | None
     trajectory: Trajectory | None
-    """None where there is none, or it is not graded, or nothing was sampled."""
+    """trajectory of the session; None without one, without tokens, or without a grade."""
 
 
 @dataclass(frozen=True)
-class _Maker:
-    """Makes slime's samples."""
+class _SampleBuilder:
+    """Builds slime's samples."""
 
     from_dict: Callable[[dict[str, Any]], Any]
     decode: Decode
     reward_key: str | None
     rollout_id: int | None
-    """the step's number; None where it is an evaluation."""
+    """number of the step; None in an evaluation."""
 
-    def samples(self, session: _Session, group_index: int, source: Any) -> list[Any]:
-        """Of a session: one for each trace, or one with nothing to train on, for slime counts
-        rollouts.
+    def samples(self, session: _EndedSession, group_index: int, source: Any) -> list[Any]:
+        """Samples of a session: one for each trace, or a placeholder without trainable tokens,
+        since slime counts rollouts.
 
         Args:
-          source: slime's sample, of which it is the rollout.
+          source: slime's sample with the prompt.
         """
         rows = self.rows(session, group_index, source.index)
         return [self.from_dict({**row, "label": source.label}) for row in rows]
 
-    def rows(self, session: _Session, group_index: int, index: int) -> list[dict[str, Any]]:
-        """The same as fields."""
+    def rows(self, session: _EndedSession, group_index: int, index: int) -> list[dict[str, Any]]:
+        """``samples`` as dicts of fields."""
         if session.trajectory is None:
             rows = [_placeholder(session, group_index, index)]
         else:
@@ -170,29 +172,31 @@ class _Maker:
             if self.rollout_id is not None:
                 policy = _policy(row["metadata"], self.rollout_id)
                 row["metadata"] |= policy
-                row["train_metadata"] = policy  # slime wants it of all samples or of none
+                row["train_metadata"] = policy  # slime needs the field on all samples or on none
         return rows
 
 
 def policy_version(versions: Iterable[str | None]) -> int | None:
-    """The oldest of the weights that sampled something, by the number that ends a name, as in
-    ``20``, ``v20``, ``step-20`` and ``llama3/step_20``. None where one has no name, or none that
-    ends so: of ``step-12b3`` and ``1.5`` nobody knows what is counted."""
+    """The lowest version of the weights that sampled: the number at the end of a name, as in
+    ``20``, ``v20``, ``step-20`` and ``llama3/step_20``. None where a version has no name, or no
+    such number: ``step-12b3`` and ``1.5`` count nothing known."""
     found = [_NUMBER.search(version or "") for version in versions]
     numbers = [int(one[1]) for one in found if one is not None]
     return min(numbers) if numbers and len(numbers) == len(found) else None
 
 
 def _policy(metadata: Mapping[str, Any], rollout_id: int) -> dict[str, int | None]:
-    """How many steps old the weights of a trace are: they have the number of the first step that
-    samples with them, and slime's ``train_metadata`` takes what a loss is to know. A number greater
-    than the step's is not counted in steps, and such weights are as old as nobody knows."""
+    """Version and staleness, in steps, of the weights of a trace, for slime's ``train_metadata``.
+
+    A version is the number of the first step that samples with the weights. A version above the
+    step's number does not count steps, and its staleness is unknown.
+    """
     version = policy_version(metadata.get("weight_versions", ()))
     staleness = None if version is None or version > rollout_id else rollout_id - version
     return {"policy_version": version, "policy_staleness": staleness}
 
 
-def _placeholder(session: _Session, group_index: int, index: int) -> dict[str, Any]:
+def _placeholder(session: _EndedSession, group_index: int, index: int) -> dict[str, Any]:
     return {
         "group_index": group_index,
         "rollout_id": index,
@@ -208,8 +212,8 @@ def _placeholder(session: _Session, group_index: int, index: int) -> dict[str, A
     }
 
 
-def _evaluated(args: Any, make: _Maker) -> dict[str, dict[str, list[Any]]]:
-    """For each name a sample of every session, with the session's reward."""
+def _evaluated(args: Any, make: _SampleBuilder) -> dict[str, dict[str, list[Any]]]:
+    """Samples of each evaluation: one for every session, with the session's reward."""
     named = JsonObject(getattr(args, "jaxserve_eval_tasks", None), "jaxserve_eval_tasks")
     found = {}
     for name in named:
@@ -228,9 +232,9 @@ def _evaluated(args: Any, make: _Maker) -> dict[str, dict[str, list[Any]]]:
     return found
 
 
-def metrics_of(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[str, float]:
-    """What slime logs of a step; every session counts once, however many traces it has, but
-    staleness is that of the oldest trace."""
+def step_metrics(results: Iterable[Iterable[_EndedSession]], rollout_id: int) -> dict[str, float]:
+    """Metrics of a step for slime's log: each session counts once, whatever its number of traces;
+    staleness is that of the stalest trace."""
     sessions = [session for group in results for session in group]
     completed = [session for session in sessions if session.state == "COMPLETED"]
     graded = [
@@ -250,16 +254,17 @@ def metrics_of(results: Iterable[Iterable[_Session]], rollout_id: int) -> dict[s
     return found
 
 
-def _traces(session: _Session) -> Sequence[Trace]:
+def _traces(session: _EndedSession) -> Sequence[TokenTrace]:
     return () if session.trajectory is None else session.trajectory.traces
 
 
 def leave_one_out(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Rewards less the mean of the other rollouts of the group: slime's own normalisation takes all
-    samples of a step for one group where sessions have several traces.
+    """Rewards minus the mean reward of the group's other rollouts.
 
-    A rollout's reward is the mean of its traces'. One that failed or has nothing to train on is no
-    baseline for others, and earns nothing. slime's ``--disable-rewards-normalization`` is heeded.
+    slime's own normalisation treats all samples of a step as one group where sessions have several
+    traces. A rollout's reward is the mean of its traces'. A rollout that failed or has no trainable
+    token is no baseline for others, and gets 0. slime's ``--disable-rewards-normalization``
+    applies.
     """
     raw = [float(sample.get_reward_value(args)) for sample in samples]
     if not args.rewards_normalization:
@@ -292,21 +297,21 @@ def _counts(sample: Any) -> bool:
 
 
 def _rollout_of(sample: Any) -> Any:
-    """v0.3.0 has ``group_id`` for what v0.3.1 calls ``rollout_id``."""
+    """The rollout of a sample: ``group_id`` in slime v0.3.0, ``rollout_id`` in v0.3.1."""
     found = getattr(sample, "group_id", None)
     return sample.rollout_id if found is None else found
 
 
-def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
-    """Submits tasks, waits until all have ended, and fetches what was said in them; cancels them
-    where that fails."""
+def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_EndedSession]]:
+    """Submits tasks, waits for their ends, and fetches their trajectories; cancels them on
+    failure."""
     url = address("jaxserve_service", getattr(args, "jaxserve_service", None)).rstrip("/")
-    with connected(url) as http:
+    with service_client(url) as http:
         http.base_url = url
         names: list[str] = []
         try:
             for task in tasks:
-                names.append(_told(http, "/rollout/task/submit", task)["task_id"])
+                names.append(_json(http, "/rollout/task/submit", task)["task_id"])
             return [_sessions(http, name) for name in names]
         except BaseException:
             for name in names:
@@ -315,41 +320,45 @@ def _played(args: Any, tasks: Sequence[dict[str, Any]]) -> list[list[_Session]]:
             raise
 
 
-def _sessions(http: httpx.Client, task: str) -> list[_Session]:
+def _sessions(http: httpx.Client, task: str) -> list[_EndedSession]:
     path = f"/rollout/task/{quote(task)}"
-    while not (found := _told(http, path))["ended"]:
+    while not (found := _json(http, path))["ended"]:
         time.sleep(POLL_S)
     sessions = []
-    for told in sorted(found["sessions"], key=lambda one: one["sample"]):
-        answer = _answer(http, f"/sessions/{quote(told['session_id'])}/trajectory")
-        trajectory = trajectory_of(answer.content) if answer.is_success else None
+    for session in sorted(found["sessions"], key=lambda one: one["sample"]):
+        answer = _answer(http, f"/sessions/{quote(session['session_id'])}/trajectory")
+        trajectory = parse_trajectory(answer.content) if answer.is_success else None
         if trajectory is not None and not trajectory.graded:
             trajectory = None
-        sessions.append(_Session(told["state"], told.get("reward"), trajectory))
+        sessions.append(_EndedSession(session["state"], session.get("reward"), trajectory))
     return sessions
 
 
-def _told(http: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:
-    """The service's answer. Raises InputError with its sentence where it refuses."""
+def _json(http: httpx.Client, path: str, body: Any = None) -> dict[str, Any]:
+    """The JSON of the service's answer.
+
+    Raises:
+      InputError: the service refuses; the error is its sentence.
+    """
     answer = _answer(http, path, body)
     if answer.is_error:
-        said = f"the service answers {answer.status_code} to {path}"
+        message = f"the service answers {answer.status_code} to {path}"
         with suppress(ValueError, KeyError, TypeError):
-            said = str(answer.json()["error"]["message"])
-        raise InputError(said)
+            message = str(answer.json()["error"]["message"])
+        raise InputError(message)
     return answer.json()
 
 
 def _answer(http: httpx.Client, path: str, body: Any = None) -> httpx.Response:
-    """One of the service, which may be away for a while."""
+    """An answer of the service, with retries while the service is away."""
     for _ in range(_TRIES):
         try:
             answer = http.get(path) if body is None else http.post(path, json=body)
         except httpx.TransportError as error:
-            said = str(error) or type(error).__name__
+            problem = str(error) or type(error).__name__
         else:
             if answer.status_code < 500:
                 return answer
-            said = f"status {answer.status_code}"
+            problem = f"status {answer.status_code}"
         time.sleep(POLL_S)
-    raise InputError(f"jaxserve_service is {http.base_url}, which does not answer: {said}")
+    raise InputError(f"jaxserve_service is {http.base_url}, which does not answer: {problem}")

@@ -1,4 +1,4 @@
-"""A trace: one sequence of tokens to train on, and which of them the policy sampled."""
+"""Token traces of a session: sequences of tokens, with masks, log-probabilities and rewards."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ TIMEOUT = "TIMEOUT"
 ERROR = "ERROR"
 _STATUS = (COMPLETED, TIMEOUT, ERROR)
 COMPLETION_REWARDS = "completion_rewards"
-"""In ``metadata`` of a graded trace: what each of its ``completions`` earned."""
+"""Key in ``metadata`` of a graded trace: the reward of each of its ``completions``."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
-    """A prompt and what followed. ``R`` tokens follow ``P`` tokens of prompt."""
+class TokenTrace:
+    """A prompt of ``P`` tokens and the ``R`` tokens after it."""
 
     prompt_ids: np.ndarray
-    """int32 ``[P]``; never trained on."""
+    """int32 ``[P]``, tokens of the prompt, never trained on."""
     response_ids: np.ndarray
-    """int32 ``[R]``: what was sampled, and what came between."""
+    """int32 ``[R]``, sampled tokens and the tokens between them."""
     loss_mask: np.ndarray
-    """uint8 ``[R]``: 1 where a token was sampled under exactly the tokens before it."""
+    """uint8 ``[R]``, 1 for a token that was sampled after exactly the tokens before it."""
     response_logprobs: np.ndarray
-    """float32 ``[R]``: of the tokens that were sampled; NaN where there is none, and 0 in its place
-    only in what ``jaxserve.rollouts.export.exported`` gives, where the mask is 0."""
+    """float32 ``[R]``, log-probabilities of sampled tokens, else NaN; with mask 0 they are 0 in a
+    trajectory of ``jaxserve.rollouts.export.exported``."""
     response_texts: Sequence[str] = ()
-    """of the tokens in ``response_ids``, ``[R]``, for people who look; empty where a token was not
-    sampled or has none, and ``()`` where no engine told any."""
+    """``[R]``, texts of ``response_ids`` for display, empty for tokens that were not sampled;
+    ``()`` where the engine gave none."""
     messages: Sequence[Any] = ()
-    """as OpenAI chat has them, the last answer included."""
+    """messages of the conversation in the form of OpenAI chat, with the last answer."""
     tools: Sequence[Any] = ()
-    """that the model was offered."""
+    """tools that the model was offered."""
     finish_reason: str | None = None
-    """of the last answer."""
+    """finish reason of the last answer."""
     reward: float | None = None
-    """None until it is graded."""
+    """reward of the trace; None until graded."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """where it comes from: see ``jaxserve.rollouts.builders``."""
+    """origin of the trace, see ``jaxserve.rollouts.builders``."""
 
     def __post_init__(self) -> None:
-        """Raises InputError where lengths differ or the mask has other than 0 and 1."""
+        """Raises InputError where lengths differ, or the mask has other values than 0 and 1."""
         lengths = {
             name: len(getattr(self, name))
             for name in ("response_ids", "loss_mask", "response_logprobs")
@@ -55,19 +55,19 @@ class Trace:
         if self.response_texts:
             lengths["response_texts"] = len(self.response_texts)
         if len(set(lengths.values())) > 1:
-            said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-            raise InputError(f"lengths of a trace are {said}; they must be equal")
+            listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise InputError(f"lengths of a trace are {listed}; they must be equal")
         if not np.isin(self.loss_mask, (0, 1)).all():
             odd = self.loss_mask[~np.isin(self.loss_mask, (0, 1))][0]
             checks.refuse("loss_mask of a trace", odd.item(), "0 or 1 everywhere")
 
     @property
     def trainable(self) -> int:
-        """Tokens with mask 1."""
+        """Number of tokens with mask 1."""
         return int(np.count_nonzero(self.loss_mask))
 
-    def masked(self, reason: str) -> Trace:
-        """The same with nothing to train on, and why."""
+    def masked(self, reason: str) -> TokenTrace:
+        """The trace without trainable tokens, with the reason in its metadata."""
         return replace(
             self,
             loss_mask=np.zeros_like(self.loss_mask),
@@ -77,29 +77,29 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Trajectory:
-    """All that came of one session."""
+    """All traces of one session."""
 
     status: str
     """COMPLETED, TIMEOUT or ERROR."""
-    traces: tuple[Trace, ...]
-    """in the order in which they began."""
+    traces: tuple[TokenTrace, ...]
+    """traces in the order of their first responses."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """tokens that were sampled and cannot be trained on, by reason."""
+    """number of sampled tokens that cannot be trained on, by reason."""
     cuts: Mapping[str, int] = field(default_factory=dict)
-    """how often a conversation went on in a new trace, by reason."""
+    """number of continuations of a conversation in a new trace, by reason."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """requests without a whole answer, by reason; what was sampled for them is in ``dropped``."""
+    """number of requests without a whole answer, by reason; their tokens are in ``dropped``."""
 
     def __post_init__(self) -> None:
-        """Raises InputError for another status."""
+        """Raises InputError for an unknown status."""
         checks.one_of("status of a trajectory", self.status, _STATUS)
 
     @property
     def trainable(self) -> int:
-        """Tokens with mask 1."""
+        """Number of tokens with mask 1."""
         return sum(trace.trainable for trace in self.traces)
 
     @property
     def graded(self) -> bool:
-        """Whether it has traces, and all have a reward: there is nothing to train on without."""
+        """Whether the trajectory has traces, and all have a reward."""
         return bool(self.traces) and all(trace.reward is not None for trace in self.traces)

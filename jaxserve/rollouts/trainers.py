@@ -1,8 +1,8 @@
-"""Traces in the forms that trainers take.
+"""Converts traces to the inputs of trainers.
 
-Looked up in the trainers' sources: slime's ``Sample`` (``slime/utils/types.py``), verl's
-``AgentLoopOutput`` (``verl/experimental/agent_loop``), and what TRL's ``GRPOTrainer`` takes from a
-``rollout_func``. Nothing here imports a trainer.
+The forms are those of slime's ``Sample`` (``slime/utils/types.py``), of verl's ``AgentLoopOutput``
+(``verl/experimental/agent_loop``), and of a ``rollout_func`` of TRL's ``GRPOTrainer``. This module
+imports no trainer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.rollouts.export import fault_of
-from jaxserve.rollouts.traces import COMPLETED, COMPLETION_REWARDS, ERROR, Trace, Trajectory
+from jaxserve.rollouts.export import logprob_fault
+from jaxserve.rollouts.traces import COMPLETED, COMPLETION_REWARDS, ERROR, TokenTrace, Trajectory
 
 Decode = Callable[[list[int]], str]
 
@@ -23,21 +23,21 @@ Decode = Callable[[list[int]], str]
 def slime_samples(
     group: Sequence[Trajectory], *, group_index: int, first_rollout: int, decode: Decode
 ) -> list[dict[str, Any]]:
-    """What slime's ``Sample.from_dict`` takes, for each trace of the trajectories of one task.
+    """Arguments of slime's ``Sample.from_dict``, for each trace of one task's trajectories.
 
-    All traces of a trajectory have one ``rollout_id``: slime counts them as one rollout, which its
-    loss and its advantages need. Some of its releases call that ``group_id``; both are given, and
-    ``from_dict`` keeps the one that it does not know as an attribute. ``--use-rollout-logprobs
-    --use-tis`` make slime use the log-probabilities.
+    All traces of a trajectory have the same ``rollout_id``: slime's loss and advantages count them
+    as one rollout. slime v0.3.0 calls that ``group_id``; both are given, and ``from_dict`` keeps an
+    unknown field as an attribute. slime uses the log-probabilities with ``--use-rollout-logprobs
+    --use-tis``.
 
     Args:
-      group: trajectories of one task, each graded.
+      group: graded trajectories of one task.
       group_index: number of the task.
-      first_rollout: ``rollout_id`` of the first trajectory; the next ones count on from it.
-      decode: from token ids to text.
+      first_rollout: ``rollout_id`` of the first trajectory; later ones count on from it.
+      decode: function from token ids to text.
 
     Raises:
-      InputError: a trace has no reward, or it did not go through ``exported``.
+      InputError: a trace has no reward, or was not ``exported``.
     """
     samples = []
     for rollout, trajectory in enumerate(group, first_rollout):
@@ -74,7 +74,7 @@ def verl_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
     """Arguments of verl's ``AgentLoopOutput``, for each trace.
 
     Raises:
-      InputError: a trace has no reward, or it did not go through ``exported``.
+      InputError: a trace has no reward, or was not ``exported``.
     """
     outputs = []
     for trace in trajectory.traces:
@@ -94,15 +94,15 @@ def verl_outputs(trajectory: Trajectory) -> list[dict[str, Any]]:
     return outputs
 
 
-def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
-    """What a ``rollout_func`` of TRL's ``GRPOTrainer`` returns.
+def trl_rollout(traces: Sequence[TokenTrace]) -> dict[str, list[Any]]:
+    """The return value of a ``rollout_func`` of TRL's ``GRPOTrainer``.
 
-    TRL takes one sequence for each prompt that it hands to the function: ``traces`` are in their
-    order. ``env_mask`` is 0 where the model did not sample. ``reward`` goes to the reward functions
-    of the trainer, as every field that TRL does not know.
+    TRL expects one sequence for each prompt, in the order of the prompts. ``env_mask`` is 0 for
+    tokens that the model did not sample. TRL passes ``reward``, as every unknown field, to the
+    trainer's reward functions.
 
     Raises:
-      InputError: a trace has no reward, or it did not go through ``exported``.
+      InputError: a trace has no reward, or was not ``exported``.
     """
     rows = [_lists(trace) for trace in traces]
     return {
@@ -114,12 +114,13 @@ def trl_rollout(traces: Sequence[Trace]) -> dict[str, list[Any]]:
     }
 
 
-def token_rewards(trace: Trace) -> np.ndarray:
-    """What each completion of a trace earned at its last token, and 0 elsewhere, float32 ``[R]``:
-    for trainers that take rewards by token. They are beside ``reward``, no part of it.
+def token_rewards(trace: TokenTrace) -> np.ndarray:
+    """Rewards by token, float32 ``[R]``: each completion's at its last token, 0 elsewhere.
+
+    These rewards are separate from ``reward``, not a part of it.
 
     Raises:
-      InputError: the evaluator told no completions apart.
+      InputError: the evaluator did not reward completions.
     """
     earned = trace.metadata.get(COMPLETION_REWARDS)
     if earned is None:
@@ -130,9 +131,9 @@ def token_rewards(trace: Trace) -> np.ndarray:
     return found
 
 
-def _lists(trace: Trace) -> dict[str, list[Any]]:
+def _lists(trace: TokenTrace) -> dict[str, list[Any]]:
     """The arrays of a trace as lists."""
-    if (fault := fault_of(trace)) is not None:
+    if (fault := logprob_fault(trace)) is not None:
         raise InputError(f"a trace has {fault}; it must have gone through exported()")
     names = ("prompt_ids", "response_ids", "loss_mask", "response_logprobs")
     fields = {name: getattr(trace, name).tolist() for name in names}
@@ -141,13 +142,13 @@ def _lists(trace: Trace) -> dict[str, list[Any]]:
     return fields
 
 
-def _reward(trace: Trace) -> float:
-    """That of a graded trace."""
+def _reward(trace: TokenTrace) -> float:
+    """The reward of a graded trace."""
     return checks.number("reward of a trace", trace.reward)
 
 
-def _slime_status(trajectory: Trajectory, trace: Trace) -> str:
-    """The value of slime's ``Sample.Status``."""
+def _slime_status(trajectory: Trajectory, trace: TokenTrace) -> str:
+    """A value of slime's ``Sample.Status``."""
     if trajectory.status == ERROR:
         return "failed"
     if trace.finish_reason == "abort":
@@ -157,5 +158,5 @@ def _slime_status(trajectory: Trajectory, trace: Trace) -> str:
 
 
 def _is_turn(message: Any) -> bool:
-    """verl counts what users, assistants and tools say."""
+    """Whether verl counts a message as a turn: one of a user, an assistant or a tool."""
     return isinstance(message, dict) and message.get("role") in ("user", "assistant", "tool")

@@ -1,10 +1,12 @@
-"""Where programs keep what must outlive them."""
+"""The folder of files that outlive a program, and locks on files."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
+
+import platformdirs
+from filelock import FileLock, Timeout
 
 
 def state_folder(variables: Mapping[str, str]) -> Path | None:
@@ -13,31 +15,28 @@ def state_folder(variables: Mapping[str, str]) -> Path | None:
     Args:
       variables: the environment; ``XDG_STATE_HOME`` names the directory where it is set.
     """
-    base = variables.get("XDG_STATE_HOME")
+    named = variables.get("XDG_STATE_HOME")
+    if named:
+        return Path(named) / "jaxserve"
     try:
-        state = Path(base) if base else Path.home() / ".local" / "state"
+        folder = platformdirs.user_state_path("jaxserve", appauthor=False)
     except RuntimeError:
         return None
-    return state / "jaxserve"
+    return folder if folder.is_absolute() else None  # earlier platformdirs keep ~ without a home
 
 
-def locked_file(path: Path) -> int | None:
-    """Keeps other processes out of what a file stands for, until it is closed or this one ends.
+def lock_file(path: Path) -> FileLock | None:
+    """Locks a file against other processes until the lock is released, or the process ends.
 
     Returns:
-      the file, open; None where another process has it.
+      the lock, which a reference must keep alive; None where another process has it.
 
     Raises:
-      OSError: it cannot be opened.
+      OSError: the file cannot be opened.
     """
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    lock = FileLock(path, timeout=0, mode=0o600, thread_local=False)
     try:
-        import fcntl
-    except ImportError:  # Windows: nobody is kept out
-        return file
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
+        lock.acquire()
+    except Timeout:
         return None
-    return file
+    return lock

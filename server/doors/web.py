@@ -25,7 +25,9 @@ iframe[title=jaxserve] { display: block; width: 100%; height: calc(100vh - 72px)
 
 def add_page(app: FastAPI) -> None:
     """Serves the page at ``/dashboard/``, and at ``/web`` unless OpenEnv's interface is there."""
-    app.mount(_PAGE.rstrip("/"), StaticFiles(directory=_FILES, html=True), name="dashboard")
+    shared = ("jaxserve.rollouts.dashboard", "shared")  # base.css, the style of all pages
+    files = StaticFiles(directory=_FILES, packages=[shared], html=True)
+    app.mount(_PAGE.rstrip("/"), files, name="dashboard")
     if WEB_INTERFACE:
         return
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxserve.client import ConnectionLost, ServeClient, ServerError
-from jaxserve.client.observation import Step
+from jaxserve.client.async_client import StepResult
 from jaxserve.errors import InputError
 from jaxserve.grading import grade_actions
 from jaxserve.spaces import KNOBS
@@ -145,7 +145,7 @@ class OverHttp:
         self._client.close()
         return grade
 
-    def _turn(self, answer: Step) -> Turn:
+    def _turn(self, answer: StepResult) -> Turn:
         self._observation, self._done = answer.observation, answer.done
         info = answer.info
         knobs = tuple(float(info["action"][knob]) for knob in KNOBS)

@@ -24,7 +24,7 @@ ACTION = {"batch_cap": 64, "speculation_depth": 2}
 
 @functools.cache
 def rewards(url: str, windows: int) -> list[float]:
-    """What an undisturbed client gets."""
+    """Rewards of an episode without disturbances."""
     with ServeClient.from_url(url) as env:
         env.reset(task_id=3, seed=5)
         return [env.step(ACTION).reward for _ in range(windows)]
@@ -126,7 +126,7 @@ def test_the_asynchronous_client_plays_many_at_once(server: LocalServer) -> None
 
 
 def test_an_agent_of_the_server_plays_on(server: LocalServer) -> None:
-    """Its windows are those of the session, which goes on after them."""
+    """The agent's windows are windows of the session, which continues after them."""
     with ServeClient.from_url(server.url) as env:
         env.reset(task_id=3, seed=5)
         env.step(ACTION)
@@ -137,7 +137,7 @@ def test_an_agent_of_the_server_plays_on(server: LocalServer) -> None:
 
 
 def test_it_works_where_an_event_loop_runs_already(server: LocalServer) -> None:
-    """As in a notebook."""
+    """The client works inside a running event loop, as in a notebook."""
 
     async def cell() -> float:
         with ServeClient(server.url) as env:
@@ -177,7 +177,7 @@ def test_a_step_whose_answer_was_lost_is_not_taken_twice(server: LocalServer) ->
 
 
 def test_http_serves_where_websockets_do_not_pass(server: LocalServer) -> None:
-    """The same rewards."""
+    """HTTP gives the same rewards."""
     with Proxy(server.port, refuse_websocket=True) as proxy, ServeClient(proxy.url) as env:
         env.reset(task_id=3, seed=5)
         assert isinstance(env._client._transport, HttpTransport)
@@ -203,7 +203,7 @@ def test_an_episode_survives_its_server(
 
 
 def test_what_the_server_refuses_is_said(server: LocalServer) -> None:
-    """Its sentence, and the episode is as it was."""
+    """The error is the server's sentence, and the episode is unchanged."""
     with ServeClient(server.url) as env:
         with pytest.raises(InputError, match="before reset"):
             env.step({})

@@ -24,13 +24,13 @@ _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 
 
 class Stub:
-    """One session over HTTP and WebSocket, whose answers can be spoilt."""
+    """A server with one session, over HTTP and WebSocket, whose answers can be spoilt."""
 
     def __init__(self) -> None:
         self.spoilt: list[tuple[int, dict[str, str], bytes]] = []
         """answers to the next HTTP requests, in place of what was asked for."""
         self.socket: int | dict[str, Any] | None = 403
-        """how a WebSocket is refused: by a status or by a message; None lets it in."""
+        """refusal of a WebSocket, by a status or by a message; None accepts it."""
         self.steps = 0
         self.asked: list[str] = []
         stub = self
@@ -136,7 +136,7 @@ def stub() -> Iterator[Stub]:
 def test_a_refusal_for_now_is_waited_out(
     stub: Stub, status: int, headers: dict[str, str], body: bytes
 ) -> None:
-    """In reset as in a step, which is taken once; and as long as the server asks."""
+    """reset and step wait as long as the server asks, and a step is taken once."""
     with ServeClient(stub.url) as env:
         stub.spoilt = [(status, headers, body)] * 2
         started = time.monotonic()
@@ -157,7 +157,7 @@ def test_a_refusal_for_now_is_waited_out(
 def test_the_servers_own_503_is_waited_out_where_that_helps(
     stub: Stub, problem: Problem, waits: bool
 ) -> None:
-    """As the server really answers: when too many wait, and not when something takes too long."""
+    """The client waits where too many requests wait, and not where one takes too long."""
     app = FastAPI()
     answer_problems(app)
 
@@ -178,7 +178,7 @@ def test_the_servers_own_503_is_waited_out_where_that_helps(
 
 
 def test_patience_ends(stub: Stub) -> None:
-    """With what the server said last; a longer wait than is left is not begun."""
+    """The error is the server's last; a wait beyond the time limit is not begun."""
     stub.spoilt = [(429, {"Retry-After": "50"}, json.dumps(_OURS).encode())]
     with ServeClient(stub.url, patience_s=1.0) as env, pytest.raises(ConnectionLost) as error:
         env.reset()

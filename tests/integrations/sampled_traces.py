@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from jaxserve.rollouts.files import write_trajectories
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 
 
 def said(model: Any, ids: list[int], length: int) -> list[float]:
@@ -28,7 +28,7 @@ def said(model: Any, ids: list[int], length: int) -> list[float]:
     return found
 
 
-def trace_of(model: Any, number: int) -> Trace:
+def trace_of(model: Any, number: int) -> TokenTrace:
     """A prompt, a response, what others say, a response."""
     others = [int(one) for one in torch.randint(0, 200, (5 + 3 * number,))]
     ids, prompt = list(others), len(others)
@@ -37,7 +37,7 @@ def trace_of(model: Any, number: int) -> Trace:
     second = said(model, ids, 11 - number)
     between = [np.nan] * (2 + number)
     mask = [1] * len(first) + [0] * len(between) + [1] * len(second)
-    return Trace(
+    return TokenTrace(
         prompt_ids=np.array(ids[:prompt], np.int32),
         response_ids=np.array(ids[prompt:], np.int32),
         loss_mask=np.array(mask, np.uint8),

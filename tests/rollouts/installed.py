@@ -25,7 +25,7 @@ import pytest
 from jaxserve.client import ServeClient
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
-from jaxserve.rollouts.evaluators.credit import calls_of, credits
+from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
 from jaxserve.runtime.process_group import own_process
@@ -44,7 +44,7 @@ SHELLS = (
     *("Bash", "bash", "exec_command", "shell", "shell_command", "run_shell_command"),
     *("terminal", "exec"),
 )
-"""What agents call the tool that runs a command."""
+"""Names of the tool that runs a command, by agents."""
 _STEP = """
 import json, sys, urllib.request as u
 body = {{"session_id": {session!r}, "action": {{"batch_cap": int(sys.argv[1])}}}}
@@ -56,19 +56,19 @@ print(json.dumps({{"step": told["observation"]["step_index"], "reward": told["re
 
 
 class Way(Protocol):
-    """How a window is played."""
+    """A way to play a window."""
 
     def tool(self, asked: Mapping[str, Any]) -> str | None:
         """The one to call next, of those that the model is offered."""
         ...
 
     def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
-        """Of the call, to play a window with a batch cap."""
+        """Arguments of the call that plays a window with a batch cap."""
         ...
 
 
 class Shell:
-    """By a command."""
+    """Windows played by a command in the agent's shell."""
 
     def tool(self, asked: Mapping[str, Any]) -> str | None:
         """The tool that runs commands."""
@@ -76,7 +76,7 @@ class Shell:
         return next((name for name in SHELLS if name in names), None)
 
     def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
-        """What must be there, and no more."""
+        """The required arguments only."""
         schema = _schema(asked, self.tool(asked))
         command = f"{sys.executable} step.py {cap}"
         found: dict[str, Any] = {}
@@ -91,10 +91,10 @@ class Shell:
 
 @dataclass(frozen=True)
 class Served:
-    """By the environment's own tool, which some agents have the model search for first."""
+    """Windows played by the environment's own tool, which some agents let the model search for."""
 
     session: str
-    """of the episode."""
+    """session of the episode."""
 
     def tool(self, asked: Mapping[str, Any]) -> str | None:
         """Agents put their name of the server before the tool's."""
@@ -105,7 +105,7 @@ class Served:
         return "tool_call" if _found(asked) else "tool_search"
 
     def arguments(self, asked: Mapping[str, Any], cap: int) -> dict[str, Any]:
-        """As the tool's schema has them."""
+        """The arguments, in the form of the tool's schema."""
         tool, step = self.tool(asked), {"session_id": self.session, "action": {"batch_cap": cap}}
         schema = _schema(asked, tool)["properties"]
         if tool == "tool_search":
@@ -139,20 +139,20 @@ def _offered(asked: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of an agent."""
+    """The outcome of an agent's episode."""
 
     code: int
-    """with which it ended."""
+    """exit code of the agent."""
     printed: str
-    """by it, the end of it."""
+    """end of the output."""
     records: list[CompletionRecord]
-    """of its session."""
+    """records of the session."""
     actions: list[dict[str, float]]
     """knobs of the windows, as the server played them."""
     caps: list[int]
-    """that the engine's calls asked for."""
+    """batch caps in the engine's calls."""
     way: Way
-    """in which it played."""
+    """way in which the agent played."""
 
     @property
     def trajectory(self) -> Trajectory:
@@ -173,12 +173,12 @@ class Played:
     def credited(self) -> int:
         """Windows of which it is known which completion played them."""
         tool = "step" if isinstance(self.way, Served) else self.tool
-        owners = credits(calls_of(self.records, tool or ""), self.actions)
+        owners = window_owners(find_tool_calls(self.records, tool or ""), self.actions)
         return len(owners) - owners.count(None)
 
     @property
     def instruction(self) -> str:
-        """How it arrived."""
+        """The form in which the instruction arrived."""
         said = [_text(one) for record in self.playing[:1] for one in record.messages]
         if INSTRUCTION in said:
             return "as it is"
@@ -199,7 +199,7 @@ class Played:
         return self.code == 0 and self.credited == len(self.actions) == WINDOWS
 
     def seen(self) -> str:
-        """In a few words, for the table of presets."""
+        """A summary for the table of presets."""
         trajectory = self.trajectory
         beside = len(self.records) - len(self.playing)
         cuts = ", ".join(f"{count} {reason}" for reason, count in trajectory.cuts.items())
@@ -214,7 +214,7 @@ class Played:
 
 
 def sent(record: CompletionRecord) -> dict[str, Any]:
-    """What the engine was asked."""
+    """The request to the engine."""
     return json.loads(record.sent or b"{}")
 
 
@@ -255,13 +255,13 @@ class Stage:
     """All that agents need to play."""
 
     folder: Path
-    """where they get folders of their own."""
+    """folder of the agents' folders."""
     gateway: RunningGateway
-    """that records."""
+    """gateway that records."""
     engine: TokenEngine
     """behind it."""
     url: str
-    """of the environment's server."""
+    """address of the environment's server."""
 
     def play(self, preset: Preset, programs: Path, *, over_mcp: bool = False) -> Played:
         """Lets an agent play an episode of its own, with its shell or over MCP."""
@@ -340,7 +340,7 @@ def _path(*programs: str) -> str:
 
 
 def _answer(asked: Mapping[str, Any], caps: list[int], way: Way) -> dict[str, Any]:
-    """What the engine says: a call that plays the next window, or that all are played."""
+    """The engine's answer: a call that plays the next window, or a text after the last."""
     tool = way.tool(asked)
     if tool is None:
         return {"reply": "An episode"}
@@ -357,7 +357,7 @@ def _answer(asked: Mapping[str, Any], caps: list[int], way: Way) -> dict[str, An
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Of a message, whatever its form."""
+    """The text of a message, in either form."""
     content = message.get("content") or ""
     if isinstance(content, str):
         return content

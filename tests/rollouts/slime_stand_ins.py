@@ -1,4 +1,4 @@
-"""What of slime its releases v0.3.0 and v0.3.1 have that a rollout function meets, made anew.
+"""Stand-ins for the parts of slime v0.3.0 and v0.3.1 that a rollout function uses.
 
 Fields, their defaults and how ``from_dict`` treats unknown ones are as in ``slime/utils/types.py``
 of each; the tokenizer is one of characters.
@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 RELEASES = {"v0.3.0": "group_id", "v0.3.1": "rollout_id"}
-"""What each calls the rollout that a sample is of."""
+"""Names of a sample's rollout in each release."""
 
 
 class Status(Enum):
-    """Of a sample, in both."""
+    """Status of a sample, in both releases."""
 
     PENDING = "pending"
     COMPLETED = "completed"
@@ -67,7 +67,7 @@ class _Sample:
         setattr(self, name, value)
 
     def get_reward_value(self, args: Any) -> float:
-        """By the key, where there is one."""
+        """The reward, by its key where there is one."""
         reward: Any = vars(self)["reward"]
         return reward[args.reward_key] if args.reward_key else reward
 
@@ -136,7 +136,7 @@ def install(release: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 class DataSource:
-    """Of prompts, as many samples of each as a group has."""
+    """A source of prompts, with as many samples of each as a group has."""
 
     def __init__(self, sample: Any, prompts: list[Any], size: int) -> None:
         self._sample, self._prompts, self._size = sample, prompts, size

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from jaxserve.gateway.sessions.redaction import Redaction
-from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
+from jaxserve.rollouts.bounded_process import ProcessExit, ProcessLimits, run_process
 from tests.patience import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(folder: Path, code: str, **limits: float) -> Ended:
+def run(folder: Path, code: str, **limits: float) -> ProcessExit:
     """Runs a few lines of Python."""
     command = (sys.executable, "-c", code)
-    chosen = Limits(**{"budget_s": 60.0, **limits})  # type: ignore[arg-type]
+    chosen = ProcessLimits(**{"budget_s": 60.0, **limits})  # type: ignore[arg-type]
     return asyncio.run(run_process(command, folder, {"A": "b"}, folder / "log", chosen))
 
 
@@ -35,14 +35,14 @@ def test_it_gets_its_variables_and_no_others(tmp_path: Path) -> None:
 
 
 def test_output_is_bounded(tmp_path: Path) -> None:
-    """What is too much is read, so that nobody waits, and not kept."""
+    """Output beyond the bound is read, so that the process is not blocked, and dropped."""
     ended = run(tmp_path, "print('x' * 5_000_000)", output_bytes=1000)
     assert ended.code == 0 and ended.output_bytes == 5_000_001
     assert len((tmp_path / "log").read_bytes()) < 1100
 
 
 def test_no_secret_is_in_the_output(tmp_path: Path) -> None:
-    """Not in pieces either; what only begins as one is kept, at the end too."""
+    """A secret in pieces is removed too; the first half of one alone is kept, also at the end."""
     code = """
 import sys, time
 for piece in ("key sk-1", "2345", "6, sk-123", "4!", " sk-123456 sk-12"):
@@ -52,7 +52,7 @@ for piece in ("key sk-1", "2345", "6, sk-123", "4!", " sk-123456 sk-12"):
 """
     command, log = (sys.executable, "-c", code), tmp_path / "log"
     redaction = Redaction(("sk-123456",))
-    limits = Limits(60.0)
+    limits = ProcessLimits(60.0)
     ended = asyncio.run(run_process(command, tmp_path, {}, log, limits, redaction=redaction))
     assert ended.code == 0 and log.read_text() == "key [secret], sk-1234! [secret] sk-12"
 
@@ -93,7 +93,7 @@ time.sleep({sleeps})
 @pytest.mark.skipif(sys.platform != "linux", reason="is found by /proc")
 @pytest.mark.parametrize("sleeps", [0, 1000], ids=["ended", "late"])
 def test_what_has_left_the_group_ends(sleeps: int, tmp_path: Path) -> None:
-    """With the command, and where its time is up."""
+    """Processes outside of the group end with the command, and at the time limit."""
     code = DAEMON.format(env="None", sleeps=sleeps)
     assert run(tmp_path, code, budget_s=20.0 if sleeps else 60.0).timed_out == bool(sleeps)
     child = (tmp_path / "child").read_text()
@@ -106,10 +106,10 @@ def runner_of_a_daemon(folder: Path) -> str:
 import asyncio, sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from jaxserve.rollouts.bounded_process import Limits, run_process
+from jaxserve.rollouts.bounded_process import ProcessLimits, run_process
 folder, code = Path({str(folder)!r}), {DAEMON.format(env="None", sleeps=1000)!r}
 command = (sys.executable, "-c", code)
-asyncio.run(run_process(command, folder, {{}}, folder / "inner_log", Limits(1000.0)))
+asyncio.run(run_process(command, folder, {{}}, folder / "inner_log", ProcessLimits(1000.0)))
 """
 
 
@@ -132,7 +132,7 @@ def test_a_runner_that_is_a_command_itself(tmp_path: Path) -> None:
 
     async def ended() -> None:
         command = (sys.executable, "-c", runner_of_a_daemon(tmp_path))
-        limits = Limits(1000.0)
+        limits = ProcessLimits(1000.0)
         running = asyncio.create_task(run_process(command, tmp_path, {}, tmp_path / "log", limits))
         async with asyncio.timeout(PATIENCE_S):
             while not (tmp_path / "child").exists():
@@ -163,7 +163,7 @@ def test_a_caller_that_is_cancelled(tmp_path: Path) -> None:
         code = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(1000)"
         command = (sys.executable, "-c", code)
         running = asyncio.create_task(
-            run_process(command, tmp_path, {}, tmp_path / "log", Limits(60.0))
+            run_process(command, tmp_path, {}, tmp_path / "log", ProcessLimits(60.0))
         )
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
             await asyncio.sleep(0.01)

@@ -96,7 +96,7 @@ def conversation(tree: Tree, *turns: str) -> list[Message]:
 
 
 def test_a_line_is_one_trace() -> None:
-    """What stands between two answers has mask 0."""
+    """Tokens between two answers have mask 0."""
     tree = Tree()
     conversation(tree, "one", "two", "three")
     (trace,) = prefix_merging(tree.records).traces
@@ -137,7 +137,7 @@ def test_a_discarded_answer() -> None:
 
 
 def test_two_ways_on_from_one_answer() -> None:
-    """One goes on in line; the other's trace has the shared history as a prompt without a mask."""
+    """One branch continues the trace; the other's prompt is the shared history."""
     tree = Tree()
     messages = conversation(tree, "one")
     tree.ask(messages, ["left"])
@@ -164,8 +164,8 @@ def test_all_choices_become_traces() -> None:
 
 
 def test_other_tokens_cut_a_line() -> None:
-    """Where the template tokenises an answer otherwise, nothing is trained under the wrong tokens;
-    the cut is counted and the conversation known."""
+    """If the template encodes an answer in other tokens, no token is trained after wrong tokens;
+    the cut is counted, and the conversation is known."""
     tree = Tree()
     conversation(tree, "one", "~two", "three")
     trajectory = prefix_merging(tree.records)
@@ -188,7 +188,7 @@ def test_a_wrong_link_is_not_believed() -> None:
 
 @pytest.mark.parametrize("build", [per_request, prefix_merging])
 def test_what_cannot_be_trained_on_is_counted(build) -> None:
-    """By its reason: an answer that broke off, an engine that tells no ids."""
+    """Tokens of a broken answer, and of an engine without ids, are counted by reason."""
     tree = Tree()
     tree.ask([user("q")], ["cut"], outcome="cancelled")
     tree.ask([user("q")], ["dark"], ids=False)
@@ -201,7 +201,7 @@ def test_what_cannot_be_trained_on_is_counted(build) -> None:
 @pytest.mark.parametrize("build", [per_request, prefix_merging])
 @pytest.mark.parametrize("status", ["COMPLETED", "ERROR"])
 def test_a_session_in_which_nothing_was_said(build, status: str) -> None:
-    """Has no traces, and ended as it ended."""
+    """The trajectory has no traces, and the session's status."""
     trajectory = build([], status)
     assert (trajectory.status, trajectory.traces, dict(trajectory.dropped)) == (status, (), {})
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.rollouts.export import exported, fault_of
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.export import exported, logprob_fault
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 
 
-def trace_of(mask: list[int], logprobs: list[float]) -> Trace:
+def trace_of(mask: list[int], logprobs: list[float]) -> TokenTrace:
     """A trace of tokens that do not matter."""
-    return Trace(
+    return TokenTrace(
         prompt_ids=np.array([1], np.int32),
         response_ids=np.arange(len(mask), dtype=np.int32),
         loss_mask=np.array(mask, np.uint8),
@@ -38,7 +38,7 @@ def trace_of(mask: list[int], logprobs: list[float]) -> Trace:
 def test_a_trace_that_fails_is_masked_whole(value: float, fault: str | None) -> None:
     """Fault 3: a missing one passed as 0.0. It is counted, and only the place's mask matters."""
     good, other = trace_of([1, 0, 1], [-1, np.nan, value]), trace_of([1], [-1])
-    assert fault_of(good) == fault and fault_of(trace_of([1, 0], [-1, value])) is None
+    assert logprob_fault(good) == fault and logprob_fault(trace_of([1, 0], [-1, value])) is None
     before = Trajectory("COMPLETED", (good, other), {"client_left": 3})
     after = exported(before)
     lost = {} if fault is None else {fault: 2}

@@ -1,4 +1,4 @@
-"""What is written is read back, in both formats; a file is whole or not there."""
+"""Files are read back as written, in both formats, and are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_what_cannot_be_written(ending: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_read(name: str, data: bytes | None, said: str, tmp_path: Path) -> None:
-    """One sentence that names the file."""
+    """The error is one sentence with the file's name."""
     if data is not None:
         (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=said):

@@ -1,13 +1,15 @@
 """Agents as their packages install them, each playing a short episode through the gateway.
 
-Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all.
-``tests/rollouts/try_presets.py`` writes its results into the presets.
+Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all. ``scripts/try_presets.py`` runs
+the last test with versions of its own, and writes what was seen into the presets.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -33,8 +35,8 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     [(name, False) for name in TRIED] + [(name, True) for name in TRIED if load_preset(name).mcp],
 )
 def test_it_plays_an_episode(playing: Stage, name: str, over_mcp: bool) -> None:
-    """With its shell or the tools of the server, in the dialect of its preset; every window is that
-    of the completion that asked for it."""
+    """The agent plays with its shell or the server's tools, in the dialect of its preset; every
+    window belongs to the completion that asked for it."""
     if name not in IN_EVERY_RUN and not os.environ.get("JAXSERVE_ALL_AGENTS"):
         pytest.skip("JAXSERVE_ALL_AGENTS is not set")
     preset = load_preset(name)
@@ -51,3 +53,19 @@ def test_it_plays_an_episode(playing: Stage, name: str, over_mcp: bool) -> None:
         record.sampled for record in played.records
     )
     assert played.instruction != "changed"
+
+
+@pytest.mark.parametrize("chosen", os.environ.get("JAXSERVE_TRIALS", "").split())
+def test_a_trial(playing: Stage, chosen: str) -> None:
+    """A version that ``scripts/try_presets.py`` names plays with its shell and over MCP, and what
+    was seen is written into the script's folder."""
+    name, _, version = chosen.partition("=")
+    preset = load_preset(name)
+    seen = {"version": version or preset.tried[-1].version}
+    programs = install(preset, seen["version"])
+    for field in ("seen", "over_mcp") if preset.mcp is not None else ("seen",):
+        played = playing.play(preset, programs, over_mcp=field == "over_mcp")
+        seen[field] = played.seen()
+        print(f"{name} {seen['version']}: {seen[field]}", flush=True)
+        assert played.whole, played.printed
+    Path(os.environ["JAXSERVE_TRIALS_FOLDER"], f"{name}.json").write_text(json.dumps(seen))

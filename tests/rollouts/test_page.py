@@ -13,9 +13,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jaxserve.rollouts.dashboard.door import DASHBOARD
+from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.files import read_trajectories
-from jaxserve.rollouts.service.topology import read_topology
+from jaxserve.rollouts.service.cluster.topology import read_topology
 from jaxserve.rollouts.trainers import token_rewards
 from server.local import free_port
 from tests.docs.snippets import blocks, run_code
@@ -41,7 +41,7 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_topologies(tmp_path: Path) -> None:
-    """Of the service's page are such."""
+    """The topologies on the service's page are valid."""
     path, plans = tmp_path / "topology.yaml", []
     for block in blocks(DOCS / "rollout_service.md"):
         path.write_text(block.code)

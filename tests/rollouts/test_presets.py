@@ -33,7 +33,7 @@ COMMANDS = {
     "pi": "pi --print --mode json --no-session --provider jaxserve --model M",
     "openhands_sdk": "python /f/openhands_run.py",
 }
-"""What a person would type, without quotes."""
+"""A command as typed by a person, without quotes."""
 VARIABLES: dict[str, dict[str, str]] = {
     "claude_code": {
         "CLAUDE_CONFIG_DIR": "/f/claude",
@@ -103,11 +103,11 @@ TOKENS: dict[str, dict[str, Any]] = dict.fromkeys(SERVERS, AUTHORIZATION) | {
         "oauth": False,
     },
 }
-"""What entries of servers that ask for a token have, too."""
+"""Additional fields in entries of servers with a token."""
 
 
 def launch(name: str, instruction: str = "I", **more: Any) -> Launch:
-    """Of a preset, with values that are easy to find."""
+    """A launch of a preset, with values that are easy to find."""
     return load_preset(name).command(instruction, "M", f"{URL}/", KEY, "/f", **more)
 
 
@@ -121,7 +121,7 @@ def inside(launched: Launch, path: str, keys: list[str]) -> Any:
 
 
 def test_the_ten() -> None:
-    """Those that are promised."""
+    """The names of the promised presets."""
     assert set(preset_names()) == {*COMMANDS, "shell"} and len(COMMANDS) == 9
 
 
@@ -141,7 +141,7 @@ def test_to_the_letter(name: str) -> None:
 
 @pytest.mark.parametrize("name", preset_names())
 def test_no_file_holds_the_key(name: str) -> None:
-    """It is in the environment only, and no command line shows it."""
+    """The key is in the environment only, not on a command line."""
     launched = launch(name)
     assert not any(KEY.encode() in data for data in launched.files.values())
     assert KEY in launched.environment.values()
@@ -160,7 +160,7 @@ def test_servers_of_tools(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_a_server_that_asks_for_a_token(name: str) -> None:
-    """Is shown that of the environment where it is at the same place, and no other server is."""
+    """Only a server with the environment's origin gets the token."""
     urls = {"env": "http://e:80/mcp", "at_another_port": "http://e:81/mcp", "other": "http://o/mcp"}
     agent = Agent(load_preset(name), "M", urls)
     path, keys, _ = SERVERS[name]
@@ -192,7 +192,7 @@ LLM = Agent = Conversation = Tool = Made
 
 
 def test_openhands_puts_it_in(tmp_path: Path) -> None:
-    """Its runner does: what reads the configuration there puts in no variables."""
+    """Its runner fills in the variable, which its configuration reader does not."""
     for name, code in OPENHANDS.items():
         module = tmp_path / "openhands" / name
         module.mkdir(parents=True)
@@ -222,7 +222,7 @@ def test_no_servers_of_tools(name: str) -> None:
 @settings(max_examples=30, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_an_instruction_arrives_as_it_is(name: str, text: str) -> None:
-    """In one argument, one variable or the input, whole, and never where an option may stand."""
+    """The instruction is one argument, one variable or the input, and never an option."""
     if not text.strip():
         return
     launched, plain = launch(name, text), launch(name)
@@ -279,7 +279,7 @@ def test_wrong_quotes_run_nothing(quoted: str, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(change: dict[str, str], said: str) -> None:
-    """One sentence, which never shows the key."""
+    """The error is one sentence without the key."""
     values = {"instruction": "I", "model": "M", "base_url": URL, "key": KEY, "folder": "/f"}
     with pytest.raises(InputError, match=said) as caught:
         load_preset("codex").command(**{**values, **change})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.ratios import importance_ratios, token_logprobs
-from jaxserve.rollouts.traces import Trace
+from jaxserve.rollouts.traces import TokenTrace
 
 VOCABULARY, WIDTH = 17, 8
 
@@ -29,12 +29,12 @@ class Model:
         before = np.concatenate([[0], ids[:-1]])
         return np.tanh(self.embedding[0, ids] + self.embedding[1, before]) @ self.head
 
-    def __call__(self, trace: Trace) -> np.ndarray:
+    def __call__(self, trace: TokenTrace) -> np.ndarray:
         ids = np.concatenate([trace.prompt_ids, trace.response_ids])
         return token_logprobs(self.logits(ids), trace)
 
 
-def played(model: Model, seed: int, turns: int = 3) -> Trace:
+def played(model: Model, seed: int, turns: int = 3) -> TokenTrace:
     """Sampled token by token, with tokens of others between the answers."""
     rng = np.random.default_rng(seed)
     ids, mask, logprobs = list(rng.integers(VOCABULARY, size=4)), [], []
@@ -47,7 +47,7 @@ def played(model: Model, seed: int, turns: int = 3) -> Trace:
             chances /= chances.sum()
             token = rng.choice(VOCABULARY, p=chances)
             ids, mask, logprobs = [*ids, token], [*mask, 1], [*logprobs, np.log(chances[token])]
-    return Trace(
+    return TokenTrace(
         prompt_ids=np.array(ids[:4], np.int32),
         response_ids=np.array(ids[4:], np.int32),
         loss_mask=np.array(mask, np.uint8),
@@ -100,7 +100,7 @@ def test_what_is_refused() -> None:
 
 
 def test_a_torch_model() -> None:
-    """The same of a random recurrent network, whose log-probabilities torch computes."""
+    """Ratios of a random recurrent network, whose log-probabilities torch computes."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     torch.manual_seed(0)
     embedding = torch.nn.Embedding(VOCABULARY, WIDTH)

@@ -15,13 +15,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.rollouts.runtimes import Ours, Runtime, container_name, process_of, removal
-from jaxserve.rollouts.service.execution import Execution, Place
+from jaxserve.rollouts.runtimes import (
+    Runtime,
+    ServiceVariables,
+    command_line,
+    container_name,
+    container_removal,
+)
+from jaxserve.rollouts.service.worker.execution import CommandPlace, Execution
 
 TOP = Path("/s/a task/0.1")
-OURS = Ours(TOP / "home", {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"})
+OURS = ServiceVariables(TOP / "home", {"OPENAI_API_KEY": "SECRET", "INSTRUCTION": "a\nb"})
 USER = f"--user={os.getuid()}:{os.getgid()}"
 NASTY = "'; touch pwned; $(touch pwned) `touch pwned` \" \\ --rm \n{{X}}"
+
+
+def place_of(top: Path, printed: Path) -> CommandPlace:
+    """The place of a command with a key."""
+    return CommandPlace(
+        top, top / "work", ServiceVariables(top / "home", {"KEY": "SECRET"}), printed
+    )
 
 
 def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +42,7 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
     runtime = Runtime("docker", "img:1", "none", variables={"A": "b c", "LD_PRELOAD": "x.so"})
-    process = process_of(runtime, ["run", NASTY], OURS, TOP, TOP / "work", reads=True)
+    process = command_line(runtime, ["run", NASTY], OURS, TOP, TOP / "work", reads=True)
     assert process.argv == (
         "docker",
         "run",
@@ -56,7 +69,7 @@ def test_docker_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process.environment["OPENAI_API_KEY"] == "SECRET"
     assert process.environment["PATH"] == "/bin"
     assert {"LD_PRELOAD", "JAXSERVE_ROLLOUT_TOKEN"}.isdisjoint(process.environment)
-    gone = removal(runtime, TOP)
+    gone = container_removal(runtime, TOP)
     assert gone is not None
     assert gone.argv == ("docker", "rm", "--force", "--volumes", container_name(TOP))
 
@@ -65,7 +78,7 @@ def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Variables have its prefix, and nothing is evaluated as a shell would."""
     monkeypatch.setenv("PATH", "/bin")
     runtime = Runtime("apptainer", "docker://img", variables={"A": "b"})
-    process = process_of(runtime, ["run", "-x"], OURS, TOP, TOP / "work")
+    process = command_line(runtime, ["run", "-x"], OURS, TOP, TOP / "work")
     assert process.argv == (
         "apptainer",
         "exec",
@@ -87,7 +100,7 @@ def test_apptainer_to_the_letter(monkeypatch: pytest.MonkeyPatch) -> None:
         "APPTAINERENV_OPENAI_API_KEY",
         "APPTAINERENV_INSTRUCTION",
     }
-    assert removal(runtime, TOP) is None
+    assert container_removal(runtime, TOP) is None
 
 
 def test_local_processes_get_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +108,7 @@ def test_local_processes_get_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/bin")
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
     runtime = Runtime(variables={"OPENAI_API_KEY": "other", "PATH": "/x", "A": "b"})
-    process = process_of(runtime, ["run"], OURS, TOP, TOP)
+    process = command_line(runtime, ["run"], OURS, TOP, TOP)
     assert process.argv == ("run",)
     assert process.environment["OPENAI_API_KEY"] == "SECRET"
     assert (process.environment["PATH"], process.environment["A"]) == ("/bin", "b")
@@ -109,7 +122,7 @@ def test_any_folder_is_one_field(name: str) -> None:
     import csv
 
     top = Path("/s") / name
-    argv = process_of(Runtime("docker", "i"), ["x"], OURS, top, top).argv
+    argv = command_line(Runtime("docker", "i"), ["x"], OURS, top, top).argv
     (mount,) = [one for one in argv if one.startswith("--mount=")]
     text = mount.removeprefix("--mount=")
     if "\n" not in name and "\r" not in name:
@@ -142,7 +155,7 @@ def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     top = tmp_path / 'task, "x"' / "0.1"
     (top / "work").mkdir(parents=True)
-    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime("docker", "img"), 60.0, 2**20)
     code = "import sys; print(sys.argv[1:])"
     ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place, b"input"))
@@ -178,7 +191,7 @@ def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
     top = tmp_path / "a task" / "0.1"
     (top / "work").mkdir(parents=True)
-    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime("apptainer", "img", variables={"A": "b"}), 60.0, 2**20)
     code = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.environ))"
     ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place))
@@ -192,14 +205,14 @@ def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", ["docker", "apptainer"])
 def test_a_real_one(kind: str, tmp_path: Path) -> None:
-    """Where this machine has the program, and an image of its own to run."""
+    """A real container, where this machine has the program and an image to run."""
     image = os.environ.get("JAXSERVE_CONTAINER_IMAGE")
     if shutil.which(kind) is None or image is None:
         pytest.skip(f"{kind} is not in PATH, or JAXSERVE_CONTAINER_IMAGE names no image")
     top = tmp_path / "0.1"
     for name in ("work", "home"):
         (top / name).mkdir(parents=True)
-    place = Place(top, top / "work", Ours(top / "home", {"KEY": "SECRET"}), tmp_path / "printed")
+    place = place_of(top, tmp_path / "printed")
     execution = Execution(Runtime(kind, image), 600.0, 2**20)
     command = ["sh", "-c", 'echo "$KEY" > said']
     assert asyncio.run(execution.run(command, place)).code == 0

@@ -15,11 +15,11 @@ import pytest
 from jaxserve.errors import InputError
 from jaxserve.rollouts import slime
 from jaxserve.rollouts.slime import (
+    build_tasks,
     generate_rollout,
-    instruction_of,
     leave_one_out,
     policy_version,
-    tasks_of,
+    prompt_text,
 )
 from tests.gateway.running import RunningGateway
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled
@@ -118,7 +118,7 @@ def test_how_old_the_weights_are(
 
 
 def test_the_oldest_weights_count() -> None:
-    """Of those that sampled a trace's completions, and none where one of them is not known."""
+    """The version is the lowest of a trace's completions; one unknown version makes it unknown."""
     assert policy_version(["step-12", "7", "step-9"]) == 7
     assert policy_version(["step-12", "7", None]) is None
     assert policy_version([]) is None
@@ -132,8 +132,7 @@ def test_the_oldest_weights_count() -> None:
     ],
 )
 def test_the_number_of_weights(name: str, number: int | None) -> None:
-    """Is a word of its own at the end of their name, or letters and the number; nothing that looks
-    like one otherwise."""
+    """The number is the last word of a version's name, alone or after letters only."""
     assert policy_version([name]) == number
 
 
@@ -145,7 +144,7 @@ def test_weights_of_a_later_step(step: int, staleness: int | None) -> None:
 
 
 def test_it_is_called_as_slimes_own() -> None:
-    """By these names, in this order."""
+    """The parameters have slime's names and order."""
     parameters = inspect.signature(generate_rollout).parameters
     assert list(parameters) == ["args", "rollout_id", "data_source", "evaluation"]
     assert parameters["evaluation"].default is False
@@ -170,7 +169,7 @@ def test_a_session_without_a_trace_has_a_place(
 def test_a_session_without_a_grade_is_not_trained_on(
     release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its traces are there, and its place is as that of one without."""
+    """The session becomes a sample in the form of a session without a trace."""
     sample = install(release, monkeypatch)
     evaluator = {"name": "tests.rollouts.evaluators.own:Fails", "how": "refuses"}
     task = {"agent": python(SPEAK), "evaluator": evaluator}
@@ -187,7 +186,7 @@ def test_a_session_without_a_grade_is_not_trained_on(
 def test_what_completions_earned_reaches_slime(
     release: str, service: RunningService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With their tokens, in the metadata of each sample; the reward is the session's in all."""
+    """Rewards of completions are in each sample's metadata; the reward is the session's."""
     sample = install(release, monkeypatch)
     evaluator = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.5}
     evaluator["completions"] = [[2, 0, -3.0]]
@@ -219,13 +218,13 @@ def test_an_evaluation(
 
 
 def test_the_tasks_that_are_submitted() -> None:
-    """One for each group, of the template, the prompt, and what the sample says itself."""
+    """Each group's task is the template with the prompt and the sample's own fields."""
     sample = sample_type("v0.3.1")
     (group,) = DataSource(sample, ["do it"], size=3).get_samples(1)
     group[0].metadata = {"jaxserve": {"environment": {"seed": 4}}, "other": 1}
     template = {"agent": {"preset": "pi"}, "environment": {"seed": 1}, "metadata": {"a": 1}}
     args = SimpleNamespace(jaxserve_task=template)
-    (first,), (again,) = (tasks_of(args, 5, [group]) for _ in range(2))
+    (first,), (again,) = (build_tasks(args, 5, [group]) for _ in range(2))
     assert first.pop("task_id") != again["task_id"]
     assert first == {
         "agent": {"preset": "pi"},
@@ -237,13 +236,13 @@ def test_the_tasks_that_are_submitted() -> None:
 
 
 def test_a_prompt_of_messages() -> None:
-    """Is one text; of several roles each is told."""
+    """Messages become one text; different roles are marked."""
     parts = [{"type": "text", "text": "Fix "}, {"type": "text", "text": "it"}]
     user = [{"role": "user", "content": parts}, {"role": "user", "content": "Then test it"}]
-    assert instruction_of("as it is") == "as it is"
-    assert instruction_of(user) == "Fix it\n\nThen test it"
+    assert prompt_text("as it is") == "as it is"
+    assert prompt_text(user) == "Fix it\n\nThen test it"
     system = {"role": "system", "content": None}
-    assert instruction_of([system, user[0]]) == "[system] \n\n[user] Fix it"
+    assert prompt_text([system, user[0]]) == "[system] \n\n[user] Fix it"
 
 
 def graded(rollout: int, reward: float, **more: Any) -> Any:
@@ -276,12 +275,12 @@ def test_metrics_count_sessions() -> None:
     """Each once, and rewards of those that completed with something to train on."""
     whole: Any = SimpleNamespace(traces=[SimpleNamespace(metadata={"weight_versions": ["v3"]})])
     sessions = [
-        slime._Session("COMPLETED", 1.0, whole),
-        slime._Session("COMPLETED", 0.0, whole),
-        slime._Session("TIMEOUT", 0.25, whole),
-        slime._Session("COMPLETED", 0.0, None),
+        slime._EndedSession("COMPLETED", 1.0, whole),
+        slime._EndedSession("COMPLETED", 0.0, whole),
+        slime._EndedSession("TIMEOUT", 0.25, whole),
+        slime._EndedSession("COMPLETED", 0.0, None),
     ]
-    assert slime.metrics_of([sessions], 4) == {
+    assert slime.step_metrics([sessions], 4) == {
         "jaxserve/sessions": 4.0,
         "jaxserve/completed": 0.75,
         "jaxserve/without_a_trace": 1.0,
@@ -291,7 +290,7 @@ def test_metrics_count_sessions() -> None:
 
 
 def test_what_is_refused(service: RunningService, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one sentence; tasks that were submitted before are cancelled."""
+    """The error is one sentence; tasks submitted before are cancelled."""
     sample = install("v0.3.1", monkeypatch)
     prompts = DataSource(sample, ["a", "b\0"], size=1)
     sleeping = {"command": [sys.executable, "-c", "import time; time.sleep(1000)"]}
@@ -313,7 +312,7 @@ def test_what_is_refused(service: RunningService, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_service_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is asked again for a while, and then the error names it."""
+    """The service is asked again for a while; then the error names it."""
     install("v0.3.1", monkeypatch)
     monkeypatch.setattr(slime, "POLL_S", 0.0)
     monkeypatch.setattr(slime, "_TRIES", 3)

@@ -28,6 +28,6 @@ def test_the_mask_is_0_or_1() -> None:
 
 
 def test_the_status_is_known() -> None:
-    """One of three words."""
+    """Three values are allowed."""
     with pytest.raises(InputError, match="status of a trajectory is 'DONE'"):
         Trajectory("DONE", ())

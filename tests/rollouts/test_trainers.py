@@ -10,8 +10,8 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.rollouts.export import exported
-from jaxserve.rollouts.files import line_of, trajectory_of
-from jaxserve.rollouts.traces import Trace, Trajectory
+from jaxserve.rollouts.files import parse_trajectory, trajectory_line
+from jaxserve.rollouts.traces import TokenTrace, Trajectory
 from jaxserve.rollouts.trainers import slime_samples, token_rewards, trl_rollout, verl_outputs
 
 SLIME_FIELDS = {
@@ -30,10 +30,10 @@ SLIME_FIELDS = {
     "status",
     "metadata",
 }
-"""Of ``Sample`` in releases with ``rollout_id``."""
+"""Fields of ``Sample`` in releases with ``rollout_id``."""
 
 
-def trace(**more: Any) -> Trace:
+def trace(**more: Any) -> TokenTrace:
     """Two tokens of prompt, a sampled one, one between, a sampled one."""
     fields: dict[str, Any] = {
         "prompt_ids": np.array([65, 66], np.int32),
@@ -51,7 +51,7 @@ def trace(**more: Any) -> Trace:
         "reward": 0.75,
         "metadata": {"weight_versions": ["7", None], "session": "s"},
     }
-    return Trace(**{**fields, **more})
+    return TokenTrace(**{**fields, **more})
 
 
 def text(ids: list[int]) -> str:
@@ -132,7 +132,7 @@ def test_rewards_by_token() -> None:
     Where nobody told completions apart there are none."""
     earned = {"completions": [(1, 0, 0, 1), (2, 0, 2, 3)], "completion_rewards": [0.5, -0.25]}
     graded = trace(metadata=earned)
-    read = trajectory_of(line_of(Trajectory("COMPLETED", (graded,)))).traces[0]
+    read = parse_trajectory(trajectory_line(Trajectory("COMPLETED", (graded,)))).traces[0]
     for one in (graded, read):
         found = token_rewards(one)
         assert found.dtype == np.float32 and found.tolist() == [0.5, 0.0, -0.25]

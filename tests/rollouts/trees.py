@@ -49,7 +49,7 @@ class Tree:
         outcome: str = "completed",
         ids: bool = True,
     ) -> CompletionRecord:
-        """One completion, linked and stored as the gateway does it."""
+        """Adds one completion, linked and stored as by the gateway."""
         prompt = np.array(prompt_of(messages), np.int32)
         choices, seq = [], len(self.records) + 1
         for index, reply in enumerate(replies):
@@ -82,7 +82,7 @@ class Tree:
 
 
 def user(text: str) -> Message:
-    """What a user says."""
+    """A message of a user."""
     return {"role": "user", "content": text}
 
 

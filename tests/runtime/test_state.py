@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import platformdirs
 import pytest
 
-from jaxserve.runtime.state import locked_file, state_folder
+from jaxserve.runtime.state import lock_file, state_folder
 
 HOLDS = """
 import sys
 from pathlib import Path
-from jaxserve.runtime.state import locked_file
-print(locked_file(Path(sys.argv[1])) is not None, flush=True)
+from jaxserve.runtime.state import lock_file
+lock = lock_file(Path(sys.argv[1]))
+print(lock is not None, flush=True)
 sys.stdin.read()
 """
 
@@ -23,17 +25,15 @@ sys.stdin.read()
 def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The named one, else the home's; none without a home."""
     assert state_folder({"XDG_STATE_HOME": str(tmp_path)}) == tmp_path / "jaxserve"
-    monkeypatch.setattr(Path, "home", lambda: tmp_path)
-    assert state_folder({}) == tmp_path / ".local" / "state" / "jaxserve"
-
-    def homeless() -> Path:
-        raise RuntimeError
-
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_folder({}) == platformdirs.user_state_path("jaxserve", appauthor=False)
+    if sys.platform == "linux":
+        assert state_folder({}) == tmp_path / ".local" / "state" / "jaxserve"
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert state_folder({}) is None
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows keeps nobody out")
 def test_one_at_a_time(tmp_path: Path) -> None:
     """Another process gets the file when the one that has it is killed, or lets go of it."""
     path = tmp_path / ".lock"
@@ -41,12 +41,12 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == "True\n" and locked_file(path) is None
+        assert other.stdout.readline() == "True\n" and lock_file(path) is None
         other.kill()
-    mine = locked_file(path)
+    mine = lock_file(path)
     assert mine is not None and path.stat().st_mode & 0o777 == 0o600
     again = subprocess.run(command, input="", capture_output=True, text=True, check=True)
     assert again.stdout == "False\n"
-    os.close(mine)
+    mine.release()
     again = subprocess.run(command, input="", capture_output=True, text=True, check=True)
     assert again.stdout == "True\n"

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import hashlib
 import logging
-import os
 import re
 import secrets
 import shutil
@@ -32,7 +31,7 @@ from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.sessions.files import sync
 from jaxserve.gateway.sessions.group_commit import GroupCommit
 from jaxserve.gateway.sessions.session import NotRecorded, Session, SessionInfo
-from jaxserve.runtime.state import locked_file
+from jaxserve.runtime.state import lock_file
 
 _LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -54,7 +53,7 @@ class Sessions:
         self._by_key: dict[bytes, Session] = {}
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = locked_file(folder / ".lock")
+            lock = lock_file(folder / ".lock")
             if lock is None:
                 raise ValueError("another gateway has it")
             self._lock = lock
@@ -187,7 +186,7 @@ class Sessions:
             session.end(deleted=False)
         self._threads.shutdown()
         self._commits.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _take(self, session: Session) -> None:
         self._by_id[session.info.id] = session

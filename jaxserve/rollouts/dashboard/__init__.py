@@ -1,1 +1,1 @@
-"""Pages that show what a rollout service does. They change nothing, and neither can they."""
+"""Read-only pages of a rollout service."""

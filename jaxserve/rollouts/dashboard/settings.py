@@ -1,4 +1,4 @@
-"""What an operator may choose of the dashboard."""
+"""Settings of the dashboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOKEN_VARIABLE = "JAXSERVE_DASHBOARD_TOKEN"
 
 @dataclass(frozen=True)
 class DashboardSettings:
-    """What an operator may choose on the command line."""
+    """Settings of the dashboard."""
 
     service: str = "http://127.0.0.1:9100"
     """Address of the rollout service."""
@@ -23,7 +23,7 @@ class DashboardSettings:
     """Port of the pages; 0 takes a free one."""
 
     def check(self) -> None:
-        """Raises InputError where a setting cannot be."""
+        """Raises InputError for an invalid setting."""
         checks.address("--service", self.service)
         checks.whole("--port", self.port, 0, 65_535)
         if not is_loopback(self.host):

@@ -1,7 +1,7 @@
-"""What a session is worth: evaluators of its trajectory.
+"""Evaluators: rewards of a session from its trajectory.
 
-An evaluator is made of its options and has ``evaluate(trajectory, context)``. Own classes are named
-``module:Class`` and are made the same way.
+An evaluator is constructed from its options and has ``evaluate(trajectory, context)``. A task names
+a class of its own as ``module:Class``.
 """
 
 from __future__ import annotations
@@ -13,25 +13,51 @@ from typing import Any
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
-from jaxserve.rollouts.evaluators.forms import Context, Episode, EvalResult, Evaluator
-from jaxserve.rollouts.evaluators.session_completed import SessionCompleted
-from jaxserve.rollouts.evaluators.test_on_output import TestOnOutput
+from jaxserve.rollouts.evaluators.interface import (
+    EnvironmentEpisode,
+    EvalResult,
+    EvaluationContext,
+    Evaluator,
+)
+from jaxserve.rollouts.evaluators.output_tests import OutputTests
+from jaxserve.rollouts.traces import COMPLETED, Trajectory
+
+
+class SessionCompleted:
+    """Reward 1 where the agent succeeded and has trainable tokens, else 0."""
+
+    def __init__(self, options: JsonObject) -> None:
+        """Takes no options."""
+        JsonObject(options, options.where, ())
+
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
+        """See the class."""
+        done = trajectory.status == COMPLETED and trajectory.trainable > 0
+        return EvalResult(float(done), metadata={"status": trajectory.status})
+
 
 BUILT_IN: Mapping[str, Any] = {
     "session_completed": SessionCompleted,
-    "test_on_output": TestOnOutput,
+    "test_on_output": OutputTests,
     "env_grade": EnvGrade,
 }
-"""Evaluators by their names."""
+"""Evaluators by name."""
 
-__all__ = ["BUILT_IN", "Context", "Episode", "EvalResult", "Evaluator", "parse_evaluator"]
+__all__ = [
+    "BUILT_IN",
+    "EnvironmentEpisode",
+    "EvalResult",
+    "EvaluationContext",
+    "Evaluator",
+    "parse_evaluator",
+]
 
 
 def parse_evaluator(given: JsonObject) -> Evaluator:
-    """The evaluator that ``name`` says, made of the other fields.
+    """The evaluator of a task: ``name``, and options in the other fields.
 
     Raises:
-      InputError: there is none of that name, or its options are wrong.
+      InputError: the name is unknown, or an option is wrong.
     """
     name = given.text("name")
     options = JsonObject({key: given[key] for key in given if key != "name"}, given.where)

@@ -1,4 +1,4 @@
-"""Which completion's tool call made which window of an episode."""
+"""Assigns the windows of an episode to the completions whose tool calls played them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ import orjson
 from jaxserve.gateway.sessions.records import CompletionRecord
 
 Key = tuple[int, int]
-"""Record and choice."""
+"""Record and choice of a completion."""
 
-_TOLD = re.compile(r'"step(?:_index)?\\*"\s*:\s*([0-9]+)(?![0-9])')
-"""A window's number in a result: ``info.step``, or ``step_index`` of the observation. Agents that
-wrap results in JSON of their own escape the quotes."""
-
-
+_WINDOW = re.compile(r'"step(?:_index)?\\*"\s*:\s*([0-9]+)(?![0-9])')
+"""Number of a window in a tool's result: ``info.step``, or ``step_index`` of the observation.
+Quotes are escaped where an agent wraps results in its own JSON."""
 _CALLERS = ("tool_call", "call_tool")
-"""Tools by which agents with many of them call one that the model has searched for."""
+"""Tools of agents that call another tool, found by search."""
 _NAME_KEYS = ("name", "id", "tool", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "args", "input", "parameters")
 
 
 @dataclass(frozen=True)
-class Call:
-    """A tool call that may have made a window."""
+class WindowCall:
+    """A tool call that may have played a window."""
 
     completion: Key
-    """that has it."""
+    """completion that has the call."""
     arguments: Mapping[str, Any]
-    """what was asked for."""
-    told: int | None
-    """the window that its result speaks of; None where no result is known."""
+    """arguments of the call."""
+    window: int | None
+    """number of the window in the call's result; None where no result is known."""
 
 
-def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
-    """Calls of a tool in the order in which they were made.
+def find_tool_calls(records: Sequence[CompletionRecord], tool: str) -> list[WindowCall]:
+    """Calls of a tool, in order.
 
-    A call whose result is known and speaks of no window has made none, and is left out. The result
-    is what a later request brings back under the call's id, where only one call has the id and only
-    one result.
+    A call whose result names no window played none, and is left out. The result is the tool message
+    of a later request with the call's id, where exactly one call and one result have that id.
     """
     results = _results(records)
     made = [
@@ -56,19 +53,19 @@ def calls_of(records: Sequence[CompletionRecord], tool: str) -> list[Call]:
     ids = Counter(id for _, id, _ in made)
     found = []
     for completion, id, function in made:
-        asked = _asked_of(tool, function)
-        if asked is None:
+        arguments = _arguments(tool, function)
+        if arguments is None:
             continue
-        brought = results.get(id, set()) if ids[id] == 1 else set()
-        told = _TOLD.findall(next(iter(brought))) if len(brought) == 1 else None
-        if told != []:
-            number = int(told[-1]) if told else None
-            found.append(Call(completion, asked, number))
+        texts = results.get(id, set()) if ids[id] == 1 else set()
+        windows = _WINDOW.findall(next(iter(texts))) if len(texts) == 1 else None
+        if windows != []:
+            number = int(windows[-1]) if windows else None
+            found.append(WindowCall(completion, arguments, number))
     return found
 
 
 def _results(records: Sequence[CompletionRecord]) -> dict[Any, set[str]]:
-    """What requests brought back under the ids of calls."""
+    """Results of tools in the requests, by the id of the call."""
     found: defaultdict[Any, set[str]] = defaultdict(set)
     for record in records:
         for message in record.messages:
@@ -79,24 +76,26 @@ def _results(records: Sequence[CompletionRecord]) -> dict[Any, set[str]]:
     return found
 
 
-def credits(calls: Sequence[Call], windows: Sequence[Mapping[str, Any]]) -> list[Key | None]:
-    """The completion of each window, None where none can be told.
+def window_owners(
+    calls: Sequence[WindowCall], windows: Sequence[Mapping[str, Any]]
+) -> list[Key | None]:
+    """The completion that played each window; None where it cannot be determined.
 
-    A window belongs to the call whose result speaks of it, the first if there are several. Those of
-    no result go to the next call, in order, that asked for this window's knobs.
+    A window belongs to the first call whose result names it. A window that no result names belongs
+    to the next call without a result, in order, that asked for the window's knobs.
 
     Args:
-      calls: as ``calls_of`` gives them.
-      windows: knobs of each window, as the server played it.
+      calls: from ``find_tool_calls``.
+      windows: knobs of each window, as played by the server.
     """
-    told = {}
+    named = {}
     for call in calls:
-        if call.told is not None:
-            told.setdefault(call.told, call.completion)
-    silent = [call for call in calls if call.told is None]
+        if call.window is not None:
+            named.setdefault(call.window, call.completion)
+    silent = [call for call in calls if call.window is None]
     found: list[Key | None] = []
     for number, knobs in enumerate(windows, 1):
-        owner = told.get(number)
+        owner = named.get(number)
         if owner is None and silent and _agree(silent[0].arguments, knobs):
             owner = silent.pop(0).completion
         found.append(owner)
@@ -104,7 +103,7 @@ def credits(calls: Sequence[Call], windows: Sequence[Mapping[str, Any]]) -> list
 
 
 def _agree(arguments: Mapping[str, Any], knobs: Mapping[str, Any]) -> bool:
-    """Whether all knobs that were asked for are what was played."""
+    """Whether all requested knobs equal the played ones."""
     asked = {name: arguments[name] for name in knobs if name in arguments}
     return all(
         isinstance(value, int | float) and math.isclose(value, knobs[name], rel_tol=1e-6)
@@ -112,8 +111,8 @@ def _agree(arguments: Mapping[str, Any], knobs: Mapping[str, Any]) -> bool:
     )
 
 
-def _asked_of(tool: str, function: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a call asks of a tool, None where it calls another; knobs may be inside ``action``."""
+def _arguments(tool: str, function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Arguments of a call, from inside ``action`` if there; None where it calls another tool."""
     name, asked = function.get("name"), _object(function.get("arguments"))
     if any(_names(name, caller) for caller in _CALLERS):
         name = next((asked[key] for key in _NAME_KEYS if key in asked), None)
@@ -125,7 +124,7 @@ def _asked_of(tool: str, function: Mapping[str, Any]) -> Mapping[str, Any] | Non
 
 
 def _names(name: Any, tool: str) -> bool:
-    """Whether a name is the tool's, perhaps with its server's before it."""
+    """Whether a name is the tool's, with or without its server's name as a prefix."""
     return (
         isinstance(name, str)
         and re.fullmatch(rf"([\w.:-]*[_.:])?{re.escape(tool)}", name) is not None
@@ -133,7 +132,7 @@ def _names(name: Any, tool: str) -> bool:
 
 
 def _object(arguments: Any) -> Mapping[str, Any]:
-    """The arguments of a call, which most clients write as text."""
+    """Arguments of a call as an object; most clients write them as JSON text."""
     try:
         found = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     except orjson.JSONDecodeError:

@@ -1,5 +1,5 @@
-"""The rollout service: tasks come in, agents run, graded results go out.
+"""The rollout service: runs agents on submitted tasks, and serves graded results.
 
-``docs/rollouts.md`` is the page. State is one SQLite file, so that a killed service goes on where
-it was.
+See ``docs/rollout_service.md``. All state is in one SQLite file, from which a restarted service
+continues.
 """

@@ -1,4 +1,4 @@
-"""What an operator may choose of the rollout service."""
+"""Settings of the rollout service and its nodes."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ TOKEN_VARIABLE = "JAXSERVE_ROLLOUT_TOKEN"
 ENVIRONMENT_TOKEN_VARIABLE = "JAXSERVE_ENVIRONMENT_TOKEN"
 POOLS = ("init", "run", "post_run", "eval", "prewarm")
 OWN_NODE = "local"
-"""Name of the node inside the service."""
+"""Name of the node that runs inside the service."""
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """What an operator may choose of a place where agents run."""
+    """Settings of a process that runs agents: the service with its own node, or a node."""
 
     gateway: str = "http://127.0.0.1:9000"
-    """Address of the gateway that agents speak to."""
+    """Address of the gateway that agents use."""
     control: str = "http://127.0.0.1:9001"
-    """Address of the gateway's control door, where sessions are made."""
+    """Address of the gateway's control port, which makes sessions."""
     save_dir: Path = Path("rollouts")
-    """Folder of the state and of what agents leave."""
+    """Folder of the state and of the agents' files."""
     init_workers: int = 4
-    """Sessions that are prepared at a time."""
+    """Sessions that are prepared at the same time."""
     run_workers: int = 4
-    """Agents that run at a time."""
+    """Agents that run at the same time."""
     post_run_workers: int = 4
-    """Ended sessions whose traces are built at a time."""
+    """Ended sessions whose traces are built at the same time."""
     eval_workers: int = 2
-    """Sessions that are evaluated at a time."""
+    """Sessions that are evaluated at the same time."""
     prewarm_workers: int = 2
-    """Copies for evaluations that are prepared at a time, while agents run."""
+    """Copies of sources for evaluations that are prepared at the same time, while agents run."""
     eval_s: float = 600.0
-    """Time for an evaluation, and for preparing it, s."""
+    """Time limit of an evaluation, and of its preparation, s."""
     output_mib: int = 16
-    """Of what an agent prints that are kept."""
+    """Largest output that is kept of a command, MiB."""
 
     @property
     def slots(self) -> int:
-        """Sessions that are prepared or run at a time."""
+        """Sessions that are prepared or run at the same time."""
         return self.init_workers + self.run_workers
 
     @property
     def pools(self) -> dict[str, int]:
-        """Workers by their work."""
+        """Number of workers by stage."""
         return {name: getattr(self, f"{name}_workers") for name in POOLS}
 
     def check(self) -> None:
-        """Raises InputError where a setting cannot be."""
+        """Raises InputError for an invalid setting."""
         for name in ("gateway", "control"):
             checks.address(f"--{name}", getattr(self, name))
         for name in POOLS:
@@ -68,25 +68,25 @@ class WorkSettings:
 
 @dataclass(frozen=True)
 class RolloutSettings(WorkSettings):
-    """What an operator may choose of the service."""
+    """Settings of the service."""
 
     host: str = "127.0.0.1"
-    """Address of the service; beyond this machine it needs a token."""
+    """Address of the service; an address that other machines reach needs a token."""
     port: int = 9100
     """Port of the service; 0 takes a free one."""
     own_node: bool = True
-    """Whether agents run beside the service, too; else on registered nodes only."""
+    """Whether agents also run on the service's machine; else on registered nodes only."""
     attempts: int = 3
-    """Times that a session begins when its node was lost while its agent ran."""
+    """Attempts at a session whose node is lost while its agent runs."""
     callback_attempts: int = 8
-    """Times that a result is pushed until the push is given up; the result stays."""
+    """Attempts to push a result to the callback URL; the result stays available."""
     silent_s: float = 30.0
-    """Without a heartbeat after which a node counts as lost, s."""
+    """Time without a heartbeat after which a node is lost, s."""
     queue_s: float = 86_400.0
     """Longest wait of a session for a node, s."""
 
     def check(self) -> None:
-        """Raises InputError where a setting cannot be."""
+        """Raises InputError for an invalid setting."""
         super().check()
         checks.whole("--port", self.port, 0, 65_535)
         checks.whole("--attempts", self.attempts, 1, 100)
@@ -97,26 +97,26 @@ class RolloutSettings(WorkSettings):
 
 @dataclass(frozen=True)
 class NodeSettings(WorkSettings):
-    """What an operator may choose of a node."""
+    """Settings of a node."""
 
     id: str = "node"
-    """Name of the node, which no other has."""
+    """Name of the node, unique at its service."""
     service: str = "http://127.0.0.1:9100"
     """Address of the rollout service."""
     models: tuple[str, ...] = ()
-    """Models that its engines serve; sessions that ask for others go elsewhere. None serves all."""
+    """Models that the node's engines serve: it gets sessions of these only; without any, of all."""
     heartbeat_s: float = 1.0
-    """Between two heartbeats, s."""
+    """Interval between heartbeats, s."""
     control_url: str | None = None
-    """Address of the control door as the service reaches it; by default as the node does."""
+    """Address of the control port for the service, where it differs from the node's own."""
 
     @property
     def registered_control(self) -> str:
-        """Address of the control door that the service is told."""
+        """Address of the control port for the service."""
         return self.control if self.control_url is None else self.control_url
 
     def check(self) -> None:
-        """Raises InputError where a setting cannot be."""
+        """Raises InputError for an invalid setting."""
         super().check()
         checks.address("--service", self.service)
         checks.address("--control-url", self.registered_control)
@@ -127,22 +127,22 @@ class NodeSettings(WorkSettings):
 
 @dataclass(frozen=True)
 class RolloutTokens:
-    """Secrets of the service. None is none that was given: the service and a gateway's control door
-    then make their own, and who speaks to them on this machine finds them."""
+    """Secrets of the service. Without a given token, the service and a gateway's control port
+    make their own, which local clients read from a file."""
 
     service: str | None = field(default=None, repr=False)
-    """that every route but ``/health`` asks for."""
+    """token of every route but ``/health``."""
     control: str | None = field(default=None, repr=False)
-    """for the gateway's control door."""
+    """token of the gateway's control port."""
     environment: str | None = field(default=None, repr=False)
-    """for the environments' servers."""
+    """token of the environments' servers."""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> RolloutTokens:
-        """Reads the variables.
+        """Reads the tokens from environment variables.
 
         Raises:
-          InputError: one has other than printable ASCII characters.
+          InputError: a token has other than printable ASCII characters.
         """
         return cls(
             checks.secret(variables, TOKEN_VARIABLE),
@@ -152,7 +152,7 @@ class RolloutTokens:
 
 
 def check_exposure(settings: RolloutSettings, tokens: RolloutTokens) -> None:
-    """Raises InputError where others could run commands here without a token."""
+    """Raises InputError where other machines could run commands here without a token."""
     if not is_loopback(settings.host) and tokens.service is None:
         raise InputError(
             f"--host is {settings.host}, which other machines reach, and who submits a task runs "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxserve.rollouts.dashboard.serve import open_dashboard
+from jaxserve.rollouts.dashboard.app import open_dashboard
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from tests.server_thread import ServerThread
 

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.gateway.door_tokens import bearer
-from jaxserve.rollouts.dashboard.door import DASHBOARD
+from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.settings import RolloutTokens
 from tests.gateway.running import RunningGateway
@@ -40,7 +40,7 @@ def test_what_it_passes_on(tmp_path: Path) -> None:
         assert http.get("/api/tasks", headers={"host": "evil.example"}).status_code == 403
         page = http.get("/")
         assert "default-src 'self'" in page.headers["content-security-policy"]
-        assert http.get("/shared/style.css").status_code == 200
+        assert http.get("/base.css").status_code == 200
         assert "TOKEN" not in page.text
     with pytest.raises(InputError, match=r"--host is 0\.0\.0\.0, which other machines reach"):
         DashboardSettings(host="0.0.0.0").check()
@@ -67,7 +67,7 @@ def test_it_asks_for_its_token(tmp_path: Path) -> None:
         value = cookie.removeprefix(f"{name}=")
         assert given not in str(answer.headers) and len(value) >= 32
         http.cookies.clear()
-        routes = ("/", "/app.js", "/shared/style.css", "/api/tasks", "/api/sessions/x/completions")
+        routes = ("/", "/app.js", "/base.css", "/api/tasks", "/api/sessions/x/completions")
         routes = (*routes, "/api/events/stream", "/api/no/such/route", "/no/such/page")
         wrong: list[dict[str, Any]] = [
             {},
@@ -106,7 +106,7 @@ def test_it_asks_for_its_token(tmp_path: Path) -> None:
 
 
 def test_each_makes_its_own_token() -> None:
-    """Where none is given: kept for its port, and of this door alone."""
+    """A token that is not given is made for the port, and opens this dashboard only."""
     service = SimpleNamespace(url="http://127.0.0.1:1")
     with RunningDashboard(service) as dashboard, RunningDashboard(service) as other:
         token, another = (DASHBOARD.own_token(one.url) for one in (dashboard, other))

@@ -1,4 +1,4 @@
-"""What the pages show is what the service has: tokens, progress, reasons, and no HTML of agents."""
+"""The pages show the service's tokens, progress and reasons, and no HTML of agents."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_completions_appear_while_the_agent_talks(
 
 
 def test_a_failed_task_says_why(page: Any, service: RunningService) -> None:
-    """In the task's table and on the session's page, where everybody sees it."""
+    """The reason is in the task's table and on the session's page."""
     service.submit(task_id="bad", agent={"command": [sys.executable, "-c", "exit(3)"]})
     (session,) = service.result("bad")["sessions"]
     assert session["state"] == "ERROR" and "exit code 3" in session["reason"]
@@ -187,8 +187,8 @@ def test_a_failed_task_says_why(page: Any, service: RunningService) -> None:
 
 
 def test_nothing_that_is_said_is_html(page: Any, service: RunningService) -> None:
-    """Not of an instruction, a model's name, metadata, an answer, or a request, on any page,
-    however it is unfolded."""
+    """Instructions, models' names, metadata, answers and requests are text on every page, with all
+    parts unfolded."""
     nasty = "\n".join(NASTY)
     task = {
         "task_id": "xss",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.rollouts.evaluators import Context, EvalResult
+from jaxserve.rollouts.evaluators import EvalResult, EvaluationContext
 from jaxserve.rollouts.traces import Trajectory
 
 
 class Worth:
-    """What its options say."""
+    """An evaluator that gives the reward in its options."""
 
     def __init__(self, options: JsonObject) -> None:
         """Options: ``worth`` of the whole, ``traces``, of each trace (none), and ``completions``:
@@ -18,7 +18,7 @@ class Worth:
         self._traces = options.get("traces")
         self._completions = options.get("completions")
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """Says beside it what the agent was told."""
         told = {"told": context.instruction, "records": len(context.records)}
         earned = self._completions
@@ -49,7 +49,7 @@ class Fails:
         """Options: ``how`` it fails."""
         self._how = options.text("how")
 
-    def evaluate(self, trajectory: Trajectory, context: Context) -> EvalResult:
+    def evaluate(self, trajectory: Trajectory, context: EvaluationContext) -> EvalResult:
         """Raises, or gives what is no reward."""
         if self._how == "refuses":
             raise InputError("the judge is away")

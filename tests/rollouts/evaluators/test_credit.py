@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.gateway.sessions.records import Choice, CompletionRecord
-from jaxserve.rollouts.evaluators.credit import calls_of, credits
+from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 
 CAPS = st.lists(st.sampled_from([32, 64, 96]), max_size=12)
 
@@ -53,7 +53,7 @@ def test_every_window_has_its_completion(caps: list[int], failed: set[int], know
         if known:
             results[f"c{turn}"] = json.dumps({"observation": {"step_index": float(len(owners))}})
     records.append(record(len(caps) + 1, [], results))
-    assert credits(calls_of(records, "step"), windows) == owners
+    assert window_owners(find_tool_calls(records, "step"), windows) == owners
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_other_tools_make_none(name: str) -> None:
     others = [call("a", 96, "look"), call("c", 96, "step_many"), call("d", 96, "stepper")]
     records = [record(1, [*others, call("b", 64, name)], {})]
     windows = [{"batch_cap": 64.0}, {"batch_cap": 64.0}]
-    assert credits(calls_of(records, "step"), windows) == [(1, 0), None]
+    assert window_owners(find_tool_calls(records, "step"), windows) == [(1, 0), None]
 
 
 @pytest.mark.parametrize(("name", "inside"), [("name", "arguments"), ("id", "args")])
@@ -82,12 +82,12 @@ def test_a_tool_may_be_called_through_another(name: str, inside: str) -> None:
     ]
     said = {"command": "echo 1", "tool": "env_step", "x": step}
     calls.insert(0, {"id": "b", "function": {"name": "shell", "arguments": json.dumps(said)}})
-    found = calls_of([record(1, calls[:2], {}), record(2, calls[2:], {})], "step")
+    found = find_tool_calls([record(1, calls[:2], {}), record(2, calls[2:], {})], "step")
     assert [call.completion for call in found] == [(2, 0)]
-    assert credits(found, [{"batch_cap": 64.0}]) == [(2, 0)]
+    assert window_owners(found, [{"batch_cap": 64.0}]) == [(2, 0)]
     told = {"c": json.dumps({"step": 1})}
-    known = calls_of([record(1, calls[2:], {}), record(2, [], told)], "step")
-    assert [call.told for call in known] == [1]
+    known = find_tool_calls([record(1, calls[2:], {}), record(2, [], told)], "step")
+    assert [call.window for call in known] == [1]
 
 
 def test_results_may_be_wrapped_in_json() -> None:
@@ -98,7 +98,7 @@ def test_results_may_be_wrapped_in_json() -> None:
     }
     records = [record(1, [call("a", 96), call("b", 64)], {}), record(2, [], told)]
     windows = [{"batch_cap": 1.0}, {"batch_cap": 2.0}]
-    assert credits(calls_of(records, "step"), windows) == [(1, 0), (1, 0)]
+    assert window_owners(find_tool_calls(records, "step"), windows) == [(1, 0), (1, 0)]
 
 
 def test_an_id_that_several_calls_have_says_nothing() -> None:
@@ -110,4 +110,4 @@ def test_an_id_that_several_calls_have_says_nothing() -> None:
         record(3, [], told),
     ]
     windows = [{"batch_cap": 96.0}, {"batch_cap": 64.0}]
-    assert credits(calls_of(records, "step"), windows) == [(1, 0), (2, 0)]
+    assert window_owners(find_tool_calls(records, "step"), windows) == [(1, 0), (2, 0)]

@@ -13,9 +13,9 @@ from jaxserve.checks import JsonObject
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.rollouts.bounded_process import Ended
+from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.builders import prefix_merging
-from jaxserve.rollouts.evaluators import Context, Episode, parse_evaluator
+from jaxserve.rollouts.evaluators import EnvironmentEpisode, EvaluationContext, parse_evaluator
 from jaxserve.rollouts.evaluators.env_grade import EnvGrade
 from server.local import LocalServer, free_port
 from tests.rollouts.evaluators.test_credit import call, record
@@ -28,15 +28,17 @@ def parsed(name: str, **options: Any) -> Any:
     return parse_evaluator(JsonObject({"name": name, **options}, "evaluator"))
 
 
-def context(folder: Path, episode: Episode | None) -> Context:
+def context(folder: Path, episode: EnvironmentEpisode | None) -> EvaluationContext:
     def execute(*_: Any) -> Any:
         raise AssertionError("nothing is run")
 
-    return Context("t.0", "do it", folder, folder, folder, folder, execute, episode=episode)
+    return EvaluationContext(
+        "t.0", "do it", folder, folder, folder, folder, execute, episode=episode
+    )
 
 
 def test_a_class_of_ones_own_is_made_of_the_other_fields() -> None:
-    """Its errors name the field."""
+    """Errors of the class name the field."""
     assert callable(parsed(f"{OWN}:Worth", worth=0.5).evaluate)
     with pytest.raises(InputError, match="evaluator: worth is 2; it must be a number"):
         parsed(f"{OWN}:Worth", worth=2)
@@ -69,37 +71,41 @@ def test_a_suite_that_dies_is_worth_nothing(expected: list[str], tmp_path: Path)
     evaluator = parsed("test_on_output", command=["tests"], expected=expected)
 
     def worth(code: int) -> float:
-        def execute(_: Sequence[str], printed: Path) -> Ended:
+        def execute(_: Sequence[str], printed: Path) -> ProcessExit:
             printed.write_text("PASSED a\n")
-            return Ended(code)
+            return ProcessExit(code)
 
-        given = Context("t.0", "do it", work, work, scratch, fresh, execute)
+        given = EvaluationContext("t.0", "do it", work, work, scratch, fresh, execute)
         return evaluator.evaluate(prefix_merging([]), given).outcome_reward
 
     assert [worth(code) for code in (0, 1, -11)] == [1.0, 0.0, 0.0]
 
 
 @pytest.fixture
-def played(server: LocalServer) -> Iterator[tuple[ServeClient, Episode]]:
+def played(server: LocalServer) -> Iterator[tuple[ServeClient, EnvironmentEpisode]]:
     """An episode of some windows that was begun for a session."""
     with ServeClient(server.url) as client:
         client.reset(task_id="static_workload", seed=5)
         told = client.observe().info
         names = ("session_id", "episode_id", "episode_number", "task_id", "seed", "split")
-        episode = Episode(url=server.url, **{name: told[name] for name in names})
+        episode = EnvironmentEpisode(url=server.url, **{name: told[name] for name in names})
         for _ in range(WINDOWS):
             client.step({"batch_cap": 64})
         yield client, episode
 
 
-def graded(folder: Path, episode: Episode | None, records: Sequence[CompletionRecord] = ()) -> Any:
+def graded(
+    folder: Path, episode: EnvironmentEpisode | None, records: Sequence[CompletionRecord] = ()
+) -> Any:
     evaluator = EnvGrade(JsonObject({}, "evaluator"))
     given = replace(context(folder, episode), records=records)
     return evaluator.evaluate(prefix_merging(records), given)
 
 
-def test_the_grade_is_the_servers(played: tuple[ServeClient, Episode], tmp_path: Path) -> None:
-    """Of the episode that was begun; windows that no completion made are counted."""
+def test_the_grade_is_the_servers(
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path
+) -> None:
+    """The grade is that of the begun episode; windows without a completion are counted."""
     client, episode = played
     found = graded(tmp_path, episode)
     said, grade = found.metadata, client.grade()
@@ -109,7 +115,7 @@ def test_the_grade_is_the_servers(played: tuple[ServeClient, Episode], tmp_path:
 
 
 def test_windows_are_completions_and_traces_have_the_score(
-    played: tuple[ServeClient, Episode], tmp_path: Path
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path
 ) -> None:
     """Two scales that are not mixed: a trace that made no window is worth what the others are."""
     client, episode = played
@@ -131,7 +137,9 @@ def other_task(client: ServeClient) -> None:
 
 @pytest.mark.parametrize("begin", [other_seed, other_task])
 def test_an_episode_of_the_agents_choice_is_worth_nothing(
-    begin: Callable[[ServeClient], None], played: tuple[ServeClient, Episode], tmp_path: Path
+    begin: Callable[[ServeClient], None],
+    played: tuple[ServeClient, EnvironmentEpisode],
+    tmp_path: Path,
 ) -> None:
     """However well it was played, and the same one begun anew neither."""
     client, episode = played
@@ -145,7 +153,7 @@ def test_an_episode_of_the_agents_choice_is_worth_nothing(
 
 
 def test_a_second_try_is_worth_nothing(
-    played: tuple[ServeClient, Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under the first one's name neither, also where it is begun while the first is graded."""
     client, episode = played
@@ -165,7 +173,7 @@ def test_a_second_try_is_worth_nothing(
 
 
 def test_an_episode_that_the_server_plays_is_worth_nothing(
-    played: tuple[ServeClient, Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few of its windows: an agent may not have one of the server's own do its work."""
     client, episode = played
@@ -181,7 +189,7 @@ def test_an_episode_that_the_server_plays_is_worth_nothing(
 
 
 def test_a_grade_that_is_not_verified_is_worth_nothing(
-    played: tuple[ServeClient, Episode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever score stands beside it."""
     _, episode = played
@@ -193,7 +201,7 @@ def test_a_grade_that_is_not_verified_is_worth_nothing(
 
 
 def test_without_an_episode_or_a_server_there_is_no_grade(
-    played: tuple[ServeClient, Episode], tmp_path: Path
+    played: tuple[ServeClient, EnvironmentEpisode], tmp_path: Path
 ) -> None:
     """The session ends with the reason."""
     _, episode = played

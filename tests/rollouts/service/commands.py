@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.doors import SERVICE, Shown
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from tests.patience import PATIENCE_S
@@ -40,8 +40,8 @@ def begun(
 
 
 def client(url: str) -> httpx.Client:
-    """Of a service that made its token, or makes it when it begins."""
-    return httpx.Client(base_url=url, auth=Shown(SERVICE, url, None), timeout=PATIENCE_S)
+    """A client of a service that makes its own token."""
+    return httpx.Client(base_url=url, auth=TokenAuth(SERVICE, url, None), timeout=PATIENCE_S)
 
 
 def submitted(http: httpx.Client, **task: Any) -> str:

@@ -14,7 +14,7 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 
 
 class Tools:
-    """Of one server of MCP, under the names that agents give them."""
+    """Tools of an MCP server, under the names that agents give them."""
 
     def __init__(self, name, session, listed):
         """Args: the server's name, an open session there, and its tools."""
@@ -26,7 +26,7 @@ class Tools:
             yield self._before + tool.name, tool.description or "", tool.inputSchema
 
     async def call(self, name, arguments):
-        """What a call gives, as text."""
+        """The result of a call, as text."""
         told = await self._session.call_tool(name.removeprefix(self._before), arguments)
         return "".join(part.text for part in told.content)
 

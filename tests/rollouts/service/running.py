@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 
-from jaxserve.rollouts.service.doors import SERVICE, Shown
-from jaxserve.rollouts.service.node import Node
-from jaxserve.rollouts.service.serve import open_service
+from jaxserve.rollouts.service.api.app import open_service
+from jaxserve.rollouts.service.client import SERVICE, TokenAuth
+from jaxserve.rollouts.service.cluster.node import Node
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutSettings, RolloutTokens
 from tests.patience import PATIENCE_S, wait_until
 from tests.server_thread import ServerThread
@@ -41,7 +41,7 @@ class RunningService:
             chosen, tokens or RolloutTokens(), own_token=own_token
         )
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        shown = Shown(SERVICE, self.url, None)
+        shown = TokenAuth(SERVICE, self.url, None)
         self.http = httpx.Client(base_url=self.url, timeout=PATIENCE_S, auth=shown)
         self._thread = ServerThread(self.server, [self._socket])
 

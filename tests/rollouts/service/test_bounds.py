@@ -1,4 +1,4 @@
-"""What the service takes, for how long, and what it never keeps."""
+"""Bounds of the service's requests, in size and time, and secrets that it never stores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.settings import Tokens
-from jaxserve.rollouts.service import app, serve
+from jaxserve.rollouts.service.api import app
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.limited_http import HttpLimits
 from tests.gateway.running import RunningGateway
@@ -52,7 +52,7 @@ def test_bodies_are_bounded(service: RunningService) -> None:
 
 
 def said_to(url: str, sent: bytes) -> bytes:
-    """What the service answers to a client that then says no more, until it hangs up."""
+    """The service's answer to a client that sends a part of a request and waits."""
     parts = urlsplit(url)
     with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as client:
         client.sendall(sent)
@@ -66,7 +66,7 @@ def test_slow_clients_are_let_go(
     gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head or a body that does not end ends the connection; a large head is refused."""
-    monkeypatch.setattr(serve, "_LIMITS", HttpLimits(100, 4096, 0.3))
+    monkeypatch.setattr(app, "_LIMITS", HttpLimits(100, 4096, 0.3))
     monkeypatch.setattr(app, "_TASK_S", 0.3)
     with RunningService(gateway, tmp_path) as service:
         head = f"POST {SUBMIT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n".encode()
@@ -79,7 +79,7 @@ def test_slow_clients_are_let_go(
 
 
 def test_commands_around_an_agent_are_bounded(service: RunningService, tmp_path: Path) -> None:
-    """What prepares an agent has the session's time, and the agent then never begins."""
+    """Commands that prepare an agent count in the session's time limit."""
     mark = tmp_path / "began"
     task = service.submit(
         agent=python(f"open({str(mark)!r}, 'w')"),

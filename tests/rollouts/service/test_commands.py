@@ -24,8 +24,8 @@ from tests.rollouts.service.running import ENDED, RunningService, ended
 
 
 def test_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One file begins a service, a node and the gateway that the node runs beside it; a task comes
-    to its end there. Both leave in order, and the gateway does not outlive its node."""
+    """A service, a node and the node's gateway start from one file and finish a task. Both end in
+    order, and the gateway ends with its node."""
     ports = {name: free_port() for name in ("service", "clients", "control")}
     url, control = (f"http://127.0.0.1:{ports[name]}" for name in ("service", "control"))
     path = tmp_path / "topology.yaml"
@@ -139,6 +139,6 @@ def open_at(gateway: RunningGateway, session: str) -> bool:
 
 
 def records_of(gateway: RunningGateway, session: str) -> list[Any]:
-    """Of a gateway's session."""
+    """Records of a gateway's session."""
     told = gateway.control.get(f"/sessions/{session}/completions").text
     return [json.loads(line) for line in told.splitlines()]

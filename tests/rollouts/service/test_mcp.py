@@ -37,7 +37,7 @@ class Stage:
     service: RunningService
     url: str
     token: str | None = None
-    """of the server."""
+    """address of the server."""
 
     def submitted(self, agent: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         """A task that has ended, and its session."""
@@ -60,7 +60,7 @@ class Stage:
         return one, [json.loads(line) for line in told.splitlines()]
 
     def _check(self, task: str, one: dict[str, Any]) -> None:
-        """Its grade is the server's, and each window is its completion's."""
+        """The grade is the server's, and each window belongs to its completion."""
         worth = one["evaluation"]
         assert worth["verified"]
         assert (worth["windows"], worth["windows_without_completion"]) == (3, 0)
@@ -94,7 +94,7 @@ def staged(folder: Path, url: str, token: str | None = None) -> Iterator[Stage]:
 
 @pytest.fixture
 def stage(server: LocalServer, tmp_path: Path) -> Iterator[Stage]:
-    """With a real server that asks for none."""
+    """A stage with a real server without a token."""
     with staged(tmp_path, server.url) as made:
         yield made
 
@@ -119,8 +119,8 @@ def test_a_server_with_a_token(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Is played by agents that have it as a variable, and by presets whose configuration says where
-    it is; who does not show it is refused. It stands in no file, log or answer."""
+    """Agents with the token in a variable play, and presets whose configuration names the variable;
+    a request without the token is refused. No file, log or answer has the token."""
     caplog.set_level(logging.INFO)  # a library of WebSockets prints every header below that
     token = "secret-of-the-environment"
     server = start_server(JAXSERVE_TOKEN=token)

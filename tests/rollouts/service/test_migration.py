@@ -1,5 +1,5 @@
-"""What docs/rollout_migration.md names as ours is there: commands and options, keys of a topology,
-fields of tasks and results, routes."""
+"""Names in docs/rollout_migration.md exist: commands and options, keys of a topology, fields of
+tasks and results, routes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.errors import InputError
-from jaxserve.rollouts.service.submission import parse_task
-from jaxserve.rollouts.service.topology import parse_topology
+from jaxserve.rollouts.service.cluster.topology import parse_topology
+from jaxserve.rollouts.service.worker.task import parse_task
 from tests.gateway.running import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.running import RunningService
@@ -96,7 +96,7 @@ def test_keys_of_a_topology() -> None:
 
 
 def test_fields_of_a_task() -> None:
-    """Of runtime, agent, evaluator and environment too."""
+    """Fields of a task, with those of runtime, agent, evaluator and environment."""
     inside = r"(?:runtime|agent|evaluator|environment)\.\w+"
     top = r"task_id|instruction|num_samples|callback_url|metadata|timeout_seconds|builder"
     for (key,) in matching("Tasks", rf"({inside}|{top})", 23):
@@ -106,7 +106,7 @@ def test_fields_of_a_task() -> None:
 
 
 def test_fields_of_a_result(service: RunningService) -> None:
-    """Of a task with one session, as it is told."""
+    """Fields in the result of a task with one session."""
     told = service.result(service.submit(agent=python(SPEAK)))
     for (key,) in matching("Results", r"sessions\[\]\.(\w+)", 8):
         assert key in told["sessions"][0], key
@@ -115,7 +115,7 @@ def test_fields_of_a_result(service: RunningService) -> None:
 
 
 def test_routes(service: RunningService, gateway: RunningGateway) -> None:
-    """Of the service, and of the gateway's control door."""
+    """Routes of the service, and of the gateway's control port."""
     routes = [match.groups() for name in named("Routes") if (match := re.fullmatch(ROUTE, name))]
     begin = routes.index(("POST", "/sessions"))
     doors = ((service.http, routes[:begin], 17), (gateway.control, routes[begin:], 9))

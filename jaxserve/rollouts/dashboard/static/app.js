@@ -1,12 +1,12 @@
-// Which page is shown; it is drawn again when the service says that something changed.
+// Shows the page of the address, and redraws it after changes of state.
 
 import { make } from "./dom.js";
 import * as pages from "./pages.js";
 
 const page = document.getElementById("page");
 const status = document.getElementById("status");
-const AFTER_MS = 250; // of changes that come together, one drawing is enough
-const AGAIN_MS = 5000; // nodes' loads and an agent's completions have no events
+const AFTER_MS = 250; // one redraw for changes within this time
+const AGAIN_MS = 5000; // interval of redraws: nodes' loads and completions have no events
 let drawing = 0;
 let due = null;
 
@@ -35,7 +35,7 @@ function about(event) {
   const [name, id] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
   if (name === "session") return event.session_id === id;
   if (name === "task") return event.task_id === id;
-  return name !== "compare"; // a form that somebody fills in
+  return name !== "compare"; // keeps a half-filled form
 }
 
 function listen() {

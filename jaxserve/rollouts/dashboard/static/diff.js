@@ -1,8 +1,8 @@
-// Two texts line by line: what is only in one of them is marked.
+// A line-by-line diff of two texts.
 
 import { make } from "./dom.js";
 
-const MOST = 1500; // lines; beyond that the middle is shown as changed
+const MOST = 1500; // lines; in longer texts the whole middle counts as changed
 
 export function differences(before, after) {
   const a = before.split("\n"), b = after.split("\n");
@@ -15,7 +15,7 @@ export function differences(before, after) {
   return [...same(a.slice(0, start)), ...middle, ...same(end ? a.slice(-end) : [])];
 }
 
-// By the longest common subsequence.
+// The diff by the longest common subsequence.
 function common(a, b) {
   if (a.length > MOST || b.length > MOST) return [...a.map((line) => ["-", line]), ...b.map((line) => ["+", line])];
   const length = Array.from({ length: a.length + 1 }, () => new Uint16Array(b.length + 1));

@@ -1,4 +1,4 @@
-// Elements and requests. Nothing that an agent said is ever read as HTML.
+// Helpers for elements and requests. No text of an agent is parsed as HTML.
 
 export function make(tag, options = {}, ...children) {
   const { data = {}, style = {}, ...rest } = options;
@@ -25,7 +25,7 @@ export function table(headings, rows) {
   return make("div", { className: "scroll" }, make("table", {}, head, body));
 }
 
-// A part that can be folded; it stays as it is when the page is drawn again.
+// A foldable part, which stays open or closed when the page is redrawn.
 const open = new Set();
 export function fold(key, title, fill, opened = false) {
   const box = make("details", { open: opened ? !open.has(`-${key}`) : open.has(key) }, make("summary", {}, title));

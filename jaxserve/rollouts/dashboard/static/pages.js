@@ -1,4 +1,4 @@
-// The pages: each gives elements for what the service says now.
+// The pages: each function returns the elements of a page.
 
 import { ask, clock, fold, link, make, number, panel, state, table } from "./dom.js";
 import { shown } from "./diff.js";
@@ -88,8 +88,8 @@ function completion(record, key) {
   ]);
 }
 
-// Records do not change: while a session goes on, only new ones of its attempt are asked for.
-// Drawings ask one after the other, so that none asks for what another one gets.
+// Records do not change: of a running session only new records of its attempt are requested.
+// Redraws request records one after the other, so that none is requested twice.
 let kept = { recorded: null };
 function recordsOf(id, attempt) {
   const recorded = `${id}.${attempt}`;

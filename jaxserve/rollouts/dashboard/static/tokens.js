@@ -1,19 +1,19 @@
-// A trace, token by token: which are trained on, and how likely the model found them.
+// A trace, token by token: mask and log-probability.
 
 import { fold, make, number, panel } from "./dom.js";
 
 const AT_ONCE = 3000;
 
-// Bluer is likelier: e^logprob, so that a certain token is full and an unlikely one nearly blank.
+// Opacity of a token: its probability e^logprob, from nearly blank to full.
 const sure = (logprob) => `${Math.round(12 + 60 * Math.exp(logprob))}%`;
 
-// Spaces, ends of lines and signs without a form of their own, so that no part of a text is unseen.
+// Visible signs for spaces, ends of lines and control characters.
 const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥" };
 const visible = (text) => text.replace(/[\s\p{C}]/gu, (sign) => SIGNS[sign] ?? `\\u{${sign.codePointAt(0).toString(16)}}`);
 
 function token(trace, place) {
   const id = trace.response_ids[place], logprob = trace.response_logprobs[place];
-  const text = trace.response_texts?.[place]; // none where it was not sampled, nor in traces of before
+  const text = trace.response_texts?.[place]; // empty for a token that was not sampled; absent in earlier files
   const trained = trace.loss_mask[place] === 1;
   const title = trained ? `token ${place}: id ${id}, mask 1, log-probability ${logprob}` : `token ${place}: id ${id}, mask 0`;
   const options = { className: trained ? "trained" : "between", title, data: { mask: trace.loss_mask[place] } };
@@ -22,7 +22,7 @@ function token(trace, place) {
   return make("span", options, ...(text ? [make("b", {}, visible(text)), make("small", {}, told)] : [told]));
 }
 
-// Tokens of a place on, with a button for the rest; as many are shown when the page is drawn again.
+// The first tokens, with a button for more; a redraw shows as many as before.
 const wished = new Map();
 function stretch(key, count, one) {
   const box = make("div", { className: "tokens" });

@@ -1,0 +1,1 @@
+"""The work of a node: sessions brought from REGISTERED to their end."""
