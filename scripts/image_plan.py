@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 import httpx  # noqa: E402
 
 from jaxserve.errors import InputError  # noqa: E402
-from jaxserve.runtime.process_group import own_process  # noqa: E402
+from jaxserve.runtime.child_processes import own_process  # noqa: E402
 from jaxserve.show.outputs import check_output, write_output  # noqa: E402
 from server.local import free_port  # noqa: E402
 

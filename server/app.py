@@ -15,8 +15,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
-from server.ending import end, end_in_time, end_while_starting
-from server.settings import Settings
+from server.server_settings import Settings
+from server.shutdown import end, end_in_time, end_while_starting
 
 if TYPE_CHECKING:
     import asyncio

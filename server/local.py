@@ -9,8 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxserve.runtime.child_server import free_ports, stop, wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import free_ports, own_process, stop, wait_until_answers
 
 _STOP_S = 20.0
 

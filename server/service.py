@@ -14,11 +14,12 @@ from jaxserve.errors import InputError
 from jaxserve.grading import Actions, Grade, grade_actions, grade_log, replay_actions
 from jaxserve.seeds import MAX_SEED
 from jaxserve.types import TimeStep
-from server.beside import Beside
+from server.background import Beside
 from server.players.agents import Agents, Driver
+from server.players.comparison_agents import PlayedEpisode, Yardsticks, check_unchanged
 from server.players.model_budget import ModelBudget
-from server.players.yardsticks import PlayedEpisode, Yardsticks, check_unchanged
-from server.problems import EpisodeConflict
+from server.request_errors import EpisodeConflict
+from server.server_settings import Settings
 from server.sessions import programs
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
@@ -29,7 +30,6 @@ from server.sessions.session import BatchView, Session, View, begin_session, new
 from server.sessions.sessions import Sessions
 from server.sessions.store import LoggedStep, Store, open_store
 from server.sessions.worker import Worker
-from server.settings import Settings
 
 DEFAULT_TASK = "static_workload"
 DEFAULT_SPLIT = "train"

@@ -8,29 +8,29 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jaxserve.errors import InputError
-from server.doors.answers import answer_problems
-from server.doors.auth import RequireToken
-from server.doors.description import describe
-from server.doors.heads import AnswerHeads
-from server.doors.limits import LimitBody, LimitRate
-from server.doors.messages import CheckMessages, mcp_route
-from server.doors.model_context import ModelContext
-from server.doors.openenv_environment import ServeEnvironment
-from server.doors.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
-from server.doors.queries import CheckSocketQuery
-from server.doors.routes_comparison import comparison_routes
-from server.doors.routes_episodes import episode_routes
-from server.doors.routes_grading import grading_routes
-from server.doors.routes_information import information_routes
-from server.doors.routes_operator import operator_routes
-from server.doors.sockets import LimitSockets
-from server.doors.tools import build_tools
-from server.doors.web import add_page, page_tab
+from server.json_responses import answer_problems
+from server.middleware.head_requests import AnswerHeads
+from server.middleware.limits import LimitBody, LimitRate
+from server.middleware.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
+from server.middleware.query_names import CheckSocketQuery
+from server.middleware.token import RequireToken
+from server.middleware.websockets import LimitSockets
+from server.protocols.mcp_tools import build_tools
+from server.protocols.mcp_transport import ModelContext
+from server.protocols.messages import CheckMessages, mcp_route
+from server.protocols.openenv_environment import ServeEnvironment
+from server.routes.comparison_routes import comparison_routes
+from server.routes.episode_routes import episode_routes
+from server.routes.grading_routes import grading_routes
+from server.routes.information_routes import information_routes
+from server.routes.openapi import describe
+from server.routes.operator_routes import operator_routes
+from server.routes.page import add_page, page_tab
+from server.server_settings import Settings
 from server.service import Service
 from server.sessions.compiling import Compilation
-from server.settings import Settings
-from server.wire.answers import TASK_API
 from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
+from server.wire.response_models import TASK_API
 from server.wire.schemas import ServeAction, ServeObservation, ServeState
 
 _PLACE_IDLE_S = 900.0
@@ -106,7 +106,7 @@ def _service(settings: Settings) -> Service:
         return Service(settings)
     try:
         # What asks engines is not needed, nor perhaps installed, where nothing is asked.
-        from server.live.service import LiveService
+        from server.live.live_service import LiveService
     except ModuleNotFoundError as error:
         raise InputError(
             f"JAXSERVE_MODE is live and {error.name} is not installed; "

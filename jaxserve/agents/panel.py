@@ -34,7 +34,7 @@ from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at, grid_sizes
 from jaxserve.registry import make
-from jaxserve.runtime.compilation_cache import cache_folder
+from jaxserve.runtime.jax_setup import cache_folder
 from jaxserve.seeds import episode_keys
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model

@@ -15,7 +15,7 @@ from jaxserve.agents.policy import Policy
 from jaxserve.agents.progress import StageProgress
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.registry import make
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.tasks.spec import TaskSpec
 

@@ -29,7 +29,7 @@ from jaxserve.fidelity.scenarios import (
     scenario_grid,
     workload_at,
 )
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.sim.reference.settings import Knobs

@@ -24,7 +24,7 @@ from jaxserve.fidelity.rows import FidelityRow
 from jaxserve.fidelity.scenarios import at_engine
 from jaxserve.fidelity.sources import shared_data
 from jaxserve.registry import make, stack
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.sim.reference.replay import run_requests

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.runtime.earlier_variables import BASE_URL, EARLIER, without_effect
+from jaxserve.runtime.jax_setup import enable_compilation_cache
 from jaxserve.seeds import SPLITS
 from jaxserve.show.outputs import check_output, write_output
 from jaxserve.tasks.spec import task_names

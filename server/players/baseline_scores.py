@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
-from server.beside import Beside, Shared, Watch
+from server.background import Beside, Shared, Watch
 from server.players.agents import Agents, check_agent
 from server.players.model_budget import Bill, ModelBudget, Notes
 from server.players.model_settings import ModelSettings, model_name

@@ -15,8 +15,8 @@ from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUND
 from server.players.answers import first_object
 from server.players.model_settings import ModelSettings
 from server.sessions.programs import Knobs
+from server.wire.error_sentences import checked
 from server.wire.schemas import ServeAction
-from server.wire.sentences import checked
 
 _HIDDEN = {
     "estimated_cost_per_1k",

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.problems import Overloaded, SpendingLimit
+from server.request_errors import Overloaded, SpendingLimit
 
 _SPENT = "model_tokens"
 _WAITING = 16

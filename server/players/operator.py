@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from server.players.answers import first_object
 from server.players.model_budget import Bill, ModelBudget
 from server.players.model_settings import ModelSettings, has_key
-from server.problems import ModelFailure
+from server.request_errors import ModelFailure
 from server.sessions.programs import Knobs, Window
 from server.wire.catalogue import describe_task
 

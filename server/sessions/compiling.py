@@ -15,7 +15,7 @@ import jax
 
 from jaxserve.errors import InputError
 from jaxserve.grading import grade_actions
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
+from jaxserve.runtime.jax_setup import enable_compilation_cache
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.spec import task_names
 from server.sessions import programs

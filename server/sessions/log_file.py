@@ -8,9 +8,9 @@ import os
 import sqlite3
 from pathlib import Path
 
-from jaxserve.runtime.database import connect
+from jaxserve.runtime.storage import connect
 from jaxserve.spaces import KNOBS
-from server.sessions.watching import give_mark
+from server.sessions.file_watch import give_mark
 
 _LOG = logging.getLogger("jaxserve.server")
 _SCHEMA_VERSION = 2

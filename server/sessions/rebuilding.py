@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxserve.errors import InputError
-from server.problems import EpisodeConflict, Overloaded, Problem
+from server.request_errors import EpisodeConflict, Overloaded, Problem
 from server.sessions import programs
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, built_in_task

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.problems import EpisodeConflict
+from server.request_errors import EpisodeConflict
 from server.sessions import programs
 from server.sessions.programs import Outcome, Window, Windows
 from server.sessions.session import Session

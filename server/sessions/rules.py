@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.problems import EpisodeConflict, UnknownSession
+from server.request_errors import EpisodeConflict, UnknownSession
 from server.sessions.session import Session
 
 NO_DEFAULT = "session_id is missing; this server asks for a token and has no default session"

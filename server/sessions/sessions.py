@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from server.problems import EpisodeConflict, UnknownSession
+from server.request_errors import EpisodeConflict, UnknownSession
 from server.sessions import programs, rules
 from server.sessions.programs import Knobs, Windows
 from server.sessions.replaying import catch_up

@@ -19,7 +19,9 @@ from filelock import FileLock
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
-from server.problems import StorageFailure
+from server.request_errors import StorageFailure
+from server.server_settings import IN_MEMORY
+from server.sessions.file_watch import FileWatch
 from server.sessions.log_file import (
     BUSY_MS,
     connect_to_read,
@@ -27,8 +29,6 @@ from server.sessions.log_file import (
     open_or_set_aside,
 )
 from server.sessions.programs import Knobs
-from server.sessions.watching import FileWatch
-from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
 _BUSY_AGAIN_MS = 50

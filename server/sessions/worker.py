@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from server.problems import EpisodeConflict, StorageFailure
+from server.request_errors import EpisodeConflict, StorageFailure
 from server.sessions.compiling import Compiler
 from server.sessions.rebuilding import Outcome, Rebuilding
 from server.sessions.session import Session

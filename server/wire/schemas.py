@@ -18,8 +18,8 @@ from jaxserve.fields import Entry, Knob
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_FIELDS
 from server.sessions.programs import Knobs, Window
 from server.sessions.session import BatchView, View
+from server.wire.error_sentences import check_names, complaint
 from server.wire.openenv_api import Action, Observation, State
-from server.wire.sentences import check_names, complaint
 from server.wire.spellings import ALIASES, SPELLINGS, TRUE_OR_FALSE, knob_values
 
 LIVE, SIMULATED = "live", "simulated"

@@ -17,8 +17,8 @@ from fastapi.testclient import TestClient
 
 from jaxserve.client import ConnectionLost, ServeClient, ServerError, async_client
 from jaxserve.client.transports import HttpTransport, WebSocketTransport
-from server.doors.answers import answer_problems
-from server.problems import OutOfTime, Overloaded, Problem
+from server.json_responses import answer_problems
+from server.request_errors import OutOfTime, Overloaded, Problem
 
 _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 

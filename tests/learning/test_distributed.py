@@ -19,7 +19,7 @@ from jaxserve.learning.distributed import exchanged, is_first, join_processes, t
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from server.local import free_port
 
 SCRIPT = """

@@ -15,10 +15,10 @@ from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 from server.local import LocalServer
 from server.players.baseline_scores import summary
-from server.settings import Settings
-from server.wire.bodies import GradeBody
+from server.server_settings import Settings
 from server.wire.catalogue import describe_task
-from server.wire.sentences import checked
+from server.wire.error_sentences import checked
+from server.wire.request_bodies import GradeBody
 
 Start = Callable[..., LocalServer]
 _ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}

@@ -17,7 +17,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
 from jaxserve.live.study.dilation import dilated_task
 from jaxserve.live.study.plan import Server
-from jaxserve.runtime.child_server import child_server, free_ports
+from jaxserve.runtime.child_processes import child_server, free_ports
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes

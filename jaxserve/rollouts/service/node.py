@@ -28,7 +28,7 @@ from jaxserve.rollouts.service.leases import Lease, lease_of
 from jaxserve.rollouts.service.leftovers import remove_leftovers
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.work import Worker
-from jaxserve.runtime.state import locked_file
+from jaxserve.runtime.storage import locked_file
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _TIMEOUT_S = 60.0

@@ -27,8 +27,7 @@ from jaxserve.rollouts.service.lifecycle import (
 )
 from jaxserve.rollouts.service.open_keys import OpenKeys
 from jaxserve.rollouts.traces import ERROR
-from jaxserve.runtime.database import connect
-from jaxserve.runtime.state import locked_file
+from jaxserve.runtime.storage import connect, locked_file
 
 CANCELLED = "cancelled"
 

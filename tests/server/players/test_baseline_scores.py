@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from server.beside import Abandoned, Beside
+from server.background import Abandoned, Beside
 from server.players import baseline_scores
 from server.players.agents import Agents
 from server.players.baseline_scores import Baselines
 from server.players.model_budget import ModelBudget
-from server.problems import SpendingLimit
+from server.request_errors import SpendingLimit
 from tests.server.players.notes import Notes
 
 

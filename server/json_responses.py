@@ -1,0 +1,99 @@
+"""Every error as JSON with one sentence, and never more than that."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from jaxserve.errors import InputError
+from server.request_errors import Problem
+from server.wire.error_sentences import sentence, unreadable
+
+_LOG = logging.getLogger("jaxserve.server")
+
+
+class Answer(JSONResponse):
+    """A JSON body."""
+
+    def render(self, content: Any) -> bytes:
+        """See ``to_json``."""
+        return to_json(content)
+
+
+def to_json(content: Any) -> bytes:
+    """Faster than the standard library; NaN, which nothing here produces, would be null.
+
+    A client's own numbers, such as the id of a call, may be larger than the fast way can write.
+    """
+    try:
+        return orjson.dumps(content)
+    except orjson.JSONEncodeError:
+        return json.dumps(content, allow_nan=False).encode()
+
+
+def problem(status: int, text: str, **more: Any) -> Answer:
+    """An error's answer; ``detail`` is where OpenEnv and FastAPI clients look."""
+    return Answer({"error": text, "detail": text} | more, status_code=status)
+
+
+def answer_problems(app: FastAPI) -> None:
+    """Turns exceptions into answers."""
+
+    @app.exception_handler(InputError)
+    async def wrong_input(request: Request, error: InputError) -> Answer:
+        del request
+        return problem(422, str(error))
+
+    @app.exception_handler(Problem)
+    async def cannot(request: Request, error: Problem) -> Answer:
+        del request
+        answer = problem(error.status, str(error))
+        if error.retry_after_s is not None:
+            answer.headers["Retry-After"] = str(error.retry_after_s)
+        return answer
+
+    @app.exception_handler(RequestValidationError)
+    async def wrong_body(request: Request, error: RequestValidationError) -> Answer:
+        del request
+        errors = error.errors()
+        # Without the input, which may be NaN, and without contexts, which may be exceptions.
+        plain = [{key: item[key] for key in ("type", "loc", "msg")} for item in errors]
+        return problem(422, sentence(errors), detail=plain)
+
+    @app.exception_handler(ValidationError)
+    async def wrong_form(request: Request, error: ValidationError) -> Answer:
+        # From OpenEnv's web interface, which does not catch what its forms cannot hold.
+        del request
+        return problem(422, sentence(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Answer:
+        answer = problem(error.status_code, _why(request, error))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Answer:
+        _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(500, "the server failed on this request; its log says why")
+
+
+def _why(request: Request, error: HTTPException) -> str:
+    """A sentence also where the framework has two words."""
+    path = request.url.path
+    if error.status_code == 404 and error.detail == "Not Found":
+        return f"{path!r:.80} is no route of this server; GET /docs lists them"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{request.method} is not allowed for {path!r:.80}; allowed is {allowed}"
+    if error.status_code == 400 and error.__cause__ is not None:
+        return unreadable(error.__cause__)
+    return str(error.detail)

@@ -1,0 +1,84 @@
+"""What an episode is compared with: the same traffic in the hands of agents of jaxserve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from jaxserve.errors import InputError
+from jaxserve.spaces import OBSERVATION_BOUNDS
+from server.background import Beside, Shared, Watch
+from server.players.agents import Agents
+from server.players.playing import InProcess
+from server.sessions.episodes import Episode
+from server.sessions.programs import Knobs
+
+YARDSTICKS = ("best_static", "heuristic")
+"""Agents that an operator wants to be better than."""
+_KEPT = 128
+"""Episodes that are remembered, each with about 100 kB."""
+_PATIENCE_S = 120.0
+"""That one may take, programs of the agent compiled."""
+
+
+@dataclass(frozen=True)
+class PlayedEpisode:
+    """A whole episode, column by column; entry 0 is the reset."""
+
+    observation: dict[str, list[Any]]
+    """fields of ServeObservation."""
+    reward: list[float]
+    knobs: list[Knobs]
+    """one fewer than rewards: entry n was held in window n + 1."""
+
+
+class Yardsticks:
+    """Episodes of ``YARDSTICKS``, played when first asked for; for use by one event loop."""
+
+    def __init__(self, agents: Agents, beside: Beside) -> None:
+        """Args: loaded agents and threads, shared with the rest of the server."""
+        self._agents, self._beside = agents, beside
+        self._shared: Shared[PlayedEpisode] = Shared(_KEPT)
+
+    async def of(self, episode: Episode) -> dict[str, PlayedEpisode]:
+        """The same task, seed and split by each yardstick that can play it.
+
+        Raises:
+          InputError: the episode changed the task or its rewards, for which there is no yardstick.
+          Overloaded: it takes too long, or too many wait.
+        """
+        check_unchanged(episode)
+        played = {}
+        for agent in YARDSTICKS:
+
+            async def compute(watch: Watch, agent: str = agent) -> PlayedEpisode:
+                return await self._beside.run(self._play, agent, episode, watch)
+
+            key = (agent, episode.task, episode.seed, episode.split)
+            try:
+                played[agent] = await self._shared.get(key, compute, _PATIENCE_S)
+            except InputError:
+                # A task without anchors has no best static setting.
+                continue
+        return played
+
+    def _play(self, agent: str, episode: Episode, watch: Watch) -> PlayedEpisode:
+        game = InProcess(episode.task, episode.seed, episode.split, self._agents)
+        observations, rewards, knobs = [game.observation], [0.0], []
+        for turn in game.drive(agent):
+            watch.check()
+            observations.append(turn.observation)
+            rewards.append(turn.reward)
+            knobs.append(turn.knobs)
+        columns = {name: [seen[name] for seen in observations] for name in OBSERVATION_BOUNDS}
+        return PlayedEpisode(columns, rewards, knobs)
+
+
+def check_unchanged(episode: Episode) -> None:
+    """Raises InputError unless the episode is of the task as it is."""
+    changed = episode.weights | episode.overrides
+    if changed:
+        raise InputError(
+            f"the episode changed {', '.join(sorted(changed))} of {episode.task}; only the task as "
+            "it is can be compared"
+        )

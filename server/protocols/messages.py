@@ -1,0 +1,215 @@
+"""Messages in OpenEnv's protocols, checked before OpenEnv reads them.
+
+By itself OpenEnv answers a wrong action with "Invalid message" and a list, a wrong JSON-RPC call
+with a paragraph, and closes the connection on a message that is no JSON object.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from jaxserve.errors import InputError
+from server.json_responses import Answer, to_json
+from server.protocols.mcp_transport import ModelContext
+from server.routes.openapi import says
+from server.wire.error_sentences import checked, read_object
+from server.wire.request_bodies import Body
+from server.wire.response_models import CallAnswer
+from server.wire.schemas import ServeAction
+
+_PARSE_ERROR = -32700
+_INVALID_REQUEST = -32600
+_INVALID_PARAMS = -32602
+
+
+_MCP_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "required": ["jsonrpc", "method"],
+                    "properties": {
+                        "jsonrpc": {"const": "2.0", "type": "string"},
+                        "method": {"type": "string"},
+                        "id": {"anyOf": [{"type": "integer"}, {"type": "string"}]},
+                        "params": {"type": "object"},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+class CheckMessages:
+    """ASGI middleware for the WebSockets ``/ws`` and ``/mcp``: answers what is wrong itself."""
+
+    def __init__(self, app: ASGIApp, context: ModelContext) -> None:
+        """Args: what is protected, and what answers the calls that OpenEnv does not know."""
+        self._app = app
+        self._answers = {
+            "/ws": functools.partial(_answer_message, context),
+            "/mcp": functools.partial(_answer_call, context),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands on messages that are right."""
+        own_answer = self._answers.get(scope["path"]) if scope["type"] == "websocket" else None
+        if own_answer is None:
+            await self._app(scope, receive, send)
+            return
+
+        async def checked_message() -> Message:
+            while True:
+                message = await receive()
+                if message["type"] != "websocket.receive":
+                    return message
+                answer = own_answer(message.get("text"))
+                if answer is None:
+                    return message
+                if answer:
+                    await send({"type": "websocket.send", "text": to_json(answer).decode()})
+
+        await self._app(scope, checked_message, send)
+
+
+def mcp_route(openenv: Callable[[Request], Any], context: ModelContext) -> APIRouter:
+    """``POST /mcp`` with the same checks, for clients of OpenEnv and for those of MCP.
+
+    Args:
+      openenv: OpenEnv's own handler of that route.
+    """
+    router = APIRouter(default_response_class=Answer)
+
+    @router.post(
+        "/mcp",
+        summary="Call a tool, by JSON-RPC",
+        tags=["MCP"],
+        responses=says(CallAnswer),
+        openapi_extra=_MCP_BODY,
+    )
+    async def mcp(request: Request) -> Response:
+        body = await request.body()
+        answer = _wrong_call(body)
+        if answer is None and context.speaks(request):
+            return context.answer(body)
+        if answer is None:
+            answer = _answer_call(context, body)
+        if answer is None:
+            return Answer(await openenv(request))
+        return Answer(answer) if answer else Response(status_code=202)
+
+    return router
+
+
+class _Params(BaseModel):
+    """What all methods have in common."""
+
+    name: str = ""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    session_id: str = ""
+
+
+class _Call(Body):
+    """JSON-RPC."""
+
+    jsonrpc: Literal["2.0"]
+    method: str
+    params: _Params = _Params()
+    id: int | str | None = None
+
+
+class _Reset(Body):
+    type: Literal["reset"]
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class _Step(Body):
+    type: Literal["step"]
+    data: ServeAction
+
+
+class _Bare(Body):
+    type: Literal["state", "close"]
+
+
+class _Mcp(Body):
+    type: Literal["mcp"]
+    data: dict[str, Any]
+
+
+_KINDS: dict[str, type[Body]] = {
+    "reset": _Reset,
+    "step": _Step,
+    "state": _Bare,
+    "close": _Bare,
+    "mcp": _Mcp,
+}
+
+
+def _answer_message(context: ModelContext, text: str | None) -> dict[str, Any] | None:
+    """The answer to a message of ``/ws`` that is wrong or that OpenEnv does not know, or None."""
+    try:
+        message = read_object(text)
+    except InputError as error:
+        return _error(error, "INVALID_JSON")
+    kind = message.get("type")
+    model = _KINDS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        allowed = ", ".join(_KINDS)
+        return _error(f"type is {kind!r:.60}; it must be one of {allowed}", "UNKNOWN_TYPE")
+    try:
+        checked(model, message)
+    except InputError as error:
+        return _error(error, "VALIDATION_ERROR")
+    if kind != "mcp":
+        return None
+    answer = _refusal(message["data"]) or context.basic(message["data"])
+    return answer and {"type": "mcp", "data": answer}
+
+
+def _error(text: object, code: str) -> dict[str, Any]:
+    return {"type": "error", "data": {"message": str(text), "code": code}}
+
+
+def _answer_call(context: ModelContext, text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to a JSON-RPC call that is wrong, or that OpenEnv does not know; else None. It is
+    empty where none is asked for."""
+    wrong = _wrong_call(text)
+    return context.basic(read_object(text)) if wrong is None else wrong
+
+
+def _wrong_call(text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to a JSON-RPC call that is wrong; None if it is right."""
+    try:
+        call = read_object(text)
+    except InputError as error:
+        return _rpc_error(error, _PARSE_ERROR, None)
+    return _refusal(call)
+
+
+def _refusal(call: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        checked(_Call, call)
+    except InputError as error:
+        code = _INVALID_PARAMS if str(error).startswith("params") else _INVALID_REQUEST
+        given = call.get("id")
+        return _rpc_error(error, code, given if isinstance(given, int | str) else None)
+    return None
+
+
+def _rpc_error(error: object, code: int, call_id: int | str | None) -> dict[str, Any]:
+    return {
+        "jsonrpc": "2.0",
+        "id": call_id,
+        "error": {"code": code, "message": str(error), "data": None},
+    }
