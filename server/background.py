@@ -24,7 +24,7 @@ class Abandoned(Exception):
     """Nobody waits for the result any more."""
 
 
-class Watch:
+class StopSignal:
     """Tells a computation when to stop; safe to use from several threads."""
 
     def __init__(self, seconds: float) -> None:
@@ -53,12 +53,12 @@ class Watch:
             )
 
 
-class Beside:
+class BackgroundExecutor:
     """Threads of their own, so that long computations keep nobody else from a thread."""
 
     def __init__(self, at_once: int = _AT_ONCE, waiting: int = _WAITING) -> None:
         """Args: computations at the same time, and those that may wait for their turn."""
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="jaxserve-beside")
+        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="jaxserve-background")
         self._most = at_once + waiting
         self._asked = 0
         self._lock = threading.Lock()
@@ -90,11 +90,11 @@ class Beside:
 @dataclass
 class _Running(Generic[T]):
     task: asyncio.Task[T]
-    watch: Watch
+    watch: StopSignal
     waiting: int = 0
 
 
-class Shared(Generic[T]):
+class SharedResults(Generic[T]):
     """Results that never change, computed once for all who ask, and stopped when the last leaves.
 
     For use by one event loop.
@@ -107,7 +107,7 @@ class Shared(Generic[T]):
         self._running: dict[Hashable, _Running[T]] = {}
 
     async def get(
-        self, key: Hashable, compute: Callable[[Watch], Awaitable[T]], seconds: float
+        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], seconds: float
     ) -> T:
         """The result of that key.
 
@@ -123,7 +123,7 @@ class Shared(Generic[T]):
             return self._known[key]
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = self._begin(key, compute, Watch(seconds))
+            running = self._running[key] = self._begin(key, compute, StopSignal(seconds))
         running.waiting += 1
         try:
             return await asyncio.shield(running.task)
@@ -135,7 +135,7 @@ class Shared(Generic[T]):
                 self._forget(key, running.watch)
 
     def _begin(
-        self, key: Hashable, compute: Callable[[Watch], Awaitable[T]], watch: Watch
+        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], watch: StopSignal
     ) -> _Running[T]:
         async def work() -> T:
             try:
@@ -152,6 +152,6 @@ class Shared(Generic[T]):
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return _Running(task, watch)
 
-    def _forget(self, key: Hashable, watch: Watch) -> None:
+    def _forget(self, key: Hashable, watch: StopSignal) -> None:
         if key in self._running and self._running[key].watch is watch:
             del self._running[key]

@@ -14,13 +14,13 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from jaxserve.errors import InputError
-from server.request_errors import Problem
+from server.request_errors import RequestError
 from server.wire.error_sentences import sentence, unreadable
 
 _LOG = logging.getLogger("jaxserve.server")
 
 
-class Answer(JSONResponse):
+class OrjsonResponse(JSONResponse):
     """A JSON body."""
 
     def render(self, content: Any) -> bytes:
@@ -39,21 +39,21 @@ def to_json(content: Any) -> bytes:
         return json.dumps(content, allow_nan=False).encode()
 
 
-def problem(status: int, text: str, **more: Any) -> Answer:
+def problem(status: int, text: str, **more: Any) -> OrjsonResponse:
     """An error's answer; ``detail`` is where OpenEnv and FastAPI clients look."""
-    return Answer({"error": text, "detail": text} | more, status_code=status)
+    return OrjsonResponse({"error": text, "detail": text} | more, status_code=status)
 
 
 def answer_problems(app: FastAPI) -> None:
     """Turns exceptions into answers."""
 
     @app.exception_handler(InputError)
-    async def wrong_input(request: Request, error: InputError) -> Answer:
+    async def wrong_input(request: Request, error: InputError) -> OrjsonResponse:
         del request
         return problem(422, str(error))
 
-    @app.exception_handler(Problem)
-    async def cannot(request: Request, error: Problem) -> Answer:
+    @app.exception_handler(RequestError)
+    async def cannot(request: Request, error: RequestError) -> OrjsonResponse:
         del request
         answer = problem(error.status, str(error))
         if error.retry_after_s is not None:
@@ -61,7 +61,7 @@ def answer_problems(app: FastAPI) -> None:
         return answer
 
     @app.exception_handler(RequestValidationError)
-    async def wrong_body(request: Request, error: RequestValidationError) -> Answer:
+    async def wrong_body(request: Request, error: RequestValidationError) -> OrjsonResponse:
         del request
         errors = error.errors()
         # Without the input, which may be NaN, and without contexts, which may be exceptions.
@@ -69,19 +69,19 @@ def answer_problems(app: FastAPI) -> None:
         return problem(422, sentence(errors), detail=plain)
 
     @app.exception_handler(ValidationError)
-    async def wrong_form(request: Request, error: ValidationError) -> Answer:
+    async def wrong_form(request: Request, error: ValidationError) -> OrjsonResponse:
         # From OpenEnv's web interface, which does not catch what its forms cannot hold.
         del request
         return problem(422, sentence(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Answer:
+    async def refused(request: Request, error: HTTPException) -> OrjsonResponse:
         answer = problem(error.status_code, _why(request, error))
         answer.headers.update(error.headers or {})
         return answer
 
     @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> Answer:
+    async def failed(request: Request, error: Exception) -> OrjsonResponse:
         _LOG.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return problem(500, "the server failed on this request; its log says why")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Problem(Exception):
+class RequestError(Exception):
     """A request that cannot be answered; ``str()`` is one sentence for the client."""
 
     status = 400
@@ -11,44 +11,44 @@ class Problem(Exception):
     """where coming back so much later may help."""
 
 
-class UnknownSession(Problem):
+class UnknownSession(RequestError):
     """No such session, or one that has expired."""
 
     status = 404
 
 
-class EpisodeConflict(Problem):
+class EpisodeConflict(RequestError):
     """The session is not in a state in which the request makes sense."""
 
     status = 409
 
 
-class StorageFailure(Problem):
+class StorageFailure(RequestError):
     """The session log could not be written or read; nothing was acknowledged."""
 
     status = 507
 
 
-class SpendingLimit(Problem):
+class SpendingLimit(RequestError):
     """A live window, or a use of the language model, would spend more tokens than are left; nothing
     was sent."""
 
     status = 402
 
 
-class EngineFailure(Problem):
+class EngineFailure(RequestError):
     """The real engine failed; no window was counted."""
 
     status = 502
 
 
-class ModelFailure(Problem):
+class ModelFailure(RequestError):
     """The language model gave no answer that can be used; no window was played."""
 
     status = 502
 
 
-class Overloaded(Problem):
+class Overloaded(RequestError):
     """More is asked for than can be computed now; nothing was changed."""
 
     status = 503
@@ -61,7 +61,7 @@ class OutOfTime(Overloaded):
     retry_after_s = None
 
 
-class ClientLeft(Problem):
+class ClientLeft(RequestError):
     """The client closed its connection before the answer."""
 
     status = 499

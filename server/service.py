@@ -14,9 +14,9 @@ from jaxserve.errors import InputError
 from jaxserve.grading import Actions, Grade, grade_actions, grade_log, replay_actions
 from jaxserve.seeds import MAX_SEED
 from jaxserve.types import TimeStep
-from server.background import Beside
+from server.background import BackgroundExecutor
 from server.players.agents import Agents, Driver
-from server.players.comparison_agents import PlayedEpisode, Yardsticks, check_unchanged
+from server.players.comparison_agents import ComparisonAgents, PlayedEpisode, check_unchanged
 from server.players.model_budget import ModelBudget
 from server.request_errors import EpisodeConflict
 from server.server_settings import Settings
@@ -100,9 +100,9 @@ class Service:
         )
         self._worker = Worker(self._sessions)
         self._compiler: Compiler | None = None
-        self.beside = Beside()
+        self.background = BackgroundExecutor()
         self.model_budget = ModelBudget(self, settings.model_tokens)
-        self._yardsticks = Yardsticks(self.agents, self.beside)
+        self._comparison_agents = ComparisonAgents(self.agents, self.background)
 
     async def start(self, compiler: Compiler) -> None:
         """Waits for the programs of a first step, then begins to answer."""
@@ -112,7 +112,7 @@ class Service:
 
     async def stop(self) -> None:
         """Finishes what is queued and closes the log."""
-        self.beside.close()
+        self.background.close()
         await asyncio.to_thread(self._worker.stop)
 
     @property
@@ -230,7 +230,7 @@ class Service:
           InputError: no such agent. Overloaded, UnknownSession, EpisodeConflict, StorageFailure.
         """
         view = await self.view(session_id)
-        driver = await self.beside.run(self.agents.load, agent, view.episode.task)
+        driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
             view = await self._worker.run(functools.partial(_drive, view.session_id, driver))
@@ -254,7 +254,7 @@ class Service:
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window of a log, computed again."""
-        return await self.beside.run(_replayed, history)
+        return await self.background.run(_replayed, history)
 
     async def grade_session(self, session_id: str | None) -> tuple[View, Grade | LiveGrade]:
         """What a session's episode is worth so far, by its log.
@@ -270,7 +270,7 @@ class Service:
                 "only the task as it is has a score"
             )
         actions = _stacked([step.knobs for step in history.steps])
-        grade = await self.beside.run(
+        grade = await self.background.run(
             grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
         )
         # The log is this server's own: nobody else could have written it.
@@ -283,7 +283,7 @@ class Service:
           InputError: as ``jaxserve.grading.grade_actions``.
         """
         actions = _stacked(knobs)
-        return await self.beside.run(
+        return await self.background.run(
             grade_actions, episode.task, episode.seed, actions, episode.split
         )
 
@@ -294,7 +294,7 @@ class Service:
           InputError: as ``jaxserve.grading.grade_log``.
         """
         read_log(log)
-        return await self.beside.run(
+        return await self.background.run(
             grade_log, episode.task, episode.seed, log, episode.split, episode.weights
         )
 
@@ -305,7 +305,7 @@ class Service:
           UnknownSession, EpisodeConflict, Overloaded; InputError: the episode changed the task.
         """
         view = await self._simulated(session_id)
-        played = await self._yardsticks.of(view.episode)
+        played = await self._comparison_agents.of(view.episode)
         reward = environment(view.episode.task, view.episode.config).reward
         return SessionComparison(view, float(reward.expected_requests_per_s), played)
 
@@ -320,7 +320,7 @@ class Service:
         episode = history.view.episode
         check_unchanged(episode)
         actions = _stacked([step.knobs for step in history.steps])
-        timesteps = await self.beside.run(
+        timesteps = await self.background.run(
             replay_actions, episode.task, episode.seed, actions, episode.split
         )
         return history.view, timesteps

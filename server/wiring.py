@@ -9,14 +9,14 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from jaxserve.errors import InputError
 from server.json_responses import answer_problems
-from server.middleware.head_requests import AnswerHeads
+from server.middleware.head_requests import HeadAsGet
 from server.middleware.limits import LimitBody, LimitRate
-from server.middleware.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
+from server.middleware.origins import CheckHost, CheckOrigin, RelativeRedirects, TrustedProxies
 from server.middleware.query_names import CheckSocketQuery
 from server.middleware.token import RequireToken
 from server.middleware.websockets import LimitSockets
 from server.protocols.mcp_tools import build_tools
-from server.protocols.mcp_transport import ModelContext
+from server.protocols.mcp_transport import McpTransport
 from server.protocols.messages import CheckMessages, mcp_route
 from server.protocols.openenv_environment import ServeEnvironment
 from server.routes.comparison_routes import comparison_routes
@@ -31,7 +31,7 @@ from server.service import Service
 from server.sessions.compiling import Compilation
 from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
 from server.wire.response_models import TASK_API
-from server.wire.schemas import ServeAction, ServeObservation, ServeState
+from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
 _PLACE_IDLE_S = 900.0
 """How long a connection's place is kept unused. OpenEnv also gives places away by a call of
@@ -49,11 +49,11 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     """
     service = _service(settings)
     tools = build_tools(service)
-    context = ModelContext(tools)
+    context = McpTransport(tools)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
-        ServeAction,
-        ServeObservation,
+        ActionModel,
+        ObservationModel,
         env_name="jaxserve",
         concurrency_config=ConcurrencyConfig(
             max_concurrent_envs=settings.max_connections,
@@ -115,12 +115,12 @@ def _service(settings: Settings) -> Service:
     return LiveService(settings)
 
 
-def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None:
+def _add_limits(app: FastAPI, settings: Settings, context: McpTransport) -> None:
     """Middleware; the one added last sees a request first."""
     app.add_middleware(CheckMessages, context=context)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
-    app.add_middleware(AnswerHeads)
-    app.add_middleware(LeadBack)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RelativeRedirects)
     app.add_middleware(
         LimitSockets,
         per_address=settings.address_connections or -(-settings.max_connections // 2),
@@ -140,4 +140,4 @@ def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
         )
-    app.add_middleware(KnowClient, proxies=settings.trusted_proxies)
+    app.add_middleware(TrustedProxies, proxies=settings.trusted_proxies)

@@ -32,10 +32,10 @@ from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS, make_action
 from jaxserve.tasks.reward import compute_reward
 from jaxserve.types import WindowMetrics
-from server.live.live_knobs import Gate, offers, turn
+from server.live.live_knobs import ConcurrencyCap, offers, turn
 from server.live.live_log import LiveLog
 from server.live_settings import LiveSettings
-from server.request_errors import EngineFailure, Problem
+from server.request_errors import EngineFailure, RequestError
 from server.sessions.episodes import Episode, built_in_task, environment
 from server.sessions.programs import PART_NAMES, Knobs, Window
 
@@ -120,7 +120,7 @@ class _Planned:
     """as many tokens as it can take."""
 
 
-class Play:
+class LiveEpisode:
     """One episode under way, for use in one event loop."""
 
     def __init__(self, connection: Connection, client: EngineClient, episode: Episode) -> None:
@@ -150,7 +150,7 @@ class Play:
         self._step = 0
         self._measured = ClientWindows(spec)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gate = Gate()
+        self._gate = ConcurrencyCap()
         self._failure: str | None = None
         self._until_s = time.monotonic()
         # A first window would wait for what it compiles.
@@ -280,7 +280,7 @@ class Play:
         except TimeoutError:
             reason = f"the engine did not finish a request within {_LONGEST_S:g} s"
             self._failure = self._failure or reason
-        except Problem as problem:
+        except RequestError as problem:
             self._failure = self._failure or str(problem)
         except Exception as error:
             # Not its text, which nobody has looked through for keys.
@@ -340,7 +340,7 @@ class Play:
     async def _drop(self) -> None:
         await cancel(list(self._tasks))
         self._measured = ClientWindows(self._measured.spec)
-        self._gate = Gate()
+        self._gate = ConcurrencyCap()
         self._failure = None
         self._until_s = time.monotonic()
 

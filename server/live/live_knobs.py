@@ -15,7 +15,7 @@ from jaxserve.spaces import ACTION_BOUNDS
 _NO_PLUG_IN = "the engine has no plug-in jaxserve-vllm"
 
 
-class Gate:
+class ConcurrencyCap:
     """At most so many requests at a time, in the order in which they came."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def _offers(state: Mapping[str, Any] | None) -> JsonObject:
 
 async def turn(
     engine: EngineClient | None,
-    gate: Gate,
+    gate: ConcurrencyCap,
     active: Sequence[str],
     wanted: Mapping[str, float],
     lease_s: float,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxserve.errors import InputError
-from server.live.live_episode import Connection, Play
+from server.live.live_episode import Connection, LiveEpisode
 from server.live.live_log import LiveLog, LiveStep, LoggedEpisode
 from server.players.agents import Driver
 from server.request_errors import EpisodeConflict, UnknownSession
@@ -21,7 +21,7 @@ from server.service import History, LiveGrade, Service, chosen_episode
 from server.sessions import rules
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, parse_episode
-from server.sessions.programs import Knobs, Window, Windows
+from server.sessions.programs import Knobs, Window, WindowColumns
 from server.sessions.session import BatchView, Session, View, begin_session
 from server.sessions.store import LoggedStep
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass
-class SessionEpisode:
+class LiveSession:
     """An episode of a session, under way or from the log."""
 
     session: Session
@@ -42,13 +42,13 @@ class SessionEpisode:
     """the reset's."""
     is_default: bool
     """whether it was begun without a session id."""
-    play: Play | None = None
+    play: LiveEpisode | None = None
     """None: it cannot go on."""
     used_s: float = dataclasses.field(default_factory=time.monotonic)
     """when it was begun or last stepped, monotonic clock."""
 
     @classmethod
-    def begin(cls, logged: LoggedEpisode, play: Play | None) -> SessionEpisode:
+    def begin(cls, logged: LoggedEpisode, play: LiveEpisode | None) -> LiveSession:
         """Before its first window."""
         episode = Episode.from_json(logged.spec)
         session = begin_session(logged.session, logged.number, logged.name, episode)
@@ -98,7 +98,7 @@ class LiveService(Service):
         self._limits = settings.live
         self._log = LiveLog(Path(settings.database), settings.live.token_limit)
         self._connection = Connection(settings.live, self._log)
-        self._current: SessionEpisode | None = None
+        self._current: LiveSession | None = None
         self._busy = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -196,7 +196,7 @@ class LiveService(Service):
     async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
         """As ``Service.drive``."""
         view = await self.view(session_id)
-        driver = await self.beside.run(self.agents.load, agent, view.episode.task)
+        driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
             views.append(await self._here(self._step(view.session_id, driver)))
@@ -247,11 +247,11 @@ class LiveService(Service):
         try:
             client = await self._connection.open()
             await self._end_current()
-            play = await asyncio.to_thread(Play, self._connection, client, episode)
+            play = await asyncio.to_thread(LiveEpisode, self._connection, client, episode)
             session_id = session_id or secrets.token_urlsafe(16)
             name = name or secrets.token_hex(16)
             logged = self._log.begin(session_id, name, episode.to_json(), is_default)
-            self._current = SessionEpisode.begin(logged, play)
+            self._current = LiveSession.begin(logged, play)
             return self._current.view()
         finally:
             self._busy = False
@@ -295,7 +295,7 @@ class LiveService(Service):
         found = self._find(session_id)
         return _Logged(found.view(), tuple(found.steps), found.first)
 
-    def _find(self, session_id: str | None) -> SessionEpisode:
+    def _find(self, session_id: str | None) -> LiveSession:
         current = self._current
         if current is not None and current.means(session_id):
             return current
@@ -306,7 +306,7 @@ class LiveService(Service):
             raise UnknownSession(rules.NOT_BEGUN)
         if found is None:
             raise rules.unknown(session_id)
-        ended = SessionEpisode.begin(found, None)
+        ended = LiveSession.begin(found, None)
         for step in self._log.windows(found.number):
             ended.append(step)
         return ended
@@ -330,9 +330,9 @@ class _Logged(NamedTuple):
     first: Window
 
 
-def _one(window: Window) -> Windows:
-    """Windows of one entry."""
-    return Windows(
+def _one(window: Window) -> WindowColumns:
+    """WindowColumns of one entry."""
+    return WindowColumns(
         observation={name: [value] for name, value in window.observation.items()},
         reward=[window.reward],
         done=[window.done],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
-class AnswerHeads:
+class HeadAsGet:
     """ASGI middleware for every route that has a GET."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -18,7 +18,7 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _LOOPBACK = ("127.0.0.1", 0)
 
 
-class KnowClient:
+class TrustedProxies:
     """ASGI middleware: ``X-Forwarded-For`` of proxies that are known, and of nobody else."""
 
     def __init__(self, app: ASGIApp, proxies: Collection[str]) -> None:
@@ -118,7 +118,7 @@ def _place(url: str, like: str | None = None) -> tuple[str | None, int | None]:
         return url, None
 
 
-class LeadBack:
+class RelativeRedirects:
     """ASGI middleware: redirects lead to this server, whatever the request calls it."""
 
     def __init__(self, app: ASGIApp) -> None:

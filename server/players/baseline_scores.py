@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
-from server.background import Beside, Shared, Watch
+from server.background import BackgroundExecutor, SharedResults, StopSignal
 from server.players.agents import Agents, check_agent
 from server.players.model_budget import Bill, ModelBudget, Notes
 from server.players.model_settings import ModelSettings, model_name
@@ -31,12 +31,14 @@ class Baselines:
     """Each is computed once: those of jaxserve's agents never change, and a language model's cost
     money."""
 
-    def __init__(self, agents: Agents, beside: Beside, notes: Notes, budget: ModelBudget) -> None:
+    def __init__(
+        self, agents: Agents, background: BackgroundExecutor, notes: Notes, budget: ModelBudget
+    ) -> None:
         """Args: loaded agents and threads, shared with the rest of the server; where results of
         language models are kept; and what those may spend."""
-        self._agents, self._beside, self._notes = agents, beside, notes
+        self._agents, self._background, self._notes = agents, background, notes
         self._budget = budget
-        self._shared: Shared[dict[str, Any]] = Shared(_KEPT)
+        self._shared: SharedResults[dict[str, Any]] = SharedResults(_KEPT)
 
     async def deterministic(
         self, agent: str, seed: int, tasks: tuple[str, ...] | None = None
@@ -49,13 +51,13 @@ class Baselines:
         check_agent(agent)
         chosen = tasks or task_names()
 
-        async def compute(watch: Watch) -> dict[str, Any]:
+        async def compute(watch: StopSignal) -> dict[str, Any]:
             def play(task: str) -> dict[str, Any]:
                 watch.check()
                 game = InProcess(task, seed, SPLIT, self._agents)
                 return play_agent(game, agent, lambda turn: watch.check())
 
-            results = await self._beside.run(score_tasks, chosen, play)
+            results = await self._background.run(score_tasks, chosen, play)
             return summary(agent, seed, SPLIT, results)
 
         return await self._shared.get((agent, seed, *chosen), compute, _AGENT_S)
@@ -90,14 +92,14 @@ class Baselines:
         if kept is not None:
             return json.loads(kept)
 
-        async def compute(watch: Watch) -> dict[str, Any]:
+        async def compute(watch: StopSignal) -> dict[str, Any]:
             async with self._budget.spending() as bill:
                 return await self._play_model(seed, watch, bill)
 
         return await self._shared.get(name, compute, _MODEL_S)
 
-    async def _play_model(self, seed: int, watch: Watch, bill: Bill) -> dict[str, Any]:
-        agent = await self._beside.run(_language_agent, bill.left)
+    async def _play_model(self, seed: int, watch: StopSignal, bill: Bill) -> dict[str, Any]:
+        agent = await self._background.run(_language_agent, bill.left)
 
         def shown(turn: Turn) -> None:
             del turn
@@ -108,7 +110,7 @@ class Baselines:
             return play_model(InProcess(task, seed, SPLIT), agent, task, shown)
 
         try:
-            results = await self._beside.run(score_tasks, task_names(), play)
+            results = await self._background.run(score_tasks, task_names(), play)
         finally:
             bill.tokens = agent.tokens
         found = summary(agent.settings.model, seed, SPLIT, results)

@@ -7,13 +7,13 @@ from typing import Any
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import OBSERVATION_BOUNDS
-from server.background import Beside, Shared, Watch
+from server.background import BackgroundExecutor, SharedResults, StopSignal
 from server.players.agents import Agents
 from server.players.playing import InProcess
 from server.sessions.episodes import Episode
 from server.sessions.programs import Knobs
 
-YARDSTICKS = ("best_static", "heuristic")
+COMPARISON_AGENTS = ("best_static", "heuristic")
 """Agents that an operator wants to be better than."""
 _KEPT = 128
 """Episodes that are remembered, each with about 100 kB."""
@@ -32,13 +32,13 @@ class PlayedEpisode:
     """one fewer than rewards: entry n was held in window n + 1."""
 
 
-class Yardsticks:
-    """Episodes of ``YARDSTICKS``, played when first asked for; for use by one event loop."""
+class ComparisonAgents:
+    """Episodes of ``COMPARISON_AGENTS``, played when first asked for; for use by one event loop."""
 
-    def __init__(self, agents: Agents, beside: Beside) -> None:
+    def __init__(self, agents: Agents, background: BackgroundExecutor) -> None:
         """Args: loaded agents and threads, shared with the rest of the server."""
-        self._agents, self._beside = agents, beside
-        self._shared: Shared[PlayedEpisode] = Shared(_KEPT)
+        self._agents, self._background = agents, background
+        self._shared: SharedResults[PlayedEpisode] = SharedResults(_KEPT)
 
     async def of(self, episode: Episode) -> dict[str, PlayedEpisode]:
         """The same task, seed and split by each yardstick that can play it.
@@ -49,10 +49,10 @@ class Yardsticks:
         """
         check_unchanged(episode)
         played = {}
-        for agent in YARDSTICKS:
+        for agent in COMPARISON_AGENTS:
 
-            async def compute(watch: Watch, agent: str = agent) -> PlayedEpisode:
-                return await self._beside.run(self._play, agent, episode, watch)
+            async def compute(watch: StopSignal, agent: str = agent) -> PlayedEpisode:
+                return await self._background.run(self._play, agent, episode, watch)
 
             key = (agent, episode.task, episode.seed, episode.split)
             try:
@@ -62,7 +62,7 @@ class Yardsticks:
                 continue
         return played
 
-    def _play(self, agent: str, episode: Episode, watch: Watch) -> PlayedEpisode:
+    def _play(self, agent: str, episode: Episode, watch: StopSignal) -> PlayedEpisode:
         game = InProcess(episode.task, episode.seed, episode.split, self._agents)
         observations, rewards, knobs = [game.observation], [0.0], []
         for turn in game.drive(agent):

@@ -16,7 +16,7 @@ from server.players.answers import first_object
 from server.players.model_settings import ModelSettings
 from server.sessions.programs import Knobs
 from server.wire.error_sentences import checked
-from server.wire.schemas import ServeAction
+from server.wire.schemas import ActionModel
 
 _HIDDEN = {
     "estimated_cost_per_1k",
@@ -112,7 +112,10 @@ class LanguageAgent:
                     continue
                 messages += [
                     {"role": "assistant", "content": text},
-                    {"role": "user", "content": f"{error}. Answer with the corrected JSON only."},
+                    {
+                        "role": "user",
+                        "content": f"{error}. Answer with the corrected JSON only.",
+                    },
                 ]
             else:
                 self.answers += 1
@@ -257,7 +260,7 @@ def _parse(text: str, last: Knobs) -> Knobs:
     if not data:
         raise InputError("the answer names no knob")
     stay = dict(zip(KNOBS, last, strict=True))
-    action = checked(ServeAction, stay | checked(ServeAction, data).model_dump(exclude_unset=True))
+    action = checked(ActionModel, stay | checked(ActionModel, data).model_dump(exclude_unset=True))
     return action.knobs()
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         LanguageAgent,  # it imports openai, which takes a second
     )
 
-Answer = TypeVar("Answer")
+_Result = TypeVar("_Result")
 
 _HTTP_TIMEOUT_S = 120.0
 _DRIVEN = 50
@@ -151,7 +151,7 @@ class OverHttp:
         knobs = tuple(float(info["action"][knob]) for knob in KNOBS)
         return Turn(info["step"], knobs, self._observation, answer.reward, self._done)
 
-    def _ask(self, call: Callable[[], Answer]) -> Answer:
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
         except ConnectionLost as error:

@@ -15,13 +15,13 @@ from pydantic import Field
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOB_FIELDS
-from server.request_errors import Problem
+from server.request_errors import RequestError
 from server.service import Service
 from server.wire import request_bodies, schemas
 from server.wire.catalogue import describe_tasks
 from server.wire.error_sentences import checked
 from server.wire.request_bodies import ResetBody, StepBody
-from server.wire.schemas import ServeAction
+from server.wire.schemas import ActionModel
 
 Tool = Callable[..., Awaitable[dict[str, Any]]]
 _ACTION = "\n".join(
@@ -42,7 +42,7 @@ def build_tools(service: Service) -> FastMCP:
     @_with_checked_names
     async def list_tasks() -> dict[str, Any]:
         """The tasks: what each asks, its active knobs, objectives and number of windows."""
-        return {"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()}
+        return {"tasks": describe_tasks(), "action_schema": ActionModel.model_json_schema()}
 
     @tools.tool
     @_with_checked_names
@@ -101,7 +101,7 @@ def _with_checked_names(tool: Tool) -> Tool:
                 raise InputError(f"{name} is missing; {tool.__name__} takes {', '.join(known)}")
         try:
             return await tool(**arguments)
-        except (InputError, Problem) as error:
+        except (InputError, RequestError) as error:
             # Its own kind of error is what FastMCP tells a client as it is.
             raise ToolError(str(error)) from error
 

@@ -18,7 +18,7 @@ import jaxserve
 _STREAM = "text/event-stream"
 
 
-class ModelContext:
+class McpTransport:
     """The tools as MCP's own clients ask for them. Nothing is kept between their calls: what they
     play is named in each, and in the log."""
 

@@ -16,13 +16,13 @@ from pydantic import BaseModel, Field
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
-from server.json_responses import Answer, to_json
-from server.protocols.mcp_transport import ModelContext
+from server.json_responses import OrjsonResponse, to_json
+from server.protocols.mcp_transport import McpTransport
 from server.routes.openapi import says
 from server.wire.error_sentences import checked, read_object
 from server.wire.request_bodies import Body
 from server.wire.response_models import CallAnswer
-from server.wire.schemas import ServeAction
+from server.wire.schemas import ActionModel
 
 _PARSE_ERROR = -32700
 _INVALID_REQUEST = -32600
@@ -53,7 +53,7 @@ _MCP_BODY = {
 class CheckMessages:
     """ASGI middleware for the WebSockets ``/ws`` and ``/mcp``: answers what is wrong itself."""
 
-    def __init__(self, app: ASGIApp, context: ModelContext) -> None:
+    def __init__(self, app: ASGIApp, context: McpTransport) -> None:
         """Args: what is protected, and what answers the calls that OpenEnv does not know."""
         self._app = app
         self._answers = {
@@ -82,13 +82,13 @@ class CheckMessages:
         await self._app(scope, checked_message, send)
 
 
-def mcp_route(openenv: Callable[[Request], Any], context: ModelContext) -> APIRouter:
+def mcp_route(openenv: Callable[[Request], Any], context: McpTransport) -> APIRouter:
     """``POST /mcp`` with the same checks, for clients of OpenEnv and for those of MCP.
 
     Args:
       openenv: OpenEnv's own handler of that route.
     """
-    router = APIRouter(default_response_class=Answer)
+    router = APIRouter(default_response_class=OrjsonResponse)
 
     @router.post(
         "/mcp",
@@ -105,8 +105,8 @@ def mcp_route(openenv: Callable[[Request], Any], context: ModelContext) -> APIRo
         if answer is None:
             answer = _answer_call(context, body)
         if answer is None:
-            return Answer(await openenv(request))
-        return Answer(answer) if answer else Response(status_code=202)
+            return OrjsonResponse(await openenv(request))
+        return OrjsonResponse(answer) if answer else Response(status_code=202)
 
     return router
 
@@ -135,7 +135,7 @@ class _Reset(Body):
 
 class _Step(Body):
     type: Literal["step"]
-    data: ServeAction
+    data: ActionModel
 
 
 class _Bare(Body):
@@ -156,7 +156,7 @@ _KINDS: dict[str, type[Body]] = {
 }
 
 
-def _answer_message(context: ModelContext, text: str | None) -> dict[str, Any] | None:
+def _answer_message(context: McpTransport, text: str | None) -> dict[str, Any] | None:
     """The answer to a message of ``/ws`` that is wrong or that OpenEnv does not know, or None."""
     try:
         message = read_object(text)
@@ -181,7 +181,7 @@ def _error(text: object, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": str(text), "code": code}}
 
 
-def _answer_call(context: ModelContext, text: str | bytes | None) -> dict[str, Any] | None:
+def _answer_call(context: McpTransport, text: str | bytes | None) -> dict[str, Any] | None:
     """The answer to a JSON-RPC call that is wrong, or that OpenEnv does not know; else None. It is
     empty where none is asked for."""
     wrong = _wrong_call(text)

@@ -17,10 +17,10 @@ from server.wire import request_bodies, schemas
 from server.wire.catalogue import describe_task
 from server.wire.error_sentences import checked
 from server.wire.openenv_api import Environment, EnvironmentMetadata
-from server.wire.schemas import ServeAction, ServeObservation, ServeState
+from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
 
-class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
+class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
     """A door to the service for OpenEnv's WebSocket, MCP and web interface."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
@@ -35,7 +35,7 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
     # Arguments are what a client sends: one called self is refused like any other unknown name.
     async def reset_async(
         self, /, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
-    ) -> ServeObservation:
+    ) -> ObservationModel:
         """Begins an episode, or goes on with a session where ``resume`` is its id.
 
         Args:
@@ -65,8 +65,8 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
         return schemas.observation(self._view)
 
     async def step_async(
-        self, action: ServeAction, timeout_s: float | None = None, **kwargs: Any
-    ) -> ServeObservation:
+        self, action: ActionModel, timeout_s: float | None = None, **kwargs: Any
+    ) -> ObservationModel:
         """One window.
 
         Raises:
@@ -81,13 +81,13 @@ class ServeEnvironment(Environment[ServeAction, ServeObservation, ServeState]):
 
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
-    ) -> ServeObservation:
+    ) -> ObservationModel:
         """``reset_async`` for callers without an event loop of their own."""
         return asyncio.run(self.reset_async(seed, episode_id, **kwargs))
 
     def step(
-        self, action: ServeAction, timeout_s: float | None = None, **kwargs: Any
-    ) -> ServeObservation:
+        self, action: ActionModel, timeout_s: float | None = None, **kwargs: Any
+    ) -> ObservationModel:
         """``step_async`` for callers without an event loop of their own."""
         return asyncio.run(self.step_async(action, timeout_s, **kwargs))
 

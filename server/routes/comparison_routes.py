@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from jaxserve.tasks.traffic import stream_classes
 from jaxserve.types import TimeStep
 from server.disconnect import while_connected
-from server.json_responses import Answer
+from server.json_responses import OrjsonResponse
 from server.middleware.query_names import known_query
 from server.players.comparison_agents import PlayedEpisode
 from server.routes.episode_routes import Named
@@ -29,7 +29,9 @@ _HARDLY_ANY = 0.01
 def comparison_routes(service: Service) -> APIRouter:
     """Nothing here changes a session, and both are computed beside those who play."""
     router = APIRouter(
-        tags=["Comparison"], default_response_class=Answer, dependencies=[Depends(known_query)]
+        tags=["Comparison"],
+        default_response_class=OrjsonResponse,
+        dependencies=[Depends(known_query)],
     )
 
     @router.get(
@@ -39,7 +41,7 @@ def comparison_routes(service: Service) -> APIRouter:
     )
     async def yardsticks(request: Request, named: Named) -> Response:
         found = await while_connected(request, service.compared(named))
-        return Answer(
+        return OrjsonResponse(
             {
                 "session_id": found.view.session_id,
                 "mean_arrival_rate_rps": found.mean_arrival_rate_rps,
@@ -54,7 +56,7 @@ def comparison_routes(service: Service) -> APIRouter:
     )
     async def classes(request: Request, named: Named) -> Response:
         view, timesteps = await while_connected(request, service.replayed(named))
-        return Answer(
+        return OrjsonResponse(
             {
                 "session_id": view.session_id,
                 "steps": len(timesteps.reward),

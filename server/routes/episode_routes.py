@@ -8,7 +8,7 @@ from fastapi import APIRouter, Body, Depends, Header, Query, Request
 from fastapi.responses import Response
 
 from server.disconnect import while_connected
-from server.json_responses import Answer
+from server.json_responses import OrjsonResponse
 from server.middleware.query_names import known_query
 from server.routes.openapi import SESSION, says
 from server.service import Service
@@ -33,7 +33,7 @@ def episode_routes(service: Service) -> APIRouter:
     """Session-keyed routes; without a session id they mean the default session."""
     router = APIRouter(
         tags=["Environment Control"],
-        default_response_class=Answer,
+        default_response_class=OrjsonResponse,
         dependencies=[Depends(known_query)],
     )
 
@@ -44,7 +44,7 @@ def episode_routes(service: Service) -> APIRouter:
         named: Named, body: Annotated[ResetBody, Body(default_factory=ResetBody.model_construct)]
     ) -> Response:
         arguments = request_bodies.reset_arguments(body, body.session_id or named)
-        return Answer(schemas.step_answer(await service.reset(**arguments)))
+        return OrjsonResponse(schemas.step_answer(await service.reset(**arguments)))
 
     @router.post(
         "/step",
@@ -54,7 +54,7 @@ def episode_routes(service: Service) -> APIRouter:
     async def step(named: Named, body: StepBody) -> Response:
         action = body.action
         view = await service.step(body.session_id or named, action.knobs(), action.number())
-        return Answer(schemas.step_answer(view))
+        return OrjsonResponse(schemas.step_answer(view))
 
     @router.post(
         "/step_many",
@@ -63,7 +63,7 @@ def episode_routes(service: Service) -> APIRouter:
     )
     async def step_many(body: StepManyBody) -> Response:
         steps = [(one.session_id, one.action.knobs(), one.action.number()) for one in body.steps]
-        return Answer(schemas.step_many_answer(await service.step_many(steps)))
+        return OrjsonResponse(schemas.step_many_answer(await service.step_many(steps)))
 
     @router.get(
         "/state",
@@ -80,7 +80,7 @@ def episode_routes(service: Service) -> APIRouter:
         responses=says(StepAnswer, *SESSION),
     )
     async def observation(named: Named) -> Response:
-        return Answer(schemas.step_answer(await service.view(named)))
+        return OrjsonResponse(schemas.step_answer(await service.view(named)))
 
     @router.post(
         "/agent",
@@ -90,7 +90,7 @@ def episode_routes(service: Service) -> APIRouter:
     async def agent(request: Request, named: Named, body: DriveBody) -> Response:
         driven = service.drive(body.session_id or named, body.agent, body.windows)
         views = await while_connected(request, driven)
-        return Answer({"results": [schemas.step_answer(view) for view in views]})
+        return OrjsonResponse({"results": [schemas.step_answer(view) for view in views]})
 
     @router.get(
         "/episode_log",
@@ -100,7 +100,7 @@ def episode_routes(service: Service) -> APIRouter:
     async def episode_log(request: Request, named: Named) -> Response:
         history = await service.history(named)
         windows = await while_connected(request, service.windows(history))
-        return Answer(
+        return OrjsonResponse(
             schemas.episode_log(history.view, [step.knobs for step in history.steps], windows),
             headers={"Content-Disposition": "attachment; filename=episode_log.json"},
         )

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from jaxserve.errors import InputError
 from jaxserve.seeds import MAX_SEED
 from server.disconnect import while_connected
-from server.json_responses import Answer
+from server.json_responses import OrjsonResponse
 from server.middleware.query_names import known_query
 from server.players.baseline_scores import Baselines
 from server.routes.episode_routes import Named
@@ -22,15 +22,15 @@ from server.sessions.episodes import Episode, built_in_task, parse_episode
 from server.wire.error_sentences import checked
 from server.wire.request_bodies import BaselineBody, GradeBody
 from server.wire.response_models import BaselineAnswer, GradeAnswer
-from server.wire.schemas import LIVE, SIMULATED, ServeAction, played
+from server.wire.schemas import LIVE, SIMULATED, ActionModel, played
 
 
 def grading_routes(service: Service) -> APIRouter:
     """The grader always replays; figures that a client states are compared and never used."""
     router = APIRouter(
-        tags=["Grading"], default_response_class=Answer, dependencies=[Depends(known_query)]
+        tags=["Grading"], default_response_class=OrjsonResponse, dependencies=[Depends(known_query)]
     )
-    baselines = Baselines(service.agents, service.beside, service, service.model_budget)
+    baselines = Baselines(service.agents, service.background, service, service.model_budget)
     # Where episodes are live, what is simulated says so.
     simulated = {} if service.settings.live is None else {"mode": SIMULATED}
 
@@ -77,7 +77,7 @@ def grading_routes(service: Service) -> APIRouter:
             raise InputError(
                 f"actions_taken is {body.actions_taken}; the episode has {steps} actions"
             )
-        return Answer(
+        return OrjsonResponse(
             simulated
             | dataclasses.asdict(grade)
             | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
@@ -107,7 +107,7 @@ def grading_routes(service: Service) -> APIRouter:
             if use_openai
             else baselines.deterministic(agent, seed, tasks)
         )
-        return Answer(simulated | await while_connected(request, scores))
+        return OrjsonResponse(simulated | await while_connected(request, scores))
 
     @router.post(
         "/baseline",
@@ -123,7 +123,7 @@ def grading_routes(service: Service) -> APIRouter:
             if body.use_openai
             else baselines.deterministic(body.agent, body.seed)
         )
-        return Answer(simulated | await while_connected(request, scores))
+        return OrjsonResponse(simulated | await while_connected(request, scores))
 
     return router
 
@@ -165,7 +165,7 @@ def _plain_log(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if isinstance(action, Mapping):
             try:
                 entry = entry | {
-                    "action": checked(ServeAction, dict(action)).model_dump(exclude={"metadata"})
+                    "action": checked(ActionModel, dict(action)).model_dump(exclude={"metadata"})
                 }
             except InputError as error:
                 raise InputError(f"episode_log[{number}]: action: {error}") from None

@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 import jaxserve
 from jaxserve.tasks.reward import REWARD_CONFIG
 from jaxserve.tasks.spec import task_names
-from server.json_responses import Answer
+from server.json_responses import OrjsonResponse
 from server.middleware.query_names import known_query
 from server.players.agents import playing_agents
 from server.players.operator import is_offered
@@ -21,14 +21,14 @@ from server.sessions.compiling import Compilation
 from server.sessions.episodes import MAX_SERVED_HORIZON
 from server.wire.catalogue import describe_tasks, reward_weights
 from server.wire.response_models import HealthAnswer, InfoAnswer, RuntimeAnswer, TasksAnswer
-from server.wire.schemas import LIVE, SIMULATED, ServeAction, ServeObservation, ServeState
+from server.wire.schemas import LIVE, SIMULATED, ActionModel, ObservationModel, ServeState
 
 
 def information_routes(service: Service, compilation: Compilation) -> APIRouter:
     """Nothing here changes a session."""
     router = APIRouter(
         tags=["Environment Info"],
-        default_response_class=Answer,
+        default_response_class=OrjsonResponse,
         dependencies=[Depends(known_query)],
     )
     started = time.monotonic()
@@ -42,10 +42,10 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
         reason = await service.fault()
         active = {"active_sessions": service.live_sessions}
         if reason is None:
-            return Answer({"status": "healthy"} | active)
+            return OrjsonResponse({"status": "healthy"} | active)
         # In memory it does all that it ever will: a restart would gain nothing.
         status = 503 if service.durable else 200
-        return Answer({"status": "degraded", "reason": reason} | active, status_code=status)
+        return OrjsonResponse({"status": "degraded", "reason": reason} | active, status_code=status)
 
     @router.get(
         "/tasks",
@@ -53,16 +53,18 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
         responses=says(TasksAnswer),
     )
     async def tasks() -> Response:
-        return Answer({"tasks": describe_tasks(), "action_schema": ServeAction.model_json_schema()})
+        return OrjsonResponse(
+            {"tasks": describe_tasks(), "action_schema": ActionModel.model_json_schema()}
+        )
 
     @router.get("/info", summary="Schemas and reward weights", responses=says(InfoAnswer))
     async def info() -> Response:
-        return Answer(
+        return OrjsonResponse(
             {
                 "name": "jaxserve",
                 "version": jaxserve.__version__,
-                "action_schema": ServeAction.model_json_schema(),
-                "observation_schema": ServeObservation.model_json_schema(),
+                "action_schema": ActionModel.model_json_schema(),
+                "observation_schema": ObservationModel.model_json_schema(),
                 "state_schema": ServeState.model_json_schema(),
                 "reward_weights": {task: reward_weights(task) for task in task_names()},
                 "reward_config": REWARD_CONFIG,
@@ -73,7 +75,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
     @router.get("/runtime", summary="What runs here", responses=says(RuntimeAnswer))
     async def runtime() -> Response:
         live = service.live
-        return Answer(
+        return OrjsonResponse(
             {
                 "mode": SIMULATED if live is None else LIVE,
                 "version": jaxserve.__version__,

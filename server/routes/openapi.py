@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from server.wire.response_models import Problem
+from server.wire.response_models import ErrorAnswer
 
 _REFERENCE = {"application/json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
 _ALWAYS = {
@@ -40,7 +40,7 @@ _TEXTS = {
 
 def says(model: type[BaseModel], *errors: int) -> dict[int | str, dict[str, Any]]:
     """``responses`` of a route: what it answers, and its own errors beside those of all routes."""
-    refused = {status: {"model": Problem, "description": _TEXTS[status]} for status in errors}
+    refused = {status: {"model": ErrorAnswer, "description": _TEXTS[status]} for status in errors}
     return {200: {"model": model}, **refused}
 
 
@@ -52,7 +52,7 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             schema = plain()
             schemas = schema["components"]["schemas"]
-            schemas["Problem"] = Problem.model_json_schema()
+            schemas["Problem"] = ErrorAnswer.model_json_schema()
             for name in ("HTTPValidationError", "ValidationError"):
                 schemas.pop(name, None)
             for path, operations in schema["paths"].items():

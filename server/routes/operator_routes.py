@@ -9,7 +9,7 @@ from fastapi.responses import Response
 
 from jaxserve.spaces import DEFAULT_ACTION
 from server.disconnect import while_connected
-from server.json_responses import Answer
+from server.json_responses import OrjsonResponse
 from server.middleware.query_names import known_query
 from server.players.operator import Decision, Operator
 from server.routes.episode_routes import Named
@@ -27,7 +27,7 @@ def operator_routes(service: Service) -> APIRouter:
     """A decision at a time, so that a client can show it and stop."""
     router = APIRouter(
         tags=["Environment Control"],
-        default_response_class=Answer,
+        default_response_class=OrjsonResponse,
         dependencies=[Depends(known_query)],
     )
     operator = Operator(service.model_budget)
@@ -60,7 +60,7 @@ def operator_routes(service: Service) -> APIRouter:
     ) -> Response:
         operated = operate(body.session_id or named, body.windows)
         decision, views = await while_connected(request, operated)
-        return Answer(
+        return OrjsonResponse(
             {
                 "decision": {
                     "action": action_fields(decision.knobs),

@@ -54,8 +54,8 @@ class Window(NamedTuple):
     """requests that ended in the window without meeting their objectives."""
 
 
-class Windows(NamedTuple):
-    """Windows of B sessions: each field of Window as a list [B]."""
+class WindowColumns(NamedTuple):
+    """WindowColumns of B sessions: each field of Window as a list [B]."""
 
     observation: dict[str, list[Any]]
     reward: list[float]
@@ -65,20 +65,22 @@ class Windows(NamedTuple):
     good: list[float]
     failed: list[float]
 
-    def only(self, index: int) -> Windows:
+    def only(self, index: int) -> WindowColumns:
         """Those of one session."""
-        return Windows(*[_only(column, index) for column in self])
+        return WindowColumns(*[_only(column, index) for column in self])
 
     def of(self, index: int) -> Window:
         """One session's."""
         return Window(*[_entry(column, index) for column in self])
 
 
-def concatenated(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
+def concatenated(windows: Sequence[WindowColumns], order: Sequence[int]) -> WindowColumns:
     """All entries of windows; ``order``, a permutation, says which comes at each place."""
     in_order = all(place == index for place, index in enumerate(order))
     chosen = None if in_order else order
-    return Windows(*[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)])
+    return WindowColumns(
+        *[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)]
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -139,7 +141,7 @@ State = Packed | Lane
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProgramOutput:
     """What one call of a program showed; ``read_windows`` waits for it."""
 
     layout: _Layout
@@ -153,12 +155,12 @@ def simulator(episode: Episode) -> Simulator:
     return _simulator(episode.task, episode.config)
 
 
-def start(episode: Episode) -> tuple[State, Windows]:
-    """The state and the idle observation an episode begins with; Windows of one entry."""
+def start(episode: Episode) -> tuple[State, WindowColumns]:
+    """The state and the idle observation an episode begins with; WindowColumns of one entry."""
     return _begin(simulator(episode), episode.key())
 
 
-def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
+def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, ProgramOutput]:
     """One window of one session.
 
     Args:
@@ -167,12 +169,12 @@ def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Ou
     action = np.asarray(knobs, np.float32)
     state, shown = _step(simulator.layout, simulator.vector, _alone(state), action)
     _COMPILED.add((simulator.layout, False))
-    return state, Outcome(simulator.layout, shown, None)
+    return state, ProgramOutput(simulator.layout, shown, None)
 
 
 def advance_together(
     simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
-) -> tuple[list[Lane], Outcome]:
+) -> tuple[list[Lane], ProgramOutput]:
     """One window of each of up to ``BATCH_SIZE`` sessions of one environment.
 
     Returns:
@@ -183,7 +185,7 @@ def advance_together(
     batch, shown = _step_together(simulator.layout, simulator.vector, _batched(states), actions)
     _COMPILED.add((simulator.layout, True))
     lanes = [Lane(batch, index) for index in range(count)]
-    return lanes, Outcome(simulator.layout, shown, count)
+    return lanes, ProgramOutput(simulator.layout, shown, count)
 
 
 def is_compiled(simulator: Simulator, *, together: bool) -> bool:
@@ -209,13 +211,13 @@ def try_out(simulator: Simulator, *, together: bool) -> None:
         advance(simulator, state, knobs)
 
 
-def read_windows(outcome: Outcome) -> Windows:
+def read_windows(outcome: ProgramOutput) -> WindowColumns:
     """One entry for each session; waits for the call."""
     vector = np.asarray(outcome.vector)
     return _read(outcome.layout, vector[None] if outcome.count is None else vector[: outcome.count])
 
 
-def read_in_turn(outcomes: Sequence[tuple[Outcome, int]]) -> Windows:
+def read_in_turn(outcomes: Sequence[tuple[ProgramOutput, int]]) -> WindowColumns:
     """Entries of several outcomes of one environment, at least one: of each the one of that
     place."""
     rows = [
@@ -225,7 +227,7 @@ def read_in_turn(outcomes: Sequence[tuple[Outcome, int]]) -> Windows:
     return _read(outcomes[0][0].layout, np.stack(rows))
 
 
-def _read(layout: _Layout, rows: np.ndarray) -> Windows:
+def _read(layout: _Layout, rows: np.ndarray) -> WindowColumns:
     """Args: words [B, n]."""
     numbers, at = rows.view(np.float32), layout.columns
     # All numbers become Python's at once: to ask NumPy for each field takes ten times as long.
@@ -238,7 +240,7 @@ def _read(layout: _Layout, rows: np.ndarray) -> Windows:
         return values.sum(axis=-1, dtype=np.float64).tolist()
 
     completed, good = classes(at.completed), classes(at.good)
-    return Windows(
+    return WindowColumns(
         observation={
             name: _column(columns, getattr(at.observation, name)) for name in OBSERVATION_BOUNDS
         },
@@ -268,9 +270,9 @@ def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
     return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
 
 
-def _begin(simulator: Simulator, key: jax.Array) -> tuple[State, Windows]:
+def _begin(simulator: Simulator, key: jax.Array) -> tuple[State, WindowColumns]:
     state, shown = _reset(simulator.layout, simulator.vector, jax.random.key_data(key))
-    return state, read_windows(Outcome(simulator.layout, shown, None))
+    return state, read_windows(ProgramOutput(simulator.layout, shown, None))
 
 
 def _entry(column: Any, index: int) -> Any:

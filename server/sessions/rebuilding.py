@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxserve.errors import InputError
-from server.request_errors import EpisodeConflict, Overloaded, Problem
+from server.request_errors import EpisodeConflict, Overloaded, RequestError
 from server.sessions import programs
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, built_in_task
@@ -30,7 +30,7 @@ _READ_AT_ONCE = 2000
 _LOOK_UP_S = 0.2
 _STOPPING = "the server is stopping; try again in a moment"
 
-Outcome = Session | Exception
+Rebuilt = Session | Exception
 Ask = Callable[[Callable[[Sessions], Any]], Future[Any]]
 """Has the worker run a task."""
 
@@ -48,11 +48,11 @@ class _Request:
     """Sessions that somebody waits for."""
 
     missing: dict[str, Head]
-    done: Callable[[Mapping[str, Outcome]], None]
+    done: Callable[[Mapping[str, Rebuilt]], None]
     wanted: Callable[[], bool]
-    found: dict[str, Outcome] = field(default_factory=dict)
+    found: dict[str, Rebuilt] = field(default_factory=dict)
 
-    def hand(self, outcomes: Mapping[str, Outcome]) -> bool:
+    def hand(self, outcomes: Mapping[str, Rebuilt]) -> bool:
         """Takes what is its; returns whether that was all."""
         for session_id in self.missing.keys() & outcomes.keys():
             del self.missing[session_id]
@@ -92,7 +92,7 @@ class Rebuilding:
     def request(
         self,
         sessions: Mapping[str, Head],
-        done: Callable[[Mapping[str, Outcome]], None],
+        done: Callable[[Mapping[str, Rebuilt]], None],
         wanted: Callable[[], bool],
     ) -> None:
         """Asks for sessions; safe to call from any thread.
@@ -131,7 +131,7 @@ class Rebuilding:
                 self._requests.append(request)
         return not self._ending.is_set()
 
-    def _hand_out(self, outcomes: Mapping[str, Outcome]) -> None:
+    def _hand_out(self, outcomes: Mapping[str, Rebuilt]) -> None:
         left = []
         for request in self._requests:
             if request.hand(outcomes):
@@ -140,7 +140,7 @@ class Rebuilding:
                 left.append(request)
         self._requests = left
 
-    def _next_outcomes(self, named: dict[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
+    def _next_outcomes(self, named: dict[str, _Named], compiler: Compiler) -> Mapping[str, Rebuilt]:
         """Sessions of one environment, those that were asked for first, or what they are not."""
         missing = {key: head for request in self._requests for key, head in request.missing.items()}
         unnamed = [key for key, head in missing.items() if _is_news(named.get(key), head)]
@@ -158,7 +158,7 @@ class Rebuilding:
         chosen = _of_one_environment([(key, named[key]) for key in missing])
         return self._replayed(dict(chosen), compiler)
 
-    def _replayed(self, chosen: Mapping[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
+    def _replayed(self, chosen: Mapping[str, _Named], compiler: Compiler) -> Mapping[str, Rebuilt]:
         simulator = programs.simulator(next(iter(chosen.values())).episode)
         self._wait(compiler.compiled(simulator, together=False))
         logs, outcomes = self._read(chosen)
@@ -183,10 +183,10 @@ class Rebuilding:
 
     def _read(
         self, chosen: Mapping[str, _Named]
-    ) -> tuple[dict[str, list[LoggedStep]], dict[str, Outcome]]:
+    ) -> tuple[dict[str, list[LoggedStep]], dict[str, Rebuilt]]:
         """Logs of those that have one, and what is wrong with the others."""
         logs: dict[str, list[LoggedStep]] = {}
-        problems: dict[str, Outcome] = {}
+        problems: dict[str, Rebuilt] = {}
         waiting = list(chosen.items())
         while waiting:
             portion, windows = [], 0
@@ -222,7 +222,7 @@ def _names(sessions: Sessions, asked: Mapping[str, Head]) -> dict[str, _Named | 
     for session_id, head in asked.items():
         try:
             found[session_id] = _Named(head, *_episode(sessions, session_id, head))
-        except (Problem, InputError) as problem:
+        except (RequestError, InputError) as problem:
             found[session_id] = problem
     return found
 
@@ -247,7 +247,7 @@ def _logs(
     for session_id, (head, _, _) in asked:
         try:
             steps = sessions.store.steps(session_id, head.episode)
-        except Problem as problem:
+        except RequestError as problem:
             found[session_id] = problem
             continue
         # Another process may have gone on since, or have forgotten it.

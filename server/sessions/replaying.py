@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from server.request_errors import EpisodeConflict
 from server.sessions import programs
-from server.sessions.programs import Outcome, Window, Windows
+from server.sessions.programs import ProgramOutput, Window, WindowColumns
 from server.sessions.session import Session
 from server.sessions.store import LoggedStep
 
@@ -54,10 +54,12 @@ def catch_up_together(
     return problems
 
 
-def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]) -> list[Windows]:
+def _computed(
+    sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
+) -> list[WindowColumns]:
     """The windows of each session, at least one; their states move on."""
     simulator = sessions[0].simulator if sessions else None
-    shown: list[list[tuple[Outcome, int]]] = [[] for _ in sessions]
+    shown: list[list[tuple[ProgramOutput, int]]] = [[] for _ in sessions]
     going = list(range(len(sessions)))
     while going and simulator is not None:
         together = []
@@ -79,7 +81,7 @@ def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
 
 
 def _through_single_windows(
-    session: Session, steps: Sequence[LoggedStep], shown: list[tuple[Outcome, int]]
+    session: Session, steps: Sequence[LoggedStep], shown: list[tuple[ProgramOutput, int]]
 ) -> None:
     """Up to the next window that was advanced together with others', or to the end."""
     while len(shown) < len(steps) and not steps[len(shown)].together:
@@ -88,7 +90,7 @@ def _through_single_windows(
         shown.append((outcome, 0))
 
 
-def _append(session: Session, shown: Windows, steps: Sequence[LoggedStep]) -> None:
+def _append(session: Session, shown: WindowColumns, steps: Sequence[LoggedStep]) -> None:
     for place, step in enumerate(steps):
         if abs(shown.reward[place] - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
             raise EpisodeConflict(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from server.sessions import programs
 from server.sessions.episodes import Episode
-from server.sessions.programs import Knobs, Window, Windows
+from server.sessions.programs import Knobs, Window, WindowColumns
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Session:
     state: programs.State
     mean_rate_rps: float
     """mean arrival rate of the task's traffic."""
-    windows: Windows
+    windows: WindowColumns
     """of the sessions that were last advanced with it."""
     place: int = 0
     """its entry in ``windows``."""
@@ -81,7 +81,7 @@ class Session:
     def append(
         self,
         state: programs.State,
-        windows: Windows,
+        windows: WindowColumns,
         place: int,
         knobs: Knobs,
         driven: bool = False,
@@ -123,7 +123,7 @@ class BatchView(NamedTuple):
 
     session_ids: Sequence[str]
     steps: Sequence[int]
-    windows: Windows
+    windows: WindowColumns
 
 
 def new_session(session_id: str | None, name: str | None, episode: Episode) -> Session:

@@ -9,7 +9,7 @@ import numpy as np
 
 from server.request_errors import EpisodeConflict, UnknownSession
 from server.sessions import programs, rules
-from server.sessions.programs import Knobs, Windows
+from server.sessions.programs import Knobs, WindowColumns
 from server.sessions.replaying import catch_up
 from server.sessions.session import BatchView, Session
 from server.sessions.store import (
@@ -24,7 +24,7 @@ from server.sessions.store import (
 )
 
 _AT_ONCE = 8
-"""Windows, computed by another process, that a session is brought forward by while others wait."""
+"""WindowColumns, computed by another process, that a session is brought forward by while others wait."""
 
 
 class Elsewhere(Exception):
@@ -264,7 +264,7 @@ class Sessions:
         self,
         session: Session,
         state: programs.State,
-        windows: Windows,
+        windows: WindowColumns,
         place: int,
         knobs: Knobs,
         *,
@@ -320,7 +320,7 @@ class Sessions:
 
 def _advanced(
     sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
-) -> tuple[list[programs.Lane], programs.Outcome]:
+) -> tuple[list[programs.Lane], programs.ProgramOutput]:
     """One window of each of those of one environment that are named."""
     states = [sessions[index].state for index in indices]
     simulator = sessions[indices[0]].simulator

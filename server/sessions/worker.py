@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from server.request_errors import EpisodeConflict, StorageFailure
 from server.sessions.compiling import Compiler
-from server.sessions.rebuilding import Outcome, Rebuilding
+from server.sessions.rebuilding import Rebuilding, Rebuilt
 from server.sessions.session import Session
 from server.sessions.sessions import Absent, Elsewhere, Sessions, Uncompiled
 from server.sessions.store import MovedSession
@@ -38,7 +38,7 @@ Task = Callable[[Sessions], T]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _QueuedTask:
     task: Task[Any]
     future: asyncio.Future[Any] | Future[Any]
     loop: asyncio.AbstractEventLoop | None
@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, sessions: Sessions) -> None:
         """Call ``start`` before the first ``run``."""
         self._sessions = sessions
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedTask | None] = queue.SimpleQueue()
         self._rebuilding = Rebuilding(self._ask)
         self._compiler: Compiler | None = None
         self._thread = threading.Thread(target=self._serve, name="jaxserve-worker", daemon=True)
@@ -93,13 +93,13 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Job(task, future, loop))
+        self._queue.put(_QueuedTask(task, future, loop))
         return await future
 
     def _ask(self, task: Task[T]) -> Future[T]:
         """As ``run``, from a thread."""
         future: Future[T] = Future()
-        self._queue.put(_Job(task, future, None))
+        self._queue.put(_QueuedTask(task, future, None))
         return future
 
     def _serve(self) -> None:
@@ -116,16 +116,16 @@ class Worker:
                 self._sessions.store.close()
                 return
 
-    def _next_group(self) -> list[_Job | None]:
+    def _next_group(self) -> list[_QueuedTask | None]:
         """Everything that waits, up to a limit; empty after a long quiet time."""
-        jobs: list[_Job | None] = []
+        jobs: list[_QueuedTask | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=_HOUSEKEEPING_S))
             while len(jobs) < _GROUP and jobs[-1] is not None:
                 jobs.append(self._queue.get_nowait())
         return jobs
 
-    def _run_group(self, jobs: list[_Job]) -> None:
+    def _run_group(self, jobs: list[_QueuedTask]) -> None:
         """Computes all, commits once; where something fails half-way, each job by itself."""
         outcomes: list[Any] = []
         written = [0]
@@ -151,7 +151,7 @@ class Worker:
                 answered.append((job, outcome))
         _deliver(answered)
 
-    def _attempt(self, job: _Job) -> Any:
+    def _attempt(self, job: _QueuedTask) -> Any:
         """The task's result, or its exception if it has changed nothing."""
         before = self._sessions.uncommitted
         self._sessions.adopt(job.rebuilt)
@@ -162,7 +162,7 @@ class Worker:
                 raise
             return error
 
-    def _alone(self, job: _Job) -> Any:
+    def _alone(self, job: _QueuedTask) -> Any:
         """The task's result, in a commit of its own, or the exception that kept it from one."""
         outcome: Any = None
         for _ in range(_ATTEMPTS):
@@ -177,7 +177,7 @@ class Worker:
                 return error
         return outcome
 
-    def _only_read(self, job: _Job, reason: StorageFailure) -> Any:
+    def _only_read(self, job: _QueuedTask, reason: StorageFailure) -> Any:
         """The result of a task that changes nothing, or why nothing can be changed."""
         outcome = self._attempt(job)
         if self._sessions.uncommitted:
@@ -191,12 +191,12 @@ class Worker:
         except StorageFailure as reason:
             raise _NotWritten(reason) from None
 
-    def _put_off(self, job: _Job, needed: Elsewhere) -> None:
+    def _put_off(self, job: _QueuedTask, needed: Elsewhere) -> None:
         """Has the job run again when what it needs is there."""
         assert self._compiler is not None
         if isinstance(needed, Absent):
 
-            def rebuilt(outcomes: Mapping[str, Outcome]) -> None:
+            def rebuilt(outcomes: Mapping[str, Rebuilt]) -> None:
                 self._queue.put(_with_sessions(job, list(outcomes.values())))
 
             self._rebuilding.request(
@@ -217,7 +217,7 @@ class Worker:
             _LOG.exception("expired sessions could not be removed")
 
 
-def _with_sessions(job: _Job, outcomes: Sequence[Outcome]) -> _Job:
+def _with_sessions(job: _QueuedTask, outcomes: Sequence[Rebuilt]) -> _QueuedTask:
     """The job with its sessions, or one that says why they are not there."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
@@ -233,8 +233,8 @@ def _raises(error: BaseException) -> Task[Any]:
     return task
 
 
-def _deliver(results: list[tuple[_Job, Any]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any]]] = {}
+def _deliver(results: list[tuple[_QueuedTask, Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_QueuedTask, Any]]] = {}
     for job, outcome in results:
         if job.loop is None:
             _settle([(job, outcome)])
@@ -247,7 +247,7 @@ def _deliver(results: list[tuple[_Job, Any]]) -> None:
             _LOG.warning("%d answers came after the server had stopped", len(answered))
 
 
-def _settle(answered: list[tuple[_Job, Any]]) -> None:
+def _settle(answered: list[tuple[_QueuedTask, Any]]) -> None:
     for job, outcome in answered:
         if job.future.cancelled():
             continue

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from jaxserve.seeds import MAX_SEED
 from server.wire.error_sentences import check_names, complaint, sentence
-from server.wire.schemas import SESSION_ID, ServeAction
+from server.wire.schemas import SESSION_ID, ActionModel
 
 MAX_SESSIONS = 1024
 """Sessions that one ``step_many`` advances at most."""
@@ -104,7 +104,7 @@ def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
 class StepBody(Body):
     """Body of ``POST /step``: an action, or its fields side by side with the rest."""
 
-    action: ServeAction
+    action: ActionModel
     session_id: SessionId | None = None
     timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
         None, description="accepted for OpenEnv; a window takes under a millisecond"
@@ -121,17 +121,19 @@ class StepBody(Body):
         return {"action": action, **beside} if action else beside
 
 
-class Pair(Body):
+class SessionStep(Body, title="Pair"):
     """One session and its next action."""
 
+    __qualname__ = "Pair"  # names the schema in OpenAPI
+
     session_id: SessionId
-    action: ServeAction
+    action: ActionModel
 
 
 class StepManyBody(Body):
     """Body of ``POST /step_many``."""
 
-    steps: Annotated[list[Pair], Field(min_length=1, max_length=MAX_SESSIONS)]
+    steps: Annotated[list[SessionStep], Field(min_length=1, max_length=MAX_SESSIONS)]
 
 
 class EpisodeObject(Body):
@@ -162,7 +164,7 @@ class GradeBody(EpisodeBody):
     """
 
     session_id: SessionId | None = None
-    actions: Annotated[list[ServeAction], Graded] | None = None
+    actions: Annotated[list[ActionModel], Graded] | None = None
     episode_log: Annotated[list[dict[str, Any]], Graded] | None = Field(
         None, description="a mapping for each window, or one mapping with a list for each part"
     )

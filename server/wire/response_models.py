@@ -10,14 +10,16 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from jaxserve.spaces import ACTION_BOUNDS, OBSERVATION_FIELDS
 
 
-class Said(BaseModel):
+class ResponseModel(BaseModel):
     """A part of an answer; what is not named here may come beside it."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Problem(Said):
+class ErrorAnswer(ResponseModel, title="Problem"):
     """Why a request was refused, in one sentence."""
+
+    __qualname__ = "Problem"  # names the schema in OpenAPI
 
     error: str
     detail: str | list[dict[str, Any]] = Field(
@@ -26,14 +28,14 @@ class Problem(Said):
 
 
 _ACTION: dict[str, Any] = {knob: (float, ...) for knob in ACTION_BOUNDS}
-_Action = create_model("_Action", __base__=Said, **_ACTION)
+_Action = create_model("_Action", __base__=ResponseModel, **_ACTION)
 
 
 class PlayedAction(_Action):
     """The knobs of a window, by name."""
 
 
-class Information(Said):
+class Information(ResponseModel):
     """What is said beside an observation."""
 
     session_id: str
@@ -61,8 +63,8 @@ _COLUMNS: dict[str, Any] = {
     name: (list[list[float]] if entry.shape else list[float], ...)
     for name, entry in OBSERVATION_FIELDS.items()
 }
-_Numbers = create_model("_Numbers", __base__=Said, **_NUMBERS)
-_Columns = create_model("_Columns", __base__=Said, **_COLUMNS)
+_Numbers = create_model("_Numbers", __base__=ResponseModel, **_NUMBERS)
+_Columns = create_model("_Columns", __base__=ResponseModel, **_COLUMNS)
 
 
 class PlayedObservation(_Numbers):
@@ -79,7 +81,7 @@ class Observations(_Columns):
     """Of many sessions: a list for each field, in the order of the request."""
 
 
-class StepAnswer(Said):
+class StepAnswer(ResponseModel):
     """Of reset and step."""
 
     observation: PlayedObservation
@@ -90,7 +92,7 @@ class StepAnswer(Said):
     session_id: str
 
 
-class StepManyAnswer(Said):
+class StepManyAnswer(ResponseModel):
     """Lists in the order of the request."""
 
     session_id: list[str]
@@ -100,13 +102,13 @@ class StepManyAnswer(Said):
     done: list[bool]
 
 
-class DriveAnswer(Said):
+class DriveAnswer(ResponseModel):
     """The windows that an agent played."""
 
     results: list[StepAnswer]
 
 
-class LogEntry(Said):
+class LogEntry(ResponseModel):
     """One window; the first entry is the reset's and has no action."""
 
     action: PlayedAction | None = None
@@ -116,7 +118,7 @@ class LogEntry(Said):
     done: bool | None = None
 
 
-class EpisodeLog(Said):
+class EpisodeLog(ResponseModel):
     """A whole episode, as POST /grader takes it."""
 
     task_id: str
@@ -129,7 +131,7 @@ class EpisodeLog(Said):
     episode_log: list[LogEntry]
 
 
-class GradeAnswer(Said):
+class GradeAnswer(ResponseModel):
     """What an episode is worth; a live one has no score, and the figures that were measured."""
 
     score: float | None = Field(description="0 random, 0.5 best static, 1 oracle")
@@ -148,7 +150,7 @@ class GradeAnswer(Said):
     )
 
 
-class BaselineAnswer(Said):
+class BaselineAnswer(ResponseModel):
     """Scores of one player on every task."""
 
     agent: str
@@ -160,7 +162,7 @@ class BaselineAnswer(Said):
     mean_score: float | None
 
 
-class PlayedColumns(Said):
+class PlayedColumns(ResponseModel):
     """An episode in other hands: lists over its windows."""
 
     observation: dict[str, list[Any]]
@@ -168,7 +170,7 @@ class PlayedColumns(Said):
     action: list[PlayedAction]
 
 
-class YardsticksAnswer(Said):
+class YardsticksAnswer(ResponseModel):
     """The session's traffic in the hands of other agents."""
 
     session_id: str
@@ -176,7 +178,7 @@ class YardsticksAnswer(Said):
     agents: dict[str, PlayedColumns]
 
 
-class ClassesAnswer(Said):
+class ClassesAnswer(ResponseModel):
     """What each class of the traffic got: lists over the windows."""
 
     session_id: str
@@ -184,14 +186,14 @@ class ClassesAnswer(Said):
     classes: list[dict[str, Any]]
 
 
-class OperatorAnswer(Said):
+class OperatorAnswer(ResponseModel):
     """What the language model decided, and the windows that its knobs were held."""
 
     decision: dict[str, Any]
     results: list[StepAnswer]
 
 
-class Task(Said):
+class Task(ResponseModel):
     """What a task asks."""
 
     id: int
@@ -215,14 +217,14 @@ class Task(Said):
     mean_reward_anchors: dict[str, Any] | None
 
 
-class TasksAnswer(Said):
+class TasksAnswer(ResponseModel):
     """All tasks."""
 
     tasks: list[Task]
     action_schema: dict[str, Any]
 
 
-class InfoAnswer(Said):
+class InfoAnswer(ResponseModel):
     """Schemas and weights."""
 
     name: str
@@ -235,7 +237,7 @@ class InfoAnswer(Said):
     agents: list[str]
 
 
-class HealthAnswer(Said):
+class HealthAnswer(ResponseModel):
     """Whether all is well."""
 
     status: Literal["healthy", "degraded"]
@@ -243,7 +245,7 @@ class HealthAnswer(Said):
     reason: str | None = None
 
 
-class RuntimeAnswer(Said):
+class RuntimeAnswer(ResponseModel):
     """What runs."""
 
     mode: str
@@ -262,14 +264,14 @@ class RuntimeAnswer(Said):
     live: dict[str, Any] | None = None
 
 
-class TaskSplit(Said):
+class TaskSplit(ResponseModel):
     """A part of all episodes; the seeds of different ones never meet."""
 
     name: str
     type: str
 
 
-class ListedTask(Said):
+class ListedTask(ResponseModel):
     """An episode that POST /reset plays by its split and index."""
 
     id: str
@@ -281,7 +283,7 @@ class ListedTask(Said):
     description: str
 
 
-class ListedTasks(Said):
+class ListedTasks(ResponseModel):
     """Some of a split's list, in its order."""
 
     tasks: list[ListedTask]
@@ -293,13 +295,13 @@ class AllTasks(ListedTasks):
     env_name: str
 
 
-class TaskCount(Said):
+class TaskCount(ResponseModel):
     """How long a split's list is."""
 
     num_tasks: int
 
 
-class OneTask(Said):
+class OneTask(ResponseModel):
     """One entry of a split's list."""
 
     task: ListedTask
@@ -315,7 +317,7 @@ TASK_API: dict[tuple[str, str], Any] = {
 """What OpenEnv's own routes answer, which OpenEnv leaves open."""
 
 
-class CallAnswer(Said):
+class CallAnswer(ResponseModel):
     """JSON-RPC: a result or an error."""
 
     jsonrpc: str

@@ -66,8 +66,10 @@ _Entries = create_model(
 )
 
 
-class ServeAction(_Knobs):
+class ActionModel(_Knobs, title="ServeAction"):
     """The six knobs for the next window; one that is left out has its default."""
+
+    __qualname__ = "ServeAction"  # names the schema in OpenAPI
 
     @model_validator(mode="before")
     @classmethod
@@ -123,8 +125,10 @@ def checked_session_id(value: Any) -> str:
     return value
 
 
-class ServeObservation(_Entries):
+class ObservationModel(_Entries, title="ServeObservation"):
     """What the dashboard shows at the end of a window; see ``jaxserve.types.ServeObservation``."""
+
+    __qualname__ = "ServeObservation"  # names the schema in OpenAPI
 
 
 class ServeState(State):
@@ -143,9 +147,9 @@ class ServeState(State):
     done: bool = False
 
 
-def observation(view: View) -> ServeObservation:
+def observation(view: View) -> ObservationModel:
     """The last window of a session as OpenEnv has it. Values come from inside: not validated."""
-    return ServeObservation.model_construct(
+    return ObservationModel.model_construct(
         **view.window.observation,
         reward=view.window.reward,
         done=view.window.done,

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from jaxserve.client import ConnectionLost, ServeClient, ServerError, async_client
 from jaxserve.client.transports import HttpTransport, WebSocketTransport
 from server.json_responses import answer_problems
-from server.request_errors import OutOfTime, Overloaded, Problem
+from server.request_errors import OutOfTime, Overloaded, RequestError
 
 _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 
@@ -155,7 +155,7 @@ def test_a_refusal_for_now_is_waited_out(
     ],
 )
 def test_the_servers_own_503_is_waited_out_where_that_helps(
-    stub: Stub, problem: Problem, waits: bool
+    stub: Stub, problem: RequestError, waits: bool
 ) -> None:
     """As the server really answers: when too many wait, and not when something takes too long."""
     app = FastAPI()

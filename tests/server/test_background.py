@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.background import Abandoned, Beside, Shared, Watch
+from server.background import Abandoned, BackgroundExecutor, SharedResults, StopSignal
 from server.request_errors import OutOfTime, Overloaded
 
 
@@ -16,7 +16,7 @@ def test_more_than_may_wait_are_told_to_come_back() -> None:
     """And those that were there before get their answers."""
 
     async def play() -> None:
-        beside = Beside(at_once=1, waiting=2)
+        beside = BackgroundExecutor(at_once=1, waiting=2)
         gate = threading.Event()
         running = [asyncio.ensure_future(beside.run(gate.wait, 60.0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -33,7 +33,7 @@ def test_what_has_not_begun_never_does_once_its_client_has_left() -> None:
     """Its place is free for others at once."""
 
     async def play() -> None:
-        beside = Beside(at_once=1, waiting=1)
+        beside = BackgroundExecutor(at_once=1, waiting=1)
         gate, begun = threading.Event(), threading.Event()
         first = asyncio.ensure_future(beside.run(gate.wait, 60.0))
         second = asyncio.ensure_future(beside.run(begun.set))
@@ -50,10 +50,10 @@ def test_what_has_not_begun_never_does_once_its_client_has_left() -> None:
     asyncio.run(play())
 
 
-def counted(calls: list[Watch]) -> Callable[[Watch], Awaitable[int]]:
+def counted(calls: list[StopSignal]) -> Callable[[StopSignal], Awaitable[int]]:
     """A computation that goes on until its watch stops it, or until a second one is begun."""
 
-    async def compute(watch: Watch) -> int:
+    async def compute(watch: StopSignal) -> int:
         calls.append(watch)
         while len(calls) < 2:
             watch.check()
@@ -67,8 +67,8 @@ def test_one_computation_answers_all_who_ask_and_ends_with_the_last_of_them() ->
     """A client that leaves takes nothing from another, and nobody inherits an abandoned one."""
 
     async def play() -> None:
-        shared: Shared[int] = Shared(keep=1)
-        calls: list[Watch] = []
+        shared: SharedResults[int] = SharedResults(keep=1)
+        calls: list[StopSignal] = []
         waiting = [asyncio.ensure_future(shared.get("key", counted(calls), 60.0)) for _ in range(2)]
         await asyncio.sleep(0.01)
         assert len(calls) == 1
@@ -93,8 +93,8 @@ def test_time_is_limited() -> None:
     """With a sentence; and nothing is remembered of what failed."""
 
     async def play() -> None:
-        shared: Shared[int] = Shared(keep=9)
-        calls: list[Watch] = []
+        shared: SharedResults[int] = SharedResults(keep=9)
+        calls: list[StopSignal] = []
         with pytest.raises(OutOfTime, match=r"stopped after 0\.01 s"):
             await shared.get("key", counted(calls), 0.01)
         assert await shared.get("key", counted(calls), 60.0) == 2

@@ -164,6 +164,6 @@ def test_what_has_no_effect_is_said_at_the_start_and_later(start_server: Start) 
 
 
 def test_tasks_have_the_earlier_names() -> None:
-    """Beside ours."""
+    """BackgroundExecutor ours."""
     task = describe_task("static_workload")
     assert task["active_actions"] == ["batch_cap", "kv_budget_fraction"]

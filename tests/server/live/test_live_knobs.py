@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxserve.live.engine_client import EngineClient, Target
 from jaxserve.spaces import KNOBS
-from server.live.live_knobs import Gate, offers, turn
+from server.live.live_knobs import ConcurrencyCap, offers, turn
 from tests.mock_engine.conftest import running
 
 WANTED = dict(zip(KNOBS, (5, 0.8, 3, 1, 0, 0), strict=True))
@@ -22,7 +22,7 @@ def test_an_engine_with_the_plug_in() -> None:
 
     async def ask(url: str) -> Any:
         async with EngineClient(Target(url)) as engine:
-            gate = Gate()
+            gate = ConcurrencyCap()
             active = ("batch_cap", "kv_budget_fraction", "speculation_depth")
             echo = await turn(engine, gate, active, WANTED, 60.0)
             state = await engine.plug_in("control")
@@ -59,7 +59,7 @@ def test_the_gate(caps: list[int], count: int) -> None:
     """No more inside than the largest cap so far, in order, and everybody gets in at last."""
 
     async def run() -> list[int]:
-        gate, order, inside = Gate(), [], 0
+        gate, order, inside = ConcurrencyCap(), [], 0
         gate.resize(caps[0])
         highest = caps[0]
 
@@ -88,7 +88,7 @@ def test_those_who_give_up_leave_their_place_to_others() -> None:
     """While they wait, and just after they were let in."""
 
     async def run() -> None:
-        gate = Gate()
+        gate = ConcurrencyCap()
         gate.resize(1)
         await gate.enter()
         waiting = [asyncio.create_task(gate.enter()) for _ in range(3)]
@@ -107,10 +107,10 @@ def test_those_who_give_up_leave_their_place_to_others() -> None:
 def test_an_engine_without_the_plug_in(cap: int) -> None:
     """The batch cap becomes one on requests in flight; nothing else acts."""
 
-    async def run(gate: Gate) -> Any:
+    async def run(gate: ConcurrencyCap) -> Any:
         return await turn(None, gate, KNOBS, WANTED | {"batch_cap": cap}, 1.0)
 
-    gate = Gate()
+    gate = ConcurrencyCap()
     echo: dict[str, dict[str, Any]] = asyncio.run(run(gate))
     assert gate.most == cap
     assert echo["batch_cap"]["how"] == "approximated" and echo["batch_cap"]["now"] == cap

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.middleware.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
+from server.middleware.origins import CheckHost, CheckOrigin, RelativeRedirects, TrustedProxies
 from tests.server.middleware.asgi import Player, call, refusal, scope
 
 _HOST = {"host": "lab.example:7860"}
@@ -122,7 +122,7 @@ def test_addresses_are_believed_where_that_is_configured(
     """Of proxies that are named; a client's own word is nothing."""
     player = Player()
     asked = scope(client=client, headers={"x-forwarded-for": "203.0.113.7"})
-    asyncio.run(call(KnowClient(player, proxies), asked))
+    asyncio.run(call(TrustedProxies(player, proxies), asked))
     assert player.scopes[0]["client"][0] == seen
 
 
@@ -144,5 +144,5 @@ def test_redirects_lead_to_this_server(location: str, led: str) -> None:
         await send({"type": "http.response.start", "status": 307, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 
-    sent = asyncio.run(call(LeadBack(app), scope(headers={"host": "evil.example"})))
+    sent = asyncio.run(call(RelativeRedirects(app), scope(headers={"host": "evil.example"})))
     assert sent[0]["headers"] == [(b"location", led.encode())]
