@@ -1,4 +1,4 @@
-"""Computations that take seconds: few at a time, for a limited time, none that nobody awaits."""
+"""Computations of seconds in threads of their own: few at once, cancelled when nobody waits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import asyncio
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from server.request_errors import OutOfTime, Overloaded
+from fastapi import Request
 
-_AT_ONCE = 2
-_WAITING = 64
-"""Computations that wait for a thread at most; whoever comes then is told to come back."""
+from server.request_errors import ClientLeft, OutOfTime, Overloaded
+
+_THREADS = 2
+_QUEUED = 64
+"""Computations that wait for a thread at most; further ones are refused."""
 
 T = TypeVar("T")
 
@@ -28,14 +30,14 @@ class StopSignal:
     """Tells a computation when to stop; safe to use from several threads."""
 
     def __init__(self, seconds: float) -> None:
-        """Args: how long the computation may take, from now on."""
+        """Args: time of the computation at most, from now on."""
         self._seconds = seconds
         self._until = time.monotonic() + seconds
-        self._left = threading.Event()
+        self._abandoned = threading.Event()
 
-    def leave(self) -> None:
-        """Nobody waits any more."""
-        self._left.set()
+    def abandon(self) -> None:
+        """Stops the computation: nobody waits for it any more."""
+        self._abandoned.set()
 
     def check(self) -> None:
         """Returns if the computation is to go on.
@@ -44,7 +46,7 @@ class StopSignal:
           Abandoned: nobody waits for it.
           OutOfTime: its time is up.
         """
-        if self._left.is_set():
+        if self._abandoned.is_set():
             raise Abandoned
         if time.monotonic() > self._until:
             raise OutOfTime(
@@ -54,54 +56,57 @@ class StopSignal:
 
 
 class BackgroundExecutor:
-    """Threads of their own, so that long computations keep nobody else from a thread."""
+    """A thread pool of its own, so that long computations occupy no thread of other requests."""
 
-    def __init__(self, at_once: int = _AT_ONCE, waiting: int = _WAITING) -> None:
-        """Args: computations at the same time, and those that may wait for their turn."""
-        self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="jaxserve-background")
-        self._most = at_once + waiting
-        self._asked = 0
+    def __init__(self, threads: int = _THREADS, queued: int = _QUEUED) -> None:
+        """Args: computations at once, and computations that wait for a thread."""
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="jaxserve-background")
+        self._limit = threads + queued
+        self._pending = 0
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result. One that has not begun never does once the caller is cancelled.
+        """The function's result; a queued call never begins once its caller is cancelled.
 
         Raises:
-          Overloaded: too many wait already.
+          Overloaded: too many computations wait already.
         """
         with self._lock:
-            if self._asked >= self._most:
-                raise Overloaded(f"{self._asked} long computations are under way; try again later")
-            self._asked += 1
+            if self._pending >= self._limit:
+                raise Overloaded(
+                    f"{self._pending} long computations are under way; try again later"
+                )
+            self._pending += 1
         future = self._pool.submit(function, *arguments)
         future.add_done_callback(self._done)
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Begins nothing more."""
+        """Cancels queued computations; running ones go on."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: Future[Any]) -> None:
         del future
         with self._lock:
-            self._asked -= 1
+            self._pending -= 1
 
 
 @dataclass
 class _Running(Generic[T]):
     task: asyncio.Task[T]
-    watch: StopSignal
+    signal: StopSignal
     waiting: int = 0
 
 
 class SharedResults(Generic[T]):
-    """Results that never change, computed once for all who ask, and stopped when the last leaves.
+    """A cache of results that never change. Concurrent requests share one computation, which stops
+    when the last of them is cancelled.
 
     For use by one event loop.
     """
 
     def __init__(self, keep: int) -> None:
-        """Args: results that are remembered; the least recently used one goes first."""
+        """Args: cached results at most; the least recently used one goes first."""
         self._keep = keep
         self._known: OrderedDict[Hashable, T] = OrderedDict()
         self._running: dict[Hashable, _Running[T]] = {}
@@ -109,14 +114,14 @@ class SharedResults(Generic[T]):
     async def get(
         self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], seconds: float
     ) -> T:
-        """The result of that key.
+        """The result of a key.
 
         Args:
-          compute: ends soon after its watch says so.
-          seconds: that it may take.
+          compute: ends soon after its signal says so.
+          seconds: time of the computation at most.
 
         Raises:
-          whatever ``compute`` raises; then nothing is remembered.
+          Whatever ``compute`` raises; nothing is cached then.
         """
         if key in self._known:
             self._known.move_to_end(key)
@@ -130,28 +135,54 @@ class SharedResults(Generic[T]):
         finally:
             running.waiting -= 1
             if running.waiting == 0 and not running.task.done():
-                running.watch.leave()
-                # Whoever asks now begins anew.
-                self._forget(key, running.watch)
+                running.signal.abandon()
+                # The next request begins anew.
+                self._forget(key, running.signal)
 
     def _begin(
-        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], watch: StopSignal
+        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], signal: StopSignal
     ) -> _Running[T]:
         async def work() -> T:
             try:
-                found = await compute(watch)
+                found = await compute(signal)
             finally:
-                self._forget(key, watch)
+                self._forget(key, signal)
             self._known[key] = found
             while len(self._known) > self._keep:
                 self._known.popitem(last=False)
             return found
 
         task = asyncio.ensure_future(work())
-        # An exception that nobody waits for is no fault of the server.
+        # asyncio would report an exception that no caller retrieves.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return _Running(task, watch)
+        return _Running(task, signal)
 
-    def _forget(self, key: Hashable, watch: StopSignal) -> None:
-        if key in self._running and self._running[key].watch is watch:
+    def _forget(self, key: Hashable, signal: StopSignal) -> None:
+        if key in self._running and self._running[key].signal is signal:
             del self._running[key]
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client disconnects.
+
+    Args:
+      request: a request whose body has been read.
+
+    Raises:
+      ClientLeft: the client disconnected. Whatever ``work`` raises.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeft("the client closed the connection before the answer")
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,4 +1,4 @@
-"""Every error as JSON with one sentence, and never more than that."""
+"""JSON responses; every exception as JSON with one sentence, and never more than that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOG = logging.getLogger("jaxserve.server")
 
 
 class OrjsonResponse(JSONResponse):
-    """A JSON body."""
+    """A JSON response, encoded by orjson."""
 
     def render(self, content: Any) -> bytes:
         """See ``to_json``."""
@@ -29,9 +29,9 @@ class OrjsonResponse(JSONResponse):
 
 
 def to_json(content: Any) -> bytes:
-    """Faster than the standard library; NaN, which nothing here produces, would be null.
+    """JSON by orjson, which would write NaN as null; no answer holds NaN.
 
-    A client's own numbers, such as the id of a call, may be larger than the fast way can write.
+    Integers beyond 64 bits, such as the id of a client's call, take the standard library.
     """
     try:
         return orjson.dumps(content)
@@ -40,12 +40,12 @@ def to_json(content: Any) -> bytes:
 
 
 def problem(status: int, text: str, **more: Any) -> OrjsonResponse:
-    """An error's answer; ``detail`` is where OpenEnv and FastAPI clients look."""
+    """The response of an error; OpenEnv and FastAPI clients read ``detail``."""
     return OrjsonResponse({"error": text, "detail": text} | more, status_code=status)
 
 
 def answer_problems(app: FastAPI) -> None:
-    """Turns exceptions into answers."""
+    """Adds handlers that turn exceptions into responses."""
 
     @app.exception_handler(InputError)
     async def wrong_input(request: Request, error: InputError) -> OrjsonResponse:
@@ -64,13 +64,13 @@ def answer_problems(app: FastAPI) -> None:
     async def wrong_body(request: Request, error: RequestValidationError) -> OrjsonResponse:
         del request
         errors = error.errors()
-        # Without the input, which may be NaN, and without contexts, which may be exceptions.
+        # The input may be NaN and contexts may be exceptions, so both are left out.
         plain = [{key: item[key] for key in ("type", "loc", "msg")} for item in errors]
         return problem(422, sentence(errors), detail=plain)
 
     @app.exception_handler(ValidationError)
     async def wrong_form(request: Request, error: ValidationError) -> OrjsonResponse:
-        # From OpenEnv's web interface, which does not catch what its forms cannot hold.
+        # OpenEnv's web interface does not catch invalid values of its forms.
         del request
         return problem(422, sentence(error.errors()))
 
@@ -87,7 +87,7 @@ def answer_problems(app: FastAPI) -> None:
 
 
 def _why(request: Request, error: HTTPException) -> str:
-    """A sentence also where the framework has two words."""
+    """A sentence, also for errors that Starlette describes by two words."""
     path = request.url.path
     if error.status_code == 404 and error.detail == "Not Found":
         return f"{path!r:.80} is no route of this server; GET /docs lists them"

@@ -1,18 +1,18 @@
-"""Why a request can fail: each exception is one sentence, and knows its HTTP status."""
+"""Exceptions of requests: each is one sentence for the client, and knows its HTTP status."""
 
 from __future__ import annotations
 
 
 class RequestError(Exception):
-    """A request that cannot be answered; ``str()`` is one sentence for the client."""
+    """A request cannot be answered; ``str()`` is one sentence for the client."""
 
     status = 400
     retry_after_s: int | None = None
-    """where coming back so much later may help."""
+    """seconds after which a retry may succeed; None if it would not."""
 
 
 class UnknownSession(RequestError):
-    """No such session, or one that has expired."""
+    """The session does not exist, or has expired."""
 
     status = 404
 
@@ -43,13 +43,13 @@ class EngineFailure(RequestError):
 
 
 class ModelFailure(RequestError):
-    """The language model gave no answer that can be used; no window was played."""
+    """The language model gave no usable answer; no window was played."""
 
     status = 502
 
 
 class Overloaded(RequestError):
-    """More is asked for than can be computed now; nothing was changed."""
+    """The server has too many computations under way; nothing was changed."""
 
     status = 503
     retry_after_s = 1

@@ -25,8 +25,14 @@ from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, environment, listed_episode, parse_episode
 from server.sessions.programs import Knobs, Window
 from server.sessions.replaying import catch_up
-from server.sessions.rules import check_window
-from server.sessions.session import BatchView, Session, View, begin_session, new_session
+from server.sessions.session import (
+    BatchView,
+    Session,
+    View,
+    begin_session,
+    check_window,
+    new_session,
+)
 from server.sessions.sessions import Sessions
 from server.sessions.store import LoggedStep, Store, open_store
 from server.sessions.worker import Worker

@@ -1,4 +1,4 @@
-"""How the server's process ends: in time, with a sentence, and with the code of its signal."""
+"""Shutdown of the server's process: in time, with a sentence, and with its signal's exit code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from types import FrameType
 from typing import Any, NoReturn
 
 _COMPUTING_S = 4.0
-"""From the shutdown of the application until the process ends in any case: ten seconds after its
-signal Docker kills it."""
+"""Time from the application's shutdown to the end of the process in any case: Docker kills a
+container ten seconds after its signal."""
 _TOO_EARLY = "ended before it could answer"
-_told: list[int] = []
-"""The signals that told this process to end. ``python -m server.app`` is loaded twice, this
-module once."""
+_received: list[int] = []
+"""Signals that asked this process to end. ``python -m server.app`` loads that module twice, this
+one once."""
 
 
-def told(sig: int) -> None:
-    """Remembers the signal that the exit code tells of."""
-    _told.append(sig)
+def remember_signal(sig: int) -> None:
+    """Keeps a signal for the exit code."""
+    _received.append(sig)
 
 
 def end(sig: int, how: str) -> NoReturn:
@@ -31,11 +31,11 @@ def end(sig: int, how: str) -> NoReturn:
 
 
 def end_while_starting() -> Callable[[], None]:
-    """Has signals end the process at once until what it returns is called: an ASGI server would
-    first wait for its start-up, in which programs are compiled. Later ones are the server's own
-    again, and are remembered for the exit code.
+    """Lets signals end the process at once until the returned function is called.
 
-    Where no server listens to signals, or not in this thread, nothing changes.
+    An ASGI server would first finish its start-up, in which programs are compiled. Later signals
+    reach the server's own handlers, and are remembered for the exit code. Nothing changes in other
+    threads than the main one, or if no server handles signals.
     """
     ready = threading.Event()
     if threading.current_thread() is threading.main_thread():
@@ -43,7 +43,7 @@ def end_while_starting() -> Callable[[], None]:
             servers_own = signal.getsignal(sig)
             if callable(servers_own) and servers_own is not signal.default_int_handler:
                 signal.signal(sig, _while_starting(ready, servers_own))
-                # uvicorn may have heard one already, while it imported this.
+                # uvicorn may have received a signal while it imported this module.
                 if getattr(getattr(servers_own, "__self__", None), "should_exit", False):
                     end(sig, _TOO_EARLY)
     return ready.set
@@ -55,17 +55,18 @@ def _while_starting(
     def handle(sig: int, frame: FrameType | None) -> None:
         if not ready.is_set():
             end(sig, _TOO_EARLY)
-        told(sig)
+        remember_signal(sig)
         servers_own(sig, frame)
 
     return handle
 
 
 def end_in_time() -> None:
-    """Does not wait for what still computes in threads. All that was acknowledged is in the log."""
+    """Ends the process after a while, whatever threads still compute. All acknowledged windows are
+    in the log."""
     # A thread cannot make the process die by the signal itself.
     dropped = "ended; what was still computed is dropped"
-    sig = _told[0] if _told else signal.SIGTERM
+    sig = _received[0] if _received else signal.SIGTERM
     timer = threading.Timer(_COMPUTING_S, end, (sig, dropped))
     timer.daemon = True
     timer.start()

@@ -1,4 +1,4 @@
-"""All parts of the server put together."""
+"""The application: service, routes, protocols and middleware put together."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import asyncio
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
 from server.json_responses import answer_problems
-from server.middleware.head_requests import HeadAsGet
-from server.middleware.limits import LimitBody, LimitRate
-from server.middleware.origins import CheckHost, CheckOrigin, RelativeRedirects, TrustedProxies
+from server.middleware.access import (
+    CheckHost,
+    CheckOrigin,
+    RelativeRedirects,
+    RequireToken,
+    TrustedProxies,
+)
+from server.middleware.limits import LimitBody, LimitRate, LimitSockets
 from server.middleware.query_names import CheckSocketQuery
-from server.middleware.token import RequireToken
-from server.middleware.websockets import LimitSockets
 from server.protocols.mcp_tools import build_tools
 from server.protocols.mcp_transport import McpTransport
 from server.protocols.messages import CheckMessages, mcp_route
@@ -34,22 +38,22 @@ from server.wire.response_models import TASK_API
 from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
 _PLACE_IDLE_S = 900.0
-"""How long a connection's place is kept unused. OpenEnv also gives places away by a call of
-``/mcp``, to clients that may never come back; the sessions themselves are in the log."""
+"""Idle time after which OpenEnv frees a connection's place. Calls of ``/mcp`` take places, too, and
+their clients may never return; the sessions themselves are in the log."""
 
 
 def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     """The whole application.
 
     Args:
-      compilation: under way; start-up waits for what a first step needs.
+      compilation: compiles programs; start-up waits for those of a first step.
 
     Raises:
-      InputError: settings that cannot work together.
+      InputError: settings contradict each other.
     """
     service = _service(settings)
     tools = build_tools(service)
-    context = McpTransport(tools)
+    transport = McpTransport(tools)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
         ActionModel,
@@ -65,10 +69,8 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         custom_tab_primary=True,
     )
     app.title = "jaxserve"
-    # OpenEnv would play every call of these in an environment of its own.
-    take_routes(app, ("/reset", "/step", "/state"))
-    # And it knows nothing of the log.
-    take_routes(app, ("/health",))
+    # OpenEnv's own routes would play every call in a new environment, and know no session log.
+    take_routes(app, ("/reset", "/step", "/state", "/health"))
     (openenv_mcp,) = take_routes(app, ("/mcp",))
     for router in (
         episode_routes(service),
@@ -76,7 +78,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         comparison_routes(service),
         operator_routes(service),
         information_routes(service, compilation),
-        mcp_route(openenv_mcp, context),
+        mcp_route(openenv_mcp, transport),
     ):
         app.include_router(router)
     for (method, path), answer in TASK_API.items():
@@ -85,14 +87,14 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     add_page(app)
     answer_problems(app)
     describe(app)
-    _add_limits(app, settings, context)
+    _add_limits(app, settings, transport)
 
     async def start() -> None:
         await service.start(compilation)
-        await context.start()
+        await transport.start()
 
     async def stop() -> None:
-        await context.stop()
+        await transport.stop()
         await service.stop()
         await asyncio.to_thread(compilation.end)
 
@@ -105,7 +107,7 @@ def _service(settings: Settings) -> Service:
     if settings.live is None:
         return Service(settings)
     try:
-        # What asks engines is not needed, nor perhaps installed, where nothing is asked.
+        # Clients of engines are an extra, which a server of simulated episodes does without.
         from server.live.live_service import LiveService
     except ModuleNotFoundError as error:
         raise InputError(
@@ -115,9 +117,9 @@ def _service(settings: Settings) -> Service:
     return LiveService(settings)
 
 
-def _add_limits(app: FastAPI, settings: Settings, context: McpTransport) -> None:
-    """Middleware; the one added last sees a request first."""
-    app.add_middleware(CheckMessages, context=context)
+def _add_limits(app: FastAPI, settings: Settings, transport: McpTransport) -> None:
+    """Adds the middleware; the last one added sees a request first."""
+    app.add_middleware(CheckMessages, transport=transport)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RelativeRedirects)
@@ -141,3 +143,24 @@ def _add_limits(app: FastAPI, settings: Settings, context: McpTransport) -> None
             allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
         )
     app.add_middleware(TrustedProxies, proxies=settings.trusted_proxies)
+
+
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as GET without a body, for probes and caches."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Args: the application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands HEAD on as GET and drops the body."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from jaxserve.errors import InputError
 from jaxserve.runtime.storage import connect
 from server.request_errors import SpendingLimit, StorageFailure
-from server.sessions.file_watch import FileWatch, give_mark
+from server.sessions.log_file import FileWatch, give_mark
 from server.sessions.programs import Knobs, Window
 
 _SCHEMA_VERSION = 1
@@ -98,7 +98,7 @@ class LiveLog:
                 f"the live log {self.path} cannot be used ({error}); it says what was spent, so no "
                 "new one is begun"
             ) from None
-        self._watch = FileWatch(str(self.path), "the live log")
+        self._watch = FileWatch(str(self.path), self._connection, "the live log")
         self.spent: int = self._read_spent()
         """tokens, by this and all earlier starts."""
 
@@ -195,7 +195,7 @@ class LiveLog:
             raise StorageFailure(f"the live log cannot be used: {gone}")
         with _usable():
             yield
-        self._watch.look()
+        self._watch.note_sizes()
 
     def _read_spent(self) -> int:
         with _usable():

@@ -18,11 +18,20 @@ from server.players.agents import Driver
 from server.request_errors import EpisodeConflict, UnknownSession
 from server.server_settings import Settings
 from server.service import History, LiveGrade, Service, chosen_episode
-from server.sessions import rules
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, parse_episode
 from server.sessions.programs import Knobs, Window, WindowColumns
-from server.sessions.session import BatchView, Session, View, begin_session
+from server.sessions.session import (
+    NO_DEFAULT,
+    NOT_BEGUN,
+    BatchView,
+    Session,
+    View,
+    begin_session,
+    check_running,
+    check_window,
+    unknown_session,
+)
 from server.sessions.store import LoggedStep
 
 _IDLE_S = 60.0
@@ -268,8 +277,8 @@ class LiveService(Service):
         session = live.session
         if self._busy:
             raise EpisodeConflict(_BUSY)
-        rules.check_running(session.id, session.steps, session.over)
-        rules.check_window(session, number)
+        check_running(session.id, session.steps, session.over)
+        check_window(session, number)
         self._busy = True
         try:
             if not isinstance(knobs, tuple):
@@ -300,12 +309,12 @@ class LiveService(Service):
         if current is not None and current.means(session_id):
             return current
         if session_id is None and self.settings.token is not None:
-            raise UnknownSession(rules.NO_DEFAULT)
+            raise UnknownSession(NO_DEFAULT)
         found = self._log.episode(session_id)
         if found is None and session_id is None:
-            raise UnknownSession(rules.NOT_BEGUN)
+            raise UnknownSession(NOT_BEGUN)
         if found is None:
-            raise rules.unknown(session_id)
+            raise unknown_session(session_id)
         ended = LiveSession.begin(found, None)
         for step in self._log.windows(found.number):
             ended.append(step)

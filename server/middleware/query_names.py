@@ -1,4 +1,4 @@
-"""Names in a query that no route knows: a misspelt one would be somebody else's session."""
+"""Checks of names in a query: a misspelt ``session_id`` would mean the default session."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from jaxserve.errors import InputError
 from server.json_responses import problem
 
-_OF_SOCKETS = {"/ws": ("session_id",), "/mcp": ()}
+_KNOWN_TO_SOCKETS = {"/ws": ("session_id",), "/mcp": ()}
 
 
 async def known_query(request: Request) -> None:
-    """A dependency of routes.
+    """A FastAPI dependency of HTTP routes.
 
     Raises:
       InputError: the query has a name that the route does not take.
@@ -29,24 +29,24 @@ async def known_query(request: Request) -> None:
 
 
 def _names(dependant: Dependant) -> Iterator[str]:
-    """What a route takes from the query, itself or by what it depends on."""
+    """Query parameters of a route and of its dependencies."""
     yield from (field.alias for field in dependant.query_params)
     for each in dependant.dependencies:
         yield from _names(each)
 
 
 class CheckSocketQuery:
-    """ASGI middleware: the same for WebSockets."""
+    """ASGI middleware: checks the query of a WebSocket."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Args: what is protected."""
+        """Args: the application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 422 in place of a WebSocket."""
-        if scope["type"] == "websocket" and scope["path"] in _OF_SOCKETS:
+        """Answers 422 to a WebSocket whose query has an unknown name."""
+        if scope["type"] == "websocket" and scope["path"] in _KNOWN_TO_SOCKETS:
             try:
-                _check(QueryParams(scope["query_string"]), _OF_SOCKETS[scope["path"]])
+                _check(QueryParams(scope["query_string"]), _KNOWN_TO_SOCKETS[scope["path"]])
             except InputError as error:
                 await problem(422, str(error))(scope, receive, send)
                 return

@@ -12,7 +12,7 @@ import openai
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUNDS
-from server.players.answers import first_object
+from server.players.model_answers import first_object
 from server.players.model_settings import ModelSettings
 from server.sessions.programs import Knobs
 from server.wire.error_sentences import checked

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from server.players.answers import first_object
+from server.players.model_answers import first_object
 from server.players.model_budget import Bill, ModelBudget
 from server.players.model_settings import ModelSettings, has_key
 from server.request_errors import ModelFailure

@@ -1,4 +1,4 @@
-"""MCP tools: what an agent that uses tools needs to play an episode."""
+"""MCP tools with which an agent plays an episode."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def build_tools(service: Service) -> FastMCP:
 
 
 def _with_checked_names(tool: Tool) -> Tool:
-    """The tool, with a sentence about arguments that it lacks or does not know."""
+    """The tool with a check of its arguments: a sentence for each missing or unknown one."""
     known = inspect.signature(tool).parameters
 
     @functools.wraps(tool)
@@ -102,7 +102,7 @@ def _with_checked_names(tool: Tool) -> Tool:
         try:
             return await tool(**arguments)
         except (InputError, RequestError) as error:
-            # Its own kind of error is what FastMCP tells a client as it is.
+            # FastMCP passes the text of a ToolError to the client unchanged.
             raise ToolError(str(error)) from error
 
     return call

@@ -1,4 +1,4 @@
-"""MCP as its own clients speak it: the streamable HTTP transport, beside OpenEnv's way."""
+"""The streamable HTTP transport of MCP's own clients; OpenEnv's clients call ``/mcp`` otherwise."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ _STREAM = "text/event-stream"
 
 
 class McpTransport:
-    """The tools as MCP's own clients ask for them. Nothing is kept between their calls: what they
-    play is named in each, and in the log."""
+    """Tools for MCP's own clients. The transport keeps no state between calls: each names its
+    session, which is in the log."""
 
     def __init__(self, tools: FastMCP) -> None:
-        """Nothing is answered before ``start``."""
+        """Args: the tools. The transport answers after ``start``."""
         self._tools = tools
-        # Whose pages may call, and by which names, is decided for all routes together.
+        # CheckOrigin and CheckHost hold for all routes, this one included.
         self._app = tools.http_app(
             "/mcp", json_response=True, stateless_http=True, host_origin_protection=False
         )
         self._running = AsyncExitStack()
 
     async def start(self) -> None:
-        """Begins to answer."""
+        """Starts the transport."""
         await self._running.enter_async_context(self._app.router.lifespan_context(self._app))
 
     async def stop(self) -> None:
-        """Ends what ``start`` began, in the same task."""
+        """Stops the transport, in the task that started it."""
         await self._running.aclose()
 
     @staticmethod
-    def speaks(request: Request) -> bool:
-        """Whether a request comes from a client of that transport: the protocol has it say so."""
+    def serves(request: Request) -> bool:
+        """Whether a request comes from a client of this transport, by the header it must send."""
         return _STREAM in request.headers.get("accept", "")
 
     def answer(self, body: bytes) -> Response:
         """The transport's answer to a request whose body has been read."""
-        return _Handed(self._app, body)
+        return _Forwarded(self._app, body)
 
-    def basic(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The answer to what comes before tools are called, which OpenEnv does not know.
+    def handshake(self, call: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The answer to a call that precedes calls of tools, and that OpenEnv does not know.
 
         Args:
-          call: a JSON-RPC call that is right.
+          call: a valid JSON-RPC call.
 
         Returns:
-          None where the call is another; empty where it asks for no answer.
+          The answer; empty for a notification, None for any other call.
         """
         if call["method"].startswith("notifications/"):
             return {}
@@ -80,8 +80,8 @@ def _result(call: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": call.get("id"), "result": result}
 
 
-class _Handed(Response):
-    """An answer that another application gives."""
+class _Forwarded(Response):
+    """The response of another application to a request whose body has been read."""
 
     def __init__(self, app: Any, body: bytes) -> None:
         super().__init__()
@@ -97,5 +97,5 @@ class _Handed(Response):
             read = True
             return {"type": "http.request", "body": self._asked, "more_body": False}
 
-        # Routed anew: without what the routing so far has left.
+        # The other application routes anew: this route's root_path would mislead it.
         await self._answering({**scope, "root_path": "", "path": "/mcp"}, again, send)

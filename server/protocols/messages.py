@@ -1,6 +1,6 @@
-"""Messages in OpenEnv's protocols, checked before OpenEnv reads them.
+"""Messages of OpenEnv's WebSocket protocol and of MCP, checked before OpenEnv reads them.
 
-By itself OpenEnv answers a wrong action with "Invalid message" and a list, a wrong JSON-RPC call
+OpenEnv itself answers an invalid action with "Invalid message" and a list, an invalid JSON-RPC call
 with a paragraph, and closes the connection on a message that is no JSON object.
 """
 
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from jaxserve.errors import InputError
 from server.json_responses import OrjsonResponse, to_json
 from server.protocols.mcp_transport import McpTransport
-from server.routes.openapi import says
+from server.routes.openapi import responses
 from server.wire.error_sentences import checked, read_object
 from server.wire.request_bodies import Body
 from server.wire.response_models import CallAnswer
@@ -51,18 +51,18 @@ _MCP_BODY = {
 
 
 class CheckMessages:
-    """ASGI middleware for the WebSockets ``/ws`` and ``/mcp``: answers what is wrong itself."""
+    """ASGI middleware of the WebSockets ``/ws`` and ``/mcp``: answers invalid messages."""
 
-    def __init__(self, app: ASGIApp, context: McpTransport) -> None:
-        """Args: what is protected, and what answers the calls that OpenEnv does not know."""
+    def __init__(self, app: ASGIApp, transport: McpTransport) -> None:
+        """Args: the application, and the MCP transport, for calls that OpenEnv does not know."""
         self._app = app
         self._answers = {
-            "/ws": functools.partial(_answer_message, context),
-            "/mcp": functools.partial(_answer_call, context),
+            "/ws": functools.partial(_answer_message, transport),
+            "/mcp": functools.partial(_answer_call, transport),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands on messages that are right."""
+        """Hands valid messages on."""
         own_answer = self._answers.get(scope["path"]) if scope["type"] == "websocket" else None
         if own_answer is None:
             await self._app(scope, receive, send)
@@ -82,8 +82,8 @@ class CheckMessages:
         await self._app(scope, checked_message, send)
 
 
-def mcp_route(openenv: Callable[[Request], Any], context: McpTransport) -> APIRouter:
-    """``POST /mcp`` with the same checks, for clients of OpenEnv and for those of MCP.
+def mcp_route(openenv: Callable[[Request], Any], transport: McpTransport) -> APIRouter:
+    """``POST /mcp`` with the same checks, for OpenEnv's clients and for MCP's own.
 
     Args:
       openenv: OpenEnv's own handler of that route.
@@ -94,16 +94,16 @@ def mcp_route(openenv: Callable[[Request], Any], context: McpTransport) -> APIRo
         "/mcp",
         summary="Call a tool, by JSON-RPC",
         tags=["MCP"],
-        responses=says(CallAnswer),
+        responses=responses(CallAnswer),
         openapi_extra=_MCP_BODY,
     )
     async def mcp(request: Request) -> Response:
         body = await request.body()
-        answer = _wrong_call(body)
-        if answer is None and context.speaks(request):
-            return context.answer(body)
+        answer = _invalid_call(body)
+        if answer is None and transport.serves(request):
+            return transport.answer(body)
         if answer is None:
-            answer = _answer_call(context, body)
+            answer = _answer_call(transport, body)
         if answer is None:
             return OrjsonResponse(await openenv(request))
         return OrjsonResponse(answer) if answer else Response(status_code=202)
@@ -112,7 +112,7 @@ def mcp_route(openenv: Callable[[Request], Any], context: McpTransport) -> APIRo
 
 
 class _Params(BaseModel):
-    """What all methods have in common."""
+    """Parameters that some method takes."""
 
     name: str = ""
     arguments: dict[str, Any] = Field(default_factory=dict)
@@ -120,7 +120,7 @@ class _Params(BaseModel):
 
 
 class _Call(Body):
-    """JSON-RPC."""
+    """A JSON-RPC call."""
 
     jsonrpc: Literal["2.0"]
     method: str
@@ -156,8 +156,8 @@ _KINDS: dict[str, type[Body]] = {
 }
 
 
-def _answer_message(context: McpTransport, text: str | None) -> dict[str, Any] | None:
-    """The answer to a message of ``/ws`` that is wrong or that OpenEnv does not know, or None."""
+def _answer_message(transport: McpTransport, text: str | None) -> dict[str, Any] | None:
+    """The answer to a message of ``/ws`` that is invalid or unknown to OpenEnv; else None."""
     try:
         message = read_object(text)
     except InputError as error:
@@ -173,7 +173,7 @@ def _answer_message(context: McpTransport, text: str | None) -> dict[str, Any] |
         return _error(error, "VALIDATION_ERROR")
     if kind != "mcp":
         return None
-    answer = _refusal(message["data"]) or context.basic(message["data"])
+    answer = _refusal(message["data"]) or transport.handshake(message["data"])
     return answer and {"type": "mcp", "data": answer}
 
 
@@ -181,15 +181,15 @@ def _error(text: object, code: str) -> dict[str, Any]:
     return {"type": "error", "data": {"message": str(text), "code": code}}
 
 
-def _answer_call(context: McpTransport, text: str | bytes | None) -> dict[str, Any] | None:
-    """The answer to a JSON-RPC call that is wrong, or that OpenEnv does not know; else None. It is
-    empty where none is asked for."""
-    wrong = _wrong_call(text)
-    return context.basic(read_object(text)) if wrong is None else wrong
+def _answer_call(transport: McpTransport, text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to a JSON-RPC call that is invalid or unknown to OpenEnv; else None. Notifications
+    have an empty answer."""
+    wrong = _invalid_call(text)
+    return transport.handshake(read_object(text)) if wrong is None else wrong
 
 
-def _wrong_call(text: str | bytes | None) -> dict[str, Any] | None:
-    """The answer to a JSON-RPC call that is wrong; None if it is right."""
+def _invalid_call(text: str | bytes | None) -> dict[str, Any] | None:
+    """The answer to an invalid JSON-RPC call; None if the call is valid."""
     try:
         call = read_object(text)
     except InputError as error:

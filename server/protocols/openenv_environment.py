@@ -1,4 +1,4 @@
-"""One OpenEnv environment: what a WebSocket connection plays. It keeps nothing but an id."""
+"""The OpenEnv environment of one WebSocket connection; its session is in the service."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from jaxserve.errors import InputError
 from jaxserve.seeds import SPLITS
 from server.service import Service
 from server.sessions.episodes import check_split, listed_count, listed_episode, task_number
-from server.sessions.rules import NOT_BEGUN
-from server.sessions.session import View
+from server.sessions.session import NOT_BEGUN, View
 from server.wire import request_bodies, schemas
 from server.wire.catalogue import describe_task
 from server.wire.error_sentences import checked
@@ -21,7 +20,7 @@ from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
 
 class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
-    """A door to the service for OpenEnv's WebSocket, MCP and web interface."""
+    """The service as an environment of OpenEnv's WebSocket, MCP and web interface."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -32,7 +31,7 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
         self._view: View | None = None
         self.mcp_server = tools
 
-    # Arguments are what a client sends: one called self is refused like any other unknown name.
+    # Clients choose argument names: "/" lets one named self be refused like any unknown name.
     async def reset_async(
         self, /, seed: int | None = None, episode_id: str | None = None, **kwargs: Any
     ) -> ObservationModel:
@@ -57,7 +56,7 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
             self._view = await self._service.view(schemas.checked_session_id(resume))
         else:
             body = checked(request_bodies.ResetBody, given)
-            # The next episode of a connection belongs to its session.
+            # A connection plays its next episode in the same session.
             own = self._view.session_id if self._view is not None else None
             self._view = await self._service.reset(
                 **request_bodies.reset_arguments(body, body.session_id or own)
@@ -67,7 +66,7 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
     async def step_async(
         self, action: ActionModel, timeout_s: float | None = None, **kwargs: Any
     ) -> ObservationModel:
-        """One window.
+        """Plays one window.
 
         Raises:
           InputError: before the first reset. EpisodeConflict: after the last window.
@@ -111,19 +110,19 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
         return list(SPLITS)
 
     def num_tasks(self, split: str) -> int:
-        """Episodes that a split lists."""
+        """Number of episodes that a split lists."""
         check_split(split)
         return listed_count()
 
     def list_tasks(self, split: str) -> list[dict[str, Any]]:
-        """All of them; ``reset(split=..., index=...)`` plays one."""
+        """All entries of a split; ``reset(split=..., index=...)`` plays one."""
         return self.get_task_range(split, 0, listed_count())
 
     def get_task(self, split: str, index: int) -> dict[str, Any]:
-        """One of them.
+        """One entry of a split.
 
         Raises:
-          InputError: unknown split, or there is none of that number.
+          InputError: unknown split, or no such entry.
         """
         task, seed = listed_episode(split, index)
         return {
@@ -139,7 +138,7 @@ class ServeEnvironment(Environment[ActionModel, ObservationModel, ServeState]):
     def get_task_range(
         self, split: str, start: int | None = None, stop: int | None = None
     ) -> list[dict[str, Any]]:
-        """Those from ``start`` to before ``stop``.
+        """Entries of a split from ``start`` to before ``stop``.
 
         Raises:
           InputError: unknown split, or a bound below 0.

@@ -1,21 +1,20 @@
-"""HTTP routes that explain an episode under way: by traffic class, and beside other agents."""
+"""HTTP routes that explain an episode: by traffic class, and compared with other agents."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jaxserve.tasks.traffic import stream_classes
 from jaxserve.types import TimeStep
-from server.disconnect import while_connected
+from server.background import while_connected
 from server.json_responses import OrjsonResponse
-from server.middleware.query_names import known_query
 from server.players.comparison_agents import PlayedEpisode
-from server.routes.episode_routes import Named
-from server.routes.openapi import SESSION, says
+from server.routes.openapi import SESSION, responses
+from server.routes.router import NamedSession, json_router
 from server.service import Service
 from server.sessions.episodes import built_in_task
 from server.wire.catalogue import describe_task
@@ -23,23 +22,19 @@ from server.wire.response_models import ClassesAnswer, YardsticksAnswer
 from server.wire.schemas import action_fields
 
 _HARDLY_ANY = 0.01
-"""Requests of a window (they are fractions) below which a mean over them says nothing."""
+"""Requests of a window, which are fractions, below which a mean over them is noise."""
 
 
 def comparison_routes(service: Service) -> APIRouter:
-    """Nothing here changes a session, and both are computed beside those who play."""
-    router = APIRouter(
-        tags=["Comparison"],
-        default_response_class=OrjsonResponse,
-        dependencies=[Depends(known_query)],
-    )
+    """Routes that change no session; computed in the background."""
+    router = json_router("Comparison")
 
     @router.get(
         "/yardsticks",
         summary="The session's traffic in the hands of other agents",
-        responses=says(YardsticksAnswer, *SESSION, 503),
+        responses=responses(YardsticksAnswer, *SESSION, 503),
     )
-    async def yardsticks(request: Request, named: Named) -> Response:
+    async def yardsticks(request: Request, named: NamedSession) -> Response:
         found = await while_connected(request, service.compared(named))
         return OrjsonResponse(
             {
@@ -52,9 +47,9 @@ def comparison_routes(service: Service) -> APIRouter:
     @router.get(
         "/classes",
         summary="What each traffic class got, window by window",
-        responses=says(ClassesAnswer, *SESSION, 503),
+        responses=responses(ClassesAnswer, *SESSION, 503),
     )
-    async def classes(request: Request, named: Named) -> Response:
+    async def classes(request: Request, named: NamedSession) -> Response:
         view, timesteps = await while_connected(request, service.replayed(named))
         return OrjsonResponse(
             {
@@ -76,7 +71,7 @@ def _columns(played: PlayedEpisode) -> dict[str, Any]:
 
 
 def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
-    """One entry for each class that the task names, with lists over the windows."""
+    """An entry for each traffic class of the task, with lists over the windows."""
     metrics = timesteps.metrics
     itl_p99_ms = 1000.0 * np.asarray(metrics.p99_itl_s, np.float64)
     described = []
@@ -100,7 +95,7 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
                 "first_tokens": first_tokens.tolist(),
                 "ttft_met": total(metrics.ttft_met).tolist(),
                 "tpot_ms": _ratio(1000.0 * tpot_s, completed),
-                # Of the engine's iterations, which all who decode share.
+                # Engine iterations are shared by all requests that decode.
                 "itl_p99_ms": _ratio(itl_p99_ms * decoding, decoding),
             }
         )
@@ -108,7 +103,7 @@ def _by_class(task: str, timesteps: TimeStep) -> list[dict[str, Any]]:
 
 
 def _ratio(values: np.ndarray, counts: np.ndarray) -> list[float | None]:
-    """Quotients; None where hardly anything was counted."""
+    """values / counts; None if the count is near 0."""
     return [
         value / count if count > _HARDLY_ANY else None
         for value, count in zip(values.tolist(), counts.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""HTTP routes that say what play is worth: the grader, and baselines to compare with."""
+"""HTTP routes that score play: the grader, and baselines to compare with."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, Query, Request
+from fastapi import APIRouter, Body, Query, Request
 from fastapi.responses import Response
 
 from jaxserve.errors import InputError
+from jaxserve.grading import Grade
 from jaxserve.seeds import MAX_SEED
-from server.disconnect import while_connected
+from server.background import while_connected
 from server.json_responses import OrjsonResponse
-from server.middleware.query_names import known_query
 from server.players.baseline_scores import Baselines
-from server.routes.episode_routes import Named
-from server.routes.openapi import SESSION, says
+from server.routes.openapi import SESSION, responses
+from server.routes.router import NamedSession, json_router
 from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
 from server.wire.error_sentences import checked
@@ -26,22 +26,43 @@ from server.wire.schemas import LIVE, SIMULATED, ActionModel, played
 
 
 def grading_routes(service: Service) -> APIRouter:
-    """The grader always replays; figures that a client states are compared and never used."""
-    router = APIRouter(
-        tags=["Grading"], default_response_class=OrjsonResponse, dependencies=[Depends(known_query)]
-    )
-    baselines = Baselines(service.agents, service.background, service, service.model_budget)
-    # Where episodes are live, what is simulated says so.
-    simulated = {} if service.settings.live is None else {"mode": SIMULATED}
-
-    @router.post(
+    """Routes of grades. The grader always replays: figures that a client states are compared with
+    the replay, and never used."""
+    handlers = _GradingHandlers(service)
+    router = json_router("Grading")
+    router.post(
         "/grader",
         summary="The score of a session, of actions or of an episode's log",
-        responses=says(GradeAnswer, *SESSION, 503),
-    )
+        responses=responses(GradeAnswer, *SESSION, 503),
+    )(handlers.grader)
+    router.get(
+        "/baseline",
+        summary="Scores of an agent on every task",
+        responses=responses(BaselineAnswer, 402, 503),
+    )(handlers.baseline)
+    router.post(
+        "/baseline",
+        summary="The same, also of the operator's language model",
+        responses=responses(BaselineAnswer, 402, 503),
+    )(handlers.asked_baseline)
+    return router
+
+
+class _GradingHandlers:
+    # No docstrings here: FastAPI would add them to the OpenAPI schema, beside the summaries above.
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._baselines = Baselines(
+            service.agents, service.background, service, service.model_budget
+        )
+        # On a live server, simulated figures say that they are.
+        self._mode = {} if service.settings.live is None else {"mode": SIMULATED}
+
     async def grader(
+        self,
         request: Request,
-        named: Named,
+        named: NamedSession,
         body: Annotated[GradeBody, Body(default_factory=GradeBody.model_construct)],
     ) -> Response:
         if body.mode == LIVE:
@@ -51,45 +72,45 @@ def grading_routes(service: Service) -> APIRouter:
             )
         about: dict[str, Any] = {}
         if body.actions is None and body.episode_log is None:
-            graded = service.grade_session(body.session_id or named)
+            graded = self._service.grade_session(body.session_id or named)
             view, grade = await while_connected(request, graded)
             episode, about = view.episode, played(view)
             _check_same(body, episode)
         else:
-            episode = parse_episode(*_stated(body))
-            if episode.overrides:
-                raise InputError(
-                    f"config has {', '.join(sorted(episode.overrides))}; only reward weights may "
-                    "accompany what is to be graded"
-                )
-            if body.task_version not in (None, episode.task_version):
-                raise InputError(
-                    f"task_version is {body.task_version}; {episode.task} is at version "
-                    f"{episode.task_version}"
-                )
-            if body.actions is not None:
-                replayed = service.grade_actions(episode, [a.knobs() for a in body.actions])
-            else:
-                replayed = service.grade_log(episode, _plain_log(body.episode_log or []))
-            grade = await while_connected(request, replayed)
+            episode, grade = await self._grade_stated(request, body)
         steps = getattr(grade, "steps", None)
         if body.actions_taken is not None and body.actions_taken != steps:
             raise InputError(
                 f"actions_taken is {body.actions_taken}; the episode has {steps} actions"
             )
         return OrjsonResponse(
-            simulated
+            self._mode
             | dataclasses.asdict(grade)
             | {"task_id": episode.task, "seed": episode.seed, "split": episode.split}
             | about
         )
 
-    @router.get(
-        "/baseline",
-        summary="Scores of an agent on every task",
-        responses=says(BaselineAnswer, 402, 503),
-    )
+    async def _grade_stated(self, request: Request, body: GradeBody) -> tuple[Episode, Grade]:
+        """The episode that the body states, and the grade of its actions or its log."""
+        episode = parse_episode(*_stated(body))
+        if episode.overrides:
+            raise InputError(
+                f"config has {', '.join(sorted(episode.overrides))}; only reward weights may "
+                "accompany what is to be graded"
+            )
+        if body.task_version not in (None, episode.task_version):
+            raise InputError(
+                f"task_version is {body.task_version}; {episode.task} is at version "
+                f"{episode.task_version}"
+            )
+        if body.actions is not None:
+            graded = self._service.grade_actions(episode, [a.knobs() for a in body.actions])
+        else:
+            graded = self._service.grade_log(episode, _plain_log(body.episode_log or []))
+        return episode, await while_connected(request, graded)
+
     async def baseline(
+        self,
         request: Request,
         agent: Annotated[str, Query(max_length=64)] = "heuristic",
         seed: Annotated[int, Query(ge=0, le=MAX_SEED)] = 0,
@@ -101,31 +122,25 @@ def grading_routes(service: Service) -> APIRouter:
         if use_openai and mode == "deterministic":
             raise InputError("use_openai is True and mode is 'deterministic'; name one of them")
         tasks = None if task_id is None else (built_in_task(task_id).name,)
-        # A link or an image of any page can send a GET: it never spends anything.
+        # A link or an image on any page can send a GET, so a GET never spends tokens.
         scores = (
-            baselines.known_language_model(seed, tasks)
+            self._baselines.known_language_model(seed, tasks)
             if use_openai
-            else baselines.deterministic(agent, seed, tasks)
+            else self._baselines.deterministic(agent, seed, tasks)
         )
-        return OrjsonResponse(simulated | await while_connected(request, scores))
+        return OrjsonResponse(self._mode | await while_connected(request, scores))
 
-    @router.post(
-        "/baseline",
-        summary="The same, also of the operator's language model",
-        responses=says(BaselineAnswer, 402, 503),
-    )
     async def asked_baseline(
+        self,
         request: Request,
         body: Annotated[BaselineBody, Body(default_factory=BaselineBody.model_construct)],
     ) -> Response:
         scores = (
-            baselines.language_model(body.seed)
+            self._baselines.language_model(body.seed)
             if body.use_openai
-            else baselines.deterministic(body.agent, body.seed)
+            else self._baselines.deterministic(body.agent, body.seed)
         )
-        return OrjsonResponse(simulated | await while_connected(request, scores))
-
-    return router
+        return OrjsonResponse(self._mode | await while_connected(request, scores))
 
 
 def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
@@ -141,7 +156,7 @@ def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
 
 
 def _check_same(body: GradeBody, episode: Episode) -> None:
-    """What is said of a session's episode must be so."""
+    """Raises InputError if the body states another episode than the session's."""
     task = body.named_task()
     stated = {
         "task_id": None if task is None else built_in_task(task).name,
@@ -158,7 +173,7 @@ def _check_same(body: GradeBody, episode: Episode) -> None:
 
 
 def _plain_log(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The log with actions under the knobs' own names, those left out at their default."""
+    """The log with actions under the knobs' own names; absent knobs at their default."""
     plain = []
     for number, entry in enumerate(log):
         action = entry.get("action")

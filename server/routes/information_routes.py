@@ -1,21 +1,21 @@
-"""HTTP routes about the server itself: tasks, schemas, what runs, and where the page is."""
+"""HTTP routes about the server: health, tasks, schemas, runtime, redirects to the page."""
 
 from __future__ import annotations
 
 import time
 
 import jax
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter
 from fastapi.responses import RedirectResponse, Response
 
 import jaxserve
 from jaxserve.tasks.reward import REWARD_CONFIG
 from jaxserve.tasks.spec import task_names
 from server.json_responses import OrjsonResponse
-from server.middleware.query_names import known_query
 from server.players.agents import playing_agents
 from server.players.operator import is_offered
-from server.routes.openapi import says
+from server.routes.openapi import responses
+from server.routes.router import json_router
 from server.service import Service
 from server.sessions.compiling import Compilation
 from server.sessions.episodes import MAX_SERVED_HORIZON
@@ -25,39 +25,35 @@ from server.wire.schemas import LIVE, SIMULATED, ActionModel, ObservationModel, 
 
 
 def information_routes(service: Service, compilation: Compilation) -> APIRouter:
-    """Nothing here changes a session."""
-    router = APIRouter(
-        tags=["Environment Info"],
-        default_response_class=OrjsonResponse,
-        dependencies=[Depends(known_query)],
-    )
+    """Routes that change no session."""
+    router = json_router("Environment Info")
     started = time.monotonic()
 
     @router.get(
         "/health",
         summary="Whether it plays, and whether what it acknowledges is kept",
-        responses=says(HealthAnswer) | {503: {"model": HealthAnswer}},
+        responses=responses(HealthAnswer) | {503: {"model": HealthAnswer}},
     )
     async def health() -> Response:
         reason = await service.fault()
         active = {"active_sessions": service.live_sessions}
         if reason is None:
             return OrjsonResponse({"status": "healthy"} | active)
-        # In memory it does all that it ever will: a restart would gain nothing.
+        # A restart would not help a log in memory, so probes see a success.
         status = 503 if service.durable else 200
         return OrjsonResponse({"status": "degraded", "reason": reason} | active, status_code=status)
 
     @router.get(
         "/tasks",
         summary="The tasks, their knobs and the schema of an action",
-        responses=says(TasksAnswer),
+        responses=responses(TasksAnswer),
     )
     async def tasks() -> Response:
         return OrjsonResponse(
             {"tasks": describe_tasks(), "action_schema": ActionModel.model_json_schema()}
         )
 
-    @router.get("/info", summary="Schemas and reward weights", responses=says(InfoAnswer))
+    @router.get("/info", summary="Schemas and reward weights", responses=responses(InfoAnswer))
     async def info() -> Response:
         return OrjsonResponse(
             {
@@ -72,7 +68,7 @@ def information_routes(service: Service, compilation: Compilation) -> APIRouter:
             }
         )
 
-    @router.get("/runtime", summary="What runs here", responses=says(RuntimeAnswer))
+    @router.get("/runtime", summary="What runs here", responses=responses(RuntimeAnswer))
     async def runtime() -> Response:
         live = service.live
         return OrjsonResponse(

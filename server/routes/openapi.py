@@ -1,4 +1,4 @@
-"""The OpenAPI schema: every answer with its form, every error with its status."""
+"""The OpenAPI schema: the model of every answer, the status of every error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPEN = "/health"
 _WORDS = re.compile(r"\w+")
 
 SESSION = (404, 409)
-"""Errors about the session that is named."""
+"""Errors about the session of the request."""
 _TEXTS = {
     402: "the spending limit",
     404: "the session is unknown or has expired",
@@ -38,14 +38,14 @@ _TEXTS = {
 }
 
 
-def says(model: type[BaseModel], *errors: int) -> dict[int | str, dict[str, Any]]:
-    """``responses`` of a route: what it answers, and its own errors beside those of all routes."""
+def responses(model: type[BaseModel], *errors: int) -> dict[int | str, dict[str, Any]]:
+    """``responses`` of a route: its answer and its own errors; ``describe`` adds the others."""
     refused = {status: {"model": ErrorAnswer, "description": _TEXTS[status]} for status in errors}
     return {200: {"model": model}, **refused}
 
 
 def describe(app: FastAPI) -> None:
-    """Adds to the application's schema what holds for all routes, OpenEnv's own included."""
+    """Adds errors and operation ids to the schema of all routes, OpenEnv's own included."""
     plain = app.openapi
 
     def described() -> dict[str, Any]:
@@ -57,7 +57,7 @@ def describe(app: FastAPI) -> None:
                 schemas.pop(name, None)
             for path, operations in schema["paths"].items():
                 for method, operation in operations.items():
-                    # What generators of clients name their functions by: get_state, post_step.
+                    # Generated clients name their functions by it: get_state, post_step.
                     operation["operationId"] = f"{method}_{'_'.join(_WORDS.findall(path))}"
                     _add_errors(path, method, operation["responses"])
         assert app.openapi_schema is not None

@@ -1,35 +1,29 @@
-"""The HTTP route that puts a session into the hands of the operator's language model."""
+"""The HTTP route that lets the operator's language model play a session."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Body, Depends, Request
+from fastapi import APIRouter, Body, Request
 from fastapi.responses import Response
 
 from jaxserve.spaces import DEFAULT_ACTION
-from server.disconnect import while_connected
+from server.background import while_connected
 from server.json_responses import OrjsonResponse
-from server.middleware.query_names import known_query
 from server.players.operator import Decision, Operator
-from server.routes.episode_routes import Named
-from server.routes.openapi import SESSION, says
+from server.routes.openapi import SESSION, responses
+from server.routes.router import NamedSession, json_router
 from server.service import Service
 from server.sessions import programs
-from server.sessions.rules import check_running
-from server.sessions.session import View
+from server.sessions.session import View, check_running
 from server.wire.request_bodies import OperateBody
 from server.wire.response_models import OperatorAnswer
 from server.wire.schemas import action_fields, step_answer
 
 
 def operator_routes(service: Service) -> APIRouter:
-    """A decision at a time, so that a client can show it and stop."""
-    router = APIRouter(
-        tags=["Environment Control"],
-        default_response_class=OrjsonResponse,
-        dependencies=[Depends(known_query)],
-    )
+    """The route plays one decision, so that a client can show it and stop."""
+    router = json_router("Environment Control")
     operator = Operator(service.model_budget)
 
     async def operate(session_id: str | None, windows: int) -> tuple[Decision, list[View]]:
@@ -41,7 +35,7 @@ def operator_routes(service: Service) -> APIRouter:
         decision = await operator.decide(view.episode.task, seen, last)
         views = []
         for number in range(view.steps, view.steps + windows):
-            # Not where somebody else has stepped meanwhile.
+            # The number refuses a window if another client has stepped meanwhile.
             window = service.step(view.session_id, decision.knobs, number, driven=True)
             views.append(await window)
             if views[-1].window.done:
@@ -51,11 +45,11 @@ def operator_routes(service: Service) -> APIRouter:
     @router.post(
         "/operator",
         summary="Let the operator's language model decide and play on",
-        responses=says(OperatorAnswer, *SESSION, 402, 502, 503, 507),
+        responses=responses(OperatorAnswer, *SESSION, 402, 502, 503, 507),
     )
     async def operator_route(
         request: Request,
-        named: Named,
+        named: NamedSession,
         body: Annotated[OperateBody, Body(default_factory=OperateBody.model_construct)],
     ) -> Response:
         operated = operate(body.session_id or named, body.windows)

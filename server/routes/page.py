@@ -1,4 +1,4 @@
-"""The page: static files without a build step, alone or as a tab of OpenEnv's web interface."""
+"""The page: static files without a build step, by itself or as a tab of OpenEnv's web interface."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from server.wire.openenv_api import WEB_INTERFACE
 
 _FILES = Path(__file__).resolve().parents[1] / "static"
 _PAGE = "/dashboard/"
-# Gradio's column is as wide as what is in it, up to a limit, and a frame that is as wide as its
-# column is 300 pixels wide in it. So all of it is told to be as wide as the window.
+# Gradio sizes a column by its content, and a frame of 100 % in it is 300 pixels wide. So column and
+# frame are given the width of the window.
 _TAB_STYLE = """
 .gradio-container, .gradio-container .main { max-width: none !important; width: 100% !important; }
 .gradio-container .main { padding: 0 8px !important; }
@@ -36,7 +36,7 @@ def add_page(app: FastAPI) -> None:
 
 
 def page_tab(*arguments: Any, **options: Any) -> Any:
-    """The page as a tab of OpenEnv's interface, which calls this with what it knows."""
+    """The page as a tab of OpenEnv's interface, whose arguments it does not need."""
     del arguments, options
     import gradio
 

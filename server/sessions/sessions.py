@@ -8,10 +8,17 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from server.request_errors import EpisodeConflict, UnknownSession
-from server.sessions import programs, rules
+from server.sessions import programs
 from server.sessions.programs import Knobs, WindowColumns
 from server.sessions.replaying import catch_up
-from server.sessions.session import BatchView, Session
+from server.sessions.session import (
+    NO_DEFAULT,
+    NOT_BEGUN,
+    BatchView,
+    Session,
+    check_running,
+    unknown_session,
+)
 from server.sessions.store import (
     Head,
     LoggedStep,
@@ -24,7 +31,7 @@ from server.sessions.store import (
 )
 
 _AT_ONCE = 8
-"""WindowColumns, computed by another process, that a session is brought forward by while others wait."""
+"""Windows of another process that are replayed at most while others wait."""
 
 
 class Elsewhere(Exception):
@@ -181,7 +188,7 @@ class Sessions:
         Raises:
           EpisodeConflict: the episode is over.
         """
-        rules.check_running(session.id, session.steps, session.over)
+        check_running(session.id, session.steps, session.over)
         state, outcome = programs.advance(session.simulator, session.state, knobs)
         windows = programs.read_windows(outcome)
         self._append(session, state, windows, 0, knobs, together=False, driven=driven)
@@ -205,7 +212,7 @@ class Sessions:
             seen.add(session.id)
         by_environment: dict[int, list[int]] = {}
         for index, session in enumerate(sessions):
-            rules.check_running(session.id, session.steps, session.over)
+            check_running(session.id, session.steps, session.over)
             if not programs.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
@@ -287,15 +294,15 @@ class Sessions:
 
     def _default_id(self) -> str:
         if not self._has_default:
-            raise UnknownSession(rules.NO_DEFAULT)
+            raise UnknownSession(NO_DEFAULT)
         found = self._default or self._store.default_session()
         if found is None:
-            raise UnknownSession(rules.NOT_BEGUN)
+            raise UnknownSession(NOT_BEGUN)
         return found
 
     def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
-            raise rules.unknown(session_id)
+            raise unknown_session(session_id)
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
             raise self.expired(session_id)
         return head

@@ -21,11 +21,12 @@ from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
 from server.request_errors import StorageFailure
 from server.server_settings import IN_MEMORY
-from server.sessions.file_watch import FileWatch
 from server.sessions.log_file import (
     BUSY_MS,
+    FileWatch,
     connect_to_read,
     connect_to_write,
+    data_version,
     open_or_set_aside,
 )
 from server.sessions.programs import Knobs
@@ -142,7 +143,7 @@ class Store:
         self._connection = connection
         self._problem = problem
         self._only_read = problem is not None and not self.in_memory
-        self._watch = FileWatch(path)
+        self._watch = FileWatch(path, connection)
         self._tried = time.monotonic()
         # The log's clock goes on from its last entry or note. It is neither moved by changes of the
         # wall clock, nor does it count the time in which no server ran.
@@ -155,7 +156,7 @@ class Store:
         self._known: dict[str, Head] = {}
         self._newest: int | None = None
         """The newest step's row, None if it has to be read."""
-        self._known_at = self._others_version()
+        self._known_at = data_version(self._connection)
 
     @property
     def in_memory(self) -> bool:
@@ -169,7 +170,7 @@ class Store:
     def heads(self, sessions: Sequence[str]) -> dict[str, Head]:
         """Where sessions stand; those that do not exist are left out."""
         with _readable():
-            version = self._others_version()
+            version = data_version(self._connection)
             if version != self._known_at or len(self._known) > _KNOWN:
                 self._forget()
                 self._known_at = version
@@ -230,13 +231,13 @@ class Store:
             self._open_for_writing()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._watch.note_sizes()
                 heads, newest = self._write(records, now)
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
-        self._watch.look()
         self._works()
         self._known.update(heads)
         self._newest = newest
@@ -258,11 +259,11 @@ class Store:
             self._tried = time.monotonic()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._watch.note_sizes()
                 self._connection.execute(_NOTE_CLOCK, (self.now(),))
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
         else:
-            self._watch.look()
             self._works()
 
     def _open_for_writing(self) -> None:
@@ -284,9 +285,9 @@ class Store:
             self._connection = connect_to_read(self.path)
             raise
         finally:
-            self._watch = FileWatch(self.path)
+            self._watch = FileWatch(self.path, self._connection)
             self._forget()
-        self._known_at = self._others_version()
+        self._known_at = data_version(self._connection)
 
     def _works(self) -> None:
         if self._problem is not None and not self.in_memory:
@@ -345,6 +346,7 @@ class Store:
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._watch.note_sizes()
             self._forget()
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
@@ -353,18 +355,12 @@ class Store:
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),
             ).rowcount
-        self._watch.look()
         return expired
 
     def _forget(self) -> None:
         """What is known of the log has to be read again."""
         self._known.clear()
         self._newest = None
-
-    def _others_version(self) -> int:
-        """Changes when another connection has written to the file."""
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        return version
 
     def close(self) -> None:
         """Folds the write-ahead log into the file."""

@@ -16,7 +16,7 @@ def test_more_than_may_wait_are_told_to_come_back() -> None:
     """And those that were there before get their answers."""
 
     async def play() -> None:
-        beside = BackgroundExecutor(at_once=1, waiting=2)
+        beside = BackgroundExecutor(threads=1, queued=2)
         gate = threading.Event()
         running = [asyncio.ensure_future(beside.run(gate.wait, 60.0)) for _ in range(3)]
         await asyncio.sleep(0)
@@ -33,7 +33,7 @@ def test_what_has_not_begun_never_does_once_its_client_has_left() -> None:
     """Its place is free for others at once."""
 
     async def play() -> None:
-        beside = BackgroundExecutor(at_once=1, waiting=1)
+        beside = BackgroundExecutor(threads=1, queued=1)
         gate, begun = threading.Event(), threading.Event()
         first = asyncio.ensure_future(beside.run(gate.wait, 60.0))
         second = asyncio.ensure_future(beside.run(begun.set))

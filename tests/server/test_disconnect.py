@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI, Request
 
-from server.disconnect import while_connected
+from server.background import while_connected
 from server.json_responses import answer_problems
 from server.request_errors import ClientLeft, UnknownSession
 from server.routes.episode_routes import episode_routes

@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 )
 def test_computing_is_dropped_with_the_code_of_the_first_signal(told: list[int]) -> None:
     """Whatever still computes; a shutdown that no signal asked for ends as SIGTERM does."""
-    calls = "".join(f"shutdown.told({int(sig)}); " for sig in told)
+    calls = "".join(f"shutdown.remember_signal({int(sig)}); " for sig in told)
     code = (
         f"import time; from server import shutdown; {calls}shutdown.end_in_time(); time.sleep(1e6)"
     )

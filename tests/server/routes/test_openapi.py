@@ -29,9 +29,7 @@ def test_every_answer_is_described(schema: Any) -> None:
                 if (path, status) == ("/health", "503"):  # a probe reads the same form
                     assert form["$ref"] == "#/components/schemas/HealthAnswer"
                     continue
-                assert (form.get("$ref") == "#/components/schemas/Problem") == (
-                    status >= "400"
-                )
+                assert (form.get("$ref") == "#/components/schemas/Problem") == (status >= "400")
 
 
 def test_operations_have_names_of_their_own(schema: Any) -> None:

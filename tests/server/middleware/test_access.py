@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.middleware.origins import CheckHost, CheckOrigin, RelativeRedirects, TrustedProxies
+from server.middleware.access import CheckHost, CheckOrigin, RelativeRedirects, TrustedProxies
 from tests.server.middleware.asgi import Player, call, refusal, scope
 
 _HOST = {"host": "lab.example:7860"}

@@ -1,7 +1,10 @@
-"""Who asks: a client behind a proxy, or a page of somebody else's; and where redirects lead."""
+"""Access: bearer token, trusted proxies, origins and host names of pages, relative redirects."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import secrets
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -18,20 +21,60 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _LOOPBACK = ("127.0.0.1", 0)
 
 
-class TrustedProxies:
-    """ASGI middleware: ``X-Forwarded-For`` of proxies that are known, and of nobody else."""
+class RequireToken:
+    """ASGI middleware: ``Authorization: Bearer TOKEN``, or Basic with the token as password.
 
-    def __init__(self, app: ASGIApp, proxies: Collection[str]) -> None:
-        """Args: what is protected, and whom to believe."""
+    Basic serves browsers: they ask for the password themselves and send it with every request and
+    WebSocket of the page.
+    """
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        """Args: the application to protect, and its token."""
         self._app = app
-        self._believing = ProxyHeadersMiddleware(app, list(proxies)) if proxies else None  # type: ignore[arg-type]
+        self._token = token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands on the request with its client's address."""
-        if self._believing is not None:
-            await self._believing(scope, receive, send)  # type: ignore[arg-type]
+        """Answers 401 if the token is missing or wrong."""
+        if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
+            await self._app(scope, receive, send)
             return
-        # By itself uvicorn believes whoever is on this machine. The port 0 is a sign of that.
+        given = _given_token(Headers(scope=scope).get("authorization", ""))
+        if given is not None and secrets.compare_digest(given, self._token):
+            await self._app(scope, receive, send)
+        else:
+            answer = problem(401, "this server asks for a token: Authorization: Bearer TOKEN")
+            answer.headers["WWW-Authenticate"] = 'Basic realm="jaxserve", charset="UTF-8"'
+            await answer(scope, receive, send)
+
+
+def _given_token(header: str) -> bytes | None:
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode()
+    if scheme.lower() != "basic":
+        return None
+    try:
+        decoded = base64.b64decode(value.strip(), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return decoded.partition(b":")[2]
+
+
+class TrustedProxies:
+    """ASGI middleware: takes the client's address from ``X-Forwarded-For`` of trusted proxies."""
+
+    def __init__(self, app: ASGIApp, proxies: Collection[str]) -> None:
+        """Args: the application, and addresses and networks of the proxies."""
+        self._app = app
+        self._forwarding = ProxyHeadersMiddleware(app, list(proxies)) if proxies else None  # type: ignore[arg-type]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands the request on with its client's address."""
+        if self._forwarding is not None:
+            await self._forwarding(scope, receive, send)  # type: ignore[arg-type]
+            return
+        # Uvicorn's own default trusts X-Forwarded-For of this machine, and marks an address taken
+        # from there by port 0.
         if scope["type"] in ("http", "websocket") and (scope.get("client") or ("", 1))[1] == 0:
             scope = {**scope, "client": _LOOPBACK}
         await self._app(scope, receive, send)
@@ -40,17 +83,17 @@ class TrustedProxies:
 class CheckOrigin:
     """ASGI middleware: pages of other sites may neither change anything nor open a WebSocket.
 
-    Browsers let any page send a plain POST or open a WebSocket anywhere, and add a password that
-    they know.
+    Browsers let any page send a plain POST or open a WebSocket to any address, and add a password
+    that they have stored.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        """Args: what is protected, and whose pages may call."""
+        """Args: the application, and the origins of other sites whose pages may call."""
         self._app = app
         self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 403 to what another site's page sends."""
+        """Answers 403 to requests of another site's page."""
         if scope["type"] in ("http", "websocket") and scope.get("method") not in _SAFE:
             origin = self._foreign(scope)
             if origin is not None:
@@ -61,40 +104,46 @@ class CheckOrigin:
         await self._app(scope, receive, send)
 
     def _foreign(self, scope: Scope) -> str | None:
-        """The page's origin, if it is neither this server nor allowed."""
+        """The page's origin; None if it is this server's or allowed."""
         headers = Headers(scope=scope)
         origin = headers.get("origin")
         if origin is None or "*" in self._origins or origin in self._origins:
             return None
-        # No page can write this header; it is right also where a proxy changes the host.
+        # Browsers forbid pages to set this header; it is right also if a proxy changes the host.
         if headers.get("sec-fetch-site") == "same-origin":
             return None
-        return None if _place(origin) == _place(f"//{headers.get('host', '')}", origin) else origin
+        own = _host_and_port(f"//{headers.get('host', '')}", origin)
+        return None if _host_and_port(origin) == own else origin
 
 
 class CheckHost:
-    """ASGI middleware: no page plays under a name that its owner has made to lead here.
+    """ASGI middleware against DNS rebinding, for servers without a token.
 
-    To a browser such a page is the server's own (DNS rebinding): its ``Host`` and ``Origin`` agree.
-    Where there is a token, it does not know that.
+    The owner of a page's name may resolve it to this server. To a browser that page is then the
+    server's own: its ``Host`` and ``Origin`` agree. A server with a token needs no such check: the
+    page does not know the token.
+
+    Starlette's ``TrustedHostMiddleware`` compares ``Host`` with a fixed list. This server has none:
+    any address and any name without a dot is trusted, other names only if the request can come from
+    no page.
     """
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        """Args: what is protected, and origins whose names are known."""
+        """Args: the application, and the origins whose host names are trusted."""
         self._app = app
         self._any = "*" in origins
         self._names = frozenset(urlsplit(origin).hostname for origin in origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers 403 to what comes under such a name."""
+        """Answers 403 to requests under an untrusted name."""
         guarded = scope["type"] in ("http", "websocket") and scope["path"] not in OPEN
         if guarded and not self._any:
             headers = Headers(scope=scope)
             host = headers.get("host", "")
-            # No such page has a certificate. Reading has no Origin; who reads elsewhere than on
-            # this machine may be a client that calls the server by its name.
+            # Such a page has no certificate, so its origin is http. Its GET requests carry no
+            # Origin: they are refused from this machine only, where they may come from a browser.
             plain = headers.get("origin", "").startswith("http:")
-            if (plain or is_loopback(client_address(scope))) and not self._known(host):
+            if (plain or is_loopback(client_address(scope))) and not self._trusted(host):
                 allowed = (
                     "an IP address, a name without a dot like localhost, or the host of an origin "
                     "that JAXSERVE_CORS_ORIGINS lists, as the server has no token"
@@ -104,29 +153,29 @@ class CheckHost:
                 return
         await self._app(scope, receive, send)
 
-    def _known(self, host: str) -> bool:
-        name, _ = _place(f"//{host}")
+    def _trusted(self, host: str) -> bool:
+        name, _ = _host_and_port(f"//{host}")
         return name is None or is_local(name) or name in self._names
 
 
-def _place(url: str, like: str | None = None) -> tuple[str | None, int | None]:
-    """Host and port; a port that is not written is that of the scheme, of ``like`` if given."""
+def _host_and_port(url: str, like: str | None = None) -> tuple[str | None, int | None]:
+    """Host and port of a URL, by default the port of its scheme or of the scheme of ``like``."""
     try:
         parts, scheme = urlsplit(url), urlsplit(like or url).scheme
         return parts.hostname, parts.port or _PORTS.get(scheme)
-    except ValueError:  # a port that is none
+    except ValueError:  # the port is no number
         return url, None
 
 
 class RelativeRedirects:
-    """ASGI middleware: redirects lead to this server, whatever the request calls it."""
+    """ASGI middleware: redirects lead to this server, whatever host the request names."""
 
     def __init__(self, app: ASGIApp) -> None:
-        """Args: what is protected."""
+        """Args: the application."""
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Takes the host from redirects that copied it from the request."""
+        """Removes the host from redirects that copied it from the request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
