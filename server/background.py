@@ -102,7 +102,7 @@ class SharedResults(Generic[T]):
     """A cache of results that never change. Concurrent requests share one computation, which stops
     when the last of them is cancelled.
 
-    For use by one event loop.
+    The cache belongs to one event loop.
     """
 
     def __init__(self, keep: int) -> None:
@@ -121,7 +121,7 @@ class SharedResults(Generic[T]):
           seconds: time of the computation at most.
 
         Raises:
-          Whatever ``compute`` raises; nothing is cached then.
+          Exceptions of ``compute``, after which nothing is cached.
         """
         if key in self._known:
             self._known.move_to_end(key)
@@ -169,7 +169,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
       request: a request whose body has been read.
 
     Raises:
-      ClientLeft: the client disconnected. Whatever ``work`` raises.
+      ClientLeft: the client disconnected. Exceptions of ``work``.
     """
     task = asyncio.ensure_future(work)
     left = asyncio.ensure_future(_disconnected(request))

@@ -1,4 +1,4 @@
-"""Settings of a server, from environment variables, checked once."""
+"""Settings of a server, read from environment variables and checked once."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from server.live_settings import LiveSettings
 
 IN_MEMORY = ":memory:"
 MODEL_TOKENS = 200_000
-"""Tokens for language models on a server with a token, unless it is told otherwise."""
+"""Default budget of language models, on a server with a token."""
 _PERIODS_S = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 
 
 @dataclass(frozen=True)
 class Rate:
-    """At most ``count`` in any ``period_s`` seconds."""
+    """A rate: at most ``count`` in any ``period_s`` seconds."""
 
     count: int
     period_s: float
 
     @classmethod
     def parse(cls, text: str, name: str) -> Rate:
-        """From text like ``100/second``, ``2000/minute`` or ``5000/hour``.
+        """A rate from text like ``100/second``, ``2000/minute`` or ``5000/hour``.
 
         Raises:
-          InputError: it reads otherwise; ``name`` says where it came from.
+          InputError: the text of variable ``name`` is no rate.
         """
         found = re.fullmatch(r"([1-9][0-9]{0,8})/(second|minute|hour)", text)
         if found is None:
@@ -43,43 +43,43 @@ class Rate:
 
 @dataclass(frozen=True)
 class Settings:
-    """What an operator may choose; ``from_environment`` says by which variable."""
+    """Settings of an operator; ``from_environment`` names their variables."""
 
     database: str
     """path of the session log, or ``:memory:``."""
     token: str | None = None
-    """bearer token that every route but ``/health`` asks for; None asks for none."""
+    """bearer token of all routes but ``/health``; None: no token."""
     cors_origins: tuple[str, ...] = ()
-    """origins whose pages may call the server, and by whose names it is called; ``*`` for all."""
+    """origins whose pages may call, and whose host names may name the server; ``*`` for all."""
     rate_limit: Rate = Rate(5000, 1.0)
     """requests and WebSocket messages per client address."""
     max_body_bytes: int = 4 * 2**20
     """largest request body or WebSocket message."""
     live_sessions: int = 1024
-    """sessions kept in memory; the least recently used one goes first and comes back by replay."""
+    """sessions in memory; the least recently used one is evicted and rebuilt when needed."""
     session_idle_s: float = 7 * 86400.0
-    """sessions not used for this long are gone."""
+    """seconds until an unused session expires."""
     max_connections: int = 512
-    """WebSockets at the same time."""
+    """open WebSockets at most."""
     address_connections: int | None = None
-    """those of one client address; None is half of all, so that nobody keeps everybody else out."""
+    """open WebSockets per client address; None: half of all."""
     socket_idle_s: float = 900.0
-    """WebSockets on which nothing was asked for this long are closed; their sessions stay."""
+    """seconds until an idle WebSocket is closed; its session stays."""
     trusted_proxies: tuple[str, ...] = ()
-    """addresses and networks whose ``X-Forwarded-For`` is believed, ``*`` for all."""
+    """addresses and networks whose ``X-Forwarded-For`` is trusted, ``*`` for all."""
     workers: int = 1
     """server processes that share the log."""
     port: int = 7860
-    """where ``python -m server.app`` listens, unless it is told otherwise."""
+    """default port of ``python -m server.app``."""
     compile_ahead: bool = True
-    """whether what any task may need is compiled before it is asked for."""
+    """whether the programs of all tasks are compiled before a request needs them."""
     model_tokens: int = 0
-    """tokens that ``POST /baseline`` and ``POST /operator`` may spend in all on the operator's
-    language model; 0: none."""
+    """tokens that ``POST /baseline`` and ``POST /operator`` may spend on the operator's language
+    model, in all."""
     live: LiveSettings | None = None
-    """the real engine that it plays on; None: episodes are simulated."""
+    """the real engine; None: episodes are simulated."""
     warnings: tuple[str, ...] = ()
-    """what is set and has no effect, as sentences without their end."""
+    """sentences about variables that are set and have no effect."""
 
     @classmethod
     def from_environment(
@@ -89,11 +89,11 @@ class Settings:
         ``FORWARDED_ALLOW_IPS``.
 
         Args:
-          arguments: of the command line, in which ``--workers`` and ``--forwarded-allow-ips`` may
-            be: uvicorn has them, and so has ``python -m server.app``.
+          arguments: command line, of uvicorn or ``python -m server.app``, with ``--workers`` and
+            ``--forwarded-allow-ips``.
 
         Raises:
-          InputError: a variable's value is not allowed.
+          InputError: a variable has an invalid value.
         """
         variables = _with_options(variables, arguments)
 
@@ -104,7 +104,7 @@ class Settings:
         rate = variables.get("JAXSERVE_RATE_LIMIT")
         token = checks.secret(variables, "JAXSERVE_TOKEN")
         live = LiveSettings.from_environment(variables)
-        # Without a token anybody could spend the operator's money: that has to be asked for.
+        # Without a token anybody could spend the operator's tokens, so the default is none.
         model_tokens = 0 if token is None else MODEL_TOKENS
         return cls(
             database=variables.get("JAXSERVE_DATABASE") or str(default_database(variables)),
@@ -142,11 +142,11 @@ def _warnings(variables: Mapping[str, str], live: LiveSettings | None) -> tuple[
 
 
 _OPTIONS = {"--workers": "WEB_CONCURRENCY", "--forwarded-allow-ips": "FORWARDED_ALLOW_IPS"}
-"""Options of the command line in place of variables."""
+"""Command line options, and the variables that they override."""
 
 
 def _with_options(variables: Mapping[str, str], arguments: Sequence[str]) -> Mapping[str, str]:
-    """The variables as options of the command line override them."""
+    """The variables, overridden by command line options."""
     spread = [part for argument in arguments for part in argument.split("=", 1)]
     given = {
         _OPTIONS[name]: value for name, value in itertools.pairwise(spread) if name in _OPTIONS

@@ -34,8 +34,8 @@ def end_while_starting() -> Callable[[], None]:
     """Lets signals end the process at once until the returned function is called.
 
     An ASGI server would first finish its start-up, in which programs are compiled. Later signals
-    reach the server's own handlers, and are remembered for the exit code. Nothing changes in other
-    threads than the main one, or if no server handles signals.
+    reach the server's own handlers, and are remembered for the exit code. Outside of the main
+    thread, or if no server handles signals, the function has no effect.
     """
     ready = threading.Event()
     if threading.current_thread() is threading.main_thread():

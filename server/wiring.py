@@ -33,6 +33,7 @@ from server.routes.page import add_page, page_tab
 from server.server_settings import Settings
 from server.service import Service
 from server.sessions.compiling import Compilation
+from server.simulated_service import SimulatedService
 from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
 from server.wire.response_models import TASK_API
 from server.wire.schemas import ActionModel, ObservationModel, ServeState
@@ -105,7 +106,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
 
 def _service(settings: Settings) -> Service:
     if settings.live is None:
-        return Service(settings)
+        return SimulatedService(settings)
     try:
         # Clients of engines are an extra, which a server of simulated episodes does without.
         from server.live.live_service import LiveService

@@ -55,7 +55,7 @@ def own_process(command: Sequence[str] | str, **options: Any) -> Iterator[subpro
     """A process that ends with the block, or with this process, even if that one is killed.
 
     Args:
-      command: as for ``subprocess.Popen``.
+      command: command of ``subprocess.Popen``.
       options: options of ``subprocess.Popen``.
 
     Raises:
@@ -74,22 +74,27 @@ def own_process(command: Sequence[str] | str, **options: Any) -> Iterator[subpro
 
 @contextlib.contextmanager
 def child_server(
-    command: Sequence[str], url: str, *, start_s: float = START_S, stop_s: float = 20.0, **how: Any
+    command: Sequence[str],
+    url: str,
+    *,
+    start_s: float = START_S,
+    stop_s: float = 20.0,
+    **options: Any,
 ) -> Iterator[subprocess.Popen[Any]]:
     """A server process, from its first answer to the end of the block or of this process.
 
     Args:
-      command: as for ``subprocess.Popen``.
+      command: command of ``subprocess.Popen``.
       url: URL that answers with success once the server is ready.
       start_s: time until then at most, s.
       stop_s: time between TERM and KILL, s.
-      how: options of ``subprocess.Popen``.
+      options: options of ``subprocess.Popen``.
 
     Raises:
       OSError: the process cannot be started.
       RuntimeError: as ``wait_until_answers``.
     """
-    with own_process(command, **how) as process:
+    with own_process(command, **options) as process:
         wait_until_answers(url, process, start_s)
         try:
             yield process

@@ -80,10 +80,10 @@ def cache_folder() -> Path | None:
 
 
 def use_all_cores() -> None:
-    """Makes one CPU device per core, up to a power of two; for commands that own the process.
+    """Makes one CPU device per core, up to a power of two; for a process of its own.
 
-    XLA computes most of a simulated window on one core of a device. Nothing changes if the user has
-    chosen a number of devices, if JAX runs on accelerators, or after the first computation.
+    XLA computes most of a simulated window on one core of a device. The call has no effect if the
+    user has chosen a number of devices, on accelerators, and after the first computation.
     """
     import jax
 

@@ -1,8 +1,7 @@
 """uvicorn's HTTP protocol with further limits: size and time of heads, connections, dead clients.
 
-The class overrides callbacks of httptools and asyncio, and uses four more names of uvicorn's class:
-``transport``, ``timeout_keep_alive``, ``timeout_keep_alive_task`` and ``timeout_keep_alive_handler``.
-uvicorn 0.30 to 0.54 have them alike, none of them private.
+The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's class
+that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler.
 """
 
 from __future__ import annotations

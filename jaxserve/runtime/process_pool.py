@@ -1,4 +1,4 @@
-"""Work in plain Python spread over processes, for what JAX cannot do in one."""
+"""Plain Python computations spread over processes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def map_in_processes(
     workers: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[_Result]:
-    """``function(*job)`` of every job, in the order of the jobs.
+    """``function(*job)`` for every job, in the order of the jobs.
 
     Args:
-      function: of a module, so that other processes find it; it and the jobs are pickled.
-      workers: processes, default one per core; 1 does the work in this process.
-      progress: called with jobs done and jobs in all.
+      function: a module's function, which is pickled with the jobs.
+      workers: processes, by default one per core; 1 computes in this process.
+      progress: called with the numbers of finished jobs and of all jobs.
 
     Raises:
-      whatever the first job to fail raises, and KeyboardInterrupt; jobs that have begun finish, the
-      others are dropped.
+      The exception of the first job that fails, or KeyboardInterrupt; running jobs finish, queued
+      ones are dropped.
     """
     results: list[Any] = [None] * len(jobs)
 
@@ -48,7 +48,7 @@ def map_in_processes(
     context = multiprocessing.get_context("spawn")
     count = workers or os.cpu_count()
     pool = concurrent.futures.ProcessPoolExecutor(count, context, enable_compilation_cache)
-    # Not as a context manager, which would wait for jobs that have not begun as well.
+    # As a context manager, the pool would finish queued jobs as well.
     try:
         with _deaf_children():
             running = {pool.submit(function, *job): index for index, job in enumerate(jobs)}
@@ -61,11 +61,11 @@ def map_in_processes(
 
 @contextlib.contextmanager
 def _deaf_children() -> Iterator[None]:
-    """Processes that start here never hear of Ctrl-C, which reaches all processes of a terminal.
+    """Processes that start in the block ignore Ctrl-C, which reaches all processes of a terminal.
 
-    Children inherit that from this process, because one that is still importing cannot ignore
-    signals by itself. Whoever waits for them answers the interrupt. Only the main thread can change
-    what a signal does; elsewhere interrupts are not expected.
+    Children inherit that from this process, since one that is still importing cannot ignore signals
+    by itself; this process handles the interrupt. Only the main thread can change handlers, and
+    other threads receive no interrupts.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""Where programs keep data: the state folder, locked files, SQLite files."""
+"""Data of programs on disk: the state folder, locked files, SQLite files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One live episode: every window's requests go to the engine, and what comes back is measured."""
+"""One live episode: sends every window's requests to the engine and measures the answers."""
 
 from __future__ import annotations
 
@@ -42,36 +42,36 @@ from server.sessions.programs import PART_NAMES, Knobs, Window
 _LOG = logging.getLogger("jaxserve.server")
 _LEASE_WINDOWS = 2.0
 _LONGEST_S = 120.0
-"""A request that takes longer has failed."""
+"""Seconds of a request at most."""
 _CONTROL_S = 10.0
-"""Likewise what the engine is asked of itself."""
+"""Seconds of a control or metrics request at most."""
 _SILENT = "the engine did not answer in time"
 _NO_ROOM = (429, 503)
-"""Answers by which an engine turns a request away, as a full queue does."""
+"""Statuses of an engine that rejects a request, such as for a full queue."""
 _LEARN_TOKENS = 1200
-"""More than it takes to find out how many tokens the words of a prompt have."""
+"""Upper bound of the tokens that ``Prompts.learn`` spends."""
 _TEMPLATE_TOKENS = 64
-"""That a chat's template or a tokenizer adds to a prompt, at most."""
+"""Tokens that a chat template or a tokenizer adds to a prompt at most."""
 
 _reward = jax.jit(compute_reward)
 
 
 class Connection:
-    """The engine, once it has been found out how it is asked."""
+    """The connection to the engine, opened by the first reset."""
 
     def __init__(self, settings: LiveSettings, log: LiveLog) -> None:
-        """Nothing is sent yet."""
+        """Sends nothing yet."""
         self.settings, self.log = settings, log
         self.prompts = Prompts(time.time_ns())
         self.tells_priority = bool(settings.priority)
-        """whether requests have the field ``priority``."""
+        """whether requests carry the field ``priority``."""
         self._client: EngineClient | None = None
 
     async def open(self) -> EngineClient:
-        """The client of the engine; learns first how many tokens its words have.
+        """The engine's client; the first call learns how many tokens words have.
 
         Raises:
-          EngineFailure: it cannot be used. SpendingLimit.
+          EngineFailure: the engine cannot be used. SpendingLimit.
         """
         if self._client is not None:
             return self._client
@@ -97,12 +97,12 @@ class Connection:
         return client
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         if self._client is not None:
             await self._client.__aexit__()
 
     def tokens_of(self, prompt: list[int] | str) -> int:
-        """As many tokens as a prompt can have: a token of text is a byte at least."""
+        """Upper bound of a prompt's tokens: a token of text is at least one byte."""
         if isinstance(prompt, list):
             return len(prompt)
         return len(prompt.encode()) + _TEMPLATE_TOKENS
@@ -114,20 +114,20 @@ class _Planned:
 
     request: Request
     after_s: float
-    """when, from the start of its window."""
+    """arrival, seconds from the start of the window."""
     prompt: list[int] | str
     bound: int
-    """as many tokens as it can take."""
+    """upper bound of the request's tokens, in and out."""
 
 
 class LiveEpisode:
-    """One episode under way, for use in one event loop."""
+    """One episode under way, for one event loop."""
 
     def __init__(self, connection: Connection, client: EngineClient, episode: Episode) -> None:
-        """Draws the traffic of the whole episode and compiles what measures it; takes a moment."""
+        """Draws the traffic of the episode and compiles its measurement, which takes a moment."""
         self._connection, self._client, self._log = connection, client, connection.log
         self._settings = connection.settings
-        # A hosted model has neither knobs nor metrics, and no business with the plug-in's token.
+        # A hosted model has neither knobs nor metrics, and must not see the plug-in's token.
         self._own = None if connection.settings.chat else client
         spec = built_in_task(episode.task)
         env = environment(episode.task, episode.config)
@@ -153,7 +153,7 @@ class LiveEpisode:
         self._gate = ConcurrencyCap()
         self._failure: str | None = None
         self._until_s = time.monotonic()
-        # A first window would wait for what it compiles.
+        # Compiles the measurement, for which the first window would wait.
         idle, silent = self._measured.window(self._until_s, time.monotonic()), silent_state()
         metrics = measure(self._env, self._streams, idle, silent, silent, self._env.locked)
         _window(self._env, observe(self._env, self._seen, metrics, idle, 0), metrics, False)
@@ -161,18 +161,18 @@ class LiveEpisode:
 
     @property
     def in_flight(self) -> int:
-        """Requests that the engine has, or that wait for a place there."""
+        """Number of requests in the engine or waiting for the cap."""
         return len(self._tasks)
 
     async def window(self, knobs: Knobs) -> tuple[Window, dict[str, Any]]:
-        """Holds the knobs for a window of real time.
+        """Holds the knobs for one window of real time.
 
         Returns:
-          what was measured, and what was sent.
+          The measured window, and figures of the requests sent.
 
         Raises:
           SpendingLimit: nothing was sent. EngineFailure: the window does not count, and requests
-          in flight were given up.
+          in flight were abandoned.
         """
         try:
             return await self._window(knobs)
@@ -180,7 +180,7 @@ class LiveEpisode:
             raise EngineFailure(await self._give_up(str(error) or _SILENT)) from None
 
     async def close(self) -> None:
-        """Gives up what is in flight, and the lease."""
+        """Abandons requests in flight, and releases the lease of the knobs."""
         await self._drop()
         if self._own is None:
             return
@@ -188,7 +188,7 @@ class LiveEpisode:
             async with asyncio.timeout(_CONTROL_S):
                 await self._own.release()
         except (InputError, TimeoutError):
-            pass  # the lease ends by itself
+            pass  # the lease expires by itself
 
     async def _window(self, knobs: Knobs) -> tuple[Window, dict[str, Any]]:
         if self._failure is not None:
@@ -260,7 +260,7 @@ class LiveEpisode:
         )
 
     async def _send(self, planned: _Planned, due_s: float) -> None:
-        """One request, from its arrival to its last token."""
+        """Sends one request at its arrival and reads it to its last token."""
         await asyncio.sleep(due_s - time.monotonic())
         sending = self._measured.arrived(planned.request, due_s)
         try:
@@ -283,7 +283,7 @@ class LiveEpisode:
         except RequestError as problem:
             self._failure = self._failure or str(problem)
         except Exception as error:
-            # Not its text, which nobody has looked through for keys.
+            # The text of an unknown error may hold a key, so it is not logged.
             _LOG.error("a live request ended in %s", type(error).__name__)
             self._failure = self._failure or f"a request ended in {type(error).__name__}"
 
@@ -291,7 +291,7 @@ class LiveEpisode:
         request = planned.request
         headers = {}
         if not self._settings.chat:
-            # As a gateway reads them.
+            # Headers of the gateway.
             headers = {
                 "X-Class": sending.record.class_name,
                 "X-Priority": str(request.priority),
@@ -316,10 +316,10 @@ class LiveEpisode:
         wanted: dict[str, float],
         echo: dict[str, dict[str, Any]],
     ) -> Window:
-        """The window in the simulator's terms; moves on by one."""
+        """The window in the simulator's terms; advances the episode by one."""
         env = self._env
         window = self._measured.window(self._until_s, until_s)
-        # Requests that ended in the pause before it count in this window; time and money do not.
+        # Requests that ended in the pause before the window count in it; time and cost do not.
         window = dataclasses.replace(window, since_s=start_s)
         now = {name: entry["now"] for name, entry in echo.items()}
         locked = as_values(env.locked)
@@ -330,7 +330,7 @@ class LiveEpisode:
         return _window(env, self._seen, metrics, self._step >= self._windows_count)
 
     async def _give_up(self, reason: str) -> str:
-        """Drops everything in flight; returns what to say."""
+        """Abandons requests in flight; returns the sentence for the client."""
         await self._drop()
         return (
             f"{reason}; window {self._step} does not count, and requests in flight were given up: "
@@ -350,14 +350,14 @@ def _not_begun(error: BaseException) -> str:
 
 
 def _thinned(requests: Sequence[Request], most: int) -> list[Request]:
-    """At most so many of them, evenly chosen."""
+    """At most ``most`` requests, evenly chosen."""
     if len(requests) <= most:
         return list(requests)
     return [requests[place * len(requests) // most] for place in range(most)]
 
 
 def _with_limits(env: ServeEnv, settings: LiveSettings) -> ServeEnv:
-    """The environment with the mean lengths that classes have once they are cut."""
+    """The environment with the mean lengths of cut prompts and outputs."""
 
     def mean(quantiles: Any, most: int) -> jax.Array:
         return jnp.asarray(np.minimum(np.asarray(quantiles), most).mean(axis=1), jnp.float32)
@@ -371,7 +371,7 @@ def _with_limits(env: ServeEnv, settings: LiveSettings) -> ServeEnv:
 
 
 def _cut(asked: Sequence[Request], planned: Sequence[_Planned], name: str) -> int:
-    """How many requests are shorter than the task has them."""
+    """Number of requests that are shorter than the task's."""
     pairs = zip(asked, planned, strict=True)
     return sum(getattr(one, name) > getattr(other.request, name) for one, other in pairs)
 

@@ -1,4 +1,4 @@
-"""Knobs on a real engine: through its plug-in where it has one; else the client caps itself."""
+"""Knobs of a real engine: set by its plug-in; without one, batch_cap caps the server's requests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _NO_PLUG_IN = "the engine has no plug-in jaxserve-vllm"
 
 
 class ConcurrencyCap:
-    """At most so many requests at a time, in the order in which they came."""
+    """Admits a number of requests at once, in order of arrival."""
 
     def __init__(self) -> None:
         self.most: int | None = None
-        """None: as many as there are."""
+        """requests at once; None: unlimited."""
         self._inside = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def enter(self) -> None:
-        """Returns when there is a place, which ``leave`` gives back."""
+        """Returns when the request is admitted; ``leave`` frees its place."""
         if not self._waiting and self._has_place():
             self._inside += 1
             return
@@ -39,12 +39,12 @@ class ConcurrencyCap:
             raise
 
     def leave(self) -> None:
-        """One is done."""
+        """Frees the place of a request."""
         self._inside -= 1
         self._admit()
 
     def resize(self, most: int | None) -> None:
-        """From now on; those inside stay."""
+        """Changes the cap; admitted requests stay."""
         self.most = most
         self._admit()
 
@@ -60,17 +60,17 @@ class ConcurrencyCap:
 
 
 async def offers(engine: EngineClient, name: str) -> bool:
-    """Whether an engine's plug-in turns a knob.
+    """Whether an engine's plug-in sets a knob.
 
     Raises:
-      InputError: the plug-in refuses, or answers something else.
+      InputError: the plug-in refuses, or its answer is invalid.
     """
     known = _offers(await engine.plug_in("control"))
     return name in known and known.inside(name).flag("offered")
 
 
 def _offers(state: Mapping[str, Any] | None) -> JsonObject:
-    """What the plug-in says of each knob; nothing where there is none."""
+    """The plug-in's entry of each knob; empty without a plug-in."""
     return JsonObject(state or {"knobs": {}}, "the plug-in").inside("knobs")
 
 
@@ -81,15 +81,17 @@ async def turn(
     wanted: Mapping[str, float],
     lease_s: float,
 ) -> dict[str, dict[str, Any]]:
-    """Turns what the engine offers; says knob by knob ``how`` it was turned (exact, approximated or
-    unsupported), what was ``asked``, what is in force ``now`` (None: the engine does not say), and
-    where it is not exact the ``reason``.
+    """Sets the knobs that the engine offers.
 
     Args:
-      engine: None for one that is known to have no plug-in.
-      active: knobs that the task turns.
-      wanted: all knobs.
-      lease_s: after which the engine's static values come back.
+      engine: None for an engine without a plug-in.
+      active: active knobs of the task.
+      wanted: values of all knobs.
+      lease_s: seconds after which the engine returns to its static values.
+
+    Returns:
+      For each active knob ``how`` it was set (exact, approximated or unsupported), the value
+      ``asked``, the value in force ``now`` (None if unknown), and a ``reason`` unless exact.
 
     Raises:
       InputError: the plug-in refuses, or answers something else.

@@ -1,7 +1,6 @@
-"""The log of live episodes, and of what was spent: a SQLite file beside the session log.
+"""The log of live episodes and spent tokens: a SQLite file beside the session log.
 
-It is never set aside: a log that cannot be read keeps the server from starting, since what was
-spent would be forgotten with it.
+A log that cannot be read keeps the server from starting: a new one would forget the spending.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ CREATE TABLE IF NOT EXISTS windows (
 
 
 class LiveStep(NamedTuple):
-    """One window as it was acknowledged."""
+    """An acknowledged window."""
 
     knobs: Knobs
     window: Window
@@ -63,21 +62,21 @@ class LoggedEpisode(NamedTuple):
     name: str
     spec: str
     is_default: bool
-    """as SQLite has it: 0 or 1."""
+    """0 or 1, as SQLite stores it."""
 
 
 class LiveLog:
-    """For use by one thread; one process at a time has the file."""
+    """The log, for one thread of one process."""
 
     def __init__(self, database: Path, token_limit: int) -> None:
-        """Opens or creates it.
+        """Opens or creates the log.
 
         Args:
-          database: the session log, beside which it lies.
+          database: path of the session log, whose folder also holds this log.
           token_limit: tokens that may ever be spent.
 
         Raises:
-          InputError: it cannot be used, or another server does.
+          InputError: the file cannot be used, or another server uses it.
         """
         self.path = database.with_name(f"{database.name}.live")
         self.token_limit = token_limit
@@ -85,7 +84,7 @@ class LiveLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire(timeout=0)
-            # What is booked must outlive a power cut: money is spent right after.
+            # A booking must survive a power cut: the tokens are spent right after.
             self._connection = connect(self.path, _SCHEMA, _SCHEMA_VERSION, synchronous="FULL")
             give_mark(self._connection)
         except Timeout:
@@ -100,18 +99,18 @@ class LiveLog:
             ) from None
         self._watch = FileWatch(str(self.path), self._connection, "the live log")
         self.spent: int = self._read_spent()
-        """tokens, by this and all earlier starts."""
+        """tokens spent by this start and all earlier ones."""
 
     def fault(self) -> str | None:
-        """Why what is written now would not be found again; None if it would."""
+        """Why writes would be lost now; None if they would not."""
         return self._watch.fault()
 
     def spend(self, tokens: int) -> None:
         """Books tokens before they are sent.
 
         Raises:
-          SpendingLimit: there are not so many left; nothing is booked.
-          StorageFailure: it cannot be written.
+          SpendingLimit: too few tokens are left; nothing is booked.
+          StorageFailure: the log cannot be written.
         """
         with self._written():
             booked = self._connection.execute(
@@ -126,10 +125,10 @@ class LiveLog:
             )
 
     def add_unforeseen(self, tokens: int) -> None:
-        """Books tokens that an engine counted beyond what was booked for them.
+        """Books tokens that an engine counted beyond the booked ones.
 
         Raises:
-          StorageFailure: it cannot be written.
+          StorageFailure: the log cannot be written.
         """
         with self._written():
             self._connection.execute("UPDATE spending SET tokens = tokens + ?", (tokens,))
@@ -139,7 +138,7 @@ class LiveLog:
         """Adds an episode.
 
         Raises:
-          StorageFailure: it cannot be written.
+          StorageFailure: the log cannot be written.
         """
         with self._written():
             cursor = self._connection.execute(
@@ -153,7 +152,7 @@ class LiveLog:
         """Adds a window.
 
         Raises:
-          StorageFailure: it cannot be written.
+          StorageFailure: the log cannot be written.
         """
         row = (
             episode,
@@ -166,7 +165,7 @@ class LiveLog:
             self._connection.execute("INSERT INTO windows VALUES (?, ?, ?, ?, ?)", row)
 
     def episode(self, session: str | None) -> LoggedEpisode | None:
-        """The last one of a session; of the default one with None."""
+        """The last episode of a session, None for the default session."""
         mine = "is_default = 1" if session is None else "session = ?"
         with _usable():
             row = self._connection.execute(
@@ -190,7 +189,7 @@ class LiveLog:
 
     @contextlib.contextmanager
     def _written(self) -> Iterator[None]:
-        """Around what is written, which nobody may have taken away."""
+        """Checks the file before a write, and notes its size afterwards."""
         if gone := self._watch.fault():
             raise StorageFailure(f"the live log cannot be used: {gone}")
         with _usable():
@@ -202,7 +201,7 @@ class LiveLog:
             return self._connection.execute("SELECT tokens FROM spending").fetchone()[0]
 
     def close(self) -> None:
-        """Lets another server have it."""
+        """Closes the log, which another server may open then."""
         self._connection.close()
         self._watch.close()
         self._lock.release()

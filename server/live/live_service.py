@@ -1,4 +1,4 @@
-"""The service of a server whose episodes are played on a real engine, one at a time."""
+"""The service that plays episodes on a real engine, one at a time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxserve.errors import InputError
+from jaxserve.grading import Grade
+from jaxserve.types import TimeStep
 from server.live.live_episode import Connection, LiveEpisode
 from server.live.live_log import LiveLog, LiveStep, LoggedEpisode
 from server.players.agents import Driver
 from server.request_errors import EpisodeConflict, UnknownSession
 from server.server_settings import Settings
-from server.service import History, LiveGrade, Service, chosen_episode
+from server.service import History, LiveGrade, SessionComparison, chosen_episode
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, parse_episode
 from server.sessions.programs import Knobs, Window, WindowColumns
@@ -33,9 +35,10 @@ from server.sessions.session import (
     unknown_session,
 )
 from server.sessions.store import LoggedStep
+from server.simulated_service import SimulatedService
 
 _IDLE_S = 60.0
-"""After which a session that does not step loses its place to another."""
+"""Idle time after which another session may take the engine."""
 _BUSY = "a window or a reset is under way, and there is one at a time"
 
 T = TypeVar("T")
@@ -43,61 +46,66 @@ T = TypeVar("T")
 
 @dataclasses.dataclass
 class LiveSession:
-    """An episode of a session, under way or from the log."""
+    """A session and its episode, under way or from the log."""
 
     session: Session
     steps: list[LiveStep]
     first: Window
-    """the reset's."""
+    """observation of the reset."""
     is_default: bool
-    """whether it was begun without a session id."""
+    """whether the session was begun without an id."""
     play: LiveEpisode | None = None
-    """None: it cannot go on."""
+    """None: the episode cannot go on."""
     used_s: float = dataclasses.field(default_factory=time.monotonic)
-    """when it was begun or last stepped, monotonic clock."""
+    """time of the reset or the last step, monotonic clock, s."""
 
     @classmethod
     def begin(cls, logged: LoggedEpisode, play: LiveEpisode | None) -> LiveSession:
-        """Before its first window."""
+        """The session before its first window."""
         episode = Episode.from_json(logged.spec)
         session = begin_session(logged.session, logged.number, logged.name, episode)
         return cls(session, [], session.window, logged.is_default, play)
 
     @property
     def plays(self) -> bool:
-        """Whether the engine is its own."""
+        """Whether the session holds the engine."""
         idle_s = time.monotonic() - self.used_s
         return self.play is not None and not self.session.over and idle_s < _IDLE_S
 
     def means(self, session_id: str | None) -> bool:
-        """Whether it is the session of that id, None being the default one."""
+        """Whether an id, None for the default session, names this session."""
         return self.is_default if session_id is None else session_id == self.session.id
 
     def append(self, step: LiveStep) -> None:
-        """Moves on by one window."""
+        """Adds one window."""
         self.steps.append(step)
         self.session.append(self.session.state, _one(step.window), 0, step.knobs)
 
     def view(self) -> View:
-        """What may leave the thread that plays."""
+        """A snapshot, which may leave the thread that plays."""
         return self.session.view()._replace(live=self.steps[-1].about if self.steps else {})
 
 
-class LiveService(Service):
-    """As ``Service``, with a window of real time for every step."""
+class LiveService:
+    """See ``Service``: every step plays a window of real time on the engine.
+
+    Grades of stated actions and logs are simulated.
+    """
 
     def __init__(self, settings: Settings) -> None:
         """Opens both logs.
 
         Raises:
-          InputError: live play and the other settings cannot go together.
+          InputError: settings contradict live play.
         """
         if settings.workers > 1:
             raise InputError(
                 f"JAXSERVE_MODE is live and there are {settings.workers} server processes; one "
                 "plays live"
             )
-        super().__init__(settings)
+        simulated = self._simulated = SimulatedService(settings)
+        self.settings, self.agents = settings, simulated.agents
+        self.background, self.model_budget = simulated.background, simulated.model_budget
         assert settings.live is not None
         if not self.durable:
             raise InputError(
@@ -115,26 +123,26 @@ class LiveService(Service):
         )
 
     async def start(self, compiler: Compiler) -> None:
-        """As ``Service.start``; the engine is looked for by the first reset."""
-        await super().start(compiler)
+        """See ``Service.start``; the first reset connects to the engine."""
+        await self._simulated.start(compiler)
         self._thread.start()
 
     async def stop(self) -> None:
-        """Gives up the episode under way and closes the logs."""
+        """Abandons the episode under way and closes the logs."""
         if self._thread.is_alive():
             await self._here(self._end())
             self._loop.call_soon_threadsafe(self._loop.stop)
             await asyncio.to_thread(self._thread.join)
         self._log.close()
-        await super().stop()
+        await self._simulated.stop()
 
     async def fault(self) -> str | None:
-        """As ``Service.fault``, of both logs."""
-        return await super().fault() or await self._here(self._fault_of_log())
+        """See ``Service.fault``; a fault of either log."""
+        return await self._simulated.fault() or await self._here(self._fault_of_log())
 
     @property
     def live(self) -> dict[str, Any] | None:
-        """Provider, model and limits, the session that plays, and what was spent."""
+        """Provider, model, limits, the session that plays, and tokens spent."""
         current = self._current
         return {
             "provider": self._limits.provider,
@@ -149,8 +157,13 @@ class LiveService(Service):
         }
 
     @property
+    def durable(self) -> bool:
+        """See ``Service.durable``."""
+        return self._simulated.durable
+
+    @property
     def live_sessions(self) -> int:
-        """One at most."""
+        """1 while a session plays, else 0."""
         return 0 if self._current is None else 1
 
     async def reset(
@@ -164,12 +177,7 @@ class LiveService(Service):
         episode_id: str | None = None,
         session_id: str | None = None,
     ) -> View:
-        """As ``Service.reset``.
-
-        Raises:
-          InputError, UnknownSession, SpendingLimit, EngineFailure; EpisodeConflict: another session
-          plays.
-        """
+        """See ``Service.reset``."""
         chosen = chosen_episode(task, seed, split, index)
         episode = await asyncio.to_thread(parse_episode, *chosen, config)
         return await self._here(self._reset(session_id, episode_id, episode))
@@ -182,28 +190,23 @@ class LiveService(Service):
         *,
         driven: bool = False,
     ) -> View:
-        """One window of real time. Who chose the knobs is not kept: it has no score.
+        """See ``Service.step``. Live episodes have no score, so ``driven`` is not kept.
 
         Raises:
-          UnknownSession, StorageFailure, SpendingLimit, EngineFailure; EpisodeConflict: the episode
-          is over, elsewhere or ended, or a window is being played.
+          EpisodeConflict, further: a window is being played, or a restart ended the episode.
         """
         return await self._here(self._step(session_id, knobs, number))
 
     async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
-        """Refuses: there is one engine.
-
-        Raises:
-          EpisodeConflict.
-        """
+        """Refuses: there is one engine."""
         raise EpisodeConflict("a live server plays one session at a time; use /step")
 
     async def view(self, session_id: str | None) -> View:
-        """As ``Service.view``, of live episodes."""
+        """See ``Service.view``."""
         return await self._here(self._viewed(session_id))
 
     async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
-        """As ``Service.drive``."""
+        """See ``Service.drive``."""
         view = await self.view(session_id)
         driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
@@ -214,13 +217,13 @@ class LiveService(Service):
         return views
 
     async def history(self, session_id: str | None) -> History:
-        """As ``Service.history``."""
+        """See ``Service.history``."""
         logged = await self._here(self._logged(session_id))
         steps = tuple(LoggedStep(False, s.window.reward, s.knobs) for s in logged.steps)
         return History(logged.view, steps)
 
     async def windows(self, history: History) -> list[Window]:
-        """The reset and every window as they were measured."""
+        """The reset and every window, as measured."""
         logged = await self._here(self._logged(history.view.session_id))
         if logged.view.episode_id != history.view.episode_id:
             raise EpisodeConflict(f"session {history.view.session_id!r} was reset meanwhile")
@@ -228,12 +231,36 @@ class LiveService(Service):
         return [logged.first, *measured]
 
     async def grade_session(self, session_id: str | None) -> tuple[View, LiveGrade]:
-        """What was measured; there is no score."""
+        """The measured figures; there is no score."""
         logged = await self._here(self._logged(session_id))
         return logged.view, _measured_figures(logged.steps)
 
+    async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
+        """See ``Service.grade_actions``."""
+        return await self._simulated.grade_actions(episode, knobs)
+
+    async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
+        """See ``Service.grade_log``."""
+        return await self._simulated.grade_log(episode, log)
+
+    async def compared(self, session_id: str | None) -> SessionComparison:
+        """Refuses: live windows cannot be computed again."""
+        raise _not_simulated(await self.view(session_id))
+
+    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+        """Refuses as ``compared``."""
+        raise _not_simulated(await self.view(session_id))
+
+    async def note(self, key: str) -> str | None:
+        """See ``Service.note``."""
+        return await self._simulated.note(key)
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """See ``Service.keep_note``."""
+        await self._simulated.keep_note(key, text)
+
     async def _here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs in the thread that plays, to its end even when the client has left."""
+        """Runs work in the thread that plays, to its end even if the client disconnects."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         return await asyncio.shield(asyncio.wrap_future(future))
 
@@ -241,7 +268,7 @@ class LiveService(Service):
         current = self._current
         own = current is not None and current.means(session_id)
         is_default = session_id is None and self.settings.token is None
-        # A default session that is named stays it.
+        # Naming the default session does not change what it is.
         is_default = is_default or (own and current is not None and current.is_default)
         if self._busy:
             raise EpisodeConflict(_BUSY)
@@ -332,15 +359,22 @@ class LiveService(Service):
 
 
 class _Logged(NamedTuple):
-    """What may leave the thread that plays."""
+    """A snapshot of a whole episode."""
 
     view: View
     steps: tuple[LiveStep, ...]
     first: Window
 
 
+def _not_simulated(view: View) -> EpisodeConflict:
+    return EpisodeConflict(
+        f"session {view.session_id!r} plays on a real engine; only simulated episodes can be "
+        "computed again"
+    )
+
+
 def _one(window: Window) -> WindowColumns:
-    """WindowColumns of one entry."""
+    """A window as columns of one entry."""
     return WindowColumns(
         observation={name: [value] for name, value in window.observation.items()},
         reward=[window.reward],

@@ -1,4 +1,4 @@
-"""What an episode is compared with: the same traffic in the hands of agents of jaxserve."""
+"""Comparison of an episode: the same traffic played by jaxserve's agents."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from server.sessions.episodes import Episode
 from server.sessions.programs import Knobs
 
 COMPARISON_AGENTS = ("best_static", "heuristic")
-"""Agents that an operator wants to be better than."""
+"""Agents that an operator should beat."""
 _KEPT = 128
-"""Episodes that are remembered, each with about 100 kB."""
+"""Cached episodes, of about 100 kB each."""
 _PATIENCE_S = 120.0
-"""That one may take, programs of the agent compiled."""
+"""Seconds of one episode at most, compilation included."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +26,26 @@ class PlayedEpisode:
     """A whole episode, column by column; entry 0 is the reset."""
 
     observation: dict[str, list[Any]]
-    """fields of ServeObservation."""
+    """columns of ServeObservation's fields."""
     reward: list[float]
     knobs: list[Knobs]
-    """one fewer than rewards: entry n was held in window n + 1."""
+    """one fewer than rewards: entry n holds in window n + 1."""
 
 
 class ComparisonAgents:
-    """Episodes of ``COMPARISON_AGENTS``, played when first asked for; for use by one event loop."""
+    """Episodes of ``COMPARISON_AGENTS``, played when first requested; for one event loop."""
 
     def __init__(self, agents: Agents, background: BackgroundExecutor) -> None:
-        """Args: loaded agents and threads, shared with the rest of the server."""
+        """Args: the server's agents and background threads."""
         self._agents, self._background = agents, background
         self._shared: SharedResults[PlayedEpisode] = SharedResults(_KEPT)
 
     async def of(self, episode: Episode) -> dict[str, PlayedEpisode]:
-        """The same task, seed and split by each yardstick that can play it.
+        """The episode's task, seed and split played by each comparison agent that can.
 
         Raises:
-          InputError: the episode changed the task or its rewards, for which there is no yardstick.
-          Overloaded: it takes too long, or too many wait.
+          InputError: the episode changed the task or its rewards.
+          Overloaded: the computation takes too long, or too many wait.
         """
         check_unchanged(episode)
         played = {}
@@ -75,7 +75,7 @@ class ComparisonAgents:
 
 
 def check_unchanged(episode: Episode) -> None:
-    """Raises InputError unless the episode is of the task as it is."""
+    """Raises InputError if the episode changed its task."""
     changed = episode.weights | episode.overrides
     if changed:
         raise InputError(

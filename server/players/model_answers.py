@@ -1,4 +1,4 @@
-"""What a language model's answer says."""
+"""Answers of language models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from server.wire.spellings import ALIASES
 
 
 def first_object(text: str) -> dict[str, Any] | None:
-    """The first JSON object of an answer that names a knob, else the first; after what the model
-    thought aloud, whatever stands around it."""
+    """The first JSON object of an answer that names a knob, else the first object. The model's
+    thoughts and other text are skipped."""
     text = re.sub(r"(?s)^.*</think>|<think>.*$", "", text)
     read = json.JSONDecoder().raw_decode
     objects, start = [], text.find("{")

@@ -41,7 +41,7 @@ def build_tools(service: Service) -> FastMCP:
     @tools.tool
     @_with_checked_names
     async def list_tasks() -> dict[str, Any]:
-        """The tasks: what each asks, its active knobs, objectives and number of windows."""
+        """The tasks with their descriptions, active knobs, objectives and numbers of windows."""
         return {"tasks": describe_tasks(), "action_schema": ActionModel.model_json_schema()}
 
     @tools.tool
@@ -63,7 +63,7 @@ def build_tools(service: Service) -> FastMCP:
     async def step(
         session_id: str, action: Annotated[dict[str, Any], Field(description=_ACTION)]
     ) -> dict[str, Any]:
-        """Holds the knobs for one window; knobs that are left out have their default."""
+        """Holds the knobs for one window; absent knobs have their default."""
         chosen = checked(StepBody, {"action": action}).action
         session_id = schemas.checked_session_id(session_id)
         view = await service.step(session_id, chosen.knobs(), chosen.number())
@@ -72,7 +72,7 @@ def build_tools(service: Service) -> FastMCP:
     @tools.tool
     @_with_checked_names
     async def observe(session_id: str) -> dict[str, Any]:
-        """The session's last observation and its totals; nothing changes."""
+        """The session's last observation and its totals; the session does not change."""
         view = await service.view(schemas.checked_session_id(session_id))
         return schemas.step_answer(view) | {"state": schemas.state(view).model_dump()}
 

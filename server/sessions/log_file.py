@@ -138,7 +138,7 @@ def _mark(connection: sqlite3.Connection) -> int:
 
 class FileWatch:
     """Notices that the files of an open SQLite database were removed, replaced, truncated or
-    written over, which SQLite does not: it goes on writing to a file that nobody will find again.
+    written over. SQLite itself does not, and goes on writing to a file that is lost.
 
     A file is known by device and inode. The database never shrinks, since freed pages are kept. Its
     -wal file shrinks only in a checkpoint, which changes ``PRAGMA data_version`` of all other

@@ -1,9 +1,8 @@
 """The one thread that steps sessions and writes the log.
 
-Whatever waits in the queue is computed together and committed in one transaction, and only then
-answered: that is what makes an answer a promise, and a commit cheap under load. What takes longer
-than a window, sessions that are to be rebuilt and programs that are to be compiled, is done in
-other threads, and whoever asked for it waits there.
+All queued tasks are computed together, committed in one transaction, and only then answered: an
+answer is a promise, and a commit is cheap under load. Sessions are rebuilt and programs compiled in
+other threads, where the tasks that need them wait.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from server.sessions.store import MovedSession
 
 _LOG = logging.getLogger("jaxserve.server")
 _GROUP = 64
-"""Jobs that share a commit at most."""
+"""Tasks that share a commit at most."""
 _ATTEMPTS = 5
-"""How often a job is computed again because another process moved its session meanwhile."""
+"""Attempts of a task whose session another process moves meanwhile."""
 _HOUSEKEEPING_S = 600.0
 
 T = TypeVar("T")
@@ -42,13 +41,13 @@ class _QueuedTask:
     task: Task[Any]
     future: asyncio.Future[Any] | Future[Any]
     loop: asyncio.AbstractEventLoop | None
-    """None: the future is one of another thread."""
+    """None: another thread waits for the future."""
     rebuilt: tuple[Session, ...] = ()
-    """sessions that it waited for."""
+    """sessions that the task waited for."""
 
 
 class _NotWritten(Exception):
-    """A whole group was computed, and nothing of it could be written."""
+    """A group of tasks was computed and could not be written."""
 
     def __init__(self, reason: StorageFailure) -> None:
         super().__init__()
@@ -59,7 +58,7 @@ class Worker:
     """Runs tasks on ``Sessions`` one after the other, away from the event loop."""
 
     def __init__(self, sessions: Sessions) -> None:
-        """Call ``start`` before the first ``run``."""
+        """Args: the sessions. Call ``start`` before the first ``run``."""
         self._sessions = sessions
         self._queue: queue.SimpleQueue[_QueuedTask | None] = queue.SimpleQueue()
         self._rebuilding = Rebuilding(self._ask)
@@ -70,26 +69,26 @@ class Worker:
         """Starts the thread, and the one that rebuilds sessions.
 
         Args:
-          compiler: compiles the programs that are needed.
+          compiler: compiles missing programs.
         """
         self._compiler = compiler
         self._thread.start()
         self._rebuilding.start(compiler)
 
     def stop(self) -> None:
-        """Finishes what is queued, then closes the log."""
+        """Finishes queued tasks, then closes the log."""
         self._rebuilding.stop()
         self._queue.put(None)
         self._thread.join()
 
     async def run(self, task: Task[T]) -> T:
-        """The task's result, once everything it changed is committed.
+        """The task's result, once its changes are committed.
 
         Args:
-          task: may be run several times; sessions that it changes it has found before.
+          task: may run several times; finds a session before it changes it.
 
         Raises:
-          whatever the task or the commit raised; then nothing has changed.
+          Exceptions of the task or of the commit, after which nothing has changed.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -97,7 +96,7 @@ class Worker:
         return await future
 
     def _ask(self, task: Task[T]) -> Future[T]:
-        """As ``run``, from a thread."""
+        """As ``run``, for other threads."""
         future: Future[T] = Future()
         self._queue.put(_QueuedTask(task, future, None))
         return future
@@ -107,7 +106,7 @@ class Worker:
         while True:
             jobs = self._next_group()
             stopping = None in jobs
-            # Nobody waits any more for what was cancelled.
+            # Cancelled tasks are dropped.
             self._run_group([job for job in jobs if job and not job.future.cancelled()])
             if time.monotonic() - tidied > _HOUSEKEEPING_S:
                 self._expire()
@@ -117,7 +116,7 @@ class Worker:
                 return
 
     def _next_group(self) -> list[_QueuedTask | None]:
-        """Everything that waits, up to a limit; empty after a long quiet time."""
+        """All queued tasks, up to a limit; empty if none came for a while."""
         jobs: list[_QueuedTask | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=_HOUSEKEEPING_S))
@@ -126,7 +125,7 @@ class Worker:
         return jobs
 
     def _run_group(self, jobs: list[_QueuedTask]) -> None:
-        """Computes all, commits once; where something fails half-way, each job by itself."""
+        """Computes all tasks and commits once; after a failure, each task by itself."""
         outcomes: list[Any] = []
         written = [0]
         try:
@@ -135,7 +134,7 @@ class Worker:
                 written.append(self._sessions.uncommitted)
             self._commit()
         except _NotWritten as failed:
-            # What reads is answered, and nothing else is tried again.
+            # Tasks that only read are answered; the others are not tried again.
             outcomes = [
                 self._only_read(job, failed.reason) if before == after else failed.reason
                 for job, before, after in zip(jobs, written[:-1], written[1:], strict=True)
@@ -152,7 +151,7 @@ class Worker:
         _deliver(answered)
 
     def _attempt(self, job: _QueuedTask) -> Any:
-        """The task's result, or its exception if it has changed nothing."""
+        """The task's result, or its exception if nothing has changed."""
         before = self._sessions.uncommitted
         self._sessions.adopt(job.rebuilt)
         try:
@@ -163,7 +162,7 @@ class Worker:
             return error
 
     def _alone(self, job: _QueuedTask) -> Any:
-        """The task's result, in a commit of its own, or the exception that kept it from one."""
+        """The task's result after a commit of its own, or the exception of task or commit."""
         outcome: Any = None
         for _ in range(_ATTEMPTS):
             try:
@@ -178,7 +177,7 @@ class Worker:
         return outcome
 
     def _only_read(self, job: _QueuedTask, reason: StorageFailure) -> Any:
-        """The result of a task that changes nothing, or why nothing can be changed."""
+        """The result of a task that only reads; ``reason`` for any other."""
         outcome = self._attempt(job)
         if self._sessions.uncommitted:
             self._sessions.discard()
@@ -192,7 +191,7 @@ class Worker:
             raise _NotWritten(reason) from None
 
     def _put_off(self, job: _QueuedTask, needed: Elsewhere) -> None:
-        """Has the job run again when what it needs is there."""
+        """Queues the task again once its sessions are rebuilt or its program is compiled."""
         assert self._compiler is not None
         if isinstance(needed, Absent):
 
@@ -218,7 +217,7 @@ class Worker:
 
 
 def _with_sessions(job: _QueuedTask, outcomes: Sequence[Rebuilt]) -> _QueuedTask:
-    """The job with its sessions, or one that says why they are not there."""
+    """The task with its rebuilt sessions; a task that raises if one could not be rebuilt."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             return replace(job, task=_raises(outcome))

@@ -1,6 +1,6 @@
-"""What is wrong with a request, in one sentence: the field, its value, what is allowed.
+"""Errors of requests as one sentence: the field, its value, the allowed values.
 
-HTTP, WebSocket and MCP all say it in these words.
+HTTP, WebSocket and MCP use the same sentences.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from jaxserve.spaces import KNOBS
 from server.wire.spellings import knob_values
 
 _COMPLETE = "complete"
-"""Type of errors whose message needs neither field nor value."""
+"""Type of errors whose message is a whole sentence."""
 _WRAPPERS = frozenset({"body", "query", "header", "data", "action"})
-"""What a field lies in, and a client knows it does."""
+"""Containers of fields, which a sentence leaves out."""
 _ALLOWED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
@@ -47,16 +47,16 @@ _ALLOWED = {
     "too_long": "a list of at most {max_length} entries",
     "too_short": "a list of at least {min_length} entries",
 }
-"""By types of errors, pydantic's and those raised here, with their contexts."""
+"""Allowed values by type of error, pydantic's and this package's own."""
 
 B = TypeVar("B", bound=BaseModel)
 
 
 def checked(kind: type[B], data: Any) -> B:
-    """``data`` as a ``kind``.
+    """``data`` as a model of class ``kind``.
 
     Raises:
-      InputError: names the first wrong field.
+      InputError: a field is invalid; names the first one.
     """
     try:
         return kind.model_validate(data)
@@ -65,12 +65,12 @@ def checked(kind: type[B], data: Any) -> B:
 
 
 def complaint(text: str) -> PydanticCustomError:
-    """An error for a validator to raise, in the words that the client is to read."""
+    """An error for validators, whose text is the client's sentence."""
     return PydanticCustomError(_COMPLETE, "{text}", {"text": text})
 
 
 def check_names(given: Mapping[Any, Any], allowed: Set[str]) -> None:
-    """Raises a ``complaint`` about the first name that is not allowed."""
+    """Raises a ``complaint`` about the first unknown name."""
     if given.keys() <= allowed:
         return
     name = next(name for name in given if name not in allowed)
@@ -78,7 +78,7 @@ def check_names(given: Mapping[Any, Any], allowed: Set[str]) -> None:
 
 
 def sentence(errors: Sequence[Any]) -> str:
-    """The first of pydantic's errors."""
+    """The first of pydantic's errors as a sentence."""
     first = errors[0]
     kind, place = first["type"], first["loc"]
     if kind == "json_invalid":
@@ -104,16 +104,16 @@ def sentence(errors: Sequence[Any]) -> str:
 
 
 def read_object(text: str | bytes | None) -> dict[str, Any]:
-    """The JSON object of a message; NaN and Infinity are left for the fields to refuse.
+    """The JSON object of a message; models refuse NaN and Infinity.
 
     Raises:
-      InputError: it holds none; None stands for a binary message.
+      InputError: the message holds no object; None stands for a binary message.
     """
     if text is None:
         raise InputError("the request is binary; it must be the text of a JSON object")
     try:
         found = json.loads(text)
-        # Half a surrogate pair can be written in JSON, but in no answer.
+        # JSON allows half a surrogate pair, which no answer could repeat.
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise InputError(unreadable(error)) from None
@@ -123,7 +123,7 @@ def read_object(text: str | bytes | None) -> dict[str, Any]:
 
 
 def unreadable(error: BaseException | None) -> str:
-    """Why something cannot be read as JSON, from the exception of the attempt."""
+    """Sentence for text that is no JSON, by the parser's exception."""
     if isinstance(error, json.JSONDecodeError):
         reason = f"{error.msg.lower()} at character {error.pos}"
     elif isinstance(error, UnicodeError):

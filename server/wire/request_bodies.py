@@ -1,4 +1,4 @@
-"""The bodies of requests, with their sentences where a field is wrong."""
+"""Bodies of requests, with a sentence for each invalid field."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from server.wire.error_sentences import check_names, complaint, sentence
 from server.wire.schemas import SESSION_ID, ActionModel
 
 MAX_SESSIONS = 1024
-"""Sessions that one ``step_many`` advances at most."""
+"""Sessions of one ``step_many`` at most."""
 
 MAX_GRADED = 10_000
-"""Windows of an episode that is sent to be graded. A task has hundreds, and more are ignored."""
+"""Windows of an episode to grade at most. A task has hundreds; the grader ignores further ones."""
 
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_ID)]
 Label = Annotated[str, StringConstraints(max_length=255)]
@@ -42,7 +42,7 @@ TaskId = Annotated[int | str, BeforeValidator(_name_or_number)]
 
 
 class Body(BaseModel):
-    """A body that has no other fields than those it names."""
+    """A body that refuses unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -55,12 +55,12 @@ class Body(BaseModel):
 
 
 class EpisodeBody(Body):
-    """Which episode a request is about."""
+    """The episode of a request."""
 
     task_id: TaskId | None = Field(None, description="name or number, see GET /tasks")
-    task: TaskId | None = Field(None, description="the same as task_id")
+    task: TaskId | None = Field(None, description="another name of task_id")
     seed: Seed | None = Field(
-        None, description="of the traffic; reset takes a random one if it is left out"
+        None, description="seed of the traffic; reset draws one if it is absent"
     )
     split: Label | None = Field(None, description="train (default), validation or test")
     config: dict[Label, Any] | None = Field(None, description="reward weights and task overrides")
@@ -74,7 +74,7 @@ class EpisodeBody(Body):
         return self
 
     def named_task(self) -> int | str | None:
-        """The task, by whichever field it is named."""
+        """The task, by either field."""
         return self.task if self.task_id is None else self.task_id
 
 
@@ -85,7 +85,9 @@ class ResetBody(EpisodeBody):
         None, description="entry of the split's list"
     )
     episode_id: Label | None = None
-    session_id: SessionId | None = Field(None, description="begin the episode in this session")
+    session_id: SessionId | None = Field(
+        None, description="session in which the episode begins; a new one if absent"
+    )
 
 
 def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
 
 
 class StepBody(Body):
-    """Body of ``POST /step``: an action, or its fields side by side with the rest."""
+    """Body of ``POST /step``: an action, or its fields beside the others."""
 
     action: ActionModel
     session_id: SessionId | None = None
@@ -137,18 +139,18 @@ class StepManyBody(Body):
 
 
 class EpisodeObject(Body):
-    """An episode's log as an earlier project keeps it: a list for each of its parts."""
+    """An episode's log as an earlier project writes it: a list for each part."""
 
     task_id: Label
     actions: Annotated[list[dict[str, Any]], Graded]
     observations: Annotated[list[dict[str, Any]], Graded] = Field(
-        description="the reset's, then one for each action"
+        description="observation of the reset, then one for each action"
     )
     rewards: Annotated[list[float], Graded]
     final_state: dict[str, Any] | None = None
 
     def entries(self) -> list[dict[str, Any]]:
-        """The same, a mapping for each window; figures that are missing are not compared."""
+        """The log as a mapping for each window; absent figures are not compared."""
         entries: list[dict[str, Any]] = [{"action": action} for action in self.actions]
         for entry, reward in zip(entries, self.rewards[-len(entries) :], strict=False):
             entry["reward"] = reward
@@ -160,7 +162,7 @@ class EpisodeObject(Body):
 class GradeBody(EpisodeBody):
     """Body of ``POST /grader``: a session, or the actions or the log of an episode.
 
-    The file that ``GET /episode_log`` gives is one.
+    A file of ``GET /episode_log`` is such a body.
     """
 
     session_id: SessionId | None = None
@@ -169,17 +171,19 @@ class GradeBody(EpisodeBody):
         None, description="a mapping for each window, or one mapping with a list for each part"
     )
     actions_taken: Annotated[int, Field(ge=0, strict=True)] | None = Field(
-        None, description="must be the number of actions, if it is given"
+        None, description="number of actions, which is checked"
     )
-    task_version: int | None = Field(None, description="must be the task's, if it is given")
-    episode_id: Label | None = Field(None, description="of a log; nothing depends on it")
-    episode_number: Label | None = Field(None, description="of a log; nothing depends on it")
-    mode: Label | None = Field(None, description="of a log; a live one has no simulated score")
+    task_version: int | None = Field(None, description="version of the task, which is checked")
+    episode_id: Label | None = Field(None, description="field of a log; ignored")
+    episode_number: Label | None = Field(None, description="field of a log; ignored")
+    mode: Label | None = Field(
+        None, description="field of a log; a live episode has no simulated score"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _one_mapping(cls, data: Any) -> Any:
-        """A log as ``EpisodeObject``, as a list."""
+        """Converts a log in the form of ``EpisodeObject`` to a list."""
         if not isinstance(data, Mapping) or not isinstance(data.get("episode_log"), Mapping):
             return data
         try:
@@ -201,7 +205,7 @@ class OperateBody(Body):
 
 
 class DriveBody(Body):
-    """Body of ``POST /agent``: an agent plays a session on."""
+    """Body of ``POST /agent``: an agent plays the next windows of a session."""
 
     session_id: SessionId | None = None
     agent: Label = "heuristic"

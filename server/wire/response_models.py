@@ -1,5 +1,5 @@
-"""What answers hold, for the OpenAPI schema. Nothing is checked or written by these: a step must be
-fast, and tests hold the real answers to them."""
+"""Models of responses, for the OpenAPI schema. Responses are not validated by them, since a step
+must be fast; tests hold the responses to the models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxserve.spaces import ACTION_BOUNDS, OBSERVATION_FIELDS
 
 
 class ResponseModel(BaseModel):
-    """A part of an answer; what is not named here may come beside it."""
+    """A part of a response; further fields may accompany the named ones."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -23,7 +23,7 @@ class ErrorAnswer(ResponseModel, title="Problem"):
 
     error: str
     detail: str | list[dict[str, Any]] = Field(
-        description="the same, or what exactly is wrong with the fields of a body"
+        description="the same sentence, or pydantic's errors of a body's fields"
     )
 
 
@@ -32,23 +32,25 @@ _Action = create_model("_Action", __base__=ResponseModel, **_ACTION)
 
 
 class PlayedAction(_Action):
-    """The knobs of a window, by name."""
+    """Knobs of a window, by name."""
 
 
 class Information(ResponseModel):
-    """What is said beside an observation."""
+    """Metadata of an observation."""
 
     session_id: str
     episode_id: str
-    episode_number: str = Field(description="the server's own, another for every reset")
+    episode_number: str = Field(
+        description="the server's number of the episode, new at every reset"
+    )
     task_id: str
     seed: int
     split: str
-    step: int = Field(description="windows that were played")
-    action: PlayedAction | None = Field(description="of the last window; null after a reset")
+    step: int = Field(description="windows played")
+    action: PlayedAction | None = Field(description="knobs of the last window; null after a reset")
     reward_parts: dict[str, float]
     requests_completed: float
-    requests_good: float = Field(description="those that met all their objectives")
+    requests_good: float = Field(description="completed requests that met all their objectives")
     truncated: bool
 
 
@@ -68,21 +70,21 @@ _Columns = create_model("_Columns", __base__=ResponseModel, **_COLUMNS)
 
 
 class PlayedObservation(_Numbers):
-    """What the dashboard shows at the end of a window."""
+    """Dashboard at the end of a window."""
 
     metadata: Information
 
 
 class LoggedObservation(_Numbers):
-    """The same in a log."""
+    """Dashboard of a window in a log."""
 
 
 class Observations(_Columns):
-    """Of many sessions: a list for each field, in the order of the request."""
+    """Dashboards of many sessions: a list for each field, in the order of the request."""
 
 
 class StepAnswer(ResponseModel):
-    """Of reset and step."""
+    """Response of reset and step."""
 
     observation: PlayedObservation
     reward: float | None
@@ -93,7 +95,7 @@ class StepAnswer(ResponseModel):
 
 
 class StepManyAnswer(ResponseModel):
-    """Lists in the order of the request."""
+    """Response of step_many: lists in the order of the request."""
 
     session_id: list[str]
     step: list[int]
@@ -103,13 +105,13 @@ class StepManyAnswer(ResponseModel):
 
 
 class DriveAnswer(ResponseModel):
-    """The windows that an agent played."""
+    """Windows played by an agent."""
 
     results: list[StepAnswer]
 
 
 class LogEntry(ResponseModel):
-    """One window; the first entry is the reset's and has no action."""
+    """One window of a log; the first entry is the reset's, without an action."""
 
     action: PlayedAction | None = None
     observation: LoggedObservation
@@ -132,7 +134,7 @@ class EpisodeLog(ResponseModel):
 
 
 class GradeAnswer(ResponseModel):
-    """What an episode is worth; a live one has no score, and the figures that were measured."""
+    """Grade of an episode; a live one has measured figures and no score."""
 
     score: float | None = Field(description="0 random, 0.5 best static, 1 oracle")
     mean_reward: float
@@ -144,26 +146,26 @@ class GradeAnswer(ResponseModel):
     goodput_rps: float
     steps: int | None = None
     verified: bool | None = None
-    episode_number: str | None = Field(None, description="of a session: which episode it is of")
+    episode_number: str | None = Field(None, description="number of a session's episode")
     windows_driven: int | None = Field(
-        None, description="of a session: windows that an agent of the server's own played"
+        None, description="windows of a session's episode that agents of the server played"
     )
 
 
 class BaselineAnswer(ResponseModel):
-    """Scores of one player on every task."""
+    """Scores of one agent on every task."""
 
     agent: str
     seed: int
     split: str
     baseline: dict[str, dict[str, Any]] = Field(
-        description="by task: its grade, or why there is none"
+        description="grade by task, or a note why there is none"
     )
     mean_score: float | None
 
 
 class PlayedColumns(ResponseModel):
-    """An episode in other hands: lists over its windows."""
+    """An episode played by another agent: lists over its windows."""
 
     observation: dict[str, list[Any]]
     reward: list[float]
@@ -171,7 +173,7 @@ class PlayedColumns(ResponseModel):
 
 
 class YardsticksAnswer(ResponseModel):
-    """The session's traffic in the hands of other agents."""
+    """The session's traffic played by other agents."""
 
     session_id: str
     mean_arrival_rate_rps: float
@@ -179,7 +181,7 @@ class YardsticksAnswer(ResponseModel):
 
 
 class ClassesAnswer(ResponseModel):
-    """What each class of the traffic got: lists over the windows."""
+    """Results of each traffic class: lists over the windows."""
 
     session_id: str
     steps: int
@@ -187,14 +189,14 @@ class ClassesAnswer(ResponseModel):
 
 
 class OperatorAnswer(ResponseModel):
-    """What the language model decided, and the windows that its knobs were held."""
+    """Decision of the language model, and the windows in which its knobs were held."""
 
     decision: dict[str, Any]
     results: list[StepAnswer]
 
 
 class Task(ResponseModel):
-    """What a task asks."""
+    """A task: its model, hardware, knobs, traffic classes and weights."""
 
     id: int
     task_id: str
@@ -225,7 +227,7 @@ class TasksAnswer(ResponseModel):
 
 
 class InfoAnswer(ResponseModel):
-    """Schemas and weights."""
+    """Schemas and reward weights."""
 
     name: str
     version: str
@@ -238,7 +240,7 @@ class InfoAnswer(ResponseModel):
 
 
 class HealthAnswer(ResponseModel):
-    """Whether all is well."""
+    """Health of the server."""
 
     status: Literal["healthy", "degraded"]
     active_sessions: int = Field(description="sessions in memory; the log may hold more")
@@ -246,7 +248,7 @@ class HealthAnswer(ResponseModel):
 
 
 class RuntimeAnswer(ResponseModel):
-    """What runs."""
+    """Runtime of the server."""
 
     mode: str
     version: str
@@ -259,32 +261,32 @@ class RuntimeAnswer(ResponseModel):
     default_session: bool
     max_connections: int
     max_windows: int
-    """of an episode."""
-    warnings: list[str] = Field(description="variables that are set and have no effect")
+    """windows of an episode at most."""
+    warnings: list[str] = Field(description="environment variables that are set and have no effect")
     live: dict[str, Any] | None = None
 
 
 class TaskSplit(ResponseModel):
-    """A part of all episodes; the seeds of different ones never meet."""
+    """A split of all episodes; splits share no seed."""
 
     name: str
     type: str
 
 
 class ListedTask(ResponseModel):
-    """An episode that POST /reset plays by its split and index."""
+    """An entry of a split's list, which POST /reset plays by split and index."""
 
     id: str
     index: int
     split: str
     task_id: str
-    number: int = Field(description="of the task")
+    number: int = Field(description="number of the task")
     seed: int
     description: str
 
 
 class ListedTasks(ResponseModel):
-    """Some of a split's list, in its order."""
+    """A part of a split's list, in its order."""
 
     tasks: list[ListedTask]
 
@@ -296,7 +298,7 @@ class AllTasks(ListedTasks):
 
 
 class TaskCount(ResponseModel):
-    """How long a split's list is."""
+    """Length of a split's list."""
 
     num_tasks: int
 
@@ -314,11 +316,11 @@ TASK_API: dict[tuple[str, str], Any] = {
     ("POST", "/{env_name}/task"): OneTask,
     ("POST", "/{env_name}/task_range"): ListedTasks,
 }
-"""What OpenEnv's own routes answer, which OpenEnv leaves open."""
+"""Responses of OpenEnv's Task API, which OpenEnv leaves untyped."""
 
 
 class CallAnswer(ResponseModel):
-    """JSON-RPC: a result or an error."""
+    """JSON-RPC response: a result or an error."""
 
     jsonrpc: str
     id: int | str | None = None

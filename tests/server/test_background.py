@@ -16,15 +16,15 @@ def test_more_than_may_wait_are_told_to_come_back() -> None:
     """And those that were there before get their answers."""
 
     async def play() -> None:
-        beside = BackgroundExecutor(threads=1, queued=2)
+        executor = BackgroundExecutor(threads=1, queued=2)
         gate = threading.Event()
-        running = [asyncio.ensure_future(beside.run(gate.wait, 60.0)) for _ in range(3)]
+        running = [asyncio.ensure_future(executor.run(gate.wait, 60.0)) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="3 long computations are under way"):
-            await beside.run(gate.wait)
+            await executor.run(gate.wait)
         gate.set()
         assert await asyncio.gather(*running) == [True] * 3
-        assert await beside.run(gate.wait) is True
+        assert await executor.run(gate.wait) is True
 
     asyncio.run(play())
 
@@ -33,14 +33,14 @@ def test_what_has_not_begun_never_does_once_its_client_has_left() -> None:
     """Its place is free for others at once."""
 
     async def play() -> None:
-        beside = BackgroundExecutor(threads=1, queued=1)
+        executor = BackgroundExecutor(threads=1, queued=1)
         gate, begun = threading.Event(), threading.Event()
-        first = asyncio.ensure_future(beside.run(gate.wait, 60.0))
-        second = asyncio.ensure_future(beside.run(begun.set))
+        first = asyncio.ensure_future(executor.run(gate.wait, 60.0))
+        second = asyncio.ensure_future(executor.run(begun.set))
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.sleep(0)
-        third = asyncio.ensure_future(beside.run(gate.is_set))
+        third = asyncio.ensure_future(executor.run(gate.is_set))
         await asyncio.sleep(0)
         gate.set()
         assert await first is True

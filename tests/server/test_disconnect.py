@@ -100,7 +100,7 @@ def test_what_is_computed_again_ends_with_its_client(
         service: Any = SimpleNamespace(
             settings=Settings(IN_MEMORY),
             agents=None,
-            beside=None,
+            background=None,
             model_budget=None,
             history=history,
             windows=compute,
