@@ -1,7 +1,8 @@
 """jaxserve: learn to operate an LLM inference server, in pure JAX.
 
 ``make`` gives an environment by a task's name; ``make_action`` gives an action.
-docs/architecture.md has a map of everything else.
+docs/architecture.md maps all packages. The import adds two flags to ``XLA_FLAGS``;
+``JAXSERVE_XLA_FLAGS=0`` prevents it (docs/simulator.md).
 """
 
 from importlib import import_module
