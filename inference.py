@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.runtime.earlier_variables import EARLIER, without_effect
+from jaxserve.runtime.jax_setup import enable_compilation_cache
 from jaxserve.spaces import KNOBS
 from jaxserve.tasks.spec import load_task
 from server.live_settings import check_simulated

@@ -17,7 +17,7 @@ from benchmarks.environment import (
 )
 from benchmarks.learner import ppo_windows_per_s, seconds_past_static
 from benchmarks.page import page_parser, publish
-from jaxserve.runtime.cores import use_all_cores
+from jaxserve.runtime.jax_setup import use_all_cores
 from jaxserve.studies.compare.trained import LEARNING_RATE, STEPS
 
 LEARNERS = 1024

@@ -34,7 +34,7 @@ from jaxserve.grids import grid_sizes
 from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_options import check_run
 from jaxserve.learning.training import train
-from jaxserve.runtime.cores import use_all_cores
+from jaxserve.runtime.jax_setup import use_all_cores
 from jaxserve.sim.fit.load_test import GpuPeaks, MeasuredEngine, fit, rescale
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu

@@ -25,7 +25,7 @@ import uvloop
 
 from benchmarks.page import page_parser, publish
 from jaxserve.checks import whole
-from jaxserve.runtime.child_server import child_server
+from jaxserve.runtime.child_processes import child_server
 from server.local import LocalServer, free_port
 
 _PATH = "/v1/completions"

@@ -26,7 +26,7 @@ import psutil
 from benchmarks.page import page_parser, publish
 from jaxserve.mock_engine.machine import build_machine
 from jaxserve.mock_engine.settings import MockEngineSettings
-from jaxserve.runtime.child_server import child_server
+from jaxserve.runtime.child_processes import child_server
 from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings

@@ -16,7 +16,7 @@ import psutil
 import yaml
 
 from jaxserve.rollouts.service.client import SERVICE, TokenAuth
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from server.local import free_port
 
 NODES = ("a", "b")

@@ -17,7 +17,7 @@ import jaxserve
 from jaxserve.learning.ppo import Learner
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.returns import task_discount
-from jaxserve.runtime.cores import use_all_cores
+from jaxserve.runtime.jax_setup import use_all_cores
 
 
 def main() -> None:

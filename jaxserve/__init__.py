@@ -1,13 +1,14 @@
 """jaxserve: learn to operate an LLM inference server, in pure JAX.
 
 ``make`` gives an environment by a task's name; ``make_action`` gives an action.
-docs/architecture.md has a map of everything else.
+docs/architecture.md maps all packages. The import adds two flags to ``XLA_FLAGS``;
+``JAXSERVE_XLA_FLAGS=0`` prevents it (docs/simulator.md).
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from jaxserve.runtime.xla_flags import avoid_hanging_reductions, compile_small_loops_whole
+from jaxserve.runtime.jax_setup import set_xla_flags
 
 if TYPE_CHECKING:
     from jaxserve.env import FEATURE_NAMES, EnvState, ServeEnv
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from jaxserve.tasks.spec import load_task, task_names
     from jaxserve.types import RewardParts, ServeAction, ServeObservation, TimeStep, WindowMetrics
 
-avoid_hanging_reductions()
-compile_small_loops_whole()
+set_xla_flags()
 
 __version__ = "0.1.0"
 

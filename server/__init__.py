@@ -1,5 +1,5 @@
 """jaxserve over HTTP, WebSocket and MCP.
 
-A request comes in by one of the ``doors``, in the formats of ``wire``. ``service`` answers it from
-the ``sessions``. ``players`` are agents that play a session here.
+``routes`` and ``protocols`` take requests, whose formats are in ``wire``. A ``service`` answers
+them from the ``sessions``. ``players`` are agents that play sessions here.
 """

@@ -1,4 +1,4 @@
-"""The server: ``python -m server.app``; ``app`` is what any other ASGI server would serve."""
+"""The server: ``python -m server.app``. Any other ASGI server may serve ``app``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# One session's window is too small a computation for an accelerator to be worth the way there.
+# A session's window is too small a computation for an accelerator.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.listening import BACKLOG, listen, raise_file_limit
-from server.ending import end, end_in_time, end_while_starting
-from server.settings import Settings
+from server.server_settings import Settings
+from server.shutdown import end, end_in_time, end_while_starting
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _WORKER_CANNOT_START = 3
-"""uvicorn ends all workers when one ends with this code."""
+"""Exit code at which uvicorn ends all workers."""
 _MAX_CONNECTIONS = 4096
-"""HTTP connections to one port at the same time."""
+"""Open HTTP connections per port at most."""
 _MAX_HEAD_BYTES = 64 * 2**10
 _HEAD_S = 15.0
-"""How long a connection may be silent, and the head of a request may take."""
+"""Seconds of silence on a connection, and until a request's head is complete, at most."""
 _FILES_BESIDE = 256
-"""Open files that are no connections."""
+"""Open files besides connections."""
 _REQUESTS_END_S = 4
-"""After a signal to stop, until requests that are still answered are given up."""
+"""Seconds after a signal to stop until requests under way are cancelled."""
 _SWITCH_S = 0.0005
-"""How long a thread may compute in Python while others wait: a step waits for that several times,
-and Python would let it be five milliseconds each time, while sessions are rebuilt beside it."""
+"""Python's switch interval. A step waits for the interpreter several times while another thread
+rebuilds sessions, by default five milliseconds each time."""
 
 
 def _refuse(reason: object) -> NoReturn:
     """Ends the process with a sentence."""
     print(f"server: {reason}", file=sys.stderr, flush=True)
-    # An ordinary exit would wait for the thread that compiles. A worker that ends in another way is
-    # started again by uvicorn, without end.
+    # An ordinary exit would wait for the compiling thread. uvicorn restarts a worker that ends
+    # with another code, again and again.
     os._exit(2 if multiprocessing.parent_process() is None else _WORKER_CANNOT_START)
 
 
@@ -86,8 +86,8 @@ def _connections() -> type[asyncio.Protocol]:
 
 
 def __getattr__(name: str) -> Any:
-    """``app`` and ``connections`` are made when they are asked for, in the process that serves: one
-    that only starts others needs neither."""
+    """Builds ``app`` and ``connections`` on first access: a process that only starts workers needs
+    neither."""
     if name == "app":
         return _build()
     if name == "connections":
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
 
 
 def main() -> None:
-    """Serves until it is told to stop."""
+    """Serves until a signal."""
     chosen = option_parser().parse_args()
     settings = _settings()
     ports = chosen.port or [settings.port]
@@ -108,7 +108,7 @@ def main() -> None:
     try:
         _serve(settings, sockets)
     except KeyboardInterrupt:
-        # Before anything answers, or once everything is closed.
+        # The signal came before the server answered, or after it closed.
         end(signal.SIGINT, "ended")
 
 
@@ -119,10 +119,10 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
     config = uvicorn.Config(
         "server.app:app",
         http="server.app:connections",
-        # Who is believed about addresses is the application's own matter.
+        # TrustedProxies reads X-Forwarded-For.
         proxy_headers=False,
         ws_max_size=settings.max_body_bytes,
-        # A message is smaller than a kilobyte or two: to compress it takes longer than to send it.
+        # Messages have a kilobyte or two: compressing takes longer than sending.
         ws_per_message_deflate=False,
         access_log=False,
         backlog=BACKLOG,
@@ -141,11 +141,11 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
 
 
 def option_parser() -> argparse.ArgumentParser:
-    """What the command takes."""
+    """Options of the command."""
     parser = argparse.ArgumentParser(
         prog="server",
         description="Plays jaxserve's episodes over HTTP, WebSocket and MCP.",
-        # The settings read whole names only.
+        # Settings.from_environment reads whole names only.
         allow_abbrev=False,
     )
     parser.add_argument("--host", default=os.environ.get("HOST", "0.0.0.0"))
@@ -155,12 +155,12 @@ def option_parser() -> argparse.ArgumentParser:
         action="append",
         help="port to listen on; may be given more than once (default PORT, or 7860)",
     )
-    # The settings read these two, from this command line as from that of any ASGI server.
+    # Settings.from_environment reads these two, also from another ASGI server's command line.
     parser.add_argument("--workers", help="processes (default WEB_CONCURRENCY, or 1)")
     parser.add_argument(
         "--forwarded-allow-ips",
         metavar="IPS",
-        help="proxies whose X-Forwarded-For is believed (default FORWARDED_ALLOW_IPS, or none)",
+        help="proxies whose X-Forwarded-For is trusted (default FORWARDED_ALLOW_IPS, or none)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Whether a server plays on a real engine, which one, and how much it may send there."""
+"""Settings of live play: the real engine, and the limits of its requests."""
 
 from __future__ import annotations
 
@@ -19,40 +19,39 @@ _OPENAI_KEY = "OPENAI_API_KEY"
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """A real engine, and the limits of what it is sent."""
+    """A real engine, and the limits of its requests."""
 
     url: str
-    """without a path."""
+    """address of the engine, without a path."""
     chat: bool
-    """whether it is a hosted model that answers chats, and no engine of one's own."""
+    """whether the engine is a hosted chat model."""
     model: str | None
-    """None: the first that the engine lists."""
+    """model to request; None: the first one that the engine lists."""
     key: str | None = field(repr=False)
     control_token: str | None = field(repr=False)
-    """of the engine's plug-in jaxserve-vllm."""
+    """token of the engine's plug-in jaxserve-vllm."""
     max_requests: int = 8
-    """sent in one step."""
+    """requests of one window at most."""
     max_prompt_tokens: int = 512
-    """longer prompts are cut."""
+    """tokens of a prompt at most; longer ones are cut."""
     max_completion_tokens: int = 64
-    """longer outputs are cut."""
+    """tokens of an output at most; longer ones are cut."""
     priority: bool | None = False
-    """whether the engine is told the priority of every request; None: if its plug-in says that it
-    serves by priority."""
+    """whether requests carry their priority; None: if the plug-in offers priority routing."""
     token_limit: int = 1_000_000
-    """tokens in and out that may ever be spent, by all starts of the server on one log."""
+    """tokens in and out at most, over all starts of the server on one log."""
 
     @property
     def provider(self) -> str:
-        """By the name that ``JAXSERVE_LIVE_PROVIDER`` has for it."""
+        """Value of ``JAXSERVE_LIVE_PROVIDER``."""
         return "openai" if self.chat else "engine"
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> LiveSettings | None:
-        """Reads ``JAXSERVE_MODE`` and, where it is live, the rest; None where it is simulated.
+        """Reads the settings if ``JAXSERVE_MODE`` is live; None if it is simulated.
 
         Raises:
-          InputError: a value is not allowed, is missing, or is given twice and differs.
+          InputError: a value is invalid or missing, or two names of a variable differ.
         """
         if not plays_live(variables):
             return None
@@ -88,10 +87,10 @@ class LiveSettings:
 
 
 def plays_live(variables: Mapping[str, str]) -> bool:
-    """Whether ``JAXSERVE_MODE`` asks for a real engine.
+    """Whether ``JAXSERVE_MODE`` is live.
 
     Raises:
-      InputError: it says something else, or a variable of an earlier project has no effect.
+      InputError: the mode is unknown, or so is a variable of an earlier project.
     """
     check_earlier(variables)
     names = {name: _of_both(name, earlier, variables) for name, earlier in EARLIER.items()}
@@ -99,10 +98,10 @@ def plays_live(variables: Mapping[str, str]) -> bool:
 
 
 def check_simulated(variables: Mapping[str, str]) -> None:
-    """For what plays simulated episodes only.
+    """Checks that the mode is simulated, for commands that play nothing else.
 
     Raises:
-      InputError: a real engine is asked for, or see ``plays_live``.
+      InputError: the mode is live; further as ``plays_live``.
     """
     if plays_live(variables):
         raise InputError(
@@ -112,7 +111,7 @@ def check_simulated(variables: Mapping[str, str]) -> None:
 
 
 def _of_both(name: str, earlier: str, variables: Mapping[str, str]) -> str | None:
-    """A variable by its name or its earlier one."""
+    """The value of a variable by its name or its earlier name."""
     now, before = variables.get(name) or None, variables.get(earlier) or None
     if now is not None and before is not None and _meaning(now) != _meaning(before):
         raise InputError(
@@ -123,7 +122,7 @@ def _of_both(name: str, earlier: str, variables: Mapping[str, str]) -> str | Non
 
 
 def _meaning(text: str) -> object:
-    """What two spellings of the same have in common."""
+    """A value that is equal for spellings of the same meaning."""
     word = text.lower()
     if word in _MODES:
         return "mode", _MODES[word]
@@ -138,8 +137,8 @@ def _word(
 
 
 def _priority(text: str | None, chat: bool) -> bool | None:
-    """vLLM refuses the field unless it runs with ``--scheduling-policy priority``, and itself does
-    not say how it runs."""
+    """Whether requests carry a priority. vLLM refuses the field unless it runs with
+    ``--scheduling-policy priority``, and does not say how it runs."""
     chosen = _SWITCHES[checks.one_of("JAXSERVE_LIVE_PRIORITY", (text or "auto").lower(), _SWITCHES)]
     if chosen and chat:
         raise InputError(

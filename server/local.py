@@ -1,4 +1,4 @@
-"""A server in a process of its own on this machine: for checks, tests and notebooks."""
+"""A server in a child process, for checks, tests and notebooks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from jaxserve.runtime.child_server import free_ports, stop, wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import free_ports, own_process, stop, wait_until_answers
 
 _STOP_S = 20.0
 
 
 class LocalServer:
-    """``with LocalServer(folder) as server: ... server.url``."""
+    """A server in a child process: ``with LocalServer(folder) as server: ... server.url``."""
 
     def __init__(
         self,
@@ -27,14 +26,14 @@ class LocalServer:
         variables: Mapping[str, str] | None = None,
         app: str = "server.app:app",
     ) -> None:
-        """Starts the process; ``wait`` for it.
+        """Starts the process; ``wait`` returns when it is ready.
 
         Args:
-          folder: where its session log and what it prints go.
-          port: None takes a free one.
-          arguments: of uvicorn.
-          variables: added to the environment.
-          app: what uvicorn serves.
+          folder: folder of the session log and of the printed output.
+          port: port to listen on; None takes a free one.
+          arguments: further arguments of uvicorn.
+          variables: variables added to the environment.
+          app: import path of the application.
         """
         self.port = port or free_port()
         self.printed = folder / f"server-{self.port}.log"
@@ -61,28 +60,28 @@ class LocalServer:
         return f"http://127.0.0.1:{self.port}"
 
     def said(self) -> str:
-        """What it has printed so far."""
+        """Output that the server has printed so far."""
         return self.printed.read_text(errors="replace")
 
     def wait(self) -> LocalServer:
-        """Returns when it is healthy.
+        """Returns when the server answers ``/health``.
 
         Raises:
-          RuntimeError: it ended, or took too long.
+          RuntimeError: the process ended, or took too long.
         """
         try:
-            # One that says what is wrong with its log answers, too.
+            # A server whose log has a fault answers with an error status.
             wait_until_answers(f"{self.url}/health", self.process, any_status=True)
         except RuntimeError as error:
             raise RuntimeError(f"{error}:\n{self.said()}") from None
         return self
 
     def kill(self) -> None:
-        """Ends it as the kernel would when memory runs out."""
+        """Kills the process, as the kernel would without memory."""
         self._end.close()
 
     def stop(self) -> None:
-        """Ends it as an operator would."""
+        """Stops the process by TERM."""
         stop(self.process, _STOP_S)
         self.kill()
 
@@ -94,5 +93,5 @@ class LocalServer:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """An unused port of this machine."""
     return free_ports(1)[0]

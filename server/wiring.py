@@ -1,4 +1,4 @@
-"""All parts of the server put together."""
+"""The application: service, routes, protocols and middleware put together."""
 
 from __future__ import annotations
 
@@ -6,54 +6,59 @@ import asyncio
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from jaxserve.errors import InputError
-from server.doors.answers import answer_problems
-from server.doors.auth import RequireToken
-from server.doors.description import describe
-from server.doors.heads import AnswerHeads
-from server.doors.limits import LimitBody, LimitRate
-from server.doors.messages import CheckMessages, mcp_route
-from server.doors.model_context import ModelContext
-from server.doors.openenv_environment import ServeEnvironment
-from server.doors.origins import CheckHost, CheckOrigin, KnowClient, LeadBack
-from server.doors.queries import CheckSocketQuery
-from server.doors.routes_comparison import comparison_routes
-from server.doors.routes_episodes import episode_routes
-from server.doors.routes_grading import grading_routes
-from server.doors.routes_information import information_routes
-from server.doors.routes_operator import operator_routes
-from server.doors.sockets import LimitSockets
-from server.doors.tools import build_tools
-from server.doors.web import add_page, page_tab
+from server.json_responses import answer_problems
+from server.middleware.access import (
+    CheckHost,
+    CheckOrigin,
+    RelativeRedirects,
+    RequireToken,
+    TrustedProxies,
+)
+from server.middleware.limits import LimitBody, LimitRate, LimitSockets
+from server.middleware.query_names import CheckSocketQuery
+from server.protocols.mcp_tools import build_tools
+from server.protocols.mcp_transport import McpTransport
+from server.protocols.messages import CheckMessages, mcp_route
+from server.protocols.openenv_environment import ServeEnvironment
+from server.routes.comparison_routes import comparison_routes
+from server.routes.episode_routes import episode_routes
+from server.routes.grading_routes import grading_routes
+from server.routes.information_routes import information_routes
+from server.routes.openapi import describe
+from server.routes.operator_routes import operator_routes
+from server.routes.page import add_page, page_tab
+from server.server_settings import Settings
 from server.service import Service
 from server.sessions.compiling import Compilation
-from server.settings import Settings
-from server.wire.answers import TASK_API
+from server.simulated_service import SimulatedService
 from server.wire.openenv_api import ConcurrencyConfig, create_app, take_routes
-from server.wire.schemas import ServeAction, ServeObservation, ServeState
+from server.wire.response_models import TASK_API
+from server.wire.schemas import ActionModel, ObservationModel, ServeState
 
 _PLACE_IDLE_S = 900.0
-"""How long a connection's place is kept unused. OpenEnv also gives places away by a call of
-``/mcp``, to clients that may never come back; the sessions themselves are in the log."""
+"""Idle time after which OpenEnv frees a connection's place. Calls of ``/mcp`` take places, too, and
+their clients may never return; the sessions themselves are in the log."""
 
 
 def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     """The whole application.
 
     Args:
-      compilation: under way; start-up waits for what a first step needs.
+      compilation: compiles programs; start-up waits for those of a first step.
 
     Raises:
-      InputError: settings that cannot work together.
+      InputError: settings contradict each other.
     """
     service = _service(settings)
     tools = build_tools(service)
-    context = ModelContext(tools)
+    transport = McpTransport(tools)
     app = create_app(
         lambda: ServeEnvironment(service, tools),
-        ServeAction,
-        ServeObservation,
+        ActionModel,
+        ObservationModel,
         env_name="jaxserve",
         concurrency_config=ConcurrencyConfig(
             max_concurrent_envs=settings.max_connections,
@@ -65,10 +70,8 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         custom_tab_primary=True,
     )
     app.title = "jaxserve"
-    # OpenEnv would play every call of these in an environment of its own.
-    take_routes(app, ("/reset", "/step", "/state"))
-    # And it knows nothing of the log.
-    take_routes(app, ("/health",))
+    # OpenEnv's own routes would play every call in a new environment, and know no session log.
+    take_routes(app, ("/reset", "/step", "/state", "/health"))
     (openenv_mcp,) = take_routes(app, ("/mcp",))
     for router in (
         episode_routes(service),
@@ -76,7 +79,7 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
         comparison_routes(service),
         operator_routes(service),
         information_routes(service, compilation),
-        mcp_route(openenv_mcp, context),
+        mcp_route(openenv_mcp, transport),
     ):
         app.include_router(router)
     for (method, path), answer in TASK_API.items():
@@ -85,14 +88,14 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
     add_page(app)
     answer_problems(app)
     describe(app)
-    _add_limits(app, settings, context)
+    _add_limits(app, settings, transport)
 
     async def start() -> None:
         await service.start(compilation)
-        await context.start()
+        await transport.start()
 
     async def stop() -> None:
-        await context.stop()
+        await transport.stop()
         await service.stop()
         await asyncio.to_thread(compilation.end)
 
@@ -103,10 +106,10 @@ def build_app(settings: Settings, compilation: Compilation) -> FastAPI:
 
 def _service(settings: Settings) -> Service:
     if settings.live is None:
-        return Service(settings)
+        return SimulatedService(settings)
     try:
-        # What asks engines is not needed, nor perhaps installed, where nothing is asked.
-        from server.live.service import LiveService
+        # Clients of engines are an extra, which a server of simulated episodes does without.
+        from server.live.live_service import LiveService
     except ModuleNotFoundError as error:
         raise InputError(
             f"JAXSERVE_MODE is live and {error.name} is not installed; "
@@ -115,12 +118,12 @@ def _service(settings: Settings) -> Service:
     return LiveService(settings)
 
 
-def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None:
-    """Middleware; the one added last sees a request first."""
-    app.add_middleware(CheckMessages, context=context)
+def _add_limits(app: FastAPI, settings: Settings, transport: McpTransport) -> None:
+    """Adds the middleware; the last one added sees a request first."""
+    app.add_middleware(CheckMessages, transport=transport)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
-    app.add_middleware(AnswerHeads)
-    app.add_middleware(LeadBack)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RelativeRedirects)
     app.add_middleware(
         LimitSockets,
         per_address=settings.address_connections or -(-settings.max_connections // 2),
@@ -140,4 +143,25 @@ def _add_limits(app: FastAPI, settings: Settings, context: ModelContext) -> None
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type", "X-Session-Id"],
         )
-    app.add_middleware(KnowClient, proxies=settings.trusted_proxies)
+    app.add_middleware(TrustedProxies, proxies=settings.trusted_proxies)
+
+
+class HeadAsGet:
+    """ASGI middleware: answers HEAD as GET without a body, for probes and caches."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        """Args: the application."""
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hands HEAD on as GET and drops the body."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.runtime.xla_flags import set_flag
+from jaxserve.runtime.jax_setup import set_flag
 
 _LEVEL = "xla_backend_optimization_level"
 

@@ -21,7 +21,7 @@ from jaxserve.agents.search import StaticSearch, search_static
 from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.errors import InputError
 from jaxserve.grids import action_at, grid_sizes
-from jaxserve.runtime.compilation_cache import cache_folder
+from jaxserve.runtime.jax_setup import cache_folder
 from jaxserve.spaces import make_action
 
 

@@ -19,7 +19,7 @@ from jaxserve.datafiles import write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE
 from jaxserve.runtime.hosts import is_loopback
-from jaxserve.runtime.state import state_folder
+from jaxserve.runtime.storage import state_folder
 
 _BYTES = 24
 

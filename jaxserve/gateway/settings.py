@@ -13,7 +13,7 @@ import tyro
 from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.runtime.hosts import is_loopback
-from jaxserve.runtime.state import state_folder
+from jaxserve.runtime.storage import state_folder
 
 TOKEN_VARIABLE = "JAXSERVE_GATEWAY_TOKEN"
 CONTROL_TOKEN_VARIABLE = "JAXSERVE_GATEWAY_CONTROL_TOKEN"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.gateway.sessions.redaction import Redaction
-from jaxserve.runtime.process_group import sweeping_leader
+from jaxserve.runtime.child_processes import sweeping_leader
 
 MARK = "JAXSERVE_RUN"
 """Variable of all processes of a command, with a different value for each command."""

@@ -1,1 +1,1 @@
-"""What a process sets up first: cores, XLA flags, compiled programs on disk, devices, processes."""
+"""Set-up of processes: JAX, devices, child processes, HTTP servers, storage."""

@@ -1,4 +1,4 @@
-"""Environment variables of earlier projects: read, said to have no effect, or refused."""
+"""Environment variables of earlier projects: read, reported as unused, or refused."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ EARLIER = {
     "JAXSERVE_LIVE_MAX_PROMPT_TOKENS": "LLMSERVE_REAL_MAX_PROMPT_TOKENS",
     "JAXSERVE_LIVE_MAX_COMPLETION_TOKENS": "LLMSERVE_REAL_MAX_COMPLETION_TOKENS",
 }
-"""Names that variables of a server had."""
+"""Earlier names of a server's variables."""
 BASE_URL = "LLMSERVE_BASE_URL"
-"""Read by the command that scores baselines over HTTP."""
+"""Variable of the command that scores baselines over HTTP."""
 _PREFIX = "LLMSERVE_"
 _KNOWN = frozenset({*EARLIER.values(), BASE_URL})
 
 
 def check_earlier(variables: Mapping[str, str]) -> None:
-    """Raises InputError for a variable of an earlier project that nothing reads."""
+    """Raises InputError for an unknown variable of an earlier project."""
     for name in sorted(variables):
         if name.startswith(_PREFIX) and name not in _KNOWN:
             raise InputError(
@@ -31,12 +31,12 @@ def check_earlier(variables: Mapping[str, str]) -> None:
 
 
 def without_effect(variables: Mapping[str, str], read: Collection[str], where: str) -> str | None:
-    """What to say of variables that something else reads: a deployment may set them for all of its
-    programs, so that they are no reason to refuse; None where there are none.
+    """A warning about variables that are set and have no effect here; None without any. A
+    deployment may set them for all of its programs, so they are no error.
 
     Args:
-      read: names that do have an effect.
-      where: what the others do not change, such as "on a server".
+      read: names that have an effect.
+      where: end of the sentence, such as "on a server".
 
     Raises:
       InputError: see ``check_earlier``.

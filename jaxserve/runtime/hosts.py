@@ -1,23 +1,23 @@
-"""Names and addresses by which machines are asked."""
+"""Host names and addresses: loopback, local, from the header ``Host``."""
 
 from __future__ import annotations
 
 import ipaddress
 
 _LOCAL_NAMES = (".localhost", ".local", ".internal")
-"""Ends of names that only this machine and its network give, as they do those without a dot: RFC
-6761, RFC 6762, and ICANN's reservation of 2024."""
+"""Ends of names that only this machine and its network resolve, as names without a dot: RFC 6761,
+RFC 6762, and ICANN's reservation of 2024."""
 
 
 def named_host(header: str) -> str:
-    """The name or address in a header ``Host``, without its port."""
+    """The name or address of a header ``Host``, without the port."""
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0].lower()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether an address is reached from this machine only."""
     address = _address(host)
     if address is None:
         return host == "localhost"
@@ -25,8 +25,8 @@ def is_loopback(host: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    """Whether it is an address, or a name that only this machine and its network give. Any other
-    may be a site's that its owner made to lead here (DNS rebinding)."""
+    """Whether a host is an address, or a name that only this machine and its network resolve. The
+    owner of any other name may have pointed it to this machine (DNS rebinding)."""
     return "." not in name or name.endswith(_LOCAL_NAMES) or _address(name) is not None
 
 

@@ -1,4 +1,8 @@
-"""uvicorn's HTTP protocol with limits that it does not have: heads, connections, dead clients."""
+"""uvicorn's HTTP protocol with further limits: size and time of heads, connections, dead clients.
+
+The protocol overrides callbacks of httptools and asyncio, and uses public names of uvicorn's class
+that are alike from uvicorn 0.30 to 0.54: ``timeout_keep_alive``, its task and its handler.
+"""
 
 from __future__ import annotations
 
@@ -17,111 +21,114 @@ _REFUSAL = (
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """Of what comes before an application sees a request."""
+    """Limits of connections and heads, before an application sees a request."""
 
     max_connections: int
-    """at a port: clients of one do not shut those of another out."""
+    """open connections per port, so that clients of one port do not block another."""
     max_head_bytes: int
-    """of a request's line and headers."""
+    """bytes of the request line and the headers."""
     head_s: float
-    """how long a head may take, and a connection may be silent before one."""
+    """seconds until a head is complete, silence before it included."""
 
 
 def limited_protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn with these limits."""
-    open_at: Counter[int | None] = Counter()
+    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "open_at": Counter()})
 
-    class LimitedProtocol(HttpToolsProtocol):
-        """One connection of a client."""
 
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self._head_bytes = 0
-            self._in_head = True
-            self._unread_bytes = 0
-            self._head_timer: asyncio.TimerHandle | None = None
+class _LimitedProtocol(HttpToolsProtocol):
+    """One connection of a client."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._port = self.server[1] if self.server else None
-            open_at[self._port] += 1
-            if open_at[self._port] > limits.max_connections:
-                self._refuse(b"503 Service Unavailable", b"too many connections")
-            else:
-                self._start_timer()
+    limits: HttpLimits
+    open_at: Counter[int | None]
+    """open connections by port."""
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            open_at[self._port] -= 1
-            self._stop_timer()
-            super().connection_lost(exc)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._head_bytes = 0
+        self._in_head = True
+        self._unread_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
 
-        def handle_websocket_upgrade(self) -> None:
-            """From now on another protocol has the connection, and hears of its end."""
-            open_at[self._port] -= 1
-            super().handle_websocket_upgrade()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._port = self.server[1] if self.server else None
+        self.open_at[self._port] += 1
+        if self.open_at[self._port] > self.limits.max_connections:
+            self._refuse(b"503 Service Unavailable", b"too many connections")
+        else:
+            self._start_timer()
 
-        def data_received(self, data: bytes) -> None:
-            if self._in_head:
-                self._head_bytes += len(data)
-                self._start_timer()
-            super().data_received(data)
-            # A head that ended in this piece is measured by the application.
-            if self._in_head and self._head_bytes > limits.max_head_bytes:
-                self._refuse(b"431 Request Header Fields Too Large", b"the headers are too large")
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open_at[self._port] -= 1
+        self._stop_timer()
+        super().connection_lost(exc)
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            if self._in_head:  # trailers of a chunked body come here as well
-                super().on_header(name, value)
+    def handle_websocket_upgrade(self) -> None:
+        """Hands the connection to a WebSocket protocol, which hears of its end instead."""
+        self.open_at[self._port] -= 1
+        super().handle_websocket_upgrade()
 
-        def on_headers_complete(self) -> None:
-            self._in_head = False
-            self._stop_timer()
-            super().on_headers_complete()
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+            self._start_timer()
+        super().data_received(data)
+        # The application measures a head that ended in this piece.
+        if self._in_head and self._head_bytes > self.limits.max_head_bytes:
+            self._refuse(b"431 Request Header Fields Too Large", b"the headers are too large")
 
-        def on_message_complete(self) -> None:
-            super().on_message_complete()
-            self._in_head, self._head_bytes = True, 0
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # httptools also reports the trailers of a chunked body
+            super().on_header(name, value)
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self.transport.is_closing():  # uvicorn looks after open ones only
-                self._look_again()
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
 
-        def timeout_keep_alive_handler(self) -> None:
-            """Nothing has come for a while: ends the connection, at once if what is left of the
-            last answer is not being read either."""
-            left = 0 if self.parser is None else self.transport.get_write_buffer_size()
-            if left and left == self._unread_bytes:
-                self.transport.abort()
-            elif left:
-                self._unread_bytes = left
-                self._look_again()
-            else:
-                super().timeout_keep_alive_handler()
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._head_bytes = True, 0
 
-        def _look_again(self) -> None:
-            self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():  # uvicorn sets a timer for open connections only
+            self._restart_keep_alive()
 
-        def _start_timer(self) -> None:
-            if self._head_timer is None:
-                self._head_timer = self.loop.call_later(limits.head_s, self._too_slow)
+    def timeout_keep_alive_handler(self) -> None:
+        """Closes a silent connection; aborts it if the client does not read the last response."""
+        left = 0 if self.parser is None else self.transport.get_write_buffer_size()
+        if left and left == self._unread_bytes:
+            self.transport.abort()
+        elif left:
+            self._unread_bytes = left
+            self._restart_keep_alive()
+        else:
+            super().timeout_keep_alive_handler()
 
-        def _stop_timer(self) -> None:
-            if self._head_timer is not None:
-                self._head_timer.cancel()
-                self._head_timer = None
+    def _restart_keep_alive(self) -> None:
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
-        def _too_slow(self) -> None:
+    def _start_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.head_s, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
             self._head_timer = None
-            if self._in_head and not self.transport.is_closing():
-                self.transport.close()
 
-        def _refuse(self, status: bytes, text: bytes) -> None:
-            if not self.transport.is_closing():
-                self.transport.write(_REFUSAL % (status, len(text), text))
-                self.transport.close()
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if self._in_head and not self.transport.is_closing():
+            self.transport.close()
 
-    return LimitedProtocol
+    def _refuse(self, status: bytes, text: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(_REFUSAL % (status, len(text), text))
+            self.transport.close()

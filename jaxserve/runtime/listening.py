@@ -1,4 +1,4 @@
-"""Sockets of the servers that commands run, and uvicorn as these have it."""
+"""Listening sockets of servers that commands run, and uvicorn with their common options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BACKLOG = 2048
 
 
 def listen(host: str, port: int, option: str) -> socket.socket:
-    """A socket that listens; port 0 takes a free one.
+    """A listening socket; port 0 takes a free port.
 
     Raises:
       InputError: the port cannot be used; ``option`` names it.
@@ -30,13 +30,13 @@ def listen(host: str, port: int, option: str) -> socket.socket:
 
 
 def address(listening: socket.socket) -> str:
-    """The URL at which a socket listens."""
+    """The URL of a listening socket."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def raise_file_limit(wanted: int) -> None:
-    """Lets this process open so many files, as far as it may; many systems begin with 1,024."""
+    """Raises this process's limit of open files, often 1,024, up to the hard limit."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
@@ -48,13 +48,10 @@ def raise_file_limit(wanted: int) -> None:
 
 
 class CommandServer(uvicorn.Server):
-    """Serves an application on open sockets: no log of its own, and an end by a signal succeeds."""
+    """Serves an application on open sockets, without a log; exit by a signal counts as success."""
 
     def __init__(self, application: Any, **options: Any) -> None:
-        """Args:
-        application: what is served.
-        options: of ``uvicorn.Config``, beside those that are the same for all.
-        """
+        """Args: an ASGI application, and further options of ``uvicorn.Config``."""
         super().__init__(
             uvicorn.Config(
                 application,
@@ -70,6 +67,6 @@ class CommandServer(uvicorn.Server):
         )
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second Ctrl-C ends at once."""
+        """Stops the server; a second Ctrl-C stops it at once."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True

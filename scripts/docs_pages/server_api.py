@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from docs_pages.markdown import code, table
-from server.settings import IN_MEMORY, Settings
+from server.server_settings import IN_MEMORY, Settings
 from server.wiring import build_app
 
 _INTRODUCTION = """\

@@ -1,1 +1,1 @@
-"""A server that plays on a real engine; imported only where ``JAXSERVE_MODE`` says so."""
+"""Live play on a real engine; imported only if ``JAXSERVE_MODE`` is live."""

@@ -1,1 +1,1 @@
-"""Who plays a session other than a client: agents, language models, baselines."""
+"""Agents and language models that play sessions, and baselines."""

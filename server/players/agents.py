@@ -23,16 +23,16 @@ from server.sessions.programs import Knobs, Window
 from server.sessions.session import Session, begin_session
 
 Driver = Callable[[Session], Knobs]
-"""Chooses a session's next action."""
+"""Function that chooses a session's next action."""
 
 
 @dataclass(frozen=True)
 class AgentMemory:
-    """What an agent remembers of the session it drives."""
+    """An agent's memory of the session that it drives."""
 
     agent: str
     steps: int
-    """windows of the episode when it last acted; it starts afresh when others acted since."""
+    """windows of the episode at the agent's last action; any other number resets the memory."""
     number: int
     """the log's number of that episode."""
     content: Any
@@ -42,39 +42,39 @@ class Agents:
     """Loaded agents; safe to use from several threads."""
 
     def __init__(self) -> None:
-        """None is loaded yet."""
+        """No agent is loaded yet."""
         self._guard = threading.Lock()
         self._loading: dict[tuple[str, str], threading.Lock] = {}
         self._drivers: dict[tuple[str, str], Driver] = {}
 
     def load(self, agent: str, task: str) -> Driver:
-        """The agent, compiled for the task, which takes seconds the first time.
+        """An agent, compiled for a task, which takes seconds the first time.
 
         Raises:
-          InputError: no such agent, or one that has nothing to act by on this task.
+          InputError: no such agent, or the agent has no setting for this task.
         """
         check_agent(agent)
         which = (agent, task)
         with self._guard:
             loading = self._loading.setdefault(which, threading.Lock())
-        # Who asks for another agent or task does not wait.
+        # Requests for another agent or task do not wait.
         with loading:
             if which not in self._drivers:
                 driver = _driver(agent, task)
-                # Its programs are compiled here, not in the thread that steps everybody's sessions.
+                # A first action compiles the programs here, outside of the worker's thread.
                 driver(begin_session("", 0, "", parse_episode(task, 0, "train", None)))
                 self._drivers[which] = driver
         return self._drivers[which]
 
 
 def playing_agents() -> tuple[str, ...]:
-    """Agents that can play here. Others are shown the simulator's state, which no operator sees,
-    and some of them search for minutes before they act."""
+    """Agents that can play sessions. Privileged agents cannot: they see the simulator's state, and
+    some search for minutes before they act."""
     return tuple(name for name in agent_names() if name not in PRIVILEGED_AGENTS)
 
 
 def check_agent(agent: str) -> None:
-    """Raises InputError unless that agent can play here."""
+    """Raises InputError if the agent cannot play sessions."""
     checks.one_of("agent", agent, playing_agents())
 
 
@@ -101,7 +101,7 @@ def _driver(agent: str, task: str) -> Driver:
 
 
 def seen(window: Window) -> ServeObservation:
-    """A window's observation as agents inside jaxserve take it."""
+    """A window's observation as jaxserve's agents take it."""
     return ServeObservation(
         **{name: jnp.asarray(value, jnp.float32) for name, value in window.observation.items()}
     )

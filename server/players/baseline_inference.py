@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.errors import InputError
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
 from jaxserve.runtime.earlier_variables import BASE_URL, EARLIER, without_effect
+from jaxserve.runtime.jax_setup import enable_compilation_cache
 from jaxserve.seeds import SPLITS
 from jaxserve.show.outputs import check_output, write_output
 from jaxserve.tasks.spec import task_names
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         if chosen.runtime == "in-process":
             check_simulated(os.environ)
         else:
-            # The server says how it plays; what has no effect anywhere is refused.
+            # The server decides how it plays; only the variables' values are checked.
             plays_live(os.environ)
         unused = without_effect(os.environ, _read(chosen), f"with --runtime {chosen.runtime}")
         if unused:
@@ -58,13 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     unscored = [task for task, result in report["baseline"].items() if result["score"] is None]
     if unscored:
         print(f"error: no score for {', '.join(unscored)}", file=sys.stderr)
-    # An agent of jaxserve may have nothing to act by on some tasks; a model has.
+    # One of jaxserve's agents may lack a setting for some tasks; a model lacks none.
     failed = unscored if chosen.mode == "openai" else len(unscored) == len(report["baseline"])
     return int(bool(failed))
 
 
 def _read(chosen: argparse.Namespace) -> list[str]:
-    """Variables of earlier projects that have an effect."""
+    """Variables of earlier projects that this run reads."""
     return [BASE_URL] if chosen.runtime == "http" else [EARLIER["JAXSERVE_MODE"]]
 
 

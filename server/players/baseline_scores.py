@@ -1,4 +1,4 @@
-"""Scores of agents on every task, played by this server for comparison."""
+"""Baselines: scores of agents on every task, played by this server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxserve.errors import InputError
 from jaxserve.tasks.spec import task_names
-from server.beside import Beside, Shared, Watch
+from server.background import BackgroundExecutor, SharedResults, StopSignal
 from server.players.agents import Agents, check_agent
 from server.players.model_budget import Bill, ModelBudget, Notes
 from server.players.model_settings import ModelSettings, model_name
@@ -19,43 +19,45 @@ if TYPE_CHECKING:
     from server.players.language_agent import LanguageAgent
 
 SPLIT = "test"
-"""Seeds that no agent was trained on."""
+"""Split whose seeds no agent was trained on."""
 _KEPT = 256
-"""Results that are remembered."""
+"""Cached results."""
 _AGENT_S = 300.0
-"""That an agent may take for all tasks."""
+"""Seconds of one agent on all tasks at most."""
 _MODEL_S = 900.0
 
 
 class Baselines:
-    """Each is computed once: those of jaxserve's agents never change, and a language model's cost
-    money."""
+    """Baselines, each computed once: scores of jaxserve's agents never change, and those of a
+    language model cost money."""
 
-    def __init__(self, agents: Agents, beside: Beside, notes: Notes, budget: ModelBudget) -> None:
-        """Args: loaded agents and threads, shared with the rest of the server; where results of
-        language models are kept; and what those may spend."""
-        self._agents, self._beside, self._notes = agents, beside, notes
+    def __init__(
+        self, agents: Agents, background: BackgroundExecutor, notes: Notes, budget: ModelBudget
+    ) -> None:
+        """Args: the server's agents and background threads, notes that keep results of language
+        models, and the budget of these."""
+        self._agents, self._background, self._notes = agents, background, notes
         self._budget = budget
-        self._shared: Shared[dict[str, Any]] = Shared(_KEPT)
+        self._shared: SharedResults[dict[str, Any]] = SharedResults(_KEPT)
 
     async def deterministic(
         self, agent: str, seed: int, tasks: tuple[str, ...] | None = None
     ) -> dict[str, Any]:
-        """An agent of jaxserve on one episode of each task; None plays all.
+        """Scores of one of jaxserve's agents on one episode of each task; None means all tasks.
 
         Raises:
-          InputError: no such agent. Overloaded: it takes too long, or too many wait.
+          InputError: no such agent. Overloaded: the computation takes too long, or too many wait.
         """
         check_agent(agent)
         chosen = tasks or task_names()
 
-        async def compute(watch: Watch) -> dict[str, Any]:
+        async def compute(watch: StopSignal) -> dict[str, Any]:
             def play(task: str) -> dict[str, Any]:
                 watch.check()
                 game = InProcess(task, seed, SPLIT, self._agents)
                 return play_agent(game, agent, lambda turn: watch.check())
 
-            results = await self._beside.run(score_tasks, chosen, play)
+            results = await self._background.run(score_tasks, chosen, play)
             return summary(agent, seed, SPLIT, results)
 
         return await self._shared.get((agent, seed, *chosen), compute, _AGENT_S)
@@ -63,11 +65,10 @@ class Baselines:
     async def known_language_model(
         self, seed: int, tasks: tuple[str, ...] | None = None
     ) -> dict[str, Any]:
-        """What the server's language model was worth, if that has been asked for before; on these
-        tasks, None being all.
+        """Kept scores of the server's language model on some tasks; None means all tasks.
 
         Raises:
-          InputError: it has not.
+          InputError: no result is kept.
         """
         kept = await self._notes.note(_name(seed))
         if kept is None:
@@ -79,25 +80,24 @@ class Baselines:
         return found if tasks is None else _of_tasks(found, tasks)
 
     async def language_model(self, seed: int) -> dict[str, Any]:
-        """A language model, configured by the server's environment variables.
+        """Scores of the language model that the environment variables configure.
 
         Raises:
-          InputError: there is no key. SpendingLimit: no tokens are left for it. Overloaded: too
-            many wait.
+          InputError: there is no key. SpendingLimit: no tokens are left. Overloaded: too many wait.
         """
         name = _name(seed)
         kept = await self._notes.note(name)
         if kept is not None:
             return json.loads(kept)
 
-        async def compute(watch: Watch) -> dict[str, Any]:
+        async def compute(watch: StopSignal) -> dict[str, Any]:
             async with self._budget.spending() as bill:
                 return await self._play_model(seed, watch, bill)
 
         return await self._shared.get(name, compute, _MODEL_S)
 
-    async def _play_model(self, seed: int, watch: Watch, bill: Bill) -> dict[str, Any]:
-        agent = await self._beside.run(_language_agent, bill.left)
+    async def _play_model(self, seed: int, watch: StopSignal, bill: Bill) -> dict[str, Any]:
+        agent = await self._background.run(_language_agent, bill.left)
 
         def shown(turn: Turn) -> None:
             del turn
@@ -108,24 +108,24 @@ class Baselines:
             return play_model(InProcess(task, seed, SPLIT), agent, task, shown)
 
         try:
-            results = await self._beside.run(score_tasks, task_names(), play)
+            results = await self._background.run(score_tasks, task_names(), play)
         finally:
             bill.tokens = agent.tokens
         found = summary(agent.settings.model, seed, SPLIT, results)
-        # A model that never answered may do so another time.
+        # A model that never answered is asked again next time.
         if found["mean_score"] is not None:
             await self._notes.keep_note(_name(seed), json.dumps(found))
         return found
 
 
 def _name(seed: int) -> str:
-    """Of a result that is kept: another model, or tasks that have changed since, have others."""
+    """Key of a kept result; it changes with the model and the versions of the tasks."""
     tasks = ", ".join(f"{task} {built_in_task(task).version}" for task in task_names())
     return f"baseline of {model_name()}, seed {seed}, {tasks}"
 
 
 def _language_agent(tokens: int) -> LanguageAgent:
-    # Importing openai takes seconds, in which nobody else would be answered.
+    # Importing openai takes seconds, so it happens in a background thread.
     from server.players.language_agent import LanguageAgent
 
     most = min(tokens, ModelSettings.max_tokens)
@@ -135,7 +135,7 @@ def _language_agent(tokens: int) -> LanguageAgent:
 def score_tasks(
     tasks: Sequence[str], play: Callable[[str], dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """What ``play`` returns for each task; a note instead of a score where a task has none."""
+    """Results of ``play`` by task; a note in place of the score if ``play`` raises InputError."""
     results = {}
     for task in tasks:
         try:
@@ -146,7 +146,7 @@ def score_tasks(
 
 
 def _of_tasks(found: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
-    """The part of a summary that is about these tasks."""
+    """The part of a summary for some tasks."""
     results = {task: found["baseline"][task]["grader"] for task in tasks}
     return summary(found["agent"], found["seed"], found["split"], results)
 
@@ -154,7 +154,7 @@ def _of_tasks(found: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Any]:
 def summary(
     agent: str, seed: int, split: str, results: Mapping[str, dict[str, Any]]
 ) -> dict[str, Any]:
-    """Results of all tasks with their mean score, also where earlier projects have them."""
+    """Results of all tasks with their mean score, also in the fields of earlier projects."""
     scores = {task: result["score"] for task, result in results.items()}
     given = [score for score in scores.values() if score is not None]
     mean = sum(given) / len(given) if given else None

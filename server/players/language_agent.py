@@ -1,4 +1,4 @@
-"""A language model as an operator: it reads the dashboard every few windows and sets the knobs."""
+"""A language model as an operator, which reads the dashboard every few windows and sets knobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import openai
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_BOUNDS
-from server.players.answers import first_object
+from server.players.model_answers import first_object
 from server.players.model_settings import ModelSettings
 from server.sessions.programs import Knobs
-from server.wire.schemas import ServeAction
-from server.wire.sentences import checked
+from server.wire.error_sentences import checked
+from server.wire.schemas import ActionModel
 
 _HIDDEN = {
     "estimated_cost_per_1k",
@@ -25,30 +25,30 @@ _HIDDEN = {
     "slo_violation_rate",
     "cost_so_far",
 }
-"""Of an observation, what a decision does not need."""
+"""Fields of an observation that the model is not shown."""
 _SHOWN = tuple(name for name in OBSERVATION_BOUNDS if name not in _HIDDEN)
 _ANSWER_TOKENS = 400
 _MOST_TOKENS = 8192
-"""Of an answer by a model that thinks before it, which counts as well."""
+"""Tokens of an answer by a reasoning model, its thoughts included."""
 _HOPELESS = 3
-"""Decisions without an answer, from the first on, after which none is expected any more."""
+"""First decisions without an answer, after which the model is given up."""
 
 
 class LanguageAgent:
-    """Chooses actions for any number of episodes within one budget, and writes down why."""
+    """Chooses actions for any number of episodes within one budget, and keeps all exchanges."""
 
     def __init__(self, settings: ModelSettings) -> None:
-        """Nothing is sent yet."""
+        """Sends nothing yet."""
         self.settings = settings
         self.trace: list[dict[str, Any]] = []
-        """every exchange: what was asked, what came back, tokens, seconds, error."""
+        """every exchange: request, answer, tokens, seconds, error."""
         self.tokens = 0
         self.decisions = 0
-        """how often it was asked for knobs."""
+        """decisions requested."""
         self.answers = 0
-        """how often it gave some, at once or when told what was wrong."""
+        """decisions with a valid answer, at once or after a repair."""
         self.refused: str | None = None
-        """why it would be refused again, if it was in the last exchange."""
+        """permanent error of the last exchange, None otherwise."""
         self._forms = list(_FORMS)
         self._parameters: dict[str, Any] = {"temperature": 0.0, "seed": 0}
         self._limit, self._answer_tokens = "max_tokens", _ANSWER_TOKENS
@@ -62,7 +62,7 @@ class LanguageAgent:
 
     @property
     def exhausted(self) -> str | None:
-        """Which budget is used up, if one is."""
+        """Sentence about a budget that is used up; None if none is."""
         if self.tokens >= self.settings.max_tokens:
             return f"the budget of {self.settings.max_tokens:,} tokens is used up"
         if time.monotonic() - self._started >= self.settings.max_seconds:
@@ -71,7 +71,7 @@ class LanguageAgent:
 
     @property
     def hopeless(self) -> str | None:
-        """Why there is nothing to be expected of a model that has never answered."""
+        """Why a model that has never answered is given up; None if it is not."""
         if self.answers or not self.decisions:
             return None
         if self.refused is None and self.decisions < _HOPELESS:
@@ -84,11 +84,11 @@ class LanguageAgent:
     def decide(
         self, task: Mapping[str, Any], windows: Sequence[Mapping[str, Any]], last: Knobs
     ) -> Knobs:
-        """The knobs to hold until the next decision; ``last`` where the model gives none.
+        """The knobs until the next decision; ``last`` if the model gives none.
 
         Args:
           task: from ``server.wire.catalogue.describe_task``.
-          windows: observations with their reward, oldest first; the last one is now.
+          windows: observations with their reward, oldest first.
         """
         if self.exhausted:
             return last
@@ -112,7 +112,10 @@ class LanguageAgent:
                     continue
                 messages += [
                     {"role": "assistant", "content": text},
-                    {"role": "user", "content": f"{error}. Answer with the corrected JSON only."},
+                    {
+                        "role": "user",
+                        "content": f"{error}. Answer with the corrected JSON only.",
+                    },
                 ]
             else:
                 self.answers += 1
@@ -151,16 +154,15 @@ class LanguageAgent:
         return entry["answer"]
 
     def _ask_less(self, error: openai.APIStatusError) -> bool:
-        """After a request that the server does not take: whether there is another way to ask.
+        """Drops parameters that the provider refuses; returns whether to send the request again.
 
-        Models that reason take neither a temperature nor ``max_tokens``; and not every server knows
-        JSON schemas, or tools.
+        Reasoning models refuse a temperature and ``max_tokens``; some servers, schemas or tools.
         """
         named = f"{error.param} {error.message}"
         unknown = [name for name in self._parameters if name in named]
         for name in unknown:
             del self._parameters[name]
-        # An error about the limit names both: the one that is not known, and the one that is.
+        # An error about the limit names both parameters: the refused and the known one.
         if "max_tokens" in named and self._limit == "max_tokens":
             self._limit, self._answer_tokens = "max_completion_tokens", _MOST_TOKENS
             return True
@@ -172,8 +174,8 @@ class LanguageAgent:
         return True
 
     def _stream(self, messages: list[dict[str, str]]) -> tuple[str, int, bool]:
-        """The answer, its tokens, and whether they were too few, read as it comes so that it can be
-        cut when time is up."""
+        """The answer, its tokens, and whether the limit cut it; streamed, so that reading ends with
+        the budget."""
         create: Any = self._client.chat.completions.create
         stream = create(
             model=self.settings.model,
@@ -195,7 +197,7 @@ class LanguageAgent:
                 if self.exhausted:
                     break
         text = "".join(pieces)
-        # Servers that count nothing: about four characters make a token.
+        # Some servers report no usage: a token is about four characters.
         asked = sum(len(message["content"]) for message in messages)
         return text, used or (asked + len(text)) // 4, cut
 
@@ -245,10 +247,10 @@ def _short(value: float) -> float:
 
 
 def _parse(text: str, last: Knobs) -> Knobs:
-    """The knobs of an answer; those it leaves out stay.
+    """The knobs of an answer; absent ones keep their value.
 
     Raises:
-      InputError: it holds no JSON object, or one with other than allowed values.
+      InputError: the answer holds no JSON object, or an invalid value.
     """
     data = first_object(text)
     if data is None:
@@ -257,18 +259,18 @@ def _parse(text: str, last: Knobs) -> Knobs:
     if not data:
         raise InputError("the answer names no knob")
     stay = dict(zip(KNOBS, last, strict=True))
-    action = checked(ServeAction, stay | checked(ServeAction, data).model_dump(exclude_unset=True))
+    action = checked(ActionModel, stay | checked(ActionModel, data).model_dump(exclude_unset=True))
     return action.knobs()
 
 
 def _pieces(delta: Any) -> list[str]:
-    """The text of a part of an answer, be it content or the argument of a tool call."""
+    """The text of a chunk: content, or arguments of a tool call."""
     called = [call.function.arguments for call in delta.tool_calls or () if call.function]
     return [piece for piece in (delta.content, *called) if piece]
 
 
 def _describe(error: Exception) -> str:
-    """What went wrong, in one line, without headers or keys."""
+    """An error in one line, without headers or keys."""
     if isinstance(error, openai.APIStatusError):
         return f"status {error.status_code} of {type(error).__name__}"
     return type(error).__name__
@@ -313,12 +315,12 @@ _FORMS: tuple[dict[str, Any], ...] = (
     },
     {},
 )
-"""Ways to ask for JSON, the surest first; the instructions alone come last."""
+"""Ways to request JSON, the most reliable first; the last is the instructions alone."""
 _REFUSALS = {
     openai.AuthenticationError: "the key is refused",
     openai.PermissionDeniedError: "the key may not use the model",
     openai.NotFoundError: "MODEL_NAME or API_BASE_URL is wrong",
 }
-"""Errors that stay, and what they say."""
+"""Permanent errors, and their sentences."""
 _BROKEN_ANSWERS = (openai.OpenAIError, httpx.HTTPError, ValueError, AttributeError, TypeError)
-"""What the official client raises when a stream breaks off, or is no stream of chunks."""
+"""Exceptions of the official client if a stream breaks off, or is no stream of chunks."""

@@ -1,4 +1,4 @@
-"""What clients may spend on the operator's language model, counted over restarts."""
+"""Budget of the operator's language model for clients, counted over restarts."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from server.problems import Overloaded, SpendingLimit
+from server.request_errors import Overloaded, SpendingLimit
 
 _SPENT = "model_tokens"
 _WAITING = 16
-"""Uses that wait for their turn at most; whoever comes then is told to come back."""
+"""Requests that wait for the model at most; further ones are refused."""
 
 
 class Notes(Protocol):
-    """What outlives the server: texts by name."""
+    """Texts by key that outlive the server."""
 
     async def note(self, key: str) -> str | None: ...
 
@@ -25,26 +25,26 @@ class Notes(Protocol):
 
 @dataclass
 class Bill:
-    """Of one use of the model."""
+    """Tokens of one use of the model."""
 
     left: int
-    """tokens that it may take."""
+    """tokens that the use may take."""
     tokens: int = 0
-    """that it took; whoever uses the model writes them down."""
+    """tokens that it took; the user of the model sets them."""
 
 
 class ModelBudget:
-    """Tokens of all uses together; for use by one event loop."""
+    """Tokens of all uses; for one event loop."""
 
     def __init__(self, notes: Notes, most: int) -> None:
-        """Args: where what was spent is kept, and the tokens that may be spent in all."""
+        """Args: notes that keep the tokens spent, and tokens in all at most."""
         self._notes, self._most = notes, most
         self._spending = asyncio.Lock()
         self._asked = 0
 
     @contextlib.asynccontextmanager
     async def spending(self) -> AsyncIterator[Bill]:
-        """One use at a time, so that two cannot spend the same tokens.
+        """Admits one use at a time, so that two cannot spend the same tokens.
 
         Raises:
           SpendingLimit: none are left. Overloaded: too many wait already.

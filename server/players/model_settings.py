@@ -1,5 +1,5 @@
-"""Which language model is asked, by whose key, and how much of it; without importing openai, which
-takes seconds."""
+"""Settings of the language model: model, key and limits; without importing openai, which takes
+seconds."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ DEFAULT_MODEL = "gpt-4o-mini"
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Which model, and how much of it."""
+    """A language model, its key and its limits."""
 
     model: str
     api_key: str = field(repr=False)
     base_url: str | None = None
     decide_every: int = 10
-    """windows that a decision holds."""
+    """windows of one decision."""
     max_tokens: int = 200_000
-    """tokens of all exchanges of a run; afterwards the last knobs are held."""
+    """tokens of all exchanges of a run; the last knobs hold afterwards."""
     max_seconds: float = 600.0
-    """the same for time; a request under way then may take minutes more with its retries."""
+    """seconds of a run; a request under way may take minutes more with its retries."""
     request_timeout_s: float = 45.0
     retries: int = 4
-    """of failed requests, with exponential back-off; by the official client."""
+    """retries of a failed request by the official client, with exponential back-off."""
 
     @classmethod
     def from_environment(
@@ -53,12 +53,12 @@ class ModelSettings:
 
 
 def model_name(variables: Mapping[str, str] = os.environ) -> str:
-    """The model that is asked where nobody chooses another."""
+    """Name of the default model."""
     return variables.get("MODEL_NAME") or DEFAULT_MODEL
 
 
 def has_key(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether there is a model to ask."""
+    """Whether a key is set."""
     return _key(variables) is not None
 
 

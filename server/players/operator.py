@@ -1,4 +1,4 @@
-"""The operator's language model in charge of a session, one decision at a time."""
+"""Decisions of the operator's language model for a session, one at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from server.players.answers import first_object
+from server.players.model_answers import first_object
 from server.players.model_budget import Bill, ModelBudget
 from server.players.model_settings import ModelSettings, has_key
-from server.problems import ModelFailure
+from server.request_errors import ModelFailure
 from server.sessions.programs import Knobs, Window
 from server.wire.catalogue import describe_task
 
@@ -28,22 +28,22 @@ _RETRIES = 1
 
 @dataclass(frozen=True)
 class Decision:
-    """What the model wants of the knobs, and why."""
+    """Knobs that the model chose, its reason and its cost."""
 
     knobs: Knobs
     reason: str | None
-    """in its own words; None where it gave none."""
+    """the model's own words; None if it gave no reason."""
     model: str
     tokens: int
-    """that the exchange took."""
+    """tokens of the exchange."""
     seconds: float
 
 
 class Operator:
-    """Asks the model that the server's environment variables name; for use by one event loop."""
+    """Asks the language model that the environment variables configure; for one event loop."""
 
     def __init__(self, budget: ModelBudget) -> None:
-        """Nothing is sent yet."""
+        """Args: budget of the model. Sends nothing yet."""
         self._budget = budget
         self._agent: LanguageAgent | None = None
         self._asked: set[asyncio.Task[Decision]] = set()
@@ -52,19 +52,19 @@ class Operator:
         """Knobs for the next windows of an episode.
 
         Args:
-          windows: the reset's first, the last one is now.
-          last: the knobs that were held in it.
+          windows: the reset's window and all later ones, up to now.
+          last: knobs of the last window.
 
         Raises:
           InputError: there is no key. SpendingLimit: no tokens are left. Overloaded: too many wait.
-          ModelFailure: it gave no answer that can be used.
+          ModelFailure: the model gave no usable answer.
         """
         begun = asyncio.Event()
         asked = asyncio.ensure_future(self._spend(task, windows, last, begun))
         self._asked.add(asked)
         asked.add_done_callback(self._settled)
         try:
-            # To its end even when the client has left: what is spent is written down then.
+            # A disconnect does not stop an exchange, whose tokens must be counted.
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
             if not begun.is_set():
@@ -73,7 +73,7 @@ class Operator:
 
     def _settled(self, asked: asyncio.Task[Decision]) -> None:
         self._asked.discard(asked)
-        # An exception that nobody waits for is no fault of the server.
+        # asyncio would report an exception that no caller retrieves.
         _ = asked.cancelled() or asked.exception()
 
     async def _spend(
@@ -102,22 +102,21 @@ class Operator:
 
 
 def is_offered(model_tokens: int, variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether clients may ask for the model: there is a key, and tokens for them."""
+    """Whether clients may use the model: a key is set, and so is a budget."""
     return model_tokens > 0 and has_key(variables)
 
 
 def reason_of(answer: str) -> str | None:
-    """The field ``reason`` of the object that names the knobs, shortened; None where there is
-    none."""
+    """The field ``reason`` of the object that names the knobs, shortened; None if absent."""
     reason = (first_object(answer) or {}).get("reason")
     return reason[:_REASON_LENGTH] if isinstance(reason, str) and reason.strip() else None
 
 
 def _language_agent() -> LanguageAgent:
-    # Importing openai takes seconds, in which nobody else would be answered.
+    # Importing openai takes seconds, so it happens in the thread of a decision.
     from server.players.language_agent import LanguageAgent
 
-    # How many tokens it may take is said anew for each decision.
+    # Each decision sets its own limit of tokens.
     settings = ModelSettings.from_environment(
         max_seconds=math.inf,
         request_timeout_s=_REQUEST_S,

@@ -1,4 +1,4 @@
-"""Episodes played from outside the server's routes: in this process, or over HTTP."""
+"""Whole episodes played by agents and language models, in this process or over HTTP."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         LanguageAgent,  # it imports openai, which takes a second
     )
 
-Answer = TypeVar("Answer")
+_Result = TypeVar("_Result")
 
 _HTTP_TIMEOUT_S = 120.0
 _DRIVEN = 50
-"""Windows that one request lets an agent play."""
+"""Windows that an agent plays in one request."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Turn:
     """One window of an episode."""
 
     number: int
-    """1 for the first."""
+    """number of the window, from 1."""
     knobs: Knobs
     observation: dict[str, Any]
     reward: float
@@ -55,7 +55,7 @@ class Game(Protocol):
     def step(self, knobs: Knobs) -> Turn: ...
 
     def drive(self, agent: str) -> Iterator[Turn]:
-        """The rest of the episode, played by an agent of jaxserve."""
+        """The rest of the episode, played by one of jaxserve's agents."""
         ...
 
     def grade(self) -> dict[str, Any]: ...
@@ -73,7 +73,7 @@ class InProcess:
 
     @property
     def observation(self) -> dict[str, Any]:
-        """The last window's."""
+        """Observation of the last window."""
         return self._session.window.observation
 
     @property
@@ -82,7 +82,7 @@ class InProcess:
         return self._session.over
 
     def step(self, knobs: Knobs) -> Turn:
-        """One window."""
+        """Plays one window."""
         session = self._session
         state, outcome = programs.advance(session.simulator, session.state, knobs)
         session.append(state, programs.read_windows(outcome), 0, knobs)
@@ -97,7 +97,7 @@ class InProcess:
             yield self.step(driver(self._session))
 
     def grade(self) -> dict[str, Any]:
-        """As ``POST /grader``."""
+        """The grade, as of ``POST /grader``."""
         episode = self._episode
         actions = programs.stack_knobs(self._actions)
         return dataclasses.asdict(grade_actions(episode.task, episode.seed, actions, episode.split))
@@ -107,10 +107,10 @@ class OverHttp:
     """An episode on a server."""
 
     def __init__(self, url: str, task: str, seed: int, split: str, token: str | None) -> None:
-        """Begins it.
+        """Begins the episode.
 
         Raises:
-          InputError: the server cannot be reached or refuses.
+          InputError: the server does not answer or refuses.
         """
         self._url = url
         self._client = ServeClient(url, token=token, timeout_s=_HTTP_TIMEOUT_S, patience_s=0.0)
@@ -121,7 +121,7 @@ class OverHttp:
 
     @property
     def observation(self) -> dict[str, Any]:
-        """The last window's."""
+        """Observation of the last window."""
         return self._observation
 
     @property
@@ -130,7 +130,7 @@ class OverHttp:
         return self._done
 
     def step(self, knobs: Knobs) -> Turn:
-        """One window."""
+        """Plays one window."""
         action = dict(zip(KNOBS, knobs, strict=True))
         return self._turn(self._ask(lambda: self._client.step(action)))
 
@@ -140,7 +140,7 @@ class OverHttp:
             yield from map(self._turn, self._ask(lambda: self._client.drive(agent, _DRIVEN)))
 
     def grade(self) -> dict[str, Any]:
-        """The server's grade; the connection ends."""
+        """The server's grade; closes the connection."""
         grade = self._ask(self._client.grade)
         self._client.close()
         return grade
@@ -151,7 +151,7 @@ class OverHttp:
         knobs = tuple(float(info["action"][knob]) for knob in KNOBS)
         return Turn(info["step"], knobs, self._observation, answer.reward, self._done)
 
-    def _ask(self, call: Callable[[], Answer]) -> Answer:
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
         try:
             return call()
         except ConnectionLost as error:
@@ -165,8 +165,8 @@ class OverHttp:
 def play_model(
     game: Game, agent: LanguageAgent, task: str, shown: Callable[[Turn], None] | None = None
 ) -> dict[str, Any]:
-    """One episode in the hands of a language model, and what it is worth; a model that never
-    answered has no score.
+    """The grade of one episode played by a language model, None if the model never answered, with
+    figures of its exchanges.
 
     Args:
       shown: called with every window.
@@ -191,7 +191,7 @@ def play_model(
     decisions, answers = agent.decisions - decisions, agent.answers - answers
     note = agent.hopeless or agent.exhausted
     if answers == 0:
-        # What the default knobs are worth is no score of the model's.
+        # The default knobs' score is not the model's.
         note = note or f"the model {agent.settings.model} has not answered in this episode"
     return (game.grade() if answers else {"score": None}) | {
         "exchanges": len(exchanges),
@@ -206,7 +206,7 @@ def play_model(
 def play_agent(
     game: Game, agent: str, shown: Callable[[Turn], None] | None = None
 ) -> dict[str, Any]:
-    """One episode in the hands of an agent of jaxserve, and what it is worth.
+    """The grade of one episode played by one of jaxserve's agents.
 
     Args:
       shown: called with every window.

@@ -1,1 +1,1 @@
-"""Sessions: what an episode is, the compiled programs that step it, the log that keeps it."""
+"""Sessions: episodes, the compiled programs that step them, the log that keeps them."""

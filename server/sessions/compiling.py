@@ -1,4 +1,4 @@
-"""Compiles in a thread of its own, mostly before anybody waits for it."""
+"""Compiles programs in a thread of its own, mostly before a request needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import jax
 
 from jaxserve.errors import InputError
 from jaxserve.grading import grade_actions
-from jaxserve.runtime.compilation_cache import enable_compilation_cache
+from jaxserve.runtime.jax_setup import enable_compilation_cache
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.spec import task_names
 from server.sessions import programs
@@ -31,30 +31,34 @@ Job = Callable[[], None]
 
 
 class Compiler(Protocol):
-    """Compiles the programs of ``server.sessions.programs``. The server's is ``Compilation``."""
+    """Compiles the programs of ``server.sessions.programs``; see ``Compilation``."""
 
     @property
     def ready(self) -> Future[None]:
-        """done when the first sessions can be played."""
+        """Done when the first sessions can be played."""
         ...
 
     def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
-        """Done when sessions of that structure can be begun and advanced, one or many at a time."""
+        """Done when sessions of a simulator's structure can be begun and advanced.
+
+        Args:
+          together: many at a time, instead of one.
+        """
         ...
 
 
 class Compilation:
-    """The ``Compiler`` that is a thread.
+    """A ``Compiler`` with a thread.
 
-    First come reset and step, for which a server waits before it answers, then what is needed less
-    often, for all tasks; what somebody waits for comes before the rest.
+    Reset and step are compiled first: the server waits for them before it answers. The programs of
+    all tasks follow, and those that requests wait for take precedence.
     """
 
     def __init__(self, ahead: bool = True) -> None:
-        """Starts at once. Args: whether to go on with what nobody has asked for."""
+        """Starts at once. Args: whether to compile programs before a request needs them."""
         self._ahead = ahead
         enable_compilation_cache()
-        # A window is computed in the thread that asks for it: handing it to another takes longer.
+        # A window is computed in the calling thread: handing it to another takes longer.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
         self._ready: Future[None] = Future()
         self._settled = threading.Event()
@@ -69,16 +73,16 @@ class Compilation:
 
     @property
     def ready(self) -> Future[None]:
-        """done when reset and step are compiled."""
+        """See ``Compiler``."""
         return self._ready
 
     @property
     def under_way(self) -> bool:
-        """Whether something is still compiled, which a first request of its kind may wait for."""
+        """Whether programs are being compiled, for which a first request of a kind may wait."""
         return bool(self._asked) or not self._settled.is_set()
 
     def compiled(self, simulator: Simulator, *, together: bool) -> Future[None]:
-        """See ``Compiler``; safe to call from any thread but the one that compiles."""
+        """See ``Compiler``; safe to call from any thread but the compiling one."""
         future: Future[None] = Future()
         if programs.is_compiled(simulator, together=together):
             future.set_result(None)
@@ -93,14 +97,14 @@ class Compilation:
         return future
 
     def end(self) -> None:
-        """Starts nothing more and waits a while: a process that ends while XLA works is aborted."""
+        """Stops after the program under way: a process that ends while XLA compiles aborts."""
         with self._changed:
             self._ending = True
             self._changed.notify()
         self._thread.join(_PATIENCE_S)
 
     def finish(self) -> None:
-        """Waits for everything that is compiled without being asked for."""
+        """Waits for all programs that are compiled ahead."""
         self._settled.wait()
 
     def _run(self) -> None:
@@ -116,10 +120,10 @@ class Compilation:
             if self._ending:
                 break
             job()
-        # What lives as long as the process is not searched for garbage again and again: with JAX
-        # loaded each search stops all sessions for a quarter of a second.
+        # Freeze imported objects: with JAX loaded, a full collection stalls all sessions for a
+        # quarter of a second.
         gc.freeze()
-        # One request of ``step_many`` makes thousands of objects, none of them in a cycle.
+        # A request of ``step_many`` makes thousands of objects without cycles.
         gc.set_threshold(_OBJECTS_BETWEEN_SEARCHES)
         self._settled.set()
         while not self._ending:
@@ -131,7 +135,7 @@ class Compilation:
                 future.cancel()
 
     def _answer_one(self) -> bool:
-        """Compiles what has been asked for longest ago, if anything."""
+        """Compiles the program that was requested first; False if there is none."""
         with self._changed:
             if not self._asked or self._ending:
                 return False
@@ -175,7 +179,7 @@ def _compile(simulator: Simulator, *, together: bool) -> None:
 
 
 if __name__ == "__main__":
-    # Fills the cache of compiled programs, for images in which nothing can be written later.
+    # Fills the compilation cache, for container images without a writable folder.
     compilation = Compilation()
     compilation.ready.result()
     compilation.finish()

@@ -1,4 +1,4 @@
-"""What an episode is: everything that, with its actions, decides how it goes."""
+"""Episodes: the task, seed, split and config that, with the actions, determine every window."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from jaxserve.tasks.reward import REWARD_CONFIG, reweight
 from jaxserve.tasks.spec import TaskSpec, load_task, task_names
 
 CACHED_ENVIRONMENTS = 64
-"""Pairs of task and config that are kept ready."""
+"""Environments, one for each task and config, that are cached."""
 SEEDS_LISTED = 32
-"""Seeds of each task that a split lists; any other seed can be asked for by number."""
+"""Seeds of each task that a split lists; reset takes any other seed by number."""
 MAX_SERVED_HORIZON = 2000
-"""Windows of an episode, so that no session takes more than a second to rebuild."""
+"""Windows of an episode at most, so that a session is rebuilt within a second."""
 
 
 @dataclass(frozen=True)
 class Episode:
-    """Build it with ``parse_episode``, which checks everything."""
+    """An episode; build it with ``parse_episode``, which checks every field."""
 
     task: str
     task_version: int
     seed: int
     split: str
     config: str
-    """JSON of the reward weights and workload overrides, ``{}`` for the task as it is."""
+    """JSON of reward weights and task overrides; ``{}`` for the task as it is."""
 
     def to_json(self) -> str:
         """One line; ``from_json`` reads it."""
@@ -44,17 +44,17 @@ class Episode:
 
     @classmethod
     def from_json(cls, text: str) -> Episode:
-        """What ``to_json`` wrote."""
+        """The episode that ``to_json`` wrote."""
         return cls(**json.loads(text))
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The reward weights that were changed."""
+        """Changed reward weights."""
         return split_config(json.loads(self.config))[0]
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The parts of the task that were changed."""
+        """Overridden parts of the task."""
         return split_config(json.loads(self.config))[1]
 
     def key(self) -> jax.Array:
@@ -65,7 +65,7 @@ class Episode:
 def parse_episode(
     task: str | int, seed: int, split: str, config: Mapping[str, Any] | None
 ) -> Episode:
-    """An episode from what a client sent.
+    """An episode from a client's request.
 
     Args:
       task: name or alias of a built-in task; files are not read for clients.
@@ -73,13 +73,13 @@ def parse_episode(
         (``jaxserve.tasks.overrides``) side by side.
 
     Raises:
-      InputError: anything unknown or out of range, or that wants programs of its own.
+      InputError: a value is unknown or out of range, or would need programs of its own.
     """
     spec = built_in_task(task)
     episode_key(seed, split)
     weights, overrides = split_config(JsonObject({} if config is None else config, "config"))
     if "output_ages" in overrides:
-        # A new shape of the state for every number, and its programs compiled and kept for ever.
+        # Every number changes the shape of the state, whose programs are kept for ever.
         checks.refuse("config: output_ages", overrides["output_ages"], "left out on a server")
     for name, value in (weights | overrides).items():
         try:
@@ -106,7 +106,7 @@ def built_in_task(task: str | int) -> TaskSpec:
 
 
 def task_number(name: str) -> int:
-    """The number by which a task can be asked for: its alias, else its place in the list."""
+    """The number that names a task: its alias, else its place in the list."""
     return built_in_task(name).alias or task_names().index(name) + 1
 
 
@@ -123,12 +123,12 @@ def listed_episode(split: str, index: int) -> tuple[str, int]:
 
 
 def check_split(split: str) -> None:
-    """Raises InputError unless there is such a split."""
+    """Raises InputError if the split is unknown."""
     checks.one_of("split", split, SPLITS)
 
 
 def listed_count() -> int:
-    """Entries of every split's list."""
+    """Number of entries of a split's list; all splits have the same."""
     return len(task_names()) * SEEDS_LISTED
 
 

@@ -1,7 +1,7 @@
 """A pytree of many small arrays as one vector of 32-bit words.
 
-To hand one array to a compiled program, or to take one back, costs about a microsecond. A session's
-window has two hundred of them, and its computation takes less time than they do.
+Each array that enters or leaves a compiled program costs about a microsecond. A session's window
+has two hundred arrays, and its computation takes less time than they would.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 
 T = TypeVar("T")
 Packed = Any
-"""A uint32 array [..., n]: the bits of a tree's numbers, truth values as 0 and 1."""
+"""A uint32 array [..., n]: the bits of a tree's numbers; booleans are 0 and 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a leaf lies."""
+    """Place of a leaf in the vector."""
 
     first: int
     shape: tuple[int, ...]
     dtype: Any
-    """of its numbers; that of a key has a type of its own."""
+    """type of the leaf's numbers; random keys have a type of their own."""
 
 
 @dataclass(frozen=True)
 class Packing(Generic[T]):
-    """How pytrees of one structure lie in their vectors. Build it with ``Packing.of``."""
+    """The layout of pytrees of one structure in vectors. Build it with ``Packing.of``."""
 
     size: int
     """words of one tree."""
@@ -40,11 +40,10 @@ class Packing(Generic[T]):
 
     @classmethod
     def of(cls, tree: T) -> Packing[T]:
-        """How ``tree`` is packed, and all that have its structure, types and shapes.
+        """The packing of all trees with the structure, types and shapes of ``tree``.
 
         Args:
-          tree: of arrays or of their shapes, without batch axes; of 32-bit numbers, truth values
-            and keys.
+          tree: arrays or their shapes, without batch axes: 32-bit numbers, booleans and keys.
         """
         leaves, structure = jax.tree.flatten(tree)
         places, size = [], 0
@@ -56,7 +55,7 @@ class Packing(Generic[T]):
 
     @property
     def shape(self) -> jax.ShapeDtypeStruct:
-        """of the vector of one tree."""
+        """Shape of the vector of one tree."""
         return jax.ShapeDtypeStruct((self.size,), jnp.uint32)
 
     def pack(self, tree: T) -> Packed:
@@ -64,11 +63,11 @@ class Packing(Generic[T]):
         return jnp.concatenate([_words(leaf).reshape(-1) for leaf in jax.tree.leaves(tree)])
 
     def unpack(self, vector: Packed) -> T:
-        """The tree of a vector [..., n]; its leaves have the same leading axes."""
+        """The tree of a vector [..., n]; its leaves have the vector's leading axes."""
         return jax.tree.unflatten(self._structure, [_taken(vector, p) for p in self._places])
 
     def places(self) -> T:
-        """For every leaf the numbers of its words in the vector, as nested lists of its shape."""
+        """The indices of each leaf's words in the vector, as nested lists of the leaf's shape."""
         found = [
             np.arange(p.first, p.first + math.prod(p.shape)).reshape(p.shape).tolist()
             for p in self._places

@@ -1,13 +1,12 @@
 """The compiled programs: start an episode, advance one session, advance many together.
 
-A program is what JAX compiles of a structure of tasks; it is compiled by its first call, for which
-``server.sessions.compiling`` has a thread, so that whoever plays need not wait for it. A
-``Simulator`` is an environment as programs take it.
+JAX compiles a program for each structure of tasks at its first call. ``server.sessions.compiling``
+makes that call in its own thread, so that no client waits for it. A ``Simulator`` is an environment
+as programs take it.
 
-Every program is compiled once for all tasks of one structure. A window computed by ``advance`` is
-that of ``jax.jit(env.step)`` bit by bit. One computed by ``advance_together`` may differ from it in
-the last bit, but not with the sessions that happen to be advanced together. XLA rounds differently
-for different sizes, so there is one program for them.
+A window computed by ``advance`` equals that of ``jax.jit(env.step)`` bit by bit. A window computed
+by ``advance_together`` may differ from it in the last bit, but not with the other sessions of the
+call. XLA rounds differently for different batch sizes, so there is one size for all.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ from server.sessions.packing import Packed, Packing
 
 PART_NAMES = tuple(RewardParts.__dataclass_fields__)
 BATCH_SIZE = 64
-"""Sessions that the program of ``advance_together`` advances; smaller groups are padded."""
+"""Batch size of ``advance_together``; smaller groups are padded."""
 
 Knobs = tuple[float, ...]
 """One action: a number for each of ``jaxserve.KNOBS``, in their order."""
 
 
 class Window(NamedTuple):
-    """What one window, or a reset, showed: plain Python numbers."""
+    """Results of one window or of a reset, as plain Python numbers."""
 
     observation: dict[str, Any]
     """fields of ServeObservation; ``priority_distribution`` is a list of three."""
     reward: float
     done: bool
     parts: dict[str, float]
-    """the terms of the reward, by name."""
+    """terms of the reward, by name."""
     completed: float
-    """requests that were completed in the window."""
+    """requests completed in the window."""
     good: float
-    """those of them that met all their objectives."""
+    """completed requests that met all their objectives."""
     failed: float
-    """requests that ended in the window without meeting their objectives."""
+    """requests that ended in the window and missed an objective."""
 
 
-class Windows(NamedTuple):
-    """Windows of B sessions: each field of Window as a list [B]."""
+class WindowColumns(NamedTuple):
+    """Windows of B sessions: each field of ``Window`` as a list [B]."""
 
     observation: dict[str, list[Any]]
     reward: list[float]
@@ -65,26 +64,28 @@ class Windows(NamedTuple):
     good: list[float]
     failed: list[float]
 
-    def only(self, index: int) -> Windows:
-        """Those of one session."""
-        return Windows(*[_only(column, index) for column in self])
+    def only(self, index: int) -> WindowColumns:
+        """The columns of one session."""
+        return WindowColumns(*[_only(column, index) for column in self])
 
     def of(self, index: int) -> Window:
-        """One session's."""
+        """The window of one session."""
         return Window(*[_entry(column, index) for column in self])
 
 
-def concatenated(windows: Sequence[Windows], order: Sequence[int]) -> Windows:
-    """All entries of windows; ``order``, a permutation, says which comes at each place."""
+def concatenated(windows: Sequence[WindowColumns], order: Sequence[int]) -> WindowColumns:
+    """All entries of ``windows``, permuted: place i holds entry ``order[i]``."""
     in_order = all(place == index for place, index in enumerate(order))
     chosen = None if in_order else order
-    return Windows(*[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)])
+    return WindowColumns(
+        *[_concatenated(columns, chosen) for columns in zip(*windows, strict=True)]
+    )
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Shown:
-    """What leaves a program: the part of a TimeStep that a Window is made of, all float32."""
+    """Output of a program: the fields of a TimeStep that make a Window, all float32."""
 
     observation: ServeObservation
     parts: RewardParts
@@ -98,30 +99,28 @@ class _Shown:
 
 @dataclass(frozen=True, eq=False)
 class _Layout:
-    """How everything that enters or leaves a program is packed: one program for each layout.
-
-    There is one for each structure, compared by identity: every call of a program hashes it.
-    """
+    """Packings of a program's inputs and outputs. Each structure of tasks has one layout, and each
+    layout one program; layouts compare by identity, since every call of a program hashes one."""
 
     env: Packing[ServeEnv]
     state: Packing[EnvState]
     shown: Packing[_Shown]
     columns: _Shown
-    """where each number of ``shown`` lies in its vector."""
+    """index of each number of ``shown`` in its vector."""
 
 
 @dataclass(frozen=True, eq=False)
 class Simulator:
-    """An environment as the programs take it."""
+    """An environment as programs take it."""
 
     env: ServeEnv
     layout: _Layout
     vector: Packed
-    """of ``env``."""
+    """``env``, packed."""
 
 
 class Lane(NamedTuple):
-    """The state of one session inside a batch that was advanced together."""
+    """The state of one session in a batch that was advanced together."""
 
     batch: Packed
     """[B, n]."""
@@ -129,23 +128,22 @@ class Lane(NamedTuple):
 
 
 _COMPILED: set[tuple[_Layout, bool]] = set()
-"""Which of ``advance`` and, True, ``advance_together`` have been called; they are compiled for as
-long as the process lives."""
+"""Compiled programs: ``advance`` of a layout with False, ``advance_together`` with True."""
 
 _LAYOUTS = threading.Lock()
 
 State = Packed | Lane
-"""An EnvState: a vector [n], or a place in a batch."""
+"""An EnvState: a vector [n], or an entry of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one call of a program showed; ``read_windows`` waits for it."""
+class ProgramOutput:
+    """Output of one call of a program; ``read_windows`` waits for it."""
 
     layout: _Layout
     vector: Packed
     count: int | None
-    """sessions, which the vector's leading axis may have more than; None: it has none."""
+    """sessions, which the leading axis may exceed; None: one session, without that axis."""
 
 
 def simulator(episode: Episode) -> Simulator:
@@ -153,41 +151,41 @@ def simulator(episode: Episode) -> Simulator:
     return _simulator(episode.task, episode.config)
 
 
-def start(episode: Episode) -> tuple[State, Windows]:
-    """The state and the idle observation an episode begins with; Windows of one entry."""
+def start(episode: Episode) -> tuple[State, WindowColumns]:
+    """The first state and observation of an episode; columns of one entry."""
     return _begin(simulator(episode), episode.key())
 
 
-def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, Outcome]:
+def advance(simulator: Simulator, state: State, knobs: Knobs) -> tuple[State, ProgramOutput]:
     """One window of one session.
 
     Args:
-      knobs: checked, see ``jaxserve.spaces``.
+      knobs: a checked action, see ``jaxserve.spaces``.
     """
     action = np.asarray(knobs, np.float32)
     state, shown = _step(simulator.layout, simulator.vector, _alone(state), action)
     _COMPILED.add((simulator.layout, False))
-    return state, Outcome(simulator.layout, shown, None)
+    return state, ProgramOutput(simulator.layout, shown, None)
 
 
 def advance_together(
     simulator: Simulator, states: Sequence[State], knobs: Sequence[Knobs]
-) -> tuple[list[Lane], Outcome]:
+) -> tuple[list[Lane], ProgramOutput]:
     """One window of each of up to ``BATCH_SIZE`` sessions of one environment.
 
     Returns:
-      their states, and what they showed.
+      Their states, and the output of the program.
     """
     count = len(states)
     actions = np.asarray([*knobs, *[knobs[-1]] * (BATCH_SIZE - count)], np.float32)
     batch, shown = _step_together(simulator.layout, simulator.vector, _batched(states), actions)
     _COMPILED.add((simulator.layout, True))
     lanes = [Lane(batch, index) for index in range(count)]
-    return lanes, Outcome(simulator.layout, shown, count)
+    return lanes, ProgramOutput(simulator.layout, shown, count)
 
 
 def is_compiled(simulator: Simulator, *, together: bool) -> bool:
-    """Whether sessions of that structure are begun and advanced without a pause.
+    """Whether sessions of a structure can be begun and advanced without compilation.
 
     Args:
       together: by ``advance_together``, instead of by ``advance``.
@@ -196,7 +194,7 @@ def is_compiled(simulator: Simulator, *, together: bool) -> bool:
 
 
 def try_out(simulator: Simulator, *, together: bool) -> None:
-    """Begins a session and advances it, which compiles what that needs.
+    """Begins a session and advances it, which compiles the programs.
 
     Args:
       together: as ``is_compiled``.
@@ -209,15 +207,18 @@ def try_out(simulator: Simulator, *, together: bool) -> None:
         advance(simulator, state, knobs)
 
 
-def read_windows(outcome: Outcome) -> Windows:
-    """One entry for each session; waits for the call."""
+def read_windows(outcome: ProgramOutput) -> WindowColumns:
+    """Windows of the sessions of a call; waits for it."""
     vector = np.asarray(outcome.vector)
     return _read(outcome.layout, vector[None] if outcome.count is None else vector[: outcome.count])
 
 
-def read_in_turn(outcomes: Sequence[tuple[Outcome, int]]) -> Windows:
-    """Entries of several outcomes of one environment, at least one: of each the one of that
-    place."""
+def read_in_turn(outcomes: Sequence[tuple[ProgramOutput, int]]) -> WindowColumns:
+    """One window of each of several outputs of one environment, at least one.
+
+    Args:
+      outcomes: outputs, each with the session's place in it.
+    """
     rows = [
         np.asarray(outcome.vector) if outcome.count is None else np.asarray(outcome.vector)[place]
         for outcome, place in outcomes
@@ -225,10 +226,10 @@ def read_in_turn(outcomes: Sequence[tuple[Outcome, int]]) -> Windows:
     return _read(outcomes[0][0].layout, np.stack(rows))
 
 
-def _read(layout: _Layout, rows: np.ndarray) -> Windows:
+def _read(layout: _Layout, rows: np.ndarray) -> WindowColumns:
     """Args: words [B, n]."""
     numbers, at = rows.view(np.float32), layout.columns
-    # All numbers become Python's at once: to ask NumPy for each field takes ten times as long.
+    # One conversion to Python numbers: one per field takes ten times as long.
     columns = numbers.T.tolist()
 
     def classes(places: Any) -> np.ndarray:
@@ -238,7 +239,7 @@ def _read(layout: _Layout, rows: np.ndarray) -> Windows:
         return values.sum(axis=-1, dtype=np.float64).tolist()
 
     completed, good = classes(at.completed), classes(at.good)
-    return Windows(
+    return WindowColumns(
         observation={
             name: _column(columns, getattr(at.observation, name)) for name in OBSERVATION_BOUNDS
         },
@@ -252,14 +253,14 @@ def _read(layout: _Layout, rows: np.ndarray) -> Windows:
 
 
 def _column(columns: list[list[float]], place: Any) -> list[Any]:
-    """A field's entries: numbers, or lists where it has several places."""
+    """The entries of a field: numbers, or lists if the field is a vector."""
     if isinstance(place, int):
         return columns[place]
     return [list(row) for row in zip(*(columns[each] for each in place), strict=True)]
 
 
 def knobs_of(action: Mapping[str, float]) -> Knobs:
-    """A checked action as programs and the log have it."""
+    """A checked action as programs and the log take it."""
     return tuple(float(action[knob]) for knob in KNOBS)
 
 
@@ -268,9 +269,9 @@ def stack_knobs(knobs: Sequence[Knobs]) -> ServeAction:
     return _action(np.asarray(knobs, np.float64).reshape(-1, len(KNOBS)))
 
 
-def _begin(simulator: Simulator, key: jax.Array) -> tuple[State, Windows]:
+def _begin(simulator: Simulator, key: jax.Array) -> tuple[State, WindowColumns]:
     state, shown = _reset(simulator.layout, simulator.vector, jax.random.key_data(key))
-    return state, read_windows(Outcome(simulator.layout, shown, None))
+    return state, read_windows(ProgramOutput(simulator.layout, shown, None))
 
 
 def _entry(column: Any, index: int) -> Any:
@@ -295,7 +296,7 @@ def _concatenated(columns: Sequence[Any], order: Sequence[int] | None) -> Any:
 
 
 def _action(values: Any) -> ServeAction:
-    """From an array [..., 6] in the order of the knobs."""
+    """An action from an array [..., 6] in the order of the knobs."""
     typed: dict[str, Any] = {
         knob: values[..., place].astype(ACTION_BOUNDS[knob].dtype)
         for place, knob in enumerate(KNOBS)
@@ -352,7 +353,7 @@ def _shown(timestep: TimeStep) -> _Shown:
 def _simulator(task: str, config: str) -> Simulator:
     env = environment(task, config)
     packing = Packing.of(env)
-    # Whoever comes second must not get another layout of the same structure, and other programs.
+    # A second layout of the same structure would mean a second compilation.
     with _LAYOUTS:
         layout = _layout(packing)
     return Simulator(env, layout, _pack(packing, env))
@@ -374,7 +375,7 @@ def _alone(state: State) -> Packed:
 
 
 def _batched(states: Sequence[State]) -> Packed:
-    """Vectors [BATCH_SIZE, n]; what was advanced together stays together without a copy."""
+    """Vectors [BATCH_SIZE, n]; an unchanged group of sessions is not copied."""
     first = states[0]
     if isinstance(first, Lane):
         in_place = all(

@@ -1,7 +1,7 @@
-"""Brings sessions back from the log in a thread of its own, while the worker steps all others.
+"""Rebuilds sessions from the log in a thread of its own, while the worker steps all others.
 
-The log is read by the worker, a little at a time, and sessions of one environment are replayed
-together, as many at once as the program of ``advance_together`` takes.
+The worker reads the log in small portions. Sessions of one environment are replayed together, up to
+the batch size of ``advance_together``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxserve.errors import InputError
-from server.problems import EpisodeConflict, Overloaded, Problem
+from server.request_errors import EpisodeConflict, Overloaded, RequestError
 from server.sessions import programs
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, built_in_task
@@ -26,17 +26,17 @@ from server.sessions.store import Head, LoggedStep
 
 _LOG = logging.getLogger("jaxserve.server")
 _READ_AT_ONCE = 2000
-"""Windows that the worker reads before it looks after others again, which takes milliseconds."""
+"""Windows that the worker reads in one task, which takes milliseconds."""
 _LOOK_UP_S = 0.2
 _STOPPING = "the server is stopping; try again in a moment"
 
-Outcome = Session | Exception
+Rebuilt = Session | Exception
 Ask = Callable[[Callable[[Sessions], Any]], Future[Any]]
-"""Has the worker run a task."""
+"""Runs a task in the worker's thread."""
 
 
 class _Named(NamedTuple):
-    """What a session's episode is, without its windows."""
+    """A session's episode without its windows."""
 
     head: Head
     name: str
@@ -45,29 +45,29 @@ class _Named(NamedTuple):
 
 @dataclass
 class _Request:
-    """Sessions that somebody waits for."""
+    """Sessions that a task of the worker waits for."""
 
     missing: dict[str, Head]
-    done: Callable[[Mapping[str, Outcome]], None]
+    done: Callable[[Mapping[str, Rebuilt]], None]
     wanted: Callable[[], bool]
-    found: dict[str, Outcome] = field(default_factory=dict)
+    found: dict[str, Rebuilt] = field(default_factory=dict)
 
-    def hand(self, outcomes: Mapping[str, Outcome]) -> bool:
-        """Takes what is its; returns whether that was all."""
+    def hand(self, outcomes: Mapping[str, Rebuilt]) -> bool:
+        """Takes the results of its sessions; returns whether all are there."""
         for session_id in self.missing.keys() & outcomes.keys():
             del self.missing[session_id]
             outcome = outcomes[session_id]
-            # Nobody else may move a session that the worker has.
+            # Each request gets a copy: the worker changes its sessions.
             own = outcome.copy() if isinstance(outcome, Session) else outcome
             self.found[session_id] = own
         return not self.missing
 
 
 class Rebuilding:
-    """The thread. Call ``start`` before the first ``request``."""
+    """The thread that rebuilds sessions. Call ``start`` before the first ``request``."""
 
     def __init__(self, ask: Ask) -> None:
-        """Args: by which it reads the log."""
+        """Args: function that runs a task in the worker's thread."""
         self._ask = ask
         self._queue: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._requests: list[_Request] = []
@@ -75,7 +75,7 @@ class Rebuilding:
         self._thread: threading.Thread | None = None
 
     def start(self, compiler: Compiler) -> None:
-        """Args: what compiles the programs that a replay needs."""
+        """Starts the thread. Args: compiler of the programs that a replay needs."""
         arguments = (compiler,)
         self._thread = threading.Thread(
             target=self._serve, args=arguments, name="jaxserve-rebuild", daemon=True
@@ -83,7 +83,7 @@ class Rebuilding:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends after the sessions under way; the worker must still answer."""
+        """Stops after the sessions under way; the worker must still run."""
         self._ending.set()
         self._queue.put(None)
         if self._thread is not None:
@@ -92,15 +92,15 @@ class Rebuilding:
     def request(
         self,
         sessions: Mapping[str, Head],
-        done: Callable[[Mapping[str, Outcome]], None],
+        done: Callable[[Mapping[str, Rebuilt]], None],
         wanted: Callable[[], bool],
     ) -> None:
-        """Asks for sessions; safe to call from any thread.
+        """Requests sessions; safe to call from any thread.
 
         Args:
-          sessions: where the log has them.
-          done: called in the thread, with every session or why it cannot be rebuilt.
-          wanted: whether anybody still waits.
+          sessions: heads of the sessions in the log.
+          done: called in the rebuilding thread, with each session or its error.
+          wanted: whether the request is still wanted.
         """
         self._queue.put(_Request(dict(sessions), done, wanted))
 
@@ -120,7 +120,7 @@ class Rebuilding:
         self._hand_out({key: stopping for one in self._requests for key in one.missing})
 
     def _listen(self) -> bool:
-        """Takes requests, waiting for one if there is none; returns whether to go on."""
+        """Takes new requests, waiting if there is none at all; False when stopping."""
         self._requests = [request for request in self._requests if request.wanted()]
         while not self._ending.is_set():
             try:
@@ -131,7 +131,7 @@ class Rebuilding:
                 self._requests.append(request)
         return not self._ending.is_set()
 
-    def _hand_out(self, outcomes: Mapping[str, Outcome]) -> None:
+    def _hand_out(self, outcomes: Mapping[str, Rebuilt]) -> None:
         left = []
         for request in self._requests:
             if request.hand(outcomes):
@@ -140,8 +140,8 @@ class Rebuilding:
                 left.append(request)
         self._requests = left
 
-    def _next_outcomes(self, named: dict[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
-        """Sessions of one environment, those that were asked for first, or what they are not."""
+    def _next_outcomes(self, named: dict[str, _Named], compiler: Compiler) -> Mapping[str, Rebuilt]:
+        """Sessions of the environment that was requested first, or errors of unreadable ones."""
         missing = {key: head for request in self._requests for key, head in request.missing.items()}
         unnamed = [key for key, head in missing.items() if _is_news(named.get(key), head)]
         for first in range(0, len(unnamed), programs.BATCH_SIZE):
@@ -158,7 +158,7 @@ class Rebuilding:
         chosen = _of_one_environment([(key, named[key]) for key in missing])
         return self._replayed(dict(chosen), compiler)
 
-    def _replayed(self, chosen: Mapping[str, _Named], compiler: Compiler) -> Mapping[str, Outcome]:
+    def _replayed(self, chosen: Mapping[str, _Named], compiler: Compiler) -> Mapping[str, Rebuilt]:
         simulator = programs.simulator(next(iter(chosen.values())).episode)
         self._wait(compiler.compiled(simulator, together=False))
         logs, outcomes = self._read(chosen)
@@ -174,7 +174,7 @@ class Rebuilding:
         return outcomes
 
     def _wait(self, future: Future[None]) -> None:
-        """Until it is done, or nothing will be rebuilt any more."""
+        """Waits for a program; raises Overloaded when stopping."""
         while not self._ending.is_set():
             done, _ = wait([future], timeout=_LOOK_UP_S)
             if done:
@@ -183,10 +183,10 @@ class Rebuilding:
 
     def _read(
         self, chosen: Mapping[str, _Named]
-    ) -> tuple[dict[str, list[LoggedStep]], dict[str, Outcome]]:
-        """Logs of those that have one, and what is wrong with the others."""
+    ) -> tuple[dict[str, list[LoggedStep]], dict[str, Rebuilt]]:
+        """Logs of the sessions, and the errors of those that have none."""
         logs: dict[str, list[LoggedStep]] = {}
-        problems: dict[str, Outcome] = {}
+        problems: dict[str, Rebuilt] = {}
         waiting = list(chosen.items())
         while waiting:
             portion, windows = [], 0
@@ -217,12 +217,12 @@ def _of_one_environment(sessions: Sequence[tuple[str, _Named]]) -> list[tuple[st
 
 
 def _names(sessions: Sessions, asked: Mapping[str, Head]) -> dict[str, _Named | Exception]:
-    """In the worker's thread."""
+    """Episodes of sessions or errors; runs in the worker's thread."""
     found: dict[str, _Named | Exception] = {}
     for session_id, head in asked.items():
         try:
             found[session_id] = _Named(head, *_episode(sessions, session_id, head))
-        except (Problem, InputError) as problem:
+        except (RequestError, InputError) as problem:
             found[session_id] = problem
     return found
 
@@ -242,15 +242,15 @@ def _episode(sessions: Sessions, session_id: str, head: Head) -> tuple[str, Epis
 def _logs(
     sessions: Sessions, asked: Sequence[tuple[str, _Named]]
 ) -> dict[str, list[LoggedStep] | Exception]:
-    """In the worker's thread."""
+    """Logs of sessions or errors; runs in the worker's thread."""
     found: dict[str, list[LoggedStep] | Exception] = {}
     for session_id, (head, _, _) in asked:
         try:
             steps = sessions.store.steps(session_id, head.episode)
-        except Problem as problem:
+        except RequestError as problem:
             found[session_id] = problem
             continue
-        # Another process may have gone on since, or have forgotten it.
+        # Another process may have stepped it since, or expired it.
         lost = len(steps) < head.steps
         found[session_id] = sessions.expired(session_id) if lost else steps[: head.steps]
     return found

@@ -1,26 +1,26 @@
-"""How sessions come back from the log: every window once more, by the program that computed it."""
+"""Replay of logged windows, each by the program that first computed it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from server.problems import EpisodeConflict
+from server.request_errors import EpisodeConflict
 from server.sessions import programs
-from server.sessions.programs import Outcome, Window, Windows
+from server.sessions.programs import ProgramOutput, Window, WindowColumns
 from server.sessions.session import Session
 from server.sessions.store import LoggedStep
 
 _REWARD_TOLERANCE = 1e-3
-"""Relative to the reward, or to 1 if that is more: another machine may round differently."""
+"""Tolerance relative to max(1, |reward|): another machine may round differently."""
 _BLOCK = 128
-"""Windows of each session that are computed before any is read: what bounds the memory."""
+"""Windows of each session that are computed before any is read, which bounds memory."""
 
 
 def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
-    """Takes a session through logged windows; returns them.
+    """Replays logged windows of a session; returns them.
 
     Raises:
-      EpisodeConflict: the replay's rewards are not those that were acknowledged.
+      EpisodeConflict: the replayed rewards differ from the acknowledged ones.
     """
     windows: list[Window] = []
     for first in range(0, len(steps), _BLOCK):
@@ -34,10 +34,10 @@ def catch_up(session: Session, steps: Sequence[LoggedStep]) -> list[Window]:
 def catch_up_together(
     sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
 ) -> list[EpisodeConflict | None]:
-    """Takes up to ``programs.BATCH_SIZE`` sessions of one environment through their logged windows.
+    """Replays the logged windows of up to ``programs.BATCH_SIZE`` sessions of one environment.
 
     Returns:
-      for each session what kept it from its end, as ``catch_up`` raises it.
+      For each session the error that ``catch_up`` would raise, or None.
     """
     problems: list[EpisodeConflict | None] = [None] * len(sessions)
     longest = max(map(len, steps), default=0)
@@ -54,10 +54,12 @@ def catch_up_together(
     return problems
 
 
-def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]) -> list[Windows]:
-    """The windows of each session, at least one; their states move on."""
+def _computed(
+    sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
+) -> list[WindowColumns]:
+    """The windows of each session, at least one; advances the sessions' states."""
     simulator = sessions[0].simulator if sessions else None
-    shown: list[list[tuple[Outcome, int]]] = [[] for _ in sessions]
+    shown: list[list[tuple[ProgramOutput, int]]] = [[] for _ in sessions]
     going = list(range(len(sessions)))
     while going and simulator is not None:
         together = []
@@ -79,16 +81,16 @@ def _computed(sessions: Sequence[Session], steps: Sequence[Sequence[LoggedStep]]
 
 
 def _through_single_windows(
-    session: Session, steps: Sequence[LoggedStep], shown: list[tuple[Outcome, int]]
+    session: Session, steps: Sequence[LoggedStep], shown: list[tuple[ProgramOutput, int]]
 ) -> None:
-    """Up to the next window that was advanced together with others', or to the end."""
+    """Replays windows up to the next one that was advanced together, or to the end."""
     while len(shown) < len(steps) and not steps[len(shown)].together:
         knobs = steps[len(shown)].knobs
         session.state, outcome = programs.advance(session.simulator, session.state, knobs)
         shown.append((outcome, 0))
 
 
-def _append(session: Session, shown: Windows, steps: Sequence[LoggedStep]) -> None:
+def _append(session: Session, shown: WindowColumns, steps: Sequence[LoggedStep]) -> None:
     for place, step in enumerate(steps):
         if abs(shown.reward[place] - step.reward) > _REWARD_TOLERANCE * max(1.0, abs(step.reward)):
             raise EpisodeConflict(
@@ -96,5 +98,5 @@ def _append(session: Session, shown: Windows, steps: Sequence[LoggedStep]) -> No
                 "reset it to go on"
             )
         session.append(session.state, shown, place, step.knobs, step.driven)
-    # The last one is all that is looked at.
+    # Only the last window is kept.
     session.windows, session.place = shown.only(len(steps) - 1), 0

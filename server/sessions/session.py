@@ -1,4 +1,4 @@
-"""One session's episode: where it stands, and what may be said of it."""
+"""One session's current episode, its snapshot for other threads, and checks of requests."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from server.request_errors import EpisodeConflict, UnknownSession
 from server.sessions import programs
 from server.sessions.episodes import Episode
-from server.sessions.programs import Knobs, Window, Windows
+from server.sessions.programs import Knobs, Window, WindowColumns
+
+NO_DEFAULT = "session_id is missing; this server asks for a token and has no default session"
+NOT_BEGUN = "no episode has been started; call reset first"
 
 
 @dataclass
@@ -26,10 +30,10 @@ class Session:
     state: programs.State
     mean_rate_rps: float
     """mean arrival rate of the task's traffic."""
-    windows: Windows
-    """of the sessions that were last advanced with it."""
+    windows: WindowColumns
+    """last windows of the sessions that were advanced together with this one."""
     place: int = 0
-    """its entry in ``windows``."""
+    """entry of this session in ``windows``."""
     knobs: Knobs | None = None
     """the last action, None before the first."""
     steps: int = 0
@@ -38,13 +42,13 @@ class Session:
     completed: float = 0.0
     failed: float = 0.0
     driven: int = 0
-    """windows that an agent of the server's own played."""
+    """windows played by agents of the server."""
     agent: Any = None
-    """what an agent that drives this session remembers, see ``server.players.agents``."""
+    """memory of the agent that drives this session, see ``server.players.agents``."""
 
     @property
     def window(self) -> Window:
-        """The last one, or the reset's."""
+        """The last window, or the reset's."""
         return self.windows.of(self.place)
 
     @property
@@ -53,14 +57,13 @@ class Session:
         return self.windows.done[self.place]
 
     def copy(self) -> Session:
-        """Another that stands where this one does; ``dataclasses.replace`` takes ten times as
-        long, and every step makes one."""
+        """A copy for every step; ``dataclasses.replace`` takes ten times as long."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
 
     def view(self) -> View:
-        """What may leave the worker thread."""
+        """A snapshot, which may leave the worker thread."""
         window = self.window
         return View(
             session_id=self.id,
@@ -81,12 +84,12 @@ class Session:
     def append(
         self,
         state: programs.State,
-        windows: Windows,
+        windows: WindowColumns,
         place: int,
         knobs: Knobs,
         driven: bool = False,
     ) -> None:
-        """Moves on by one window, which is entry ``place`` of ``windows``."""
+        """Adds one window, entry ``place`` of ``windows``."""
         self.state, self.windows, self.place, self.knobs = state, windows, place, knobs
         self.steps += 1
         self.driven += driven
@@ -96,16 +99,16 @@ class Session:
 
 
 class View(NamedTuple):
-    """Where a session stands; never changes once made."""
+    """An immutable snapshot of a session."""
 
     session_id: str
     episode_id: str
     episode_number: str
-    """the log's own, which no client chooses; a text, because no float holds it."""
+    """the log's number of the episode, as text: JavaScript's floats cannot hold it."""
     episode: Episode
     steps: int
     driven: int
-    """windows of these that an agent of the server's own played."""
+    """windows of these played by agents of the server."""
     window: Window
     knobs: Knobs | None
     cumulative_reward: float
@@ -115,27 +118,49 @@ class View(NamedTuple):
     load: float
     """the last window's arrivals, relative to the task's mean."""
     live: Mapping[str, Any] | None = None
-    """of an episode on a real engine: what was sent in the last window, and its knobs."""
+    """on a real engine: requests sent in the last window, and the state of its knobs."""
 
 
 class BatchView(NamedTuple):
-    """Where sessions that were advanced together stand: an entry of each field for each."""
+    """Snapshots of sessions that were advanced together: one entry of each list per session."""
 
     session_ids: Sequence[str]
     steps: Sequence[int]
-    windows: Windows
+    windows: WindowColumns
 
 
 def new_session(session_id: str | None, name: str | None, episode: Episode) -> Session:
-    """A session at the beginning of an episode, with what it lacks of names drawn at random."""
+    """A session at the beginning of an episode; names that are None are drawn at random."""
     number = secrets.randbelow(2**62) + 1
     chosen = session_id or secrets.token_urlsafe(18)
     return begin_session(chosen, number, name or secrets.token_hex(8), episode)
 
 
 def begin_session(session_id: str, number: int, name: str, episode: Episode) -> Session:
-    """A session at the beginning of an episode; ``server.sessions.replaying`` takes it further."""
+    """A session at the beginning of an episode; ``server.sessions.replaying`` advances it."""
     state, windows = programs.start(episode)
     simulator = programs.simulator(episode)
     mean_rate_rps = float(simulator.env.reward.expected_requests_per_s)
     return Session(session_id, number, name, episode, simulator, state, mean_rate_rps, windows)
+
+
+def unknown_session(session_id: str | None) -> UnknownSession:
+    """The error of a session that does not exist."""
+    return UnknownSession(f"session {session_id!r} does not exist")
+
+
+def check_running(session_id: str, steps: int, over: bool) -> None:
+    """Raises EpisodeConflict if the episode is over."""
+    if over:
+        raise EpisodeConflict(
+            f"the episode of session {session_id!r} is over after {steps} windows; "
+            "reset starts another"
+        )
+
+
+def check_window(session: Session, number: int | None) -> None:
+    """Raises EpisodeConflict if a step names another window than the next one."""
+    if number is not None and number != session.steps:
+        raise EpisodeConflict(
+            f"metadata.step is {number}; session {session.id!r} is at window {session.steps}"
+        )

@@ -1,4 +1,4 @@
-"""Sessions in memory. For use by the worker thread only."""
+"""Sessions in memory, for the worker thread only."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from server.problems import EpisodeConflict, UnknownSession
-from server.sessions import programs, rules
-from server.sessions.programs import Knobs, Windows
+from server.request_errors import EpisodeConflict, UnknownSession
+from server.sessions import programs
+from server.sessions.programs import Knobs, WindowColumns
 from server.sessions.replaying import catch_up
-from server.sessions.session import BatchView, Session
+from server.sessions.session import (
+    NO_DEFAULT,
+    NOT_BEGUN,
+    BatchView,
+    Session,
+    check_running,
+    unknown_session,
+)
 from server.sessions.store import (
     Head,
     LoggedStep,
@@ -24,43 +31,43 @@ from server.sessions.store import (
 )
 
 _AT_ONCE = 8
-"""Windows, computed by another process, that a session is brought forward by while others wait."""
+"""Windows of another process that are replayed at most while others wait."""
 
 
 class Elsewhere(Exception):
-    """A task needs what takes too long for the thread that steps everybody's sessions. Nothing has
-    changed; once it is there, the task can be run again."""
+    """A task needs a computation that would stall the worker thread. Nothing has changed; the task
+    can run again after the computation, which another thread does."""
 
 
 class Absent(Elsewhere):
-    """Sessions that are to be rebuilt from the log."""
+    """Sessions have to be rebuilt from the log."""
 
     def __init__(self, sessions: Mapping[str, Head]) -> None:
-        """Args: where the log has them."""
+        """Args: heads of the sessions in the log."""
         super().__init__(*sessions)
         self.sessions = sessions
 
 
 class Uncompiled(Elsewhere):
-    """A program that advances many sessions of one structure."""
+    """The program that advances many sessions of a structure is not compiled."""
 
     def __init__(self, simulator: programs.Simulator) -> None:
-        """Args: of those sessions."""
+        """Args: simulator of the sessions."""
         super().__init__()
         self.simulator = simulator
 
 
 class Sessions:
-    """Changes are kept back as records until ``commit`` has written them."""
+    """Sessions in memory, and records of their changes until ``commit`` writes them."""
 
     def __init__(self, store: Store, live: int, idle_s: float, default_session: bool) -> None:
-        """Args: the log, sessions kept in memory, seconds of life unused, and whether requests
-        without a session id mean the last one that was begun without one."""
+        """Args: the log, sessions kept in memory, seconds until an unused session expires, and
+        whether there is a default session: the last one that was begun without an id."""
         self._store, self._limit, self._idle_s = store, live, idle_s
         self._has_default = default_session
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._records: list[Record] = []
-        # With each as it was before, None if it was not in memory.
+        # Each changed session as it was before; None if it was not in memory.
         self._changed: dict[str, Session | None] = {}
         self._default: str | None = None
 
@@ -79,10 +86,10 @@ class Sessions:
 
         Args:
           session: from ``new_session``.
-          is_new: whether the session was not there before.
+          is_new: whether the session is new.
 
         Raises:
-          UnknownSession: it was to be there and is not.
+          UnknownSession: the session is not new and does not exist.
         """
         if not is_new and session.id not in self._changed:
             self._existing(session.id, self._store.heads([session.id]).get(session.id))
@@ -97,20 +104,20 @@ class Sessions:
         return session
 
     def adopt(self, sessions: Sequence[Session]) -> None:
-        """Takes sessions that were rebuilt into memory, until the next commit even if they are too
-        many; one that is there already, and further, stays."""
+        """Adds rebuilt sessions, even beyond the limit until the next commit. A session in memory
+        that has more windows stays."""
         for session in sessions:
             known = self._live.get(session.id)
             if known is None or known.number != session.number or known.steps < session.steps:
                 self._keep(session)
 
     def find(self, session_id: str | None) -> Session:
-        """The session, up to date with the log; None means the default one.
+        """The session of an id, None for the default session, up to date with the log.
 
         Raises:
           UnknownSession: no such session, an expired one, or no default session.
-          EpisodeConflict: it was played on another version of the simulator.
-          Absent: it has to be rebuilt.
+          EpisodeConflict: the session was played on another version of the simulator.
+          Absent: the session has to be rebuilt.
         """
         return self.find_many([session_id or self._default_id()])[0]
 
@@ -118,8 +125,8 @@ class Sessions:
         """The sessions, as ``find``.
 
         Raises:
-          UnknownSession, EpisodeConflict: for the first of them that it applies to.
-          Absent: for all that have to be rebuilt.
+          UnknownSession, EpisodeConflict: as ``find``, of the first such session.
+          Absent: all sessions that have to be rebuilt.
         """
         heads = self._store.heads([known for known in session_ids if known not in self._changed])
         found: list[Session] = []
@@ -137,7 +144,7 @@ class Sessions:
         return found
 
     def _found(self, session_id: str, head: Head | None) -> Session | None:
-        """The session at the place where the log has it; None if that takes a while."""
+        """The session as the log has it; None if it has to be rebuilt."""
         if session_id in self._changed:
             return self._live[session_id]
         session = self._live.get(session_id)
@@ -150,7 +157,7 @@ class Sessions:
         if behind:
             missed = self._store.steps(session_id, head.episode, session.steps)
             if len(missed) < behind:
-                # Another process has just forgotten it.
+                # Another process has just expired it.
                 raise self.expired(session_id)
             if any(step.together for step in missed) and not programs.is_compiled(
                 session.simulator, together=True
@@ -161,7 +168,7 @@ class Sessions:
         return session
 
     def steps(self, session: Session) -> list[LoggedStep]:
-        """All windows of a session's episode, with those that wait for ``commit``."""
+        """All windows of a session's episode, uncommitted ones included."""
         waiting = [
             record.step
             for record in self._records
@@ -169,32 +176,32 @@ class Sessions:
         ]
         written = session.steps - len(waiting)
         logged = self._store.steps(session.id, session.number) if written else []
-        # Another process may have gone on since.
+        # Another process may have added more.
         return logged[:written] + waiting
 
     def step(self, session: Session, knobs: Knobs, *, driven: bool = False) -> None:
-        """One window.
+        """Plays one window.
 
         Args:
-          driven: whether an agent of the server's own chose the knobs.
+          driven: whether an agent of the server chose the knobs.
 
         Raises:
           EpisodeConflict: the episode is over.
         """
-        rules.check_running(session.id, session.steps, session.over)
+        check_running(session.id, session.steps, session.over)
         state, outcome = programs.advance(session.simulator, session.state, knobs)
         windows = programs.read_windows(outcome)
         self._append(session, state, windows, 0, knobs, together=False, driven=driven)
 
     def step_many(self, sessions: Sequence[Session], knobs: Sequence[Knobs]) -> BatchView:
-        """One window of each of at least one session, those of one environment together.
+        """Plays one window of each session, at least one; sessions of one environment together.
 
         Returns:
-          where they stand, in the order of ``sessions``.
+          Snapshots in the order of ``sessions``.
 
         Raises:
           EpisodeConflict: a session comes twice, or its episode is over; nothing has changed.
-          Uncompiled: the program for them is missing; nothing has changed.
+          Uncompiled: the program is not compiled; nothing has changed.
         """
         seen: set[str] = set()
         for session in sessions:
@@ -205,7 +212,7 @@ class Sessions:
             seen.add(session.id)
         by_environment: dict[int, list[int]] = {}
         for index, session in enumerate(sessions):
-            rules.check_running(session.id, session.steps, session.over)
+            check_running(session.id, session.steps, session.over)
             if not programs.is_compiled(session.simulator, together=True):
                 raise Uncompiled(session.simulator)
             by_environment.setdefault(id(session.simulator), []).append(index)
@@ -214,7 +221,7 @@ class Sessions:
             for group in by_environment.values()
             for first in range(0, len(group), programs.BATCH_SIZE)
         ]
-        # All are begun before the first is waited for: they are computed side by side.
+        # All groups are begun before the first is read: they are computed side by side.
         begun = [_advanced(sessions, knobs, indices) for indices in groups]
         shown = []
         for indices, (lanes, outcome) in zip(groups, begun, strict=True):
@@ -229,11 +236,11 @@ class Sessions:
         return BatchView(ids, steps, windows)
 
     def keep_note(self, key: str, text: str) -> None:
-        """A text that is kept under a name as long as the log."""
+        """Keeps a text under a key as long as the log."""
         self._records.append(NewNote(key, text))
 
     def commit(self) -> None:
-        """Writes what has changed. On failure the changes are taken back.
+        """Writes all changes; on failure they are undone.
 
         Raises:
           MovedSession, StorageFailure: see ``Store.commit``.
@@ -246,7 +253,7 @@ class Sessions:
         self._settle()
 
     def discard(self) -> None:
-        """Takes back what was not committed."""
+        """Undoes uncommitted changes."""
         for session_id, before in self._changed.items():
             self._live.pop(session_id, None)
             if before is not None:
@@ -254,7 +261,7 @@ class Sessions:
         self._settle()
 
     def expire(self) -> None:
-        """Forgets sessions that nobody has used for too long."""
+        """Expires sessions that were unused for too long."""
         self._store.expire(self._idle_s)
 
     def __len__(self) -> int:
@@ -264,7 +271,7 @@ class Sessions:
         self,
         session: Session,
         state: programs.State,
-        windows: Windows,
+        windows: WindowColumns,
         place: int,
         knobs: Knobs,
         *,
@@ -276,7 +283,7 @@ class Sessions:
         if session.id not in self._changed:
             self._changed[session.id] = session.copy()
         session.append(state, windows, place, knobs, driven)
-        # Others of the same request may have taken its place in memory.
+        # Other sessions of the same request may have evicted it.
         self._keep(session)
         self._evict()
 
@@ -287,21 +294,21 @@ class Sessions:
 
     def _default_id(self) -> str:
         if not self._has_default:
-            raise UnknownSession(rules.NO_DEFAULT)
+            raise UnknownSession(NO_DEFAULT)
         found = self._default or self._store.default_session()
         if found is None:
-            raise UnknownSession(rules.NOT_BEGUN)
+            raise UnknownSession(NOT_BEGUN)
         return found
 
     def _existing(self, session_id: str, head: Head | None) -> Head:
         if head is None:
-            raise rules.unknown(session_id)
+            raise unknown_session(session_id)
         if head.episode == 0 or self._store.now() - head.touched > self._idle_s:
             raise self.expired(session_id)
         return head
 
     def expired(self, session_id: str) -> UnknownSession:
-        """What to say of a session that has been forgotten."""
+        """The error of an expired session."""
         return UnknownSession(
             f"session {session_id!r} has expired after {self._idle_s:g} seconds without use"
         )
@@ -320,8 +327,8 @@ class Sessions:
 
 def _advanced(
     sessions: Sequence[Session], knobs: Sequence[Knobs], indices: Sequence[int]
-) -> tuple[list[programs.Lane], programs.Outcome]:
-    """One window of each of those of one environment that are named."""
+) -> tuple[list[programs.Lane], programs.ProgramOutput]:
+    """One window of each of the indexed sessions, which share an environment."""
     states = [sessions[index].state for index in indices]
     simulator = sessions[indices[0]].simulator
     return programs.advance_together(simulator, states, [knobs[index] for index in indices])

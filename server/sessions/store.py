@@ -1,7 +1,7 @@
 """The session log: one SQLite file that only grows, except for expired sessions.
 
-WAL mode and ``synchronous=NORMAL``: what was committed survives a killed process; after a power cut
-the file is consistent and may lack its last moments. Several processes may share a file.
+WAL mode with ``synchronous=NORMAL``: committed windows survive a killed process. After a power cut
+the file is consistent and may lack the last moments. Several processes may share a file.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from filelock import FileLock
 
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOBS
-from server.problems import StorageFailure
+from server.request_errors import StorageFailure
+from server.server_settings import IN_MEMORY
 from server.sessions.log_file import (
     BUSY_MS,
+    FileWatch,
     connect_to_read,
     connect_to_write,
+    data_version,
     open_or_set_aside,
 )
 from server.sessions.programs import Knobs
-from server.sessions.watching import FileWatch
-from server.settings import IN_MEMORY
 
 _LOG = logging.getLogger("jaxserve.server")
 _BUSY_AGAIN_MS = 50
-"""The same where the last one has waited in vain."""
+"""Milliseconds that a commit waits after another one has waited in vain."""
 _PROBE_S = 1.0
 _NOTE_CLOCK = "INSERT OR REPLACE INTO notes VALUES ('clock', ?)"
 _NEWEST_STEP = "SELECT coalesce(max(id), 0) FROM steps"
@@ -42,8 +43,8 @@ _MOVE_SESSION = "INSERT OR REPLACE INTO sessions VALUES (?, ?, ?, ?, ?)"
 _KEEP_NOTE = "INSERT OR REPLACE INTO notes VALUES (?, ?)"
 _ASKED_AT_ONCE = 256
 _KNOWN = 100_000
-"""Heads that are remembered."""
-# From the session's newest row back to window ``first`` of the asked episode.
+"""Heads that are cached."""
+# Follows the session's rows from the newest back to window ``first`` of the episode.
 _EPISODE_STEPS = f"""
 WITH RECURSIVE
   asked(session, episode, first) AS (VALUES (?, ?, ?)),
@@ -73,28 +74,28 @@ DELETE FROM steps WHERE id IN (
 
 
 class Head(NamedTuple):
-    """Where a session stands."""
+    """The row of a session in the log: its episode, windows, time and newest step."""
 
     episode: int
     steps: int
     touched: float
     last: int
-    """its newest row of the steps table"""
+    """the session's newest row of the table steps"""
 
 
 class LoggedStep(NamedTuple):
-    """One window as it was acknowledged."""
+    """An acknowledged window."""
 
     together: bool
-    """computed by ``advance_together``; the first bit of the log's column batched."""
+    """whether ``advance_together`` computed it; first bit of the log's column batched."""
     reward: float
     knobs: Knobs
     driven: bool = False
-    """chosen by an agent of the server's own; the second bit of that column."""
+    """whether an agent of the server chose the knobs; second bit of that column."""
 
 
 class NewEpisode(NamedTuple):
-    """A record: a session begins an episode, and is created if it does not exist."""
+    """Record: a session begins an episode; a new session is created."""
 
     session: str
     episode: int
@@ -103,7 +104,7 @@ class NewEpisode(NamedTuple):
 
 
 class NewStep(NamedTuple):
-    """A record: window ``number`` of a session's current episode."""
+    """Record: window ``number`` of a session's current episode."""
 
     session: str
     episode: int
@@ -112,13 +113,13 @@ class NewStep(NamedTuple):
 
 
 class NewDefault(NamedTuple):
-    """A record: the session that requests without one mean from now on."""
+    """Record: the session becomes the default session."""
 
     session: str
 
 
 class NewNote(NamedTuple):
-    """A record: a text under a name; ``default_session`` and ``clock`` are the log's own."""
+    """Record: a text under a key; ``default_session`` and ``clock`` are the log's own keys."""
 
     key: str
     text: str
@@ -137,25 +138,25 @@ class Store:
     def __init__(
         self, path: str, connection: sqlite3.Connection, problem: str | None = None
     ) -> None:
-        """Use ``open_store``. ``problem`` is why it cannot be written, or is in memory."""
+        """Use ``open_store``. ``problem`` says why the log cannot be written, or is in memory."""
         self.path = path
         self._connection = connection
         self._problem = problem
         self._only_read = problem is not None and not self.in_memory
-        self._watch = FileWatch(path)
+        self._watch = FileWatch(path, connection)
         self._tried = time.monotonic()
-        # The log's clock goes on from its last entry or note. It is neither moved by changes of the
-        # wall clock, nor does it count the time in which no server ran.
+        # The log's clock continues from its last entry or note. Changes of the wall clock do not
+        # move it, and it stands still while no server runs.
         (latest,) = connection.execute(
             "SELECT max(touched) FROM (SELECT touched FROM sessions"
             " UNION ALL SELECT CAST(value AS REAL) FROM notes WHERE key = 'clock')"
         ).fetchone()
         self._clock_offset = (latest or 0.0) - time.monotonic()
-        # Heads this process has written or read, true until another process writes.
+        # Heads that this process has written or read; valid until another process writes.
         self._known: dict[str, Head] = {}
         self._newest: int | None = None
-        """The newest step's row, None if it has to be read."""
-        self._known_at = self._others_version()
+        """Row of the newest step; None if it has to be read."""
+        self._known_at = data_version(self._connection)
 
     @property
     def in_memory(self) -> bool:
@@ -167,9 +168,9 @@ class Store:
         return self._clock_offset + time.monotonic()
 
     def heads(self, sessions: Sequence[str]) -> dict[str, Head]:
-        """Where sessions stand; those that do not exist are left out."""
+        """Heads of the sessions that exist."""
         with _readable():
-            version = self._others_version()
+            version = data_version(self._connection)
             if version != self._known_at or len(self._known) > _KNOWN:
                 self._forget()
                 self._known_at = version
@@ -186,11 +187,11 @@ class Store:
         return {session: known[session] for session in sessions if session in known}
 
     def default_session(self) -> str | None:
-        """The session that requests without one mean."""
+        """Id of the default session."""
         return self.note("default_session")
 
     def note(self, key: str) -> str | None:
-        """The text that was kept under a name."""
+        """The text kept under a key."""
         with _readable():
             row = self._connection.execute(
                 "SELECT value FROM notes WHERE key = ?", (key,)
@@ -198,7 +199,7 @@ class Store:
         return None if row is None else row[0]
 
     def episode(self, episode: int) -> tuple[str, str]:
-        """The client's name of an episode, and its specification."""
+        """An episode's name, which its client chose, and its specification."""
         with _readable():
             row = self._connection.execute(
                 "SELECT name, spec FROM episodes WHERE id = ?", (episode,)
@@ -220,7 +221,7 @@ class Store:
         """Writes all records or none.
 
         Raises:
-          MovedSession: a session is not where its record says.
+          MovedSession: a session has other windows than its record says.
           StorageFailure: the file cannot be written.
         """
         if not records:
@@ -230,20 +231,20 @@ class Store:
             self._open_for_writing()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._watch.note_sizes()
                 heads, newest = self._write(records, now)
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
             raise StorageFailure(
                 f"the session log cannot be written ({error}); nothing was changed"
             ) from None
-        self._watch.look()
         self._works()
         self._known.update(heads)
         self._newest = newest
 
     def fault(self) -> str | None:
-        """Why what is acknowledged now would not outlive the process; None if it would, or if the
-        log was to be in memory. Tries to write, once a second at most."""
+        """Why acknowledged windows would not outlive the process; None if they would, or if the log
+        is in memory by choice. Tries to write, at most once a second."""
         gone = self._watch.fault()
         if gone is not None or self.in_memory:
             return gone or self._problem
@@ -252,23 +253,23 @@ class Store:
         return self._problem
 
     def try_writing(self) -> None:
-        """Finds out whether the log can be written."""
+        """Writes a note, to find out whether the log can be written."""
         try:
             self._open_for_writing()
             self._tried = time.monotonic()
             with self._connection:
                 self._connection.execute("BEGIN IMMEDIATE")
+                self._watch.note_sizes()
                 self._connection.execute(_NOTE_CLOCK, (self.now(),))
         except (sqlite3.Error, OSError) as error:
             self._fails(str(error))
         else:
-            self._watch.look()
             self._works()
 
     def _open_for_writing(self) -> None:
-        """Raises OSError where the file is no longer the log, or has no room."""
+        """Raises OSError if the file is no longer the log, or has no room."""
         if gone := self._watch.fault():
-            # Once it is back it is tried without waiting: to look costs microseconds.
+            # A file that is back is tried at once: the check costs microseconds.
             self._tried = -math.inf
             raise OSError(gone)
         if not self._only_read:
@@ -276,7 +277,7 @@ class Store:
         if time.monotonic() - self._tried < _PROBE_S:
             raise OSError(self._problem)
         self._tried = time.monotonic()
-        # What reads may keep what writes away.
+        # An open reader may block the writer.
         self.close()
         try:
             self._connection, self._only_read = connect_to_write(self.path), False
@@ -284,9 +285,9 @@ class Store:
             self._connection = connect_to_read(self.path)
             raise
         finally:
-            self._watch = FileWatch(self.path)
+            self._watch = FileWatch(self.path, self._connection)
             self._forget()
-        self._known_at = self._others_version()
+        self._known_at = data_version(self._connection)
 
     def _works(self) -> None:
         if self._problem is not None and not self.in_memory:
@@ -297,12 +298,12 @@ class Store:
     def _fails(self, problem: str) -> None:
         if self._problem is None:
             _LOG.warning("session log %s cannot be written (%s)", self.path, problem)
-            # Others wait meanwhile: once is enough.
+            # All requests wait meanwhile, so only one commit waits that long.
             self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_AGAIN_MS}")
         self._problem = problem
 
     def _write(self, records: Sequence[Record], now: float) -> tuple[dict[str, Head], int]:
-        """Within a transaction; returns where sessions then stand, and the newest step's row."""
+        """Writes within a transaction; returns new heads, and the row of the newest step."""
         notes = [record for record in records if isinstance(record, NewNote)]
         moves = [record for record in records if not isinstance(record, NewNote)]
         heads = self.heads([*{record.session: None for record in moves}])
@@ -336,15 +337,16 @@ class Store:
         return heads, newest
 
     def expire(self, idle_s: float) -> int:
-        """Forgets the episodes of sessions not used for ``idle_s``; returns how many there were.
+        """Deletes the episodes of sessions unused for ``idle_s``; returns the number of sessions.
 
-        Notes the clock as well, by which processes that are started later set theirs.
+        Also writes the clock's note, from which a later process sets its clock.
         """
         now = self.now()
         before = now - idle_s
         old = "SELECT id FROM sessions WHERE episode != 0 AND touched < ?"
         with self._connection:
             self._connection.execute("BEGIN IMMEDIATE")
+            self._watch.note_sizes()
             self._forget()
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
@@ -353,18 +355,12 @@ class Store:
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),
             ).rowcount
-        self._watch.look()
         return expired
 
     def _forget(self) -> None:
-        """What is known of the log has to be read again."""
+        """Drops the cache of heads."""
         self._known.clear()
         self._newest = None
-
-    def _others_version(self) -> int:
-        """Changes when another connection has written to the file."""
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        return version
 
     def close(self) -> None:
         """Folds the write-ahead log into the file."""
@@ -375,18 +371,18 @@ class Store:
 def open_store(path: str) -> Store:
     """Opens or creates a log.
 
-    A file that is no session log, is damaged or has another schema version is set aside under
-    another name and a new one begun. One that cannot be written is read until it can. Where there
-    is none and none can be begun, the log is kept in memory. The server's log says so.
+    A file that is no session log, is damaged or has another schema version is renamed, and a new
+    log begins. A log that cannot be written is read until it can. If there is no file and none can
+    be created, the log is in memory. A warning is logged in each case.
 
     Raises:
-      InputError: there is one that can be neither written nor read.
+      InputError: the file can be neither written nor read.
     """
     if path == IN_MEMORY:
         return Store(path, connect_to_write(path))
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        # Two processes must not set aside what the other has just begun.
+        # No process may rename a log that another has just created.
         with FileLock(f"{path}.lock"):
             store = Store(path, open_or_set_aside(path))
         store.try_writing()

@@ -1,9 +1,8 @@
 """The one thread that steps sessions and writes the log.
 
-Whatever waits in the queue is computed together and committed in one transaction, and only then
-answered: that is what makes an answer a promise, and a commit cheap under load. What takes longer
-than a window, sessions that are to be rebuilt and programs that are to be compiled, is done in
-other threads, and whoever asked for it waits there.
+All queued tasks are computed together, committed in one transaction, and only then answered: an
+answer is a promise, and a commit is cheap under load. Sessions are rebuilt and programs compiled in
+other threads, where the tasks that need them wait.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from server.problems import EpisodeConflict, StorageFailure
+from server.request_errors import EpisodeConflict, StorageFailure
 from server.sessions.compiling import Compiler
-from server.sessions.rebuilding import Outcome, Rebuilding
+from server.sessions.rebuilding import Rebuilding, Rebuilt
 from server.sessions.session import Session
 from server.sessions.sessions import Absent, Elsewhere, Sessions, Uncompiled
 from server.sessions.store import MovedSession
 
 _LOG = logging.getLogger("jaxserve.server")
 _GROUP = 64
-"""Jobs that share a commit at most."""
+"""Tasks that share a commit at most."""
 _ATTEMPTS = 5
-"""How often a job is computed again because another process moved its session meanwhile."""
+"""Attempts of a task whose session another process moves meanwhile."""
 _HOUSEKEEPING_S = 600.0
 
 T = TypeVar("T")
@@ -38,17 +37,17 @@ Task = Callable[[Sessions], T]
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _QueuedTask:
     task: Task[Any]
     future: asyncio.Future[Any] | Future[Any]
     loop: asyncio.AbstractEventLoop | None
-    """None: the future is one of another thread."""
+    """None: another thread waits for the future."""
     rebuilt: tuple[Session, ...] = ()
-    """sessions that it waited for."""
+    """sessions that the task waited for."""
 
 
 class _NotWritten(Exception):
-    """A whole group was computed, and nothing of it could be written."""
+    """A group of tasks was computed and could not be written."""
 
     def __init__(self, reason: StorageFailure) -> None:
         super().__init__()
@@ -59,9 +58,9 @@ class Worker:
     """Runs tasks on ``Sessions`` one after the other, away from the event loop."""
 
     def __init__(self, sessions: Sessions) -> None:
-        """Call ``start`` before the first ``run``."""
+        """Args: the sessions. Call ``start`` before the first ``run``."""
         self._sessions = sessions
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_QueuedTask | None] = queue.SimpleQueue()
         self._rebuilding = Rebuilding(self._ask)
         self._compiler: Compiler | None = None
         self._thread = threading.Thread(target=self._serve, name="jaxserve-worker", daemon=True)
@@ -70,36 +69,36 @@ class Worker:
         """Starts the thread, and the one that rebuilds sessions.
 
         Args:
-          compiler: compiles the programs that are needed.
+          compiler: compiles missing programs.
         """
         self._compiler = compiler
         self._thread.start()
         self._rebuilding.start(compiler)
 
     def stop(self) -> None:
-        """Finishes what is queued, then closes the log."""
+        """Finishes queued tasks, then closes the log."""
         self._rebuilding.stop()
         self._queue.put(None)
         self._thread.join()
 
     async def run(self, task: Task[T]) -> T:
-        """The task's result, once everything it changed is committed.
+        """The task's result, once its changes are committed.
 
         Args:
-          task: may be run several times; sessions that it changes it has found before.
+          task: may run several times; finds a session before it changes it.
 
         Raises:
-          whatever the task or the commit raised; then nothing has changed.
+          Exceptions of the task or of the commit, after which nothing has changed.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._queue.put(_Job(task, future, loop))
+        self._queue.put(_QueuedTask(task, future, loop))
         return await future
 
     def _ask(self, task: Task[T]) -> Future[T]:
-        """As ``run``, from a thread."""
+        """As ``run``, for other threads."""
         future: Future[T] = Future()
-        self._queue.put(_Job(task, future, None))
+        self._queue.put(_QueuedTask(task, future, None))
         return future
 
     def _serve(self) -> None:
@@ -107,7 +106,7 @@ class Worker:
         while True:
             jobs = self._next_group()
             stopping = None in jobs
-            # Nobody waits any more for what was cancelled.
+            # Cancelled tasks are dropped.
             self._run_group([job for job in jobs if job and not job.future.cancelled()])
             if time.monotonic() - tidied > _HOUSEKEEPING_S:
                 self._expire()
@@ -116,17 +115,17 @@ class Worker:
                 self._sessions.store.close()
                 return
 
-    def _next_group(self) -> list[_Job | None]:
-        """Everything that waits, up to a limit; empty after a long quiet time."""
-        jobs: list[_Job | None] = []
+    def _next_group(self) -> list[_QueuedTask | None]:
+        """All queued tasks, up to a limit; empty if none came for a while."""
+        jobs: list[_QueuedTask | None] = []
         with contextlib.suppress(queue.Empty):
             jobs.append(self._queue.get(timeout=_HOUSEKEEPING_S))
             while len(jobs) < _GROUP and jobs[-1] is not None:
                 jobs.append(self._queue.get_nowait())
         return jobs
 
-    def _run_group(self, jobs: list[_Job]) -> None:
-        """Computes all, commits once; where something fails half-way, each job by itself."""
+    def _run_group(self, jobs: list[_QueuedTask]) -> None:
+        """Computes all tasks and commits once; after a failure, each task by itself."""
         outcomes: list[Any] = []
         written = [0]
         try:
@@ -135,7 +134,7 @@ class Worker:
                 written.append(self._sessions.uncommitted)
             self._commit()
         except _NotWritten as failed:
-            # What reads is answered, and nothing else is tried again.
+            # Tasks that only read are answered; the others are not tried again.
             outcomes = [
                 self._only_read(job, failed.reason) if before == after else failed.reason
                 for job, before, after in zip(jobs, written[:-1], written[1:], strict=True)
@@ -151,8 +150,8 @@ class Worker:
                 answered.append((job, outcome))
         _deliver(answered)
 
-    def _attempt(self, job: _Job) -> Any:
-        """The task's result, or its exception if it has changed nothing."""
+    def _attempt(self, job: _QueuedTask) -> Any:
+        """The task's result, or its exception if nothing has changed."""
         before = self._sessions.uncommitted
         self._sessions.adopt(job.rebuilt)
         try:
@@ -162,8 +161,8 @@ class Worker:
                 raise
             return error
 
-    def _alone(self, job: _Job) -> Any:
-        """The task's result, in a commit of its own, or the exception that kept it from one."""
+    def _alone(self, job: _QueuedTask) -> Any:
+        """The task's result after a commit of its own, or the exception of task or commit."""
         outcome: Any = None
         for _ in range(_ATTEMPTS):
             try:
@@ -177,8 +176,8 @@ class Worker:
                 return error
         return outcome
 
-    def _only_read(self, job: _Job, reason: StorageFailure) -> Any:
-        """The result of a task that changes nothing, or why nothing can be changed."""
+    def _only_read(self, job: _QueuedTask, reason: StorageFailure) -> Any:
+        """The result of a task that only reads; ``reason`` for any other."""
         outcome = self._attempt(job)
         if self._sessions.uncommitted:
             self._sessions.discard()
@@ -191,12 +190,12 @@ class Worker:
         except StorageFailure as reason:
             raise _NotWritten(reason) from None
 
-    def _put_off(self, job: _Job, needed: Elsewhere) -> None:
-        """Has the job run again when what it needs is there."""
+    def _put_off(self, job: _QueuedTask, needed: Elsewhere) -> None:
+        """Queues the task again once its sessions are rebuilt or its program is compiled."""
         assert self._compiler is not None
         if isinstance(needed, Absent):
 
-            def rebuilt(outcomes: Mapping[str, Outcome]) -> None:
+            def rebuilt(outcomes: Mapping[str, Rebuilt]) -> None:
                 self._queue.put(_with_sessions(job, list(outcomes.values())))
 
             self._rebuilding.request(
@@ -217,8 +216,8 @@ class Worker:
             _LOG.exception("expired sessions could not be removed")
 
 
-def _with_sessions(job: _Job, outcomes: Sequence[Outcome]) -> _Job:
-    """The job with its sessions, or one that says why they are not there."""
+def _with_sessions(job: _QueuedTask, outcomes: Sequence[Rebuilt]) -> _QueuedTask:
+    """The task with its rebuilt sessions; a task that raises if one could not be rebuilt."""
     for outcome in outcomes:
         if isinstance(outcome, Exception):
             return replace(job, task=_raises(outcome))
@@ -233,8 +232,8 @@ def _raises(error: BaseException) -> Task[Any]:
     return task
 
 
-def _deliver(results: list[tuple[_Job, Any]]) -> None:
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Job, Any]]] = {}
+def _deliver(results: list[tuple[_QueuedTask, Any]]) -> None:
+    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_QueuedTask, Any]]] = {}
     for job, outcome in results:
         if job.loop is None:
             _settle([(job, outcome)])
@@ -247,7 +246,7 @@ def _deliver(results: list[tuple[_Job, Any]]) -> None:
             _LOG.warning("%d answers came after the server had stopped", len(answered))
 
 
-def _settle(answered: list[tuple[_Job, Any]]) -> None:
+def _settle(answered: list[tuple[_QueuedTask, Any]]) -> None:
     for job, outcome in answered:
         if job.future.cancelled():
             continue

@@ -1,1 +1,1 @@
-"""What goes over the wire: JSON in and out, the sentences of errors, lists of what there is."""
+"""Wire formats: bodies of requests and responses, sentences of errors, descriptions of tasks."""

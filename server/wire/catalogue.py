@@ -1,4 +1,4 @@
-"""What a client may ask about: tasks, knobs, weights and limits, as plain data."""
+"""Descriptions of tasks for clients: knobs, objectives, weights, anchors, as plain data."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from server.sessions.episodes import built_in_task, task_number
 
 @functools.cache
 def describe_task(name: str) -> dict[str, Any]:
-    """One task: what it asks, its knobs, objectives and anchors.
+    """Description of a task: deployment, knobs, objectives and anchors.
 
-    ``memory_limit_gb`` is in GiB, whatever its name says, which is that of earlier projects.
+    ``memory_limit_gb`` is in GiB; its name is kept for clients of earlier projects.
 
     Raises:
       InputError: no such task.
@@ -74,6 +74,6 @@ def describe_tasks() -> list[dict[str, Any]]:
 
 
 def reward_weights(name: str) -> dict[str, float]:
-    """The task's own weights, by the names that ``reset(config=...)`` takes."""
+    """The task's reward weights, by the names of ``reset(config=...)``."""
     objective = dataclasses.asdict(built_in_task(name).objective)
     return {short: objective[field] for short, field in REWARD_CONFIG.items()}

@@ -1,4 +1,4 @@
-"""OpenEnv, imported in one place, without its web interface unless that is switched on.
+"""The import of OpenEnv, without its web interface unless that is switched on.
 
 OpenEnv imports gradio whenever it is installed, which costs seconds of start-up and 75 MB.
 """
@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 WEB_INTERFACE = os.environ.get("ENABLE_WEB_INTERFACE", "").lower() in {"true", "1", "yes"}
-"""Whether OpenEnv's own web interface is served, as OpenEnv itself decides it."""
+"""Whether OpenEnv serves its own web interface."""
 
 _hidden: dict[str, Any] = {} if WEB_INTERFACE or "gradio" in sys.modules else {"gradio": None}
 sys.modules.update(_hidden)
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def take_routes(app: FastAPI, paths: Sequence[str]) -> list[Callable[..., Any]]:
-    """Removes HTTP routes that are to be replaced; returns what answered them."""
+    """Removes HTTP routes, which others replace; returns their handlers."""
     routes = app.router.routes
     taken = [route for route in routes if isinstance(route, APIRoute) and route.path in paths]
     app.router.routes[:] = [route for route in routes if route not in taken]

@@ -1,4 +1,4 @@
-"""What goes over the wire: OpenEnv's action, observation and state, and the bodies of answers."""
+"""OpenEnv's action, observation and state, and the bodies of responses."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from jaxserve.fields import Entry, Knob
 from jaxserve.spaces import ACTION_BOUNDS, KNOB_FIELDS, KNOBS, OBSERVATION_FIELDS
 from server.sessions.programs import Knobs, Window
 from server.sessions.session import BatchView, View
+from server.wire.error_sentences import check_names, complaint
 from server.wire.openenv_api import Action, Observation, State
-from server.wire.sentences import check_names, complaint
 from server.wire.spellings import ALIASES, SPELLINGS, TRUE_OR_FALSE, knob_values
 
 LIVE, SIMULATED = "live", "simulated"
-"""Modes of a server and of what it answers."""
+"""Modes of a server and of its responses."""
 SESSION_ID = r"^[A-Za-z0-9_-]{1,64}$"
-"""What the id of a session looks like."""
+"""Pattern of a session id."""
 _NAMES = dict.fromkeys((*KNOBS, *ALIASES, "metadata")).keys()
 _OWN_NAMES = frozenset((*KNOBS, "metadata"))
 _AS_THEY_ARE = frozenset((int, float, dict))
-"""Types of values that are not respelled."""
+"""Types of values without other spellings."""
 _in_order = operator.attrgetter(*KNOBS)
 
 
@@ -66,8 +66,10 @@ _Entries = create_model(
 )
 
 
-class ServeAction(_Knobs):
-    """The six knobs for the next window; one that is left out has its default."""
+class ActionModel(_Knobs, title="ServeAction"):
+    """The six knobs for the next window; absent ones have their default."""
+
+    __qualname__ = "ServeAction"  # names the schema in OpenAPI
 
     @model_validator(mode="before")
     @classmethod
@@ -75,14 +77,14 @@ class ServeAction(_Knobs):
         return plain_names(data) if isinstance(data, dict) else data
 
     def knobs(self) -> Knobs:
-        """As programs have it."""
+        """The action as programs take it."""
         return tuple(map(float, _in_order(self)))
 
     def number(self) -> int | None:
-        """``metadata.step``: the window this is meant for, so that a repeated request does no harm.
+        """``metadata.step``: number of the window, so that a repeated request is refused.
 
         Raises:
-          InputError: it is no whole number.
+          InputError: the value is no whole number.
         """
         number = self.metadata.get("step")
         if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
@@ -94,7 +96,7 @@ def plain_names(action: Mapping[str, Any]) -> dict[str, Any]:
     """An action under the knobs' own names, with tiers and switches as numbers.
 
     Raises:
-      PydanticCustomError: a name is unknown or comes twice, or a switch stands for a number.
+      PydanticCustomError: a name is unknown or comes twice, or a number is a boolean.
     """
     if action.keys() <= _OWN_NAMES and _AS_THEY_ARE.issuperset(map(type, action.values())):
         return dict(action)
@@ -113,22 +115,24 @@ def plain_names(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checked_session_id(value: Any) -> str:
-    """``value``, if it can be the id of a session.
+    """``value``, which must have the form of a session id.
 
     Raises:
-      InputError: it cannot.
+      InputError: the value has another form.
     """
     if not isinstance(value, str) or not re.fullmatch(SESSION_ID, value):
         checks.refuse("session_id", value, "the id that reset returned")
     return value
 
 
-class ServeObservation(_Entries):
-    """What the dashboard shows at the end of a window; see ``jaxserve.types.ServeObservation``."""
+class ObservationModel(_Entries, title="ServeObservation"):
+    """Dashboard at the end of a window; see ``jaxserve.types.ServeObservation``."""
+
+    __qualname__ = "ServeObservation"  # names the schema in OpenAPI
 
 
 class ServeState(State):
-    """Where a session stands."""
+    """Totals of a session's episode."""
 
     session_id: str | None = None
     task_id: str | None = None
@@ -139,13 +143,13 @@ class ServeState(State):
     cumulative_reward: float = 0.0
     elapsed_simulated_time_s: float = 0.0
     workload_phase: str = "idle"
-    """how much traffic arrives: idle, quiet, normal or busy."""
+    """arrival rate relative to the task's mean: idle, quiet, normal or busy."""
     done: bool = False
 
 
-def observation(view: View) -> ServeObservation:
-    """The last window of a session as OpenEnv has it. Values come from inside: not validated."""
-    return ServeObservation.model_construct(
+def observation(view: View) -> ObservationModel:
+    """The last window of a session as OpenEnv's observation, without validation."""
+    return ObservationModel.model_construct(
         **view.window.observation,
         reward=view.window.reward,
         done=view.window.done,
@@ -154,7 +158,7 @@ def observation(view: View) -> ServeObservation:
 
 
 def information(view: View) -> dict[str, Any]:
-    """What goes beside an observation."""
+    """Metadata of an observation."""
     mode = {} if view.live is None else {"mode": LIVE, "live": dict(view.live)}
     return {
         "session_id": view.session_id,
@@ -173,12 +177,12 @@ def information(view: View) -> dict[str, Any]:
 
 
 def played(view: View) -> dict[str, Any]:
-    """What goes beside the grade of a session: which episode it is of, and who played it."""
+    """Metadata of a session's grade: the episode, and windows played by agents of the server."""
     return {"episode_number": view.episode_number, "windows_driven": view.driven}
 
 
 def action_fields(knobs: Knobs) -> dict[str, float]:
-    """An action by the knobs' names, whole where they are."""
+    """An action by the knobs' names; whole numbers as integers."""
     return {
         knob: bound.number(value)
         for (knob, bound), value in zip(ACTION_BOUNDS.items(), knobs, strict=True)
@@ -186,7 +190,7 @@ def action_fields(knobs: Knobs) -> dict[str, float]:
 
 
 def step_answer(view: View) -> dict[str, Any]:
-    """The body of an answer to reset and step."""
+    """Body of the response to reset and step."""
     about = information(view)
     return {
         "observation": {**view.window.observation, "task_id": about["task_id"], "metadata": about},
@@ -211,7 +215,7 @@ _METRICS = (
 
 
 def _as_before(view: View) -> dict[str, Any]:
-    """What earlier projects have in ``info``, from the window that was observed."""
+    """Fields of ``info`` for clients of earlier projects, from the last window."""
     seen = view.window.observation
     return {
         "timestep": view.steps,
@@ -228,7 +232,7 @@ def _as_before(view: View) -> dict[str, Any]:
 
 
 def step_many_answer(view: BatchView) -> dict[str, Any]:
-    """The body of an answer to step_many: lists in the order of the request."""
+    """Body of the response to step_many: lists in the order of the request."""
     windows = view.windows
     return {
         "session_id": view.session_ids,
@@ -264,10 +268,10 @@ def _phase(view: View) -> str:
 
 
 def episode_log(view: View, knobs: Sequence[Knobs], windows: Sequence[Window]) -> dict[str, Any]:
-    """A file with a whole episode; its ``episode_log`` is what ``POST /grader`` takes.
+    """A whole episode as a file, which ``POST /grader`` takes.
 
     Args:
-      windows: the reset's, then one for each action.
+      windows: window of the reset, then one for each action.
     """
     entries: list[dict[str, Any]] = [{"observation": windows[0].observation, "reward": None}]
     for action, window in zip(knobs, windows[1:], strict=True):

@@ -1,4 +1,4 @@
-"""Words of clients that mean a knob or its value: names of earlier projects, tiers by name."""
+"""Other spellings of knobs and values: names of earlier projects, names of tiers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ ALIASES = {
 }
 """Other names of knobs."""
 TRUE_OR_FALSE = ("prefill_decode_split", "priority_routing")
-"""Knobs that a switch may stand for."""
+"""Knobs that take true and false."""
 SPELLINGS = {"quantization_tier": {tier.name: int(tier) for tier in Tier} | {"BF16": 0}}
-"""Names of values, allowed instead of their numbers, by knob; in upper case."""
+"""Names of a knob's values, in upper case, with their numbers."""
 
 
 def knob_values(knob: str) -> str:
-    """What a knob may be."""
+    """Allowed values of a knob, as text."""
     names = SPELLINGS.get(knob, {})
     return ACTION_BOUNDS[knob].allowed + (f", or {', '.join(names)}" if names else "")

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import httpx
 
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import free_port
 from tests.docs.snippets import blocks
 from tests.gateway.stub_engine import StubEngine

@@ -18,15 +18,15 @@ import httpx
 import pytest
 
 from jaxserve import cli
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from tests.gateway.conftest import Start
 from tests.gateway.knob_engines import PluginEngine
 from tests.gateway.running import Leaver
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 
-RUNTIME = ("runtime.hosts", "runtime.limited_http", "runtime.listening", "runtime.state")
-NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.xla_flags", *RUNTIME)
+RUNTIME = ("runtime.hosts", "runtime.limited_http", "runtime.listening", "runtime.storage")
+NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.jax_setup", *RUNTIME)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from jaxserve.runtime.child_server import child_server
+from jaxserve.runtime.child_processes import child_server
 from server.local import free_port
 
 _SETTINGS = {

@@ -19,7 +19,7 @@ from jaxserve.learning.ppo import Learner
 from jaxserve.learning.returns import task_discount
 from jaxserve.learning.run_directory import read_metrics
 from jaxserve.learning.run_options import check_run
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from server.local import free_port
 
 SCRIPT = """

@@ -24,7 +24,7 @@ from jaxserve.learning.ppo import Learner, TrainState, UpdateReport
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_options import describe
 from jaxserve.learning.training import train
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from jaxserve.sim.table.build import build
 from jaxserve.sim.table.file import write_table_file
 

@@ -22,8 +22,7 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.episode_file import read_episode
 from jaxserve.live.operate import LEASE_WINDOWS
 from jaxserve.live.show import Report
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import free_port
 from tests.gateway.running import RunningGateway
 from tests.live.controller import operate

@@ -28,7 +28,7 @@ from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process
 from server.local import LocalServer
 from tests.gateway.running import RunningGateway
 from tests.gateway.sessions.talking import Agent

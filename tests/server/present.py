@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from server.sessions.episodes import Episode
-from server.sessions.rebuilding import Outcome, Rebuilding
+from server.sessions.rebuilding import Rebuilding, Rebuilt
 from server.sessions.session import Session, new_session
 from server.sessions.sessions import Absent, Sessions, Uncompiled
 from server.sessions.store import Head
@@ -21,7 +21,7 @@ def begun(sessions: Sessions, episode: Episode) -> Session:
     return sessions.begin(new_session(None, None, episode), is_new=True)
 
 
-def rebuilt(sessions: Sessions, wanted: Mapping[str, Head]) -> Mapping[str, Outcome]:
+def rebuilt(sessions: Sessions, wanted: Mapping[str, Head]) -> Mapping[str, Rebuilt]:
     """What the thread that rebuilds makes of them."""
 
     def ask(task: Callable[[Sessions], Any]) -> Future[Any]:
@@ -30,7 +30,7 @@ def rebuilt(sessions: Sessions, wanted: Mapping[str, Head]) -> Mapping[str, Outc
         return future
 
     rebuilding = Rebuilding(ask)
-    found: Future[Mapping[str, Outcome]] = Future()
+    found: Future[Mapping[str, Rebuilt]] = Future()
     rebuilding.request(wanted, found.set_result, lambda: True)
     rebuilding.start(CompiledAtOnce())
     try:

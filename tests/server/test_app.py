@@ -17,11 +17,10 @@ import pytest
 from websockets.sync.client import connect
 
 from jaxserve.errors import InputError
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.app import option_parser
 from server.local import free_port
-from server.settings import Settings
+from server.server_settings import Settings
 from tests.patience import PATIENCE_S
 
 Own = AbstractContextManager[subprocess.Popen[str]]

@@ -15,10 +15,10 @@ from jaxserve.errors import InputError
 from server.live_settings import LiveSettings
 from server.local import LocalServer
 from server.players.baseline_scores import summary
-from server.settings import Settings
-from server.wire.bodies import GradeBody
+from server.server_settings import Settings
 from server.wire.catalogue import describe_task
-from server.wire.sentences import checked
+from server.wire.error_sentences import checked
+from server.wire.request_bodies import GradeBody
 
 Start = Callable[..., LocalServer]
 _ACTION = {"batch_cap": 64, "quantization_tier": "INT8", "priority_routing": True}
@@ -164,6 +164,6 @@ def test_what_has_no_effect_is_said_at_the_start_and_later(start_server: Start) 
 
 
 def test_tasks_have_the_earlier_names() -> None:
-    """Beside ours."""
+    """BackgroundExecutor ours."""
     task = describe_task("static_workload")
     assert task["active_actions"] == ["batch_cap", "kv_budget_fraction"]

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server import app as command_line
 from server.local import LocalServer, free_port
 from tests.docs.snippets import Block, blocks, run_code

@@ -188,7 +188,7 @@ def test_odd_numbers_are_answered(page: Any) -> None:
 
 
 def test_numbers_are_those_of_the_last_window(page: Any, server: LocalServer) -> None:
-    """Beside those of the best static setting; and classes add up."""
+    """BackgroundExecutor those of the best static setting; and classes add up."""
     begin(page, "bursty_workload", 42)
     page.fill("#windows", "12")
     press(page, "run")

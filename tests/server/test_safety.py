@@ -19,7 +19,7 @@ from websockets.typing import Origin
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from server.local import LocalServer
-from server.settings import MODEL_TOKENS, Rate, Settings
+from server.server_settings import MODEL_TOKENS, Rate, Settings
 
 Start = Callable[..., LocalServer]
 TOKEN = "correct-horse-battery"

@@ -31,7 +31,7 @@ from jaxserve.gateway.headers import RawHeaders
 from jaxserve.gateway.sessions.files import sync
 from jaxserve.gateway.sessions.group_commit import GroupCommit
 from jaxserve.gateway.sessions.session import NotRecorded, Session, SessionInfo
-from jaxserve.runtime.state import lock_file
+from jaxserve.runtime.storage import lock_file
 
 _LOG = logging.getLogger("jaxserve.gateway")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")

@@ -28,7 +28,7 @@ from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.evaluation.episode_statistics import EpisodeStatistics
 from jaxserve.evaluation.held_out import check_episodes, evaluate
 from jaxserve.registry import make
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.studies.compare.intervals import Matrix
 from jaxserve.studies.compare.results import (

@@ -13,7 +13,7 @@ from jaxserve.agents.panel import build_agent
 from jaxserve.agents.reference_rollout import reference_rollout, table_timer
 from jaxserve.agents.task_setup import load_setup
 from jaxserve.evaluation.held_out import evaluate_all
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.studies.fidelity.measurements import FidelityRow
 from jaxserve.tasks.anchors import anchors_score

@@ -21,7 +21,7 @@ from jaxserve.agents.reference_rollout import ReferenceEpisode, reference_knobs,
 from jaxserve.agents.rollout import windows_of
 from jaxserve.env import ServeEnv
 from jaxserve.registry import make, stack
-from jaxserve.runtime.processes import map_in_processes
+from jaxserve.runtime.process_pool import map_in_processes
 from jaxserve.seeds import episode_key
 from jaxserve.sim.fast.latency import ttft_quantile
 from jaxserve.sim.reference.replay import run_requests

@@ -15,7 +15,7 @@ from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json, write_atomic
 from jaxserve.errors import InputError
 from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, TOKEN_VARIABLE
-from jaxserve.runtime.child_server import child_server, free_ports
+from jaxserve.runtime.child_processes import child_server, free_ports
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import kv_bytes_per_token, kv_pool_bytes

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 
 from jaxserve.rollouts.service.client import SERVICE, TokenAuth
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from tests.patience import PATIENCE_S
 
 

@@ -13,9 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import Choice
-from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.gateway.sessions.records import encode
+from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode
 from jaxserve.rollouts.service.control_client import ControlClient
 
 

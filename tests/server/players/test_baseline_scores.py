@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from server.beside import Abandoned, Beside
+from server.background import Abandoned, BackgroundExecutor
 from server.players import baseline_scores
 from server.players.agents import Agents
 from server.players.baseline_scores import Baselines
 from server.players.model_budget import ModelBudget
-from server.problems import SpendingLimit
+from server.request_errors import SpendingLimit
 from tests.server.players.notes import Notes
 
 
@@ -51,7 +51,7 @@ def test_a_model_is_asked_once_for_each_seed_within_its_budget(
     """Results outlive the server; what is spent is counted over its restarts."""
 
     def baselines(tokens: int = 100) -> Baselines:
-        return Baselines(Agents(), Beside(), notes, ModelBudget(notes, tokens))
+        return Baselines(Agents(), BackgroundExecutor(), notes, ModelBudget(notes, tokens))
 
     async def play() -> None:
         with pytest.raises(InputError, match="ask for one by POST"):
@@ -82,7 +82,7 @@ def test_a_result_is_kept_of_one_model_and_its_tasks(
     """Another model, and a task that has changed since, are played anew."""
 
     async def play() -> None:
-        baselines = Baselines(Agents(), Beside(), notes, ModelBudget(notes, 1000))
+        baselines = Baselines(Agents(), BackgroundExecutor(), notes, ModelBudget(notes, 1000))
         for model in ("one", "another", "one"):
             monkeypatch.setenv("MODEL_NAME", model)
             await baselines.language_model(1)
@@ -117,7 +117,7 @@ def test_a_model_stops_when_its_client_leaves(
     monkeypatch.setattr(baseline_scores, "play_model", play)
 
     async def leave() -> None:
-        baselines = Baselines(Agents(), Beside(), notes, ModelBudget(notes, 100))
+        baselines = Baselines(Agents(), BackgroundExecutor(), notes, ModelBudget(notes, 100))
         request = asyncio.ensure_future(baselines.language_model(1))
         assert await asyncio.to_thread(begun.wait, 60.0)
         request.cancel()

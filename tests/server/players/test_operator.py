@@ -14,7 +14,7 @@ from server.players import operator
 from server.players.model_budget import ModelBudget
 from server.players.model_settings import ModelSettings
 from server.players.operator import Decision, Operator, is_offered, reason_of
-from server.problems import ModelFailure, Overloaded, SpendingLimit
+from server.request_errors import ModelFailure, Overloaded, SpendingLimit
 from server.sessions.programs import Window, knobs_of
 from tests.patience import PATIENCE_S
 from tests.server.players.notes import Notes

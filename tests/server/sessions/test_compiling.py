@@ -43,7 +43,7 @@ def test_ahead_all_that_any_task_may_need(compiled: list[object]) -> None:
 
 
 def test_otherwise_what_is_asked_for(compiled: list[object]) -> None:
-    """Beside the first step, for which a server waits before it answers."""
+    """BackgroundExecutor the first step, for which a server waits before it answers."""
     compilation = Compilation(ahead=False)
     compilation.finish()
     assert compiled == [("static_workload", False)] and not compilation.under_way

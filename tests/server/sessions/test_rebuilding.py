@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.problems import EpisodeConflict, StorageFailure, UnknownSession
+from server.request_errors import EpisodeConflict, StorageFailure, UnknownSession
 from server.sessions import programs, replaying
 from server.sessions.episodes import parse_episode
 from server.sessions.programs import Knobs

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from server.server_settings import IN_MEMORY
 from server.sessions.episodes import parse_episode
 from server.sessions.programs import Knobs
 from server.sessions.session import BatchView, Session, new_session
 from server.sessions.sessions import Sessions
 from server.sessions.store import open_store
-from server.settings import IN_MEMORY
 from tests.server.actions import random_knobs
 from tests.server.present import begun, present
 

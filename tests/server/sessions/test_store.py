@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from server.problems import StorageFailure
+from server.request_errors import StorageFailure
+from server.server_settings import IN_MEMORY
 from server.sessions import store as store_module
 from server.sessions.store import (
     LoggedStep,
@@ -22,7 +23,6 @@ from server.sessions.store import (
     Record,
     open_store,
 )
-from server.settings import IN_MEMORY
 from tests.server.sessions.log_entries import STEP, begin, step
 from tests.server.small_disk import fill
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from server.problems import StorageFailure
+from server.request_errors import StorageFailure
 from server.sessions import programs, rebuilding
 from server.sessions.episodes import parse_episode
 from server.sessions.programs import Simulator

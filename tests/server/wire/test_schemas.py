@@ -11,10 +11,10 @@ from server.wire import schemas
 
 @pytest.mark.parametrize(
     ("model", "fields"),
-    [(schemas.ServeAction, KNOB_FIELDS), (schemas.ServeObservation, OBSERVATION_FIELDS)],
+    [(schemas.ActionModel, KNOB_FIELDS), (schemas.ObservationModel, OBSERVATION_FIELDS)],
 )
 def test_fields_are_those_of_the_package(
-    model: type[schemas.ServeAction], fields: dict[str, Knob | Entry]
+    model: type[schemas.ActionModel], fields: dict[str, Knob | Entry]
 ) -> None:
     """The same names in the same order, bounds, units and meanings."""
     properties = model.model_json_schema()["properties"]

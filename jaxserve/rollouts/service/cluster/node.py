@@ -27,7 +27,7 @@ from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.settings import NodeSettings, RolloutTokens
 from jaxserve.rollouts.service.state.lifecycle import Lease, lease_from_json
 from jaxserve.rollouts.service.worker.worker import SessionWorker, WorkerPool
-from jaxserve.runtime.state import lock_file
+from jaxserve.runtime.storage import lock_file
 
 _LOG = logging.getLogger("jaxserve.rollouts")
 _TIMEOUT_S = 60.0

@@ -26,8 +26,7 @@ from jaxserve.rollouts.service.state.lifecycle import (
     SessionRow,
 )
 from jaxserve.rollouts.traces import ERROR
-from jaxserve.runtime.database import connect
-from jaxserve.runtime.state import lock_file
+from jaxserve.runtime.storage import connect, lock_file
 
 CANCELLED = "cancelled"
 

@@ -20,8 +20,7 @@ from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.api.app import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
-from jaxserve.runtime.child_server import wait_until_answers
-from jaxserve.runtime.process_group import own_process
+from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import LocalServer, free_port
 from tests.gateway.running import RunningGateway
 from tests.patience import alive, wait_until

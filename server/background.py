@@ -1,0 +1,188 @@
+"""Computations of seconds in threads of their own: few at once, cancelled when nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fastapi import Request
+
+from server.request_errors import ClientLeft, OutOfTime, Overloaded
+
+_THREADS = 2
+_QUEUED = 64
+"""Computations that wait for a thread at most; further ones are refused."""
+
+T = TypeVar("T")
+
+
+class Abandoned(Exception):
+    """Nobody waits for the result any more."""
+
+
+class StopSignal:
+    """Tells a computation when to stop; safe to use from several threads."""
+
+    def __init__(self, seconds: float) -> None:
+        """Args: time of the computation at most, from now on."""
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+        self._abandoned = threading.Event()
+
+    def abandon(self) -> None:
+        """Stops the computation: nobody waits for it any more."""
+        self._abandoned.set()
+
+    def check(self) -> None:
+        """Returns if the computation is to go on.
+
+        Raises:
+          Abandoned: nobody waits for it.
+          OutOfTime: its time is up.
+        """
+        if self._abandoned.is_set():
+            raise Abandoned
+        if time.monotonic() > self._until:
+            raise OutOfTime(
+                f"the computation was stopped after {self._seconds:g} s; the server is busy, try "
+                "again later"
+            )
+
+
+class BackgroundExecutor:
+    """A thread pool of its own, so that long computations occupy no thread of other requests."""
+
+    def __init__(self, threads: int = _THREADS, queued: int = _QUEUED) -> None:
+        """Args: computations at once, and computations that wait for a thread."""
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="jaxserve-background")
+        self._limit = threads + queued
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The function's result; a queued call never begins once its caller is cancelled.
+
+        Raises:
+          Overloaded: too many computations wait already.
+        """
+        with self._lock:
+            if self._pending >= self._limit:
+                raise Overloaded(
+                    f"{self._pending} long computations are under way; try again later"
+                )
+            self._pending += 1
+        future = self._pool.submit(function, *arguments)
+        future.add_done_callback(self._done)
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Cancels queued computations; running ones go on."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _done(self, future: Future[Any]) -> None:
+        del future
+        with self._lock:
+            self._pending -= 1
+
+
+@dataclass
+class _Running(Generic[T]):
+    task: asyncio.Task[T]
+    signal: StopSignal
+    waiting: int = 0
+
+
+class SharedResults(Generic[T]):
+    """A cache of results that never change. Concurrent requests share one computation, which stops
+    when the last of them is cancelled.
+
+    The cache belongs to one event loop.
+    """
+
+    def __init__(self, keep: int) -> None:
+        """Args: cached results at most; the least recently used one goes first."""
+        self._keep = keep
+        self._known: OrderedDict[Hashable, T] = OrderedDict()
+        self._running: dict[Hashable, _Running[T]] = {}
+
+    async def get(
+        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], seconds: float
+    ) -> T:
+        """The result of a key.
+
+        Args:
+          compute: ends soon after its signal says so.
+          seconds: time of the computation at most.
+
+        Raises:
+          Exceptions of ``compute``, after which nothing is cached.
+        """
+        if key in self._known:
+            self._known.move_to_end(key)
+            return self._known[key]
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = self._begin(key, compute, StopSignal(seconds))
+        running.waiting += 1
+        try:
+            return await asyncio.shield(running.task)
+        finally:
+            running.waiting -= 1
+            if running.waiting == 0 and not running.task.done():
+                running.signal.abandon()
+                # The next request begins anew.
+                self._forget(key, running.signal)
+
+    def _begin(
+        self, key: Hashable, compute: Callable[[StopSignal], Awaitable[T]], signal: StopSignal
+    ) -> _Running[T]:
+        async def work() -> T:
+            try:
+                found = await compute(signal)
+            finally:
+                self._forget(key, signal)
+            self._known[key] = found
+            while len(self._known) > self._keep:
+                self._known.popitem(last=False)
+            return found
+
+        task = asyncio.ensure_future(work())
+        # asyncio would report an exception that no caller retrieves.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return _Running(task, signal)
+
+    def _forget(self, key: Hashable, signal: StopSignal) -> None:
+        if key in self._running and self._running[key].signal is signal:
+            del self._running[key]
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client disconnects.
+
+    Args:
+      request: a request whose body has been read.
+
+    Raises:
+      ClientLeft: the client disconnected. Exceptions of ``work``.
+    """
+    task = asyncio.ensure_future(work)
+    left = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientLeft("the client closed the connection before the answer")
+    finally:
+        task.cancel()
+        left.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,402 @@
+"""The service that plays episodes on a real engine, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from jaxserve.errors import InputError
+from jaxserve.grading import Grade
+from jaxserve.types import TimeStep
+from server.live.live_episode import Connection, EngineEpisode
+from server.live.live_log import LiveLog, LiveStep, LoggedEpisode
+from server.players.agents import Driver
+from server.request_errors import EpisodeConflict, UnknownSession
+from server.server_settings import Settings
+from server.service import History, LiveGrade, SessionComparison, chosen_episode
+from server.sessions.compiling import Compiler
+from server.sessions.episodes import Episode, parse_episode
+from server.sessions.programs import Knobs, Window, WindowColumns
+from server.sessions.session import (
+    NO_DEFAULT,
+    NOT_BEGUN,
+    BatchView,
+    Session,
+    View,
+    begin_session,
+    check_running,
+    check_window,
+    unknown_session,
+)
+from server.sessions.store import LoggedStep
+from server.simulated_service import SimulatedService
+
+_IDLE_S = 60.0
+"""Idle time after which another session may take the engine."""
+_BUSY = "a window or a reset is under way, and there is one at a time"
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class LiveSession:
+    """A session and its episode, under way or from the log."""
+
+    session: Session
+    steps: list[LiveStep]
+    first: Window
+    """observation of the reset."""
+    is_default: bool
+    """whether the session was begun without an id."""
+    play: EngineEpisode | None = None
+    """None: the episode cannot go on."""
+    used_s: float = dataclasses.field(default_factory=time.monotonic)
+    """time of the reset or the last step, monotonic clock, s."""
+
+    @classmethod
+    def begin(cls, logged: LoggedEpisode, play: EngineEpisode | None) -> LiveSession:
+        """The session before its first window."""
+        episode = Episode.from_json(logged.spec)
+        session = begin_session(logged.session, logged.number, logged.name, episode)
+        return cls(session, [], session.window, logged.is_default, play)
+
+    @property
+    def plays(self) -> bool:
+        """Whether the session holds the engine."""
+        idle_s = time.monotonic() - self.used_s
+        return self.play is not None and not self.session.over and idle_s < _IDLE_S
+
+    def means(self, session_id: str | None) -> bool:
+        """Whether an id, None for the default session, names this session."""
+        return self.is_default if session_id is None else session_id == self.session.id
+
+    def append(self, step: LiveStep) -> None:
+        """Adds one window."""
+        self.steps.append(step)
+        self.session.append(self.session.state, _one(step.window), 0, step.knobs)
+
+    def view(self) -> View:
+        """A snapshot, which may leave the thread that plays."""
+        return self.session.view()._replace(live=self.steps[-1].about if self.steps else {})
+
+
+class LiveService:
+    """See ``Service``: every step plays a window of real time on the engine.
+
+    Grades of stated actions and logs are simulated.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Opens both logs.
+
+        Raises:
+          InputError: settings contradict live play.
+        """
+        if settings.workers > 1:
+            raise InputError(
+                f"JAXSERVE_MODE is live and there are {settings.workers} server processes; one "
+                "plays live"
+            )
+        simulated = self._simulated = SimulatedService(settings)
+        self.settings, self.agents = settings, simulated.agents
+        self.background, self.model_budget = simulated.background, simulated.model_budget
+        assert settings.live is not None
+        if not self.durable:
+            raise InputError(
+                "JAXSERVE_MODE is live and the session log is in memory; what was spent must be "
+                "kept, so set JAXSERVE_DATABASE to a file that can be written"
+            )
+        self._limits = settings.live
+        self._log = LiveLog(Path(settings.database), settings.live.token_limit)
+        self._connection = Connection(settings.live, self._log)
+        self._current: LiveSession | None = None
+        self._busy = False
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="jaxserve-live", daemon=True
+        )
+
+    async def start(self, compiler: Compiler) -> None:
+        """See ``Service.start``; the first reset connects to the engine."""
+        await self._simulated.start(compiler)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Abandons the episode under way and closes the logs."""
+        if self._thread.is_alive():
+            await self._here(self._end())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            await asyncio.to_thread(self._thread.join)
+        self._log.close()
+        await self._simulated.stop()
+
+    async def fault(self) -> str | None:
+        """See ``Service.fault``; a fault of either log."""
+        return await self._simulated.fault() or await self._here(self._fault_of_log())
+
+    @property
+    def live(self) -> dict[str, Any] | None:
+        """Provider, model, limits, the session that plays, and tokens spent."""
+        current = self._current
+        return {
+            "provider": self._limits.provider,
+            "model": self._limits.model,
+            "max_requests_per_step": self._limits.max_requests,
+            "max_prompt_tokens": self._limits.max_prompt_tokens,
+            "max_completion_tokens": self._limits.max_completion_tokens,
+            "token_limit": self._limits.token_limit,
+            "tokens_spent": self._log.spent,
+            "session_id": None if current is None else current.session.id,
+            "requests_in_flight": current.play.in_flight if current and current.play else 0,
+        }
+
+    @property
+    def durable(self) -> bool:
+        """See ``Service.durable``."""
+        return self._simulated.durable
+
+    @property
+    def live_sessions(self) -> int:
+        """1 while a session plays, else 0."""
+        return 0 if self._current is None else 1
+
+    async def reset(
+        self,
+        *,
+        task: str | int | None = None,
+        seed: int | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+        session_id: str | None = None,
+    ) -> View:
+        """See ``Service.reset``."""
+        chosen = chosen_episode(task, seed, split, index)
+        episode = await asyncio.to_thread(parse_episode, *chosen, config)
+        return await self._here(self._reset(session_id, episode_id, episode))
+
+    async def step(
+        self,
+        session_id: str | None,
+        knobs: Knobs,
+        number: int | None = None,
+        *,
+        driven: bool = False,
+    ) -> View:
+        """See ``Service.step``. Live episodes have no score, so ``driven`` is not kept.
+
+        Raises:
+          EpisodeConflict, further: a window is being played, or a restart ended the episode.
+        """
+        return await self._here(self._step(session_id, knobs, number))
+
+    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
+        """Refuses: there is one engine."""
+        raise EpisodeConflict("a live server plays one session at a time; use /step")
+
+    async def view(self, session_id: str | None) -> View:
+        """See ``Service.view``."""
+        return await self._here(self._viewed(session_id))
+
+    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+        """See ``Service.drive``."""
+        view = await self.view(session_id)
+        driver = await self.background.run(self.agents.load, agent, view.episode.task)
+        views = []
+        for _ in range(windows):
+            views.append(await self._here(self._step(view.session_id, driver)))
+            if views[-1].window.done:
+                break
+        return views
+
+    async def history(self, session_id: str | None) -> History:
+        """See ``Service.history``."""
+        logged = await self._here(self._logged(session_id))
+        steps = tuple(LoggedStep(False, s.window.reward, s.knobs) for s in logged.steps)
+        return History(logged.view, steps)
+
+    async def windows(self, history: History) -> list[Window]:
+        """The reset and every window, as measured."""
+        logged = await self._here(self._logged(history.view.session_id))
+        if logged.view.episode_id != history.view.episode_id:
+            raise EpisodeConflict(f"session {history.view.session_id!r} was reset meanwhile")
+        measured = [step.window for step in logged.steps[: len(history.steps)]]
+        return [logged.first, *measured]
+
+    async def grade_session(self, session_id: str | None) -> tuple[View, LiveGrade]:
+        """The measured figures; there is no score."""
+        logged = await self._here(self._logged(session_id))
+        return logged.view, _measured_figures(logged.steps)
+
+    async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
+        """See ``Service.grade_actions``."""
+        return await self._simulated.grade_actions(episode, knobs)
+
+    async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
+        """See ``Service.grade_log``."""
+        return await self._simulated.grade_log(episode, log)
+
+    async def compared(self, session_id: str | None) -> SessionComparison:
+        """Refuses: live windows cannot be computed again."""
+        raise _not_simulated(await self.view(session_id))
+
+    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+        """Refuses as ``compared``."""
+        raise _not_simulated(await self.view(session_id))
+
+    async def note(self, key: str) -> str | None:
+        """See ``Service.note``."""
+        return await self._simulated.note(key)
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """See ``Service.keep_note``."""
+        await self._simulated.keep_note(key, text)
+
+    async def _here(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs work in the thread that plays, to its end even if the client disconnects."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return await asyncio.shield(asyncio.wrap_future(future))
+
+    async def _reset(self, session_id: str | None, name: str | None, episode: Episode) -> View:
+        current = self._current
+        own = current is not None and current.means(session_id)
+        is_default = session_id is None and self.settings.token is None
+        # Naming the default session does not change what it is.
+        is_default = is_default or (own and current is not None and current.is_default)
+        if self._busy:
+            raise EpisodeConflict(_BUSY)
+        if current is not None and not own and current.plays:
+            raise EpisodeConflict(
+                f"session {current.session.id!r} plays on the engine, one at a time; reset it, or "
+                f"wait until it is over or has not stepped for {_IDLE_S:g} s"
+            )
+        if session_id is not None and not own:
+            self._find(session_id)
+        self._busy = True
+        try:
+            client = await self._connection.open()
+            await self._end_current()
+            play = await asyncio.to_thread(EngineEpisode, self._connection, client, episode)
+            session_id = session_id or secrets.token_urlsafe(16)
+            name = name or secrets.token_hex(16)
+            logged = self._log.begin(session_id, name, episode.to_json(), is_default)
+            self._current = LiveSession.begin(logged, play)
+            return self._current.view()
+        finally:
+            self._busy = False
+
+    async def _step(
+        self, session_id: str | None, knobs: Knobs | Driver, number: int | None = None
+    ) -> View:
+        live = self._find(session_id)
+        if live.play is None:
+            raise EpisodeConflict(
+                f"the live episode of session {live.session.id!r} was ended by a restart of the "
+                "server or by another session; reset it to begin another"
+            )
+        session = live.session
+        if self._busy:
+            raise EpisodeConflict(_BUSY)
+        check_running(session.id, session.steps, session.over)
+        check_window(session, number)
+        self._busy = True
+        try:
+            if not isinstance(knobs, tuple):
+                knobs = await asyncio.to_thread(knobs, session)
+            window, about = await live.play.window(knobs)
+            step = LiveStep(knobs, window, about)
+            self._log.add(session.number, session.steps, step)
+            live.append(step)
+            if session.over:
+                await live.play.close()
+            return live.view()
+        finally:
+            live.used_s = time.monotonic()
+            self._busy = False
+
+    async def _fault_of_log(self) -> str | None:
+        return self._log.fault()
+
+    async def _viewed(self, session_id: str | None) -> View:
+        return self._find(session_id).view()
+
+    async def _logged(self, session_id: str | None) -> _Logged:
+        found = self._find(session_id)
+        return _Logged(found.view(), tuple(found.steps), found.first)
+
+    def _find(self, session_id: str | None) -> LiveSession:
+        current = self._current
+        if current is not None and current.means(session_id):
+            return current
+        if session_id is None and self.settings.token is not None:
+            raise UnknownSession(NO_DEFAULT)
+        found = self._log.episode(session_id)
+        if found is None and session_id is None:
+            raise UnknownSession(NOT_BEGUN)
+        if found is None:
+            raise unknown_session(session_id)
+        ended = LiveSession.begin(found, None)
+        for step in self._log.windows(found.number):
+            ended.append(step)
+        return ended
+
+    async def _end_current(self) -> None:
+        if self._current is not None:
+            current, self._current = self._current, None
+            if current.play is not None:
+                await current.play.close()
+
+    async def _end(self) -> None:
+        await self._end_current()
+        await self._connection.close()
+
+
+class _Logged(NamedTuple):
+    """A snapshot of a whole episode."""
+
+    view: View
+    steps: tuple[LiveStep, ...]
+    first: Window
+
+
+def _not_simulated(view: View) -> EpisodeConflict:
+    return EpisodeConflict(
+        f"session {view.session_id!r} plays on a real engine; only simulated episodes can be "
+        "computed again"
+    )
+
+
+def _one(window: Window) -> WindowColumns:
+    """A window as columns of one entry."""
+    return WindowColumns(
+        observation={name: [value] for name, value in window.observation.items()},
+        reward=[window.reward],
+        done=[window.done],
+        parts={name: [value] for name, value in window.parts.items()},
+        completed=[window.completed],
+        good=[window.good],
+        failed=[window.failed],
+    )
+
+
+def _measured_figures(steps: Sequence[LiveStep]) -> LiveGrade:
+    good = sum(step.window.good for step in steps)
+    ended = good + sum(step.window.failed for step in steps)
+    seconds = sum(step.about["seconds"] for step in steps)
+    return LiveGrade(
+        mean_reward=sum(step.window.reward for step in steps) / max(len(steps), 1),
+        windows=len(steps),
+        requests_completed=sum(step.window.completed for step in steps),
+        requests_good=good,
+        goodput_rps=good / seconds if seconds else 0.0,
+        slo_attainment=good / ended if ended else None,
+        tokens_booked=sum(step.about["tokens_booked"] for step in steps),
+        feedback="a live episode has no simulated score; these are its measured figures",
+    )

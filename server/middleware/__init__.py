@@ -1,0 +1,1 @@
+"""ASGI middleware: tokens, origins, limits."""

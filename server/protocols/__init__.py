@@ -1,0 +1,1 @@
+"""OpenEnv's WebSocket protocol, and MCP."""

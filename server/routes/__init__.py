@@ -1,0 +1,1 @@
+"""HTTP routes, their OpenAPI schema, and the page."""

@@ -1,0 +1,257 @@
+"""The service whose windows are simulated: a worker thread, the session log, agents."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxserve.episode_log import read_log
+from jaxserve.errors import InputError
+from jaxserve.grading import Actions, Grade, grade_actions, grade_log, replay_actions
+from jaxserve.types import TimeStep
+from server.background import BackgroundExecutor
+from server.players.agents import Agents, Driver
+from server.players.comparison_agents import ComparisonAgents, check_unchanged
+from server.players.model_budget import ModelBudget
+from server.request_errors import EpisodeConflict
+from server.server_settings import Settings
+from server.service import History, SessionComparison, chosen_episode
+from server.sessions import programs
+from server.sessions.compiling import Compiler
+from server.sessions.episodes import Episode, environment, parse_episode
+from server.sessions.programs import Knobs, Window
+from server.sessions.replaying import catch_up
+from server.sessions.session import (
+    BatchView,
+    Session,
+    View,
+    begin_session,
+    check_window,
+    new_session,
+)
+from server.sessions.sessions import Sessions
+from server.sessions.store import Store, open_store
+from server.sessions.worker import Worker
+
+
+class SimulatedService:
+    """See ``Service``, whose methods these are."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Opens the log.
+
+        Raises:
+          InputError: several processes would each keep a log in memory.
+        """
+        store: Store = open_store(settings.database)
+        if settings.workers > 1 and store.in_memory:
+            raise InputError(
+                f"{settings.workers} server processes cannot share sessions kept in memory; "
+                "set JAXSERVE_DATABASE to a file that can be written, or start one process"
+            )
+        self.settings = settings
+        self.agents = Agents()
+        self._sessions = Sessions(
+            store,
+            live=settings.live_sessions,
+            idle_s=settings.session_idle_s,
+            default_session=settings.token is None,
+        )
+        self._worker = Worker(self._sessions)
+        self._compiler: Compiler | None = None
+        self.background = BackgroundExecutor()
+        self.model_budget = ModelBudget(self, settings.model_tokens)
+        self._comparison_agents = ComparisonAgents(self.agents, self.background)
+
+    async def start(self, compiler: Compiler) -> None:
+        """See ``Service.start``."""
+        await asyncio.wrap_future(compiler.ready)
+        self._compiler = compiler
+        self._worker.start(compiler)
+
+    async def stop(self) -> None:
+        """See ``Service.stop``."""
+        self.background.close()
+        await asyncio.to_thread(self._worker.stop)
+
+    @property
+    def live_sessions(self) -> int:
+        """See ``Service.live_sessions``."""
+        return len(self._sessions)
+
+    @property
+    def live(self) -> dict[str, Any] | None:
+        """See ``Service.live``."""
+        return None
+
+    async def fault(self) -> str | None:
+        """See ``Service.fault``."""
+        return await self._worker.run(lambda sessions: sessions.store.fault())
+
+    @property
+    def durable(self) -> bool:
+        """See ``Service.durable``."""
+        return not self._sessions.store.in_memory
+
+    async def reset(
+        self,
+        *,
+        task: str | int | None = None,
+        seed: int | None = None,
+        split: str | None = None,
+        index: int | None = None,
+        config: Mapping[str, Any] | None = None,
+        episode_id: str | None = None,
+        session_id: str | None = None,
+    ) -> View:
+        """See ``Service.reset``."""
+        chosen = chosen_episode(task, seed, split, index)
+
+        def begun() -> Session | programs.Simulator:
+            """A new session; the simulator if its program is not compiled."""
+            episode = parse_episode(*chosen, config)
+            simulator = programs.simulator(episode)
+            if not programs.is_compiled(simulator, together=False):
+                return simulator
+            return new_session(session_id, episode_id, episode)
+
+        assert self._compiler is not None
+        while not isinstance(session := await asyncio.to_thread(begun), Session):
+            await asyncio.wrap_future(self._compiler.compiled(session, together=False))
+        is_new = session_id is None
+        return await self._worker.run(lambda s: s.begin(session, is_new=is_new).view())
+
+    async def step(
+        self,
+        session_id: str | None,
+        knobs: Knobs,
+        number: int | None = None,
+        *,
+        driven: bool = False,
+    ) -> View:
+        """See ``Service.step``."""
+
+        def task(sessions: Sessions) -> View:
+            session = sessions.find(session_id)
+            check_window(session, number)
+            sessions.step(session, knobs, driven=driven)
+            return session.view()
+
+        return await self._worker.run(task)
+
+    async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
+        """See ``Service.step_many``."""
+
+        names, knobs, numbers = zip(*steps, strict=True)
+
+        def task(sessions: Sessions) -> BatchView:
+            chosen = sessions.find_many(names)
+            for session, number in zip(chosen, numbers, strict=True):
+                check_window(session, number)
+            return sessions.step_many(chosen, knobs)
+
+        return await self._worker.run(task)
+
+    async def view(self, session_id: str | None) -> View:
+        """See ``Service.view``."""
+        return await self._worker.run(lambda sessions: sessions.find(session_id).view())
+
+    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+        """See ``Service.drive``."""
+        view = await self.view(session_id)
+        driver = await self.background.run(self.agents.load, agent, view.episode.task)
+        views = []
+        for _ in range(windows):
+            view = await self._worker.run(functools.partial(_drive, view.session_id, driver))
+            views.append(view)
+            if view.window.done:
+                break
+        return views
+
+    async def history(self, session_id: str | None) -> History:
+        """See ``Service.history``."""
+
+        def task(sessions: Sessions) -> History:
+            session = sessions.find(session_id)
+            return History(session.view(), tuple(sessions.steps(session)))
+
+        return await self._worker.run(task)
+
+    async def windows(self, history: History) -> list[Window]:
+        """The reset and every window of a log, computed again."""
+        return await self.background.run(_replayed, history)
+
+    async def grade_session(self, session_id: str | None) -> tuple[View, Grade]:
+        """See ``Service.grade_session``."""
+        history = await self.history(session_id)
+        episode = history.view.episode
+        if episode.overrides:
+            raise EpisodeConflict(
+                f"the episode changed {', '.join(sorted(episode.overrides))} of {episode.task}; "
+                "only the task as it is has a score"
+            )
+        actions = _stacked([step.knobs for step in history.steps])
+        grade = await self.background.run(
+            grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
+        )
+        # The log is the server's own, so the grade is verified.
+        return history.view, dataclasses.replace(grade, verified=True)
+
+    async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
+        """See ``Service.grade_actions``."""
+        actions = _stacked(knobs)
+        return await self.background.run(
+            grade_actions, episode.task, episode.seed, actions, episode.split
+        )
+
+    async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
+        """See ``Service.grade_log``."""
+        read_log(log)
+        return await self.background.run(
+            grade_log, episode.task, episode.seed, log, episode.split, episode.weights
+        )
+
+    async def compared(self, session_id: str | None) -> SessionComparison:
+        """See ``Service.compared``."""
+        view = await self.view(session_id)
+        played = await self._comparison_agents.of(view.episode)
+        reward = environment(view.episode.task, view.episode.config).reward
+        return SessionComparison(view, float(reward.expected_requests_per_s), played)
+
+    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+        """See ``Service.replayed``."""
+        history = await self.history(session_id)
+        episode = history.view.episode
+        check_unchanged(episode)
+        actions = _stacked([step.knobs for step in history.steps])
+        timesteps = await self.background.run(
+            replay_actions, episode.task, episode.seed, actions, episode.split
+        )
+        return history.view, timesteps
+
+    async def note(self, key: str) -> str | None:
+        """See ``Service.note``."""
+        return await self._worker.run(lambda sessions: sessions.store.note(key))
+
+    async def keep_note(self, key: str, text: str) -> None:
+        """See ``Service.keep_note``."""
+        await self._worker.run(lambda sessions: sessions.keep_note(key, text))
+
+
+def _stacked(knobs: Sequence[Knobs]) -> Actions:
+    return programs.stack_knobs(knobs) if knobs else []
+
+
+def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:
+    session = sessions.find(session_id)
+    sessions.step(session, driver(session), driven=True)
+    return session.view()
+
+
+def _replayed(history: History) -> list[Window]:
+    view = history.view
+    session = begin_session(view.session_id, 0, view.episode_id, view.episode)
+    return [session.window, *catch_up(session, history.steps)]

@@ -1,0 +1,306 @@
+"""Live episodes on engines that count what they are sent, and on such as misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.errors import InputError
+from server.live.live_service import LiveService
+from server.request_errors import (
+    EngineFailure,
+    EpisodeConflict,
+    SpendingLimit,
+    StorageFailure,
+    UnknownSession,
+)
+from server.server_settings import Settings
+from tests.server.compiler import CompiledAtOnce
+from tests.server.live.paid_engine import PaidEngine
+
+KNOBS = (32.0, 1.0, 0.0, 0.0, 0.0, 0.0)
+TASK = "static_workload"
+
+
+def settings_of(folder: Path, url: str, **variables: Any) -> Settings:
+    chosen = {"JAXSERVE_MODE": "live", "JAXSERVE_LIVE_URL": url} | {
+        f"JAXSERVE_LIVE_{name.upper()}": str(value) for name, value in variables.items()
+    }
+    chosen["JAXSERVE_DATABASE"] = str(folder / "sessions.sqlite3")
+    return Settings.from_environment(chosen)
+
+
+def play(settings: Settings, what: Callable[[LiveService], Awaitable[Any]]) -> Any:
+    """What something done with a service gives; the service then ends."""
+
+    async def run() -> Any:
+        service = LiveService(settings)
+        await service.start(CompiledAtOnce())
+        try:
+            return await what(service)
+        finally:
+            await service.stop()
+
+    return asyncio.run(run())
+
+
+def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
+    """Requests of the task within the limits; totals agree with what the engine saw."""
+
+    async def episode(service: LiveService) -> None:
+        view = await service.reset(task=TASK, seed=3, config={"horizon": 2})
+        assert (view.steps, view.window.done, dict(view.live or {})) == (0, False, {})
+        first = await service.step(None, KNOBS)
+        about = first.live
+        assert about is not None
+        assert about["requests_sent"] <= 5 and about["requests_sent"] <= about["requests_of_task"]
+        assert first.window.observation["request_arrival_rate"] == about["requests_sent"]
+        assert about["knobs"]["batch_cap"]["how"] == "approximated"
+        assert about["knobs"]["kv_budget_fraction"]["how"] == "unsupported"
+        last = await service.step(view.session_id, KNOBS)
+        assert last.window.done and last.completed == first.completed + last.window.completed
+        assert last.completed > 0
+        with pytest.raises(EpisodeConflict, match="over after 2 windows"):
+            await service.step(None, KNOBS)
+        shown, grade = await service.grade_session(None)
+        assert shown == last and (grade.mode, grade.score, grade.windows) == ("live", None, 2)
+        assert grade.requests_completed == last.completed
+        for computed_again in (service.compared, service.replayed):
+            with pytest.raises(EpisodeConflict, match="plays on a real engine"):
+                await computed_again(None)
+        history = await service.history(None)
+        windows = await service.windows(history)
+        assert windows[1:] == [first.window, last.window]
+        assert service.live is not None and service.live["tokens_spent"] >= engine.bill
+
+    with PaidEngine() as engine:
+        limits = {"max_requests_per_step": 5, "max_prompt_tokens": 40, "max_completion_tokens": 6}
+        play(settings_of(tmp_path, engine.url, **limits), episode)
+    _, *sent = engine.requests
+    assert sent and all(len(one["prompt"]) <= 40 and one["max_tokens"] <= 6 for one in sent)
+
+
+def test_a_live_log_that_is_gone_is_said(tmp_path: Path) -> None:
+    """As the session log's; nothing is sent that could not be booked, until it is back."""
+    log = tmp_path / "sessions.sqlite3.live"
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        assert await service.fault() is None
+        log.rename(tmp_path / "away")
+        sent = len(engine.requests)
+        assert await service.fault() == "the live log was removed while the server ran"
+        with pytest.raises(StorageFailure, match="the live log was removed"):
+            await service.step(None, KNOBS)
+        with pytest.raises(StorageFailure, match="the live log was removed"):
+            await service.reset(task=TASK, seed=3)
+        assert len(engine.requests) == sent
+        (tmp_path / "away").rename(log)
+        assert await service.fault() is None
+        await service.reset(task=TASK, seed=3)
+        await service.step(None, KNOBS)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), episode)
+
+
+@pytest.mark.parametrize("chosen", ["on", "off", "auto"])
+def test_priorities_are_told(tmp_path: Path, chosen: str) -> None:
+    """In the field that vLLM reads, where it is known to take it; this engine has no plug-in."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task="adversarial_multitenant", seed=3)
+        await service.step(None, KNOBS)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url, priority=chosen), episode)
+    sent = [one.get("priority") for one in engine.requests[1:]]
+    assert len(sent) > 1
+    assert all((told is None) == (chosen != "on") for told in sent)
+    if chosen == "on":
+        assert set(sent) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("provider", ["engine", "openai"])
+def test_the_limit_cannot_be_passed(tmp_path: Path, provider: str) -> None:
+    """By steps, steps at once, resets or restarts, whatever an engine's tokenizer makes of it."""
+    limit = 3000
+
+    async def until_refused(service: LiveService) -> None:
+        for _ in range(20):
+            try:
+                await service.reset(task=TASK)
+                steps = [service.step(None, KNOBS) for _ in range(4)]
+                found = await asyncio.gather(*steps, return_exceptions=True)
+            except SpendingLimit as error:
+                found = [error]
+            allowed = (SpendingLimit, EpisodeConflict)
+            assert all(not isinstance(f, Exception) or isinstance(f, allowed) for f in found)
+            if any(isinstance(one, SpendingLimit) for one in found):
+                return
+        raise AssertionError("nothing was refused")
+
+    with PaidEngine() as engine:
+        chosen = {"provider": provider, "model": "paid", "key": "sk-of-the-test"}
+        settings = settings_of(
+            tmp_path,
+            engine.url,
+            token_limit=limit,
+            max_prompt_tokens=60,
+            max_requests_per_step=4,
+            **chosen,
+        )
+        play(settings, until_refused)
+        assert 0 < engine.bill <= limit
+        for _ in range(3):
+            play(settings, until_refused)
+        assert engine.bill <= limit
+
+
+@pytest.mark.parametrize("mode", ["garbage", "uncounted", "endless", "cut", "telltale"])
+def test_a_bad_engine_is_a_problem_and_no_reward(tmp_path: Path, mode: str) -> None:
+    """One sentence, without the key; the window can be played again once the engine is well."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        await service.step(None, KNOBS)
+        engine.mode = mode
+        with pytest.raises(EngineFailure, match="window 1 does not count") as caught:
+            await service.step(None, KNOBS)
+        assert "sk-of-the-test" not in str(caught.value) and len(str(caught.value)) < 600
+        assert (await service.view(None)).steps == 1
+        engine.mode = "well"
+        assert (await service.step(None, KNOBS, 1)).steps == 2
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url, key="sk-of-the-test"), episode)
+
+
+def test_an_engine_without_room_is_measured(tmp_path: Path) -> None:
+    """What a full engine turns away fails its objectives, as in the simulator."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        engine.mode = "full"
+        window = (await service.step(None, KNOBS)).window
+        assert window.completed == 0 and window.failed > 0
+        assert window.observation["slo_compliance_rate"] == 0.0
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), episode)
+
+
+def test_an_engine_that_dies(tmp_path: Path) -> None:
+    """In the middle of an episode and before one; the session stays where it was."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        await service.step(None, KNOBS)
+        engine.stop()
+        with pytest.raises(EngineFailure, match="cannot be reached"):
+            await service.step(None, KNOBS)
+        assert (await service.view(None)).steps == 1
+
+    async def reset(service: LiveService) -> None:
+        with pytest.raises(EngineFailure, match="no episode was begun"):
+            await service.reset(task=TASK)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), episode)
+        play(settings_of(tmp_path, engine.url), reset)
+
+
+def test_tokens_beyond_those_booked_are_counted(tmp_path: Path) -> None:
+    """An engine that counts more than was foreseen uses up the limit the sooner."""
+
+    async def episode(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        engine.mode = "greedy"
+        view = await service.step(None, KNOBS)
+        assert service.live is not None and view.live is not None
+        assert service.live["tokens_spent"] > 50 * view.live["tokens_booked"]
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), episode)
+
+
+def test_one_session_at_a_time(tmp_path: Path) -> None:
+    """Another one has to wait, its own may begin again, and nothing is stepped together."""
+
+    async def sessions(service: LiveService) -> None:
+        mine = await service.reset(task=TASK, seed=3)
+        with pytest.raises(UnknownSession):
+            await service.step("unknown", KNOBS)
+        with pytest.raises(EpisodeConflict, match="one session at a time"):
+            await service.step_many([(mine.session_id, KNOBS, None)])
+        again = await service.reset(task=TASK, seed=4, session_id=mine.session_id)
+        assert again.session_id == mine.session_id
+        other = await service.reset(task=TASK, seed=5)
+        assert other.session_id != mine.session_id
+        with pytest.raises(EpisodeConflict, match="ended by a restart of the server or by another"):
+            await service.step(mine.session_id, KNOBS)
+        with pytest.raises(EpisodeConflict, match="plays on the engine"):
+            await service.reset(task=TASK, session_id=mine.session_id)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), sessions)
+
+
+def test_a_client_that_leaves_does_not_end_a_window(tmp_path: Path) -> None:
+    """It is played to its end and counts."""
+
+    async def leave(service: LiveService) -> None:
+        await service.reset(task=TASK, seed=3)
+        step = asyncio.create_task(service.step(None, KNOBS))
+        await asyncio.sleep(0.3)
+        step.cancel()
+        while (await service.view(None)).steps == 0:
+            await asyncio.sleep(0.05)
+
+    with PaidEngine() as engine:
+        play(settings_of(tmp_path, engine.url), leave)
+
+
+def test_a_restart_keeps_what_was_measured(tmp_path: Path) -> None:
+    """The episode cannot go on, and its log, grade and spending are still there."""
+
+    async def begin(service: LiveService) -> Any:
+        await service.reset(task=TASK, seed=3)
+        view = await service.step(None, KNOBS)
+        return view, service.live
+
+    async def go_on(service: LiveService) -> Any:
+        view = await service.view(None)
+        with pytest.raises(EpisodeConflict, match="restart"):
+            await service.step(None, KNOBS)
+        assert (await service.grade_session(None))[1].windows == 1
+        return view, service.live
+
+    with PaidEngine() as engine:
+        settings = settings_of(tmp_path, engine.url)
+        before, spent = play(settings, begin)
+        after, still = play(settings, go_on)
+    assert after == before
+    assert still["tokens_spent"] == spent["tokens_spent"] > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"JAXSERVE_DATABASE": ":memory:"}, "in memory"),
+        ({"WEB_CONCURRENCY": "2"}, "one plays live"),
+    ],
+)
+def test_settings_that_cannot_be_live(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    """Without a file nothing could be kept of what was spent."""
+    variables = {
+        "JAXSERVE_MODE": "live",
+        "JAXSERVE_LIVE_URL": "http://127.0.0.1:1",
+        "JAXSERVE_DATABASE": str(tmp_path / "sessions.sqlite3"),
+    }
+    with pytest.raises(InputError, match=reason):
+        LiveService(Settings.from_environment(variables | change))

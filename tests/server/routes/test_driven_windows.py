@@ -1,0 +1,40 @@
+"""Windows that the server's own agents play: a grade tells them from a client's."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import httpx
+import pytest
+
+from tests.conftest import StartServer
+from tests.patience import PATIENCE_S
+from tests.server.players.stub_model import Model
+from tests.server.routes.episode_calls import post
+
+
+@pytest.mark.slow
+def test_who_played_is_said_beside_the_grade(start_server: StartServer) -> None:
+    """Of this episode only, whichever of the server's own agents it was."""
+    with closing(Model()) as model:
+        server = start_server(
+            OPENAI_API_KEY="sk-of-the-test", API_BASE_URL=model.url, JAXSERVE_MODEL_TOKENS="1000"
+        )
+        with httpx.Client(base_url=server.url, timeout=PATIENCE_S) as http:
+            begun = post(http, "/reset", task_id="static_workload", seed=3)
+            session_id = begun["session_id"]
+            post(http, "/step", session_id=session_id, action={})
+            steps = [{"session_id": session_id, "action": {}}]
+            post(http, "/step_many", steps=steps)
+            assert post(http, "/grader", session_id=session_id)["windows_driven"] == 0
+            post(http, "/agent", session_id=session_id, agent="default", windows=2)
+            assert post(http, "/grader", session_id=session_id)["windows_driven"] == 2
+            post(http, "/operator", session_id=session_id, windows=3)
+            graded = post(http, "/grader", session_id=session_id)
+            assert (graded["steps"], graded["windows_driven"]) == (7, 5)
+            assert graded["episode_number"] == begun["info"]["episode_number"]
+            again = {"session_id": session_id, "episode_id": begun["info"]["episode_id"]}
+            post(http, "/reset", task_id="static_workload", seed=3, **again)
+            graded = post(http, "/grader", session_id=session_id)
+            assert graded["windows_driven"] == 0
+            assert graded["episode_number"] != begun["info"]["episode_number"]
