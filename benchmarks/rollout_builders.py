@@ -23,10 +23,10 @@ import orjson
 
 from benchmarks.gateway import running_gateway
 from benchmarks.page import page_parser, publish
-from jaxserve.gateway.sessions.files import RecordFile
-from jaxserve.gateway.sessions.linking import Linker
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, read_records
-from jaxserve.gateway.sessions.session import SessionInfo
+from jaxserve.gateway.recording.files import RecordFile
+from jaxserve.gateway.recording.linking import Linker
+from jaxserve.gateway.recording.records import Choice, CompletionRecord, encode, read_records
+from jaxserve.gateway.recording.session import SessionInfo
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.service.control import Control

@@ -390,6 +390,6 @@ def throw_switch(
 
 def control_token(gateway: str) -> str | None:
     """What a gateway's control door asks for."""
-    from jaxserve.gateway.door_tokens import CONTROL
+    from jaxserve.gateway.http.token_files import CONTROL
 
     return CONTROL.token(gateway)

@@ -17,7 +17,7 @@ def run_gateway(settings: GatewaySettings) -> None:
         settings: Which engines, and how much of everything.
     """
     with needing("gateway", "the gateway"):
-        from jaxserve.gateway.serve import run
+        from jaxserve.gateway.app.serve import run
     run(settings)
 
 

@@ -1,7 +1,7 @@
 """Windows of requests that this process sends itself, where there is no gateway to measure them.
 
 What is measured, and in which window it counts, is as at the gateway
-(``jaxserve.gateway.windows``).
+(``jaxserve.gateway.measure.windows``).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-from jaxserve.gateway.objectives import Classes
-from jaxserve.gateway.records import Records, RequestRecord
-from jaxserve.gateway.scrape import parse_metrics
-from jaxserve.gateway.windows import Windows
+from jaxserve.gateway.engines.scrape import parse_metrics
+from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.records import Records, RequestRecord
+from jaxserve.gateway.measure.windows import Windows
 from jaxserve.live.engine_client import Answer, EngineClient
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (

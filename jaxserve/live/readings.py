@@ -9,7 +9,7 @@ from typing import Any
 from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import ENGINE_KNOBS
+from jaxserve.gateway.knobs.values import ENGINE_KNOBS
 
 HOW = ("exact", "approximated", "restart_required", "unsupported")
 """Ways in which a deployment turns a knob, or does not."""

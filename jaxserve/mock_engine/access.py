@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.auth import not_from_here
+from jaxserve.gateway.http.auth import not_from_here
 
 TOKEN_VARIABLE = "JAXSERVE_CONTROL_TOKEN"
 MIN_TOKEN = 16

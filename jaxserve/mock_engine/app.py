@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.commands import plain_json
+from jaxserve.gateway.http.json_http import plain_json
 from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.access import control_token
 from jaxserve.mock_engine.answers import Answer, event

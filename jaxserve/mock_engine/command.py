@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import ENGINE_KNOBS, MAX_LEASE_S
+from jaxserve.gateway.knobs.values import ENGINE_KNOBS, MAX_LEASE_S
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.commands import plain_json
+from jaxserve.gateway.http.json_http import plain_json
 from jaxserve.mock_engine.access import refusal
 from jaxserve.mock_engine.command import read_command
 from jaxserve.mock_engine.control import Control

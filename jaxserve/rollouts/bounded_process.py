@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.runtime.process_group import sweeping_leader
 
 MARK = "JAXSERVE_RUN"

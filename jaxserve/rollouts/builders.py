@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from jaxserve.gateway.sessions.records import EXACT, RETOKENISED, Choice, CompletionRecord
+from jaxserve.gateway.recording.records import EXACT, RETOKENISED, Choice, CompletionRecord
 from jaxserve.rollouts.traces import COMPLETED, Trace, Trajectory
 
 Key = tuple[int, int]

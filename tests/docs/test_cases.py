@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from tests.gateway.translation.earlier.cases import CASES as PLAYED
+from tests.gateway.dialects.earlier.cases import CASES as PLAYED
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "rollout_cases.md"

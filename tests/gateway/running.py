@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from jaxserve.gateway.serve import open_gateway
+from jaxserve.gateway.app.serve import open_gateway
 from jaxserve.gateway.settings import GatewaySettings, Tokens
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until

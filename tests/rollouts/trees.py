@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 from hypothesis import strategies as st
 
-from jaxserve.gateway.sessions.linking import Linker
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord, decode, encode
+from jaxserve.gateway.recording.linking import Linker
+from jaxserve.gateway.recording.records import Choice, CompletionRecord, decode, encode
 from tests.gateway.token_engine import prompt_of, sampled, text_of
 
 Message = dict[str, Any]

@@ -16,6 +16,6 @@ def test_the_image_can_do_what_the_documentation_says() -> None:
     assert set(re.findall(r"--extra (\w+)", install)) == {"server", "gateway"}
     (tried,) = (rest for name, rest in STEPS if name == "RUN" and "server.wiring" in rest)
     modules = re.findall(r'"import (.*?)"', tried)[0].split(", ")
-    assert {"server.live.service", "jaxserve.gateway.serve"} <= set(modules)
+    assert {"server.live.service", "jaxserve.gateway.app.serve"} <= set(modules)
     for module in modules:
         importlib.import_module(module)

@@ -16,7 +16,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Send
 
-from jaxserve.gateway.commands import plain_json
+from jaxserve.gateway.http.json_http import plain_json
 from jaxserve.rollouts.dashboard.door import Entry
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.doors import SERVICE, Shown

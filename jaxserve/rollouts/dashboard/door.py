@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from jaxserve.gateway.auth import shows
-from jaxserve.gateway.commands import plain_json
-from jaxserve.gateway.door_tokens import Door
+from jaxserve.gateway.http.auth import shows
+from jaxserve.gateway.http.json_http import plain_json
+from jaxserve.gateway.http.token_files import Door
 from jaxserve.rollouts.dashboard.settings import TOKEN_VARIABLE
 
 DASHBOARD = Door("dashboard", TOKEN_VARIABLE)

@@ -18,8 +18,8 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.auth import shows
-from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.gateway.http.auth import shows
+from jaxserve.gateway.http.json_http import command_of, plain_json
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.crew import Crew

@@ -11,8 +11,8 @@ import httpx
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.door_tokens import CONTROL
-from jaxserve.gateway.sessions.records import CompletionRecord, Prompts, decode
+from jaxserve.gateway.http.token_files import CONTROL
+from jaxserve.gateway.recording.records import CompletionRecord, Prompts, decode
 from jaxserve.rollouts.service.doors import Shown
 
 _PATIENCE_S = 120.0

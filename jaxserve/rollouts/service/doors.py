@@ -6,7 +6,7 @@ from collections.abc import Generator
 
 import httpx
 
-from jaxserve.gateway.door_tokens import Door, bearer
+from jaxserve.gateway.http.token_files import Door, bearer
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE
 
 SERVICE = Door("rollout", TOKEN_VARIABLE)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.rollouts.bounded_process import Ended, Limits, run_process
 from jaxserve.rollouts.runtimes import Ours, Process, Runtime, process_of, removal
 

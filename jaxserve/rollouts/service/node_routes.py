@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
-from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.gateway.http.json_http import command_of, plain_json
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.leases import lease_of
 from jaxserve.rollouts.service.nodes import Nodes, UnknownNode

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxserve.gateway.commands import number_in, plain_json
-from jaxserve.gateway.door_tokens import CONTROL
+from jaxserve.gateway.http.json_http import number_in, plain_json
+from jaxserve.gateway.http.token_files import CONTROL
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.doors import Shown
 from jaxserve.rollouts.service.lifecycle import SessionRow

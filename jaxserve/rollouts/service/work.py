@@ -12,8 +12,8 @@ from typing import Any
 
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.records import CompletionRecord
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.rollouts import builders
 from jaxserve.rollouts.bounded_process import Ended
 from jaxserve.rollouts.evaluators import Context, Episode, EvalResult

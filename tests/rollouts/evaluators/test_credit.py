@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord
+from jaxserve.gateway.recording.records import Choice, CompletionRecord
 from jaxserve.rollouts.evaluators.credit import calls_of, credits
 
 CAPS = st.lists(st.sampled_from([32, 64, 96]), max_size=12)

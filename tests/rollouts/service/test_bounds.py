@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from jaxserve.gateway.sessions.records import read_records
+from jaxserve.gateway.recording.records import read_records
 from jaxserve.gateway.settings import Tokens
 from jaxserve.rollouts.service import app, serve
 from jaxserve.rollouts.service.settings import RolloutTokens

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.rollout_builders import session
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord, encode
+from jaxserve.gateway.recording.records import CompletionRecord, encode
 from jaxserve.rollouts.service.control import Control
 
 
