@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from jaxserve.gateway.engines.scrape import parse_metrics
-from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records, RequestRecord
-from jaxserve.gateway.measure.windows import Windows
+from jaxserve.gateway.measure.windows import WindowSeries
 from jaxserve.live.engine_client import Answer, EngineClient
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (
@@ -46,13 +46,13 @@ class ClientWindows:
 
     def __post_init__(self) -> None:
         self._stream_of = stream_of_class(self.spec)
-        self._classes = Classes(
+        self._classes = RequestClasses(
             [
                 f"{stream.name}:ttft={stream.ttft_slo_s!r},tpot={stream.tpot_slo_s!r}"
                 for stream in self.spec.streams
             ]
         )
-        self._windows = Windows(self._classes, _KEPT_S)
+        self._windows = WindowSeries(self._classes, _KEPT_S)
         self._records = Records(_KEPT)
         self._in_flight: dict[str, RequestRecord] = {}
 

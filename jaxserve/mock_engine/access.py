@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.http.auth import not_from_here
+from jaxserve.gateway.http.auth import remote_refusal
 
 TOKEN_VARIABLE = "JAXSERVE_CONTROL_TOKEN"
 MIN_TOKEN = 16
@@ -42,5 +42,5 @@ def refusal(
         if same and scheme.lower() == "bearer":
             return None
         return 401, f"a bearer token is required: the one of {TOKEN_VARIABLE}"
-    why = not_from_here(TOKEN_VARIABLE, client, headers)
+    why = remote_refusal(TOKEN_VARIABLE, client, headers)
     return None if why is None else (403, why)

@@ -148,7 +148,7 @@ async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction
                 room = max(0, most - total)
                 total += len(piece)
                 text = redaction.text(rest + piece[:room])
-                end = len(text) - redaction.begun(text)
+                end = len(text) - redaction.partial_secret(text)
                 # What may be the first half of a secret waits for the second.
                 file.write(text[:end])
                 rest = text[end:]

@@ -1,156 +1,257 @@
-"""The door for clients: which routes there are, and what a request must pass before it is read."""
+"""The application for clients: its routes, and the checks that a request must pass."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from jaxserve.gateway.app.proxy import Proxy
-from jaxserve.gateway.dialects.dialect import INFERENCE, dialect_of
-from jaxserve.gateway.dialects.engine_reader import engine_problem
-from jaxserve.gateway.dialects.models import cards_of
-from jaxserve.gateway.dialects.routes import counts, lists_models, models_body, translates
-from jaxserve.gateway.exchange.in_flight import Calls
-from jaxserve.gateway.exchange.response import send_problem
-from jaxserve.gateway.http import headers as names
-from jaxserve.gateway.http.auth import of_a_page, shows
-from jaxserve.gateway.http.errors import Problem, stopping
-from jaxserve.gateway.recording.recorded import Place, record_refusal
+from jaxserve.gateway.app.queries import EngineQueries
+from jaxserve.gateway.dialects.dialect import model_cards
+from jaxserve.gateway.dialects.engine_reader import engine_error
+from jaxserve.gateway.dialects.routes import (
+    INFERENCE,
+    counts_tokens,
+    dialect_of,
+    lists_models,
+    models_response,
+    translates,
+)
+from jaxserve.gateway.exchange.in_flight import InFlight
+from jaxserve.gateway.exchange.response import send_error
+from jaxserve.gateway.http.auth import browser_page_refusal, has_token
+from jaxserve.gateway.http.errors import RequestError, stopping
+from jaxserve.gateway.http.headers import RawHeaders, headers_size
+from jaxserve.gateway.recording.recorded import Recording, RecordingContext, record_refusal
 from jaxserve.gateway.recording.session import NotRecorded
 from jaxserve.gateway.settings import TOKEN_VARIABLE, GatewaySettings
 from jaxserve.runtime.hosts import is_loopback
 
-PlaceOf = Callable[[names.RawHeaders, bytes], Place | None]
-"""The session whose key a request shows, in its headers or its query."""
 
-_HEALTH = "/health"
-_MODELS = "/v1/models"
-_LOOKS = frozenset((_HEALTH, _MODELS))
+class Access(Enum):
+    """Requirement on the sender of a request."""
+
+    ANYONE = auto()
+    """no token and no session key."""
+    CLIENT = auto()
+    """the client token or the key of a session."""
+    SESSION = auto()
+    """the key of a session."""
 
 
-class ClientDoor:
-    """ASGI application. The paths here are all that an engine is ever asked for."""
+class Operation(Enum):
+    """Service behind a route."""
+
+    HEALTH = auto()
+    """health of an engine."""
+    MODELS = auto()
+    """list of models."""
+    COUNT = auto()
+    """tokens of a prompt."""
+    OUTPUT = auto()
+    """output of a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRoute:
+    """Paths with a common operation and access."""
+
+    has: Callable[[str], bool]
+    """whether a path belongs to the route."""
+    methods: tuple[str, ...]
+    """allowed HTTP methods."""
+    access: Access
+    """requirement on the sender."""
+    operation: Operation
+    """service behind the route."""
+
+
+_READ, _WRITE = ("GET", "HEAD"), ("POST",)
+_HEALTH, _MODELS = "/health", "/v1/models"
+
+ROUTES = (
+    ClientRoute(lambda path: path == _HEALTH, _READ, Access.ANYONE, Operation.HEALTH),
+    ClientRoute(lambda path: path == _MODELS, _READ, Access.CLIENT, Operation.MODELS),
+    ClientRoute(lambda path: path in INFERENCE, _WRITE, Access.CLIENT, Operation.OUTPUT),
+    ClientRoute(lists_models, _READ, Access.SESSION, Operation.MODELS),
+    ClientRoute(
+        lambda path: translates(path) and counts_tokens(path),
+        _WRITE,
+        Access.SESSION,
+        Operation.COUNT,
+    ),
+    ClientRoute(translates, _WRITE, Access.SESSION, Operation.OUTPUT),
+)
+"""All routes for clients; the first one that has a path counts."""
+
+
+def route_of(path: str) -> ClientRoute | None:
+    """Route of a path; None for an unknown path."""
+    return next((route for route in ROUTES if route.has(path)), None)
+
+
+class ClientApp:
+    """ASGI application for clients; no other path of an engine can be reached."""
 
     def __init__(
         self,
         settings: GatewaySettings,
         token: str | None,
-        calls: Calls,
+        in_flight: InFlight,
         proxy: Proxy,
-        place_of: PlaceOf | None,
+        queries: EngineQueries,
+        recording: Recording | None,
     ) -> None:
-        """Args: the limits, what clients must show, what is in flight, what is behind, and whose
-        session a request belongs to, None without sessions."""
-        self._place_of = place_of
+        """Args:
+        settings: limits.
+        token: client token; None asks for none.
+        in_flight: requests in flight.
+        proxy: server of requests for output.
+        queries: server of all other requests.
+        recording: sessions by their keys; None without sessions.
+        """
         self._settings = settings
         self._token = token
-        self._calls = calls
+        self._in_flight = in_flight
         self._proxy = proxy
-        self._is_here = is_loopback(settings.host)
+        self._queries = queries
+        self._recording = recording
+        self._is_local = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
-        path = scope["path"]
+        """Serves one request."""
         try:
-            place = self._check(path, scope)
-            await self._find_room(place, path, scope)
-            if place is not None:
-                await self._serve_session(place, path, scope, receive, send)
-            elif path in INFERENCE:
-                await self._proxy.infer(path, scope, receive, send)
-            else:
-                status, headers, body = await self._proxy.look(path, scope["query_string"])
-                await _send_whole(send, status, headers, body)
-        except Problem as problem:
-            await send_problem(send, dialect_of(path), problem)
+            route, context = self._check(scope)
+            await self._check_load(route, context, scope)
+            await self._serve(route, context, scope, receive, send)
+        except RequestError as error:
+            await send_error(send, dialect_of(scope["path"]), error)
 
-    async def _serve_session(
-        self, place: Place, path: str, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Answers in the dialect that the path speaks."""
-        if lists_models(path):
-            status, _, said = await self._proxy.look(_MODELS, b"")
-            if status != 200:
-                raise engine_problem(status, said, "first")
-            body = models_body(path, scope["headers"], cards_of(said))
-        elif path == _HEALTH:
-            status, headers, body = await self._proxy.look(path, b"")
-            return await _send_whole(send, status, headers, body)
-        elif counts(path):
-            body = await self._proxy.count(path, scope, receive)
-        else:
-            try:
-                async with place.sessions.entered(place.session):
-                    return await self._proxy.infer(path, scope, receive, send, place)
-            except NotRecorded:
-                raise Problem(
-                    507, "not_recorded", "the records of this session cannot be read"
-                ) from None
-        await _send_whole(send, 200, [(b"content-type", b"application/json")], body)
-
-    def _check(self, path: str, scope: Scope) -> Place | None:
-        headers, most = scope["headers"], self._settings.max_head_bytes
-        if names.size(headers) + len(scope["raw_path"]) + len(scope["query_string"]) > most:
-            raise Problem(431, "head_too_large", f"the headers are larger than {most} bytes")
-        of_sessions = self._place_of is not None and (translates(path) or lists_models(path))
-        if path not in _LOOKS and path not in INFERENCE and not of_sessions:
-            raise _unknown_route()
-        query = scope["query_string"]
-        place = None if self._place_of is None else self._place_of(headers, query)
-        if path != _HEALTH and place is None and not self._may_pass(headers):
-            raise Problem(
-                401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
-            )
-        if path != _HEALTH and place is None and self._token is None:
-            page = of_a_page(TOKEN_VARIABLE, Headers(scope=scope), is_here=self._is_here)
-            if page is not None:
-                raise Problem(403, "forbidden", page)
-        if place is None and path not in _LOOKS and path not in INFERENCE:
-            raise _unknown_route()
-        is_look = path == _HEALTH or lists_models(path)
-        allowed = ("GET", "HEAD") if is_look else ("POST",)
-        if scope["method"] not in allowed:
-            raise Problem(405, "wrong_method", f"this route takes {' and '.join(allowed)} only")
-        return place
-
-    async def _find_room(self, place: Place | None, path: str, scope: Scope) -> None:
-        """Refuses a request for which there is no time or no room; one for output is booked, and
-        recorded in its session.
+    def _check(self, scope: Scope) -> tuple[ClientRoute, RecordingContext | None]:
+        """Route and session of a request, in the order of the refusals.
 
         Raises:
-          Problem: the refusal.
+          RequestError: the head is too large (431), the route unknown (404), the token wrong (401),
+            the request one of a page in a browser (403), or the method wrong (405).
         """
-        most, is_look = self._settings.max_requests, scope["method"] != "POST"
-        if self._calls.stopping:
-            problem = stopping()
-        elif not is_look and len(self._calls) >= most:
+        self._check_head(scope)
+        route = route_of(scope["path"])
+        if route is None or (route.access is Access.SESSION and self._recording is None):
+            raise _unknown_route()
+        headers, query = scope["headers"], scope["query_string"]
+        context = None if self._recording is None else self._recording.context(headers, query)
+        if context is None and route.access is not Access.ANYONE:
+            self._check_client(scope)
+            if route.access is Access.SESSION:
+                raise _unknown_route()
+        if scope["method"] not in route.methods:
+            allowed = " and ".join(route.methods)
+            raise RequestError(405, "wrong_method", f"this route takes {allowed} only")
+        return route, context
+
+    def _check_head(self, scope: Scope) -> None:
+        size = headers_size(scope["headers"]) + len(scope["raw_path"]) + len(scope["query_string"])
+        most = self._settings.max_head_bytes
+        if size > most:
+            raise RequestError(431, "head_too_large", f"the headers are larger than {most} bytes")
+
+    def _check_client(self, scope: Scope) -> None:
+        """Checks the token of a request without a session.
+
+        A gateway with sessions and without a client token refuses all of them: the request may be
+        of an agent whose session has been closed.
+        """
+        no_token = self._token is None and self._recording is not None
+        if no_token or not has_token(scope["headers"], self._token):
+            raise RequestError(
+                401, "unauthorized", "this gateway asks for a token: Authorization: Bearer TOKEN"
+            )
+        if self._token is None:
+            page = browser_page_refusal(
+                TOKEN_VARIABLE, Headers(scope=scope), is_here=self._is_local
+            )
+            if page is not None:
+                raise RequestError(403, "forbidden", page)
+
+    async def _check_load(
+        self, route: ClientRoute, context: RecordingContext | None, scope: Scope
+    ) -> None:
+        """Refuses a request during shutdown or overload; a refused request for output is measured,
+        and recorded in its session.
+
+        Raises:
+          RequestError: the refusal.
+        """
+        most = self._settings.max_requests
+        if self._in_flight.stopping:
+            error = stopping()
+        elif route.methods == _WRITE and len(self._in_flight) >= most:
             message = f"{most} requests are in the gateway; try again later"
-            problem = Problem(429, "too_many_requests", message, 1)
+            error = RequestError(429, "too_many_requests", message, 1)
         else:
             return
-        if not is_look and not counts(path):
-            record = self._proxy.turned_away(path, scope["headers"], problem)
-            if place is not None:
-                with suppress(NotRecorded):  # said in the log, and the client gets its error anyway
-                    await record_refusal(place, record)
-        raise problem
+        if route.operation is Operation.OUTPUT:
+            record = self._proxy.refused(scope, error)
+            if context is not None:
+                with suppress(NotRecorded):  # logged already, and the client gets its error anyway
+                    await record_refusal(context, record)
+        raise error
 
-    def _may_pass(self, headers: names.RawHeaders) -> bool:
-        """Whether a request that belongs to no session is served. Where there are sessions, one
-        that shows nothing is not: it could be an agent whose key has been closed."""
-        if self._token is None and self._place_of is not None:
-            return False
-        return shows(headers, self._token)
+    async def _serve(
+        self,
+        route: ClientRoute,
+        context: RecordingContext | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Serves a request that has passed all checks."""
+        # The query of a session's request may have its key.
+        query = scope["query_string"] if context is None else b""
+        match route.operation:
+            case Operation.OUTPUT:
+                await self._output(context, scope, receive, send)
+            case Operation.COUNT:
+                await _send_json(send, await self._queries.count_tokens(scope, receive))
+            case Operation.MODELS if context is not None:
+                status, _, answer = await self._queries.get(_MODELS, query)
+                if status != 200:
+                    raise engine_error(status, answer, "first")
+                cards = model_cards(answer)
+                await _send_json(send, models_response(scope["path"], scope["headers"], cards))
+            case Operation.HEALTH | Operation.MODELS:
+                status, headers, body = await self._queries.get(scope["path"], query)
+                await _send_whole(send, status, headers, body)
+
+    async def _output(
+        self, context: RecordingContext | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Serves a request for output; in a session with a record."""
+        if context is None:
+            return await self._proxy.infer(scope, receive, send)
+        try:
+            async with context.sessions.entered(context.session):
+                await self._proxy.infer(scope, receive, send, context)
+        except NotRecorded:
+            raise RequestError(
+                507, "not_recorded", "the records of this session cannot be read"
+            ) from None
 
 
-def _unknown_route() -> Problem:
-    return Problem(404, "unknown_route", "there is no such route at this gateway")
+def _unknown_route() -> RequestError:
+    return RequestError(404, "unknown_route", "there is no such route at this gateway")
 
 
-async def _send_whole(send: Send, status: int, headers: names.RawHeaders, body: bytes) -> None:
+async def _send_json(send: Send, body: bytes) -> None:
+    await _send_whole(send, 200, [(b"content-type", b"application/json")], body)
+
+
+async def _send_whole(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
     headers = [*headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,111 +1,121 @@
-"""All parts of the gateway put together, as one ASGI application with two doors."""
+"""The gateway: all of its parts, as one ASGI application with two ports."""
 
 from __future__ import annotations
 
+import asyncio
+import secrets
 from collections.abc import Sequence
+from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from jaxserve.gateway.app.client_app import ClientDoor
-from jaxserve.gateway.app.control_app import ControlDoor, gauges
+from jaxserve.gateway.app.client_app import ClientApp
+from jaxserve.gateway.app.control_app import ControlApp, gauges, pause_routes
 from jaxserve.gateway.app.proxy import Proxy
+from jaxserve.gateway.app.queries import EngineQueries
 from jaxserve.gateway.engines.admission import build_pools
+from jaxserve.gateway.engines.scrape import EngineMetricsReader
 from jaxserve.gateway.engines.specs import EngineSpec
-from jaxserve.gateway.exchange.in_flight import Calls
-from jaxserve.gateway.exchange.pause import Gate
-from jaxserve.gateway.http.auth import keys
-from jaxserve.gateway.http.headers import RawHeaders
-from jaxserve.gateway.knobs.hold import Switch
+from jaxserve.gateway.engines.upstream import Upstream
+from jaxserve.gateway.exchange.in_flight import InFlight
+from jaxserve.gateway.exchange.pause import InferencePause
+from jaxserve.gateway.knobs.engine import engine_knobs
+from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.steering import Steering
 from jaxserve.gateway.measure.ledger import Ledger
-from jaxserve.gateway.measure.metrics import Metrics
-from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.metrics import GatewayMetrics
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records
-from jaxserve.gateway.measure.windows import Windows
-from jaxserve.gateway.recording.recorded import Place
+from jaxserve.gateway.measure.windows import WindowSeries
+from jaxserve.gateway.recording.recorded import Recording
 from jaxserve.gateway.recording.redaction import Redaction
-from jaxserve.gateway.recording.routes import SessionRoutes, gate_routes
-from jaxserve.gateway.recording.store import Sessions
-from jaxserve.gateway.settings import GatewaySettings, Tokens
+from jaxserve.gateway.recording.routes import SessionRoutes
+from jaxserve.gateway.recording.store import SessionStore
+from jaxserve.gateway.settings import AccessTokens, GatewaySettings
 
 
 class Gateway:
-    """The application. Requests that come in at the control port meet the other door."""
+    """ASGI application of the client port and the control port."""
 
     def __init__(
         self,
         settings: GatewaySettings,
-        tokens: Tokens,
+        tokens: AccessTokens,
         specs: Sequence[EngineSpec],
         control_port: int,
     ) -> None:
-        """Args: as read from command line and environment, and the port that was taken.
+        """Args:
+          settings: settings of the command line.
+          tokens: tokens of clients and controllers.
+          specs: engines.
+          control_port: number of the control port; requests of any other port are of clients.
 
         Raises:
-          InputError: objectives are not understood, or the file of records cannot be written,
-            or that of the switch not be read.
+          InputError: objectives are malformed, the file of records cannot be written, the file of
+            the hold cannot be read, or the folder of sessions cannot be used.
         """
-        classes = Classes(settings.slo)
-        self.calls = Calls()
-        self.pools = build_pools(specs, settings.queue, settings.look_ahead)
+        gateway_id = secrets.token_hex(4)
+        classes = RequestClasses(settings.slo)
         records = Records(settings.records_kept, settings.records)
-        metrics = Metrics(lambda: gauges(self.pools, self.calls, self.ledger))
-        self.ledger = Ledger(classes, metrics, Windows(classes, settings.window_kept_s), records)
-        self.gate = Gate()
-        self.sessions = None if settings.sessions is None else Sessions(settings.sessions)
-        engines = (key for spec in specs for key in (spec.key, spec.control_key))
-        self._redaction = Redaction((*engines, tokens.client, tokens.control))
-        self._proxy = Proxy(settings, self.pools, self.ledger, self.calls, self.gate)
-        self._clients = ClientDoor(
+        self.in_flight = InFlight()
+        self.pools = build_pools(specs, settings.queue, settings.look_ahead)
+        metrics = GatewayMetrics(partial(gauges, gateway_id, self.pools, self.in_flight, records))
+        windows = WindowSeries(classes, settings.window_kept_s)
+        self.ledger = Ledger(gateway_id, classes, metrics, windows, records)
+        self.pause = InferencePause()
+        self.sessions = None if settings.sessions is None else SessionStore(settings.sessions)
+        self.hold = ControlHold(settings.state)
+        self._upstream = Upstream(settings.connect_s)
+        knobs = [
+            engine_knobs(replica.spec, self._upstream)
+            for pool in self.pools.values()
+            for replica in pool.replicas
+        ]
+        self._steering = Steering(self.pools, knobs, settings.look_ahead, self.hold)
+        recording = None
+        if self.sessions is not None:
+            keys = (key for spec in specs for key in (spec.key, spec.control_key))
+            redaction = Redaction((*keys, tokens.client, tokens.control))
+            recording = Recording(self.sessions, self.pause, redaction)
+        self._clients = ClientApp(
             settings,
             tokens.client,
-            self.calls,
-            self._proxy,
-            None if self.sessions is None else self._place_of,
+            self.in_flight,
+            Proxy(settings, self.pools, self._upstream, self.ledger, self.in_flight, self.pause),
+            EngineQueries(settings, self.pools, self._upstream),
+            recording,
         )
-        self.switch = Switch(settings.state)
-        self._steering = Steering(
-            self.pools, lambda: self._proxy.engine_knobs, settings.look_ahead, self.switch
-        )
-        self._control = ControlDoor(
+        sessions = [] if self.sessions is None else SessionRoutes(self.sessions).routes()
+        self._control = ControlApp(
             tokens.control,
             self.pools,
-            self.calls,
+            self.in_flight,
             self.ledger,
             self._steering,
-            lambda: self._proxy.readings,
-            [
-                *gate_routes(self.gate),
-                *(SessionRoutes(self.sessions).routes() if self.sessions is not None else ()),
-            ],
+            EngineMetricsReader(self.pools, self._upstream),
+            [*pause_routes(self.pause), *sessions],
         )
         self._control_port = control_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves what uvicorn hands over: HTTP requests, and its own start and end."""
+        """Serves an HTTP request, or the lifespan of the server."""
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._lifespan(receive, send)
         elif scope["server"][1] == self._control_port:
             await self._control(scope, receive, send)
         else:
             await self._clients(scope, receive, send)
 
-    def _place_of(self, headers: RawHeaders, query: bytes) -> Place | None:
-        assert self.sessions is not None
-        session = self.sessions.of(headers, query)
-        if session is None:
-            return None
-        redaction = self._redaction.beside(keys(headers, query))
-        return Place(self.sessions, session, lambda: self.gate.weight_version, redaction)
-
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
-        await self._proxy.begin()
+        self._upstream.start()
+        clock = asyncio.create_task(self.in_flight.watch())
         self._steering.begin()
         await send({"type": "lifespan.startup.complete"})
         await receive()
         await self._steering.close()
-        await self._proxy.close()
+        clock.cancel()
+        await self._upstream.close()
         self.ledger.records.close()
         if self.sessions is not None:
             self.sessions.shut()

@@ -1,5 +1,6 @@
-"""Four dialects of language models, each as pure functions to and from one canonical form.
+"""Dialects: the APIs of OpenAI, Anthropic and Google, a module or package each.
 
-The canonical form is an OpenAI chat request on the way to an engine (``chat.py``), one algebra of
-deltas on the way back (``deltas.py``). ``table.py`` says which dialect a request speaks.
+``dialect.py`` defines a dialect, ``routes.py`` finds the dialect of a path. Requests are translated
+to one canonical form, an OpenAI chat request (``canonical.py``), and answers come back as deltas
+(``deltas.py``). All functions are pure.
 """

@@ -1,7 +1,7 @@
-"""Deltas of a choice as blocks, one after the other: what most dialects' streams are made of.
+"""Deltas of a choice as consecutive blocks, the unit of most dialects' streams.
 
-A block of text, reasoning or refusal ends when another kind begins; a call ends when the next one
-begins, or the choice ends. What the model says between a call's start and its end waits until then.
+A block of text, reasoning or refusal ends when another kind begins; a call ends when the next call
+begins, or the choice ends. Other deltas that arrive inside a call wait for its end.
 """
 
 from __future__ import annotations
@@ -16,52 +16,53 @@ from jaxserve.gateway.dialects.deltas import (
     Refusal,
     Text,
 )
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 
-Spoken = Reasoning | Text | Refusal | CallStart | Arguments
-"""Deltas that bring output."""
+OutputDelta = Reasoning | Text | Refusal | CallStart | Arguments
+"""Deltas with output."""
 
 
 @dataclass(slots=True)
 class Block:
-    """A block; its text is whole once it has ended."""
+    """A block; its text is complete once the block has ended."""
 
     kind: type[Reasoning] | type[Text] | type[Refusal] | type[CallStart]
     number: int
-    """in its choice."""
+    """number of the block in its choice."""
     start: CallStart | None = None
-    """of a call."""
+    """delta that started the call; None for other kinds."""
     pieces: list[str] = field(default_factory=list)
+    """text in the order of arrival."""
 
     @property
     def text(self) -> str:
-        """All of it so far; a call's arguments."""
+        """Text so far; of a call, its arguments."""
         return "".join(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A block begins."""
+class BlockOpened:
+    """Start of a block."""
 
     block: Block
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
-    """A block has more text."""
+class BlockGrown:
+    """More text of a block."""
 
     block: Block
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """A block has ended."""
+class BlockClosed:
+    """End of a block."""
 
     block: Block
 
 
-Step = Opened | Grown | Closed
+BlockStep = BlockOpened | BlockGrown | BlockClosed
 
 
 class Blocks:
@@ -69,16 +70,16 @@ class Blocks:
 
     def __init__(self) -> None:
         self.kinds: set[type] = set()
-        """of blocks so far."""
+        """kinds of the blocks so far."""
         self._count = 0
         self._open: Block | None = None
         self._held: list[Reasoning | Text | Refusal] = []
 
-    def feed(self, delta: Spoken) -> Iterator[Step]:
-        """What a delta does.
+    def feed(self, delta: OutputDelta) -> Iterator[BlockStep]:
+        """Adds a delta.
 
         Raises:
-          Problem: arguments of a call that has ended already, or never began.
+          RequestError: the delta has arguments of a call that has ended, or never began.
         """
         block = self._open
         if isinstance(delta, CallStart):
@@ -86,7 +87,9 @@ class Blocks:
             yield from self._begin(CallStart, delta)
         elif isinstance(delta, Arguments):
             if block is None or block.start is None or block.start.call != delta.call:
-                raise Problem(502, "engine_garbage", "the engine mixed the arguments of two calls")
+                raise RequestError(
+                    502, "engine_garbage", "the engine mixed the arguments of two calls"
+                )
             yield from self._grow(delta.text)
         elif block is not None and block.start is not None:
             self._held.append(delta)
@@ -96,24 +99,24 @@ class Blocks:
                 yield from self._begin(type(delta), None)
             yield from self._grow(delta.text)
 
-    def end(self) -> Iterator[Step]:
-        """Ends what is open, and says what waited for it."""
+    def end(self) -> Iterator[BlockStep]:
+        """Ends the open block, then adds the deltas that waited for its end."""
         if self._open is not None:
             block, self._open = self._open, None
-            yield Closed(block)
+            yield BlockClosed(block)
         held, self._held = self._held, []
         for delta in held:
             yield from self.feed(delta)
         if held:
             yield from self.end()
 
-    def _begin(self, kind: type, start: CallStart | None) -> Iterator[Step]:
+    def _begin(self, kind: type, start: CallStart | None) -> Iterator[BlockStep]:
         self._open = Block(kind, self._count, start)
         self.kinds.add(kind)
         self._count += 1
-        yield Opened(self._open)
+        yield BlockOpened(self._open)
 
-    def _grow(self, text: str) -> Iterator[Step]:
+    def _grow(self, text: str) -> Iterator[BlockStep]:
         if text and self._open is not None:
             self._open.pieces.append(text)
-            yield Grown(self._open, text)
+            yield BlockGrown(self._open, text)

@@ -1,4 +1,4 @@
-"""The canonical form: a chat request for an engine, and what a model completed it with."""
+"""The canonical form: a chat request for an engine, and the completion of a model."""
 
 from __future__ import annotations
 
@@ -12,58 +12,58 @@ from jaxserve.gateway.dialects.template_policy import TemplatePolicy, fitted, li
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A client's request: its body, what its path says, and what the gateway gave it."""
+class DialectRequest:
+    """A client's request before its translation: its body, and facts from its path."""
 
     fields: Mapping[str, Any]
-    """the body, parsed; never changed."""
+    """body, parsed; never changed."""
     id: str
-    """of the answer, without the prefix that a dialect gives it."""
+    """id of the answer, without the prefix of a dialect."""
     unix_s: int
-    """when it came, s since 1970."""
+    """arrival of the request, s since 1970."""
     model: str | None = None
-    """that the path names; None where the body does."""
+    """model in the path; None where the body names the model."""
     streamed: bool | None = None
-    """what the path says of streaming; None where the body says it."""
+    """whether the path asks for a stream; None where the body decides."""
     counts: bool = False
-    """whether the path asks for the number of its tokens, and nothing else."""
+    """whether the path asks only for the number of the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A request in canonical form, with what its dialect needs for the way back.
+    """A request in canonical form, with notes of its dialect for the answer.
 
-    JSON is held as bytes: nobody can change what was recorded.
+    JSON is held as bytes, so that a recorded request cannot change.
     """
 
     content: bytes
-    """the OpenAI chat request for the engine."""
+    """OpenAI chat request for the engine, JSON."""
     id: str
-    """of the answer, without a prefix."""
+    """id of the answer, without a prefix."""
     unix_s: int
-    """when the request came, s since 1970."""
+    """arrival of the request, s since 1970."""
     model: str
-    """that the client asked for, and reads in its answer."""
+    """model under the client's name, which the answer repeats."""
     streamed: bool
-    """whether the client waits for events."""
+    """whether the client asks for a stream."""
     parallel: bool = False
-    """whether it asks for several answers at a time."""
+    """whether the client asks for several choices."""
     notes: bytes = b"{}"
-    """a JSON object that only the dialect itself reads, on the way back."""
+    """JSON object for the dialect's own translation of the answer."""
 
     @property
     def request(self) -> dict[str, Any]:
-        """The request, parsed anew: the caller's own."""
+        """A fresh copy of the request."""
         return orjson.loads(self.content)
 
     @property
     def noted(self) -> dict[str, Any]:
-        """The notes, parsed anew."""
+        """A fresh copy of the notes."""
         return orjson.loads(self.notes)
 
 
-def chat_from(
-    asked: Asked,
+def build_chat(
+    source: DialectRequest,
     model: str,
     messages: Sequence[Mapping[str, Any]],
     fields: Mapping[str, Any],
@@ -72,60 +72,61 @@ def chat_from(
     streamed: bool,
     notes: Mapping[str, Any] | None = None,
 ) -> Chat:
-    """A chat request put together.
+    """Builds a request in canonical form.
 
     Args:
-      asked: the request that it comes from.
-      model: that the client named.
-      messages: in canonical form and in the client's order.
-      fields: of the request beside model, messages and streaming.
-      policy: of the model's chat template.
-      streamed: whether the client waits for events.
-      notes: for the way back.
+      source: the client's request.
+      model: model under the client's name.
+      messages: messages in canonical form and in the client's order.
+      fields: other fields of the chat request, without the ones for streaming.
+      policy: policy of the model's chat template.
+      streamed: whether the client asks for a stream.
+      notes: notes for the translation of the answer.
     """
     request = {"model": model, "messages": fitted(messages, policy), **limited(fields, policy)}
     if streamed:
         request["stream"] = True
-        # Every dialect tells its usage, if not in each of its streams; captures need it anyway.
+        # Usage is asked for in every stream: most dialects report it, and records need it.
         request["stream_options"] = {"include_usage": True}
-    wanted = request.get("n")
+    count = request.get("n")
     return Chat(
         content=orjson.dumps(request),
-        id=asked.id,
-        unix_s=asked.unix_s,
+        id=source.id,
+        unix_s=source.unix_s,
         model=model,
         streamed=streamed,
-        parallel=isinstance(wanted, int) and wanted > 1,
+        parallel=isinstance(count, int) and count > 1,
         notes=orjson.dumps(notes or {}),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model wants called."""
+    """A call of a function by the model."""
 
     id: str
     name: str
     arguments: str
-    """as the model wrote them: JSON, if it made no mistake."""
+    """arguments as the model wrote them: JSON, if the model made no mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens as the engine counted them; None where it does not say."""
+    """Tokens counted by the engine; None where the engine reports no count."""
 
     prompt: int | None = None
+    """tokens of the prompt."""
     output: int | None = None
-    """reasoning included."""
+    """tokens of the output, reasoning included."""
     cached: int | None = None
-    """tokens of the prompt that were in the prefix cache."""
+    """tokens of the prompt found in the prefix cache."""
     reasoning: int | None = None
     """tokens of the output that are reasoning."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One of the answers to a request."""
+class CompletionChoice:
+    """One of the choices of a completion."""
 
     index: int = 0
     text: str = ""
@@ -133,22 +134,22 @@ class Choice:
     refusal: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish: str | None = None
-    """why it ended, in the words of OpenAI's chat; None where the stream broke off."""
+    """finish reason in OpenAI's terms; None where the stream broke off."""
     stop: str | None = None
-    """the stop sequence that ended it."""
+    """stop sequence that ended the choice."""
     logprobs: tuple[Mapping[str, Any], ...] = ()
-    """one entry a token, as the engine gave them; empty where it gave none."""
+    """entries of the engine, one per token; empty where the engine sent none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """All answers to a request."""
+    """All choices of an answer, with its usage."""
 
-    choices: tuple[Choice, ...]
-    """by index."""
+    choices: tuple[CompletionChoice, ...]
+    """choices by index."""
     counts: Counts = field(default_factory=Counts)
 
     @property
-    def first(self) -> Choice:
-        """The answer of a dialect that has only one."""
-        return self.choices[0] if self.choices else Choice()
+    def first(self) -> CompletionChoice:
+        """The first choice, for dialects that have only one."""
+        return self.choices[0] if self.choices else CompletionChoice()

@@ -1,4 +1,4 @@
-"""One algebra of what a model says piece by piece, for streams and for whole answers."""
+"""Deltas: pieces of a model's answer, for streams and for whole answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from jaxserve.gateway.dialects.canonical import Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks."""
+    """More reasoning."""
 
     choice: int
     text: str
@@ -20,7 +20,7 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of what it says."""
+    """More text."""
 
     choice: int
     text: str
@@ -28,7 +28,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """More of why it says nothing else."""
+    """More of a refusal."""
 
     choice: int
     text: str
@@ -36,18 +36,18 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """It begins to call a function."""
+    """Start of a tool call."""
 
     choice: int
     call: int
-    """which of the choice's calls."""
+    """number of the call in its choice."""
     id: str
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """More of a call's arguments."""
+    """More of the arguments of a tool call."""
 
     choice: int
     call: int
@@ -64,39 +64,39 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A choice has ended."""
+    """End of a choice."""
 
     choice: int
     reason: str
     stop: str | None = None
-    """the stop sequence that ended it."""
+    """stop sequence that ended the choice."""
 
 
 Delta = Reasoning | Text | Refusal | CallStart | Arguments | Logprobs | Finish | Counts
 
 
 class EventWriter(abc.ABC):
-    """Deltas on their way to a client, in the events of its dialect."""
+    """Writes deltas as the events of a dialect."""
 
     events = 0
-    """written so far, for the number of an error among them."""
+    """events written so far, for the number of an error event."""
 
     def feed(self, deltas: Iterable[Delta]) -> bytes:
-        """Events of some deltas."""
+        """Events of several deltas."""
         return b"".join(map(self._delta, deltas))
 
     @abc.abstractmethod
     def end(self) -> bytes:
-        """Events that close the stream, once the engine has ended its own as it should."""
+        """Events that close a stream after a complete answer of the engine."""
 
     @abc.abstractmethod
     def _delta(self, delta: Delta) -> bytes:
-        """Events of one, if any."""
+        """Events of one delta; may be empty."""
 
 
 @dataclass(slots=True)
-class _Growing:
-    """A choice that is not done."""
+class _PartialChoice:
+    """Deltas of one choice so far."""
 
     texts: dict[type, list[str]] = field(
         default_factory=lambda: {Reasoning: [], Text: [], Refusal: []}
@@ -107,7 +107,7 @@ class _Growing:
     stop: str | None = None
 
     def add(self, delta: Delta) -> None:
-        """Takes a delta."""
+        """Adds a delta."""
         match delta:
             case Reasoning() | Text() | Refusal():
                 self.texts[type(delta)].append(delta.text)
@@ -120,9 +120,9 @@ class _Growing:
             case Finish():
                 self.finish, self.stop = delta.reason, delta.stop
 
-    def done(self, index: int) -> Choice:
-        """What has come of it."""
-        return Choice(
+    def choice(self, index: int) -> CompletionChoice:
+        """The choice so far."""
+        return CompletionChoice(
             index=index,
             text="".join(self.texts[Text]),
             reasoning="".join(self.texts[Reasoning]),
@@ -137,43 +137,45 @@ class _Growing:
         )
 
 
-class Folding:
-    """What deltas come to, while they come. A call's start comes before its arguments; later counts
-    replace earlier ones."""
+class CompletionAccumulator:
+    """Builds a completion from deltas.
+
+    The start of a call precedes its arguments; later counts replace earlier ones.
+    """
 
     def __init__(self) -> None:
-        self._growing: dict[int, _Growing] = {}
+        self._choices: dict[int, _PartialChoice] = {}
         self._counts = Counts()
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """Takes some more."""
+        """Adds deltas."""
         for delta in deltas:
             if isinstance(delta, Counts):
                 self._counts = delta
             else:
-                self._growing.setdefault(delta.choice, _Growing()).add(delta)
+                self._choices.setdefault(delta.choice, _PartialChoice()).add(delta)
 
     @property
     def completion(self) -> Completion:
-        """All of it so far."""
-        choices = (one.done(index) for index, one in sorted(self._growing.items()))
+        """The completion so far."""
+        choices = (partial.choice(index) for index, partial in sorted(self._choices.items()))
         return Completion(tuple(choices), self._counts)
 
 
 def fold(deltas: Iterable[Delta]) -> Completion:
-    """What deltas come to, see ``Folding``."""
-    folding = Folding()
-    folding.add(deltas)
-    return folding.completion
+    """Completion of all deltas, see ``CompletionAccumulator``."""
+    accumulator = CompletionAccumulator()
+    accumulator.add(deltas)
+    return accumulator.completion
 
 
 def deltas_of(completion: Completion) -> Iterator[Delta]:
-    """Deltas that fold to a completion."""
+    """Deltas of a whole completion, the inverse of ``fold``."""
     for choice in completion.choices:
         at = choice.index
         if choice.reasoning:
             yield Reasoning(at, choice.reasoning)
-        # At least one, so that an empty choice is not forgotten.
+        # At least one delta per choice, so that an empty choice remains.
         yield Text(at, choice.text)
         if choice.refusal:
             yield Refusal(at, choice.refusal)

@@ -1,7 +1,7 @@
 """An engine's chat answer, whole or in events, read into the canonical form.
 
-vLLM calls reasoning ``reasoning``, SGLang ``reasoning_content``; either says which stop sequence it
-met under a name of its own. Whatever has not the shape of an answer is an error of the engine.
+vLLM calls reasoning ``reasoning``, SGLang ``reasoning_content``; the stop sequence is in
+``stop_reason`` or ``matched_stop``. An answer of another form is an error of the engine.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from jaxserve.gateway.dialects.deltas import (
     Text,
     fold,
 )
-from jaxserve.gateway.dialects.request_fields import object_in
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.request_fields import parse_object
+from jaxserve.gateway.http.errors import RequestError
 
 _NO_END = ("abort", "error")
-"""Finish reasons of an answer that the engine gave up."""
+"""Finish reasons of an answer that the engine aborted."""
 
 
 class EngineReader:
-    """Events of one streamed answer, or the one body of a whole one, as deltas.
+    """Reads the events of a streamed answer, or the body of a whole answer.
 
-    A call is started once, and before its arguments; it has an id also where the engine gives none.
+    A call starts once, before its arguments, and always has an id.
     """
 
     def __init__(self, answer_id: str) -> None:
-        """Args: id of the answer, which ids of calls are made from where the engine gives none."""
+        """Args: id of the answer, for ids of calls that the engine left without one."""
         self._answer_id = answer_id
         self._started: set[tuple[int, int]] = set()
 
@@ -43,7 +43,7 @@ class EngineReader:
         """Deltas of an event.
 
         Raises:
-          Problem: it says that the engine failed, or has not the shape of one.
+          RequestError: the event reports a failure of the engine, or is malformed.
         """
         try:
             return list(self._read(event, "delta"))
@@ -51,10 +51,10 @@ class EngineReader:
             raise _garbage() from None
 
     def whole(self, answer: Mapping[str, Any]) -> Completion:
-        """What a whole answer says.
+        """Completion of a whole answer.
 
         Raises:
-          Problem: likewise.
+          RequestError: the answer reports a failure of the engine, or is malformed.
         """
         try:
             completion = fold(self._read(answer, "message"))
@@ -67,28 +67,28 @@ class EngineReader:
     def _read(self, answer: Mapping[str, Any], name: str) -> Iterator[Delta]:
         error = answer.get("error")
         if error is not None:
-            raise Problem(502, "engine_error", _sentence(error) or "the engine failed")
+            raise RequestError(502, "engine_error", _message(error) or "the engine failed")
         for choice in answer["choices"]:
             yield from self._choice(choice, choice.get(name) or {})
         usage = answer.get("usage")
         if usage is not None:
             yield _counts(usage)
 
-    def _choice(self, choice: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[Delta]:
+    def _choice(self, choice: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[Delta]:
         at = _whole(choice.get("index", 0))
-        if reasoning := said.get("reasoning") or said.get("reasoning_content"):
+        if reasoning := message.get("reasoning") or message.get("reasoning_content"):
             yield Reasoning(at, _text(reasoning))
-        if said.get("content"):
-            yield Text(at, _text(said["content"]))
-        if said.get("refusal"):
-            yield Refusal(at, _text(said["refusal"]))
-        for number, call in enumerate(said.get("tool_calls") or ()):
+        if message.get("content"):
+            yield Text(at, _text(message["content"]))
+        if message.get("refusal"):
+            yield Refusal(at, _text(message["refusal"]))
+        for number, call in enumerate(message.get("tool_calls") or ()):
             yield from self._call(at, _whole(call.get("index", number)), call)
         if logprobs := (choice.get("logprobs") or {}).get("content"):
             yield Logprobs(at, tuple(logprobs))
         reason = choice.get("finish_reason")
         if reason in _NO_END:
-            raise Problem(502, "engine_error", "the engine gave up the answer before its end")
+            raise RequestError(502, "engine_error", "the engine gave up the answer before its end")
         if reason is not None:
             stop = choice.get("stop_reason", choice.get("matched_stop"))
             yield Finish(at, _text(reason), stop if isinstance(stop, str) else None)
@@ -104,20 +104,20 @@ class EngineReader:
             yield Arguments(at, number, _text(function["arguments"]))
 
 
-def engine_problem(status: int, body: bytes, engine: str) -> Problem:
-    """An engine's error as a problem, to be told in the dialect of the client.
+def engine_error(status: int, body: bytes, engine: str) -> RequestError:
+    """An engine's error response as an error for the client.
 
     Args:
-      status: of the engine's answer, 400 or above.
-      body: of it.
-      engine: its name, for an error without words.
+      status: status of the response, 400 or above.
+      body: body of the response.
+      engine: name of the engine, for a body without a message.
     """
-    found = object_in(body) or {}
-    # SGLang has its words at the top, vLLM inside an object.
-    told = found.get("error", found)
+    found = parse_object(body) or {}
+    # SGLang has its message at the top, vLLM inside an object.
+    error = found.get("error", found)
     reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
-    sentence = _sentence(told) or f"engine {engine} answered with status {status}"
-    return Problem(status, reason, sentence, 1 if status == 429 else None)
+    message = _message(error) or f"engine {engine} answered with status {status}"
+    return RequestError(status, reason, message, 1 if status == 429 else None)
 
 
 def _counts(usage: Mapping[str, Any]) -> Counts:
@@ -129,7 +129,7 @@ def _counts(usage: Mapping[str, Any]) -> Counts:
     return Counts(*(None if count is None else _whole(count) for count in counts))
 
 
-def _sentence(error: Any) -> str:
+def _message(error: Any) -> str:
     if isinstance(error, dict):
         error = error.get("message")
     return error if isinstance(error, str) else ""
@@ -147,5 +147,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _garbage() -> Problem:
-    return Problem(502, "engine_garbage", "the engine's answer has not the shape of a chat answer")
+def _garbage() -> RequestError:
+    return RequestError(
+        502, "engine_garbage", "the engine's answer has not the shape of a chat answer"
+    )

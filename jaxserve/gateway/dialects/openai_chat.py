@@ -1,14 +1,22 @@
-"""OpenAI's ``/v1/chat/completions``: the canonical form itself, checked and tidied."""
+"""OpenAI's ``/v1/chat/completions``, the canonical form itself, and ``/v1/completions``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from jaxserve.checks import JsonObject
-from jaxserve.gateway.dialects.canonical import Asked, Chat, Choice, Completion, Counts, chat_from
+from jaxserve.gateway.dialects.canonical import (
+    Chat,
+    Completion,
+    CompletionChoice,
+    Counts,
+    DialectRequest,
+    build_chat,
+)
 from jaxserve.gateway.dialects.deltas import (
     Arguments,
     CallStart,
@@ -20,17 +28,26 @@ from jaxserve.gateway.dialects.deltas import (
     Refusal,
     Text,
 )
+from jaxserve.gateway.dialects.dialect import (
+    Dialect,
+    ModelCard,
+    Translation,
+    error_type,
+    openai_usage,
+)
 from jaxserve.gateway.dialects.request_fields import (
-    asked_stream,
     function_call,
-    lacks,
-    listed,
+    optional_object,
+    optional_objects,
+    optional_texts,
     refuse_fields,
-    refusing,
-    within,
-    words,
+    refuse_unsupported,
+    refuses_bad_input,
+    wants_stream,
 )
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import object_items
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _LACKING = {
@@ -45,32 +62,36 @@ _LACKING = {
     "return_meta_info": "log-probabilities stand in the session's records",
 }
 _OWN = ("model", "messages", "stream", "stream_options", "store", "metadata", "service_tier")
-"""Fields that the gateway sets itself, or that are between the client and its provider."""
+"""Fields that the gateway sets itself, or that concern only the client and its provider."""
 
 
-@refusing
-def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
-    """A client's request in canonical form.
+@refuses_bad_input
+def to_chat(asked: DialectRequest, policy: TemplatePolicy) -> Chat:
+    """Reads a client's request into the canonical form.
 
     Raises:
-      Problem: it is malformed, or asks for what engines lack.
+      RequestError: the request is malformed, or asks for something that engines lack.
     """
     fields = JsonObject(asked.fields, "the request")
     refuse_fields(fields, _LACKING)
-    if {*words(fields, "modalities")} - {"text"}:
-        lacks("modalities other than text are not supported: the model writes text only")
-    for tool in listed(fields, "tools"):
+    if {*optional_texts(fields, "modalities")} - {"text"}:
+        refuse_unsupported(
+            "modalities other than text are not supported: the model writes text only"
+        )
+    for tool in optional_objects(fields, "tools"):
         tool.one_of("type", ("function",))
         tool.inside("function").text("name")
     fields.entries("messages")
-    messages = [_message(message) for message in listed(fields, "messages")]
-    streamed = asked_stream(fields)
-    wants_usage = streamed and within(fields, "stream_options").get("include_usage") is True
-    return chat_from(
+    messages = [_message(message) for message in optional_objects(fields, "messages")]
+    streamed = wants_stream(fields)
+    wants_usage = (
+        streamed and optional_object(fields, "stream_options").get("include_usage") is True
+    )
+    return build_chat(
         asked,
         fields.text("model"),
         messages,
-        # Null is the default, which not every engine reads it as.
+        # Drop nulls: some engines reject null where OpenAI means the default.
         {name: value for name, value in fields.items() if name not in _OWN and value is not None},
         policy,
         streamed=streamed,
@@ -83,12 +104,12 @@ def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
 
 
 def _message(message: JsonObject) -> dict[str, Any]:
-    """A message under the canonical name of its reasoning."""
+    """A message with its reasoning under the canonical name."""
     role = message.one_of("role", _ROLES)
     if role == "tool":
         message.text("tool_call_id")
     if not isinstance(message.get("content"), str | None):
-        for part in listed(message, "content"):
+        for part in optional_objects(message, "content"):
             part.text("type")
     found = dict(message)
     if role == "assistant":
@@ -100,14 +121,14 @@ def _message(message: JsonObject) -> dict[str, Any]:
     return found
 
 
-def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
-    """A whole answer."""
+def answer_body(chat: Chat, completion: Completion) -> dict[str, Any]:
+    """Body of a whole answer."""
     choices = [_choice(choice, chat.noted) for choice in completion.choices]
     body = {**_head(chat, "chat.completion"), "choices": choices}
     return body if completion.counts == Counts() else {**body, "usage": _usage(completion.counts)}
 
 
-def _choice(choice: Choice, noted: Mapping[str, Any]) -> dict[str, Any]:
+def _choice(choice: CompletionChoice, noted: Mapping[str, Any]) -> dict[str, Any]:
     message: dict[str, Any] = {
         "role": "assistant",
         "content": choice.text or (None if choice.calls or choice.refusal else ""),
@@ -151,8 +172,8 @@ def _head(chat: Chat, kind: str) -> dict[str, Any]:
     }
 
 
-class Events(EventWriter):
-    """A streamed answer. Counts wait for the end."""
+class ChatEventWriter(EventWriter):
+    """Writer of a streamed answer; usage comes at the end."""
 
     def __init__(self, chat: Chat) -> None:
         self._head = _head(chat, "chat.completion.chunk")
@@ -161,7 +182,7 @@ class Events(EventWriter):
         self._counts: Counts | None = None
 
     def end(self) -> bytes:
-        """The usage, if asked for, and the end."""
+        """Usage, if the client asked for it, and the end of the stream."""
         last = b""
         if self._noted["usage"]:
             last = self._chunk([], usage=_usage(self._counts or Counts()))
@@ -179,33 +200,112 @@ class Events(EventWriter):
         opening = b""
         if delta.choice not in self._begun:
             self._begun.add(delta.choice)
-            opening = self._said(delta.choice, {"role": "assistant", "content": ""})
+            opening = self._choice_event(delta.choice, {"role": "assistant", "content": ""})
         return opening + self._piece(delta)
 
     def _piece(self, delta: Delta) -> bytes:
         match delta:
             case Reasoning(at, text):
-                return self._said(at, {"reasoning_content": text})
+                return self._choice_event(at, {"reasoning_content": text})
             case Text(at, text):
-                return self._said(at, {"content": text}) if text else b""
+                return self._choice_event(at, {"content": text}) if text else b""
             case Refusal(at, text):
-                return self._said(at, {"refusal": text})
+                return self._choice_event(at, {"refusal": text})
             case CallStart(at, call, call_id, name):
                 start = {"index": call, **function_call(call_id, name, "")}
-                return self._said(at, {"tool_calls": [start]})
+                return self._choice_event(at, {"tool_calls": [start]})
             case Arguments(at, call, text):
                 more = {"index": call, "function": {"arguments": text}}
-                return self._said(at, {"tool_calls": [more]})
+                return self._choice_event(at, {"tool_calls": [more]})
             case Logprobs(at, entries):
-                return self._said(at, {}, logprobs={"content": entries, "refusal": None})
+                return self._choice_event(at, {}, logprobs={"content": entries, "refusal": None})
             case Finish(at, reason):
-                return self._said(at, {}, finish_reason=reason)
+                return self._choice_event(at, {}, finish_reason=reason)
         raise AssertionError(delta)
 
-    def _said(self, at: int, delta: Mapping[str, Any], **more: Any) -> bytes:
+    def _choice_event(self, at: int, delta: Mapping[str, Any], **more: Any) -> bytes:
         choice = {"index": at, "delta": delta, "finish_reason": None, "logprobs": None, **more}
         return self._chunk([choice])
 
     def _chunk(self, choices: list[Any], **more: Any) -> bytes:
         self.events += 1
         return b"data: %b\n\n" % orjson.dumps({**self._head, "choices": choices, **more})
+
+
+def model_body(card: ModelCard) -> dict[str, Any]:
+    """One model."""
+    model: dict[str, Any] = {"id": card.id, "object": "model", "created": card.created_s}
+    model["owned_by"] = "jaxserve"
+    return model if card.context_tokens is None else model | {"max_model_len": card.context_tokens}
+
+
+def models_body(cards: Sequence[ModelCard]) -> dict[str, Any]:
+    """List of models."""
+    return {"object": "list", "data": [model_body(card) for card in cards]}
+
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+def openai_error(error: RequestError) -> Mapping[str, Any]:
+    """Body of an error of any of OpenAI's APIs."""
+    kind = error_type(error.status, _ERROR_TYPES, "server_error")
+    return {"error": {"message": str(error), "type": kind, "param": None, "code": error.reason}}
+
+
+def _error_event(error: RequestError, events: int) -> bytes:
+    return b"data: %b\n\n" % orjson.dumps(openai_error(error))
+
+
+_DELTA_OUTPUT = (
+    "content",
+    "reasoning",
+    "reasoning_content",
+    "tool_calls",
+    "function_call",
+    "refusal",
+)
+"""Fields of a delta that hold output."""
+
+
+def _chat_token(event: Mapping[str, Any]) -> bool:
+    for choice in object_items(event.get("choices")):
+        delta = choice.get("delta")
+        if choice.get("token_ids"):
+            return True
+        if isinstance(delta, dict) and (
+            any(delta.get(name) for name in _DELTA_OUTPUT)
+            or (not delta.get("role") and _is_partial(delta.get("content"), choice))
+        ):
+            return True
+    return False
+
+
+def _completions_token(event: Mapping[str, Any]) -> bool:
+    return any(
+        choice.get("text") or choice.get("token_ids") or _is_partial(choice.get("text"), choice)
+        for choice in object_items(event.get("choices"))
+    )
+
+
+def _is_partial(text: Any, choice: Mapping[str, Any]) -> bool:
+    """Whether a token is only a part of a character: engines send it with an empty text."""
+    return text == "" and choice.get("finish_reason") is None
+
+
+CHAT = Dialect(
+    name="chat",
+    error=openai_error,
+    error_event=_error_event,
+    has_token=_chat_token,
+    is_error=lambda event: event.get("error") is not None,
+    usage=openai_usage,
+    translation=Translation(to_chat, answer_body, ChatEventWriter, model_body, models_body),
+    asks_for_usage=True,
+)
+COMPLETIONS = replace(CHAT, name="completions", has_token=_completions_token, translation=None)

@@ -1,4 +1,4 @@
-"""Pieces that requests of all dialects are read with, and messages that they are made into."""
+"""Fields of requests, read alike in all dialects, and the chat messages built from them."""
 
 from __future__ import annotations
 
@@ -10,85 +10,55 @@ import orjson
 
 from jaxserve.checks import JsonObject, refuse
 from jaxserve.errors import InputError
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import parse_object
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 INVALID_ARGUMENTS = "invalid_json_arguments"
-"""The one argument of a call whose arguments are no JSON object, in dialects that have objects: the
-tool refuses it, and the model reads what it wrote."""
+"""Only argument of a call whose arguments are not a JSON object, in dialects that have objects: the
+tool refuses the call, and the model reads its own text in the refusal."""
 
 
-def refusing(read: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Makes bad input a problem with status 400, which every dialect has a form for."""
+def refuses_bad_input(read: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorates a reader: an InputError becomes a RequestError with status 400."""
 
     @functools.wraps(read)
     def reads(*arguments: _P.args, **options: _P.kwargs) -> _T:
         try:
             return read(*arguments, **options)
         except InputError as error:
-            raise Problem(400, "bad_request", str(error)) from None
+            raise RequestError(400, "bad_request", str(error)) from None
         except (RecursionError, orjson.JSONEncodeError):
-            raise Problem(400, "bad_request", "the request is nested too deeply") from None
+            raise RequestError(400, "bad_request", "the request is nested too deeply") from None
 
     return reads
 
 
-def json_object(body: bytes) -> dict[str, Any]:
-    """A request's body.
+def refuse_unsupported(what: str) -> NoReturn:
+    """Refuses a feature that no engine behind the gateway offers.
 
-    Raises:
-      Problem: it is not a JSON object.
+    Args:
+      what: sentence for the client, with the alternative.
     """
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise Problem(400, "bad_request", "the request body is not JSON") from None
-    if not isinstance(fields, dict):
-        raise Problem(400, "bad_request", "the request body is not a JSON object")
-    return fields
-
-
-def object_in(text: bytes | str) -> dict[str, Any] | None:
-    """The JSON object that a text is; None for anything else."""
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def objects(found: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none of anything else."""
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def count(value: Any) -> int | None:
-    """A whole number from 0 on; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-
-def lacks(what: str) -> NoReturn:
-    """Refuses what no engine behind the gateway offers.
-
-    Args: the sentence, which says what to do in its place.
-    """
-    raise Problem(400, "not_supported", what)
+    raise RequestError(400, "not_supported", what)
 
 
 def refuse_fields(fields: Mapping[str, Any], lacking: Mapping[str, str]) -> None:
-    """Refuses fields that ask for what is not here; null, false and empty ask for nothing.
+    """Refuses fields of unsupported features; null, false and empty values ask for nothing.
 
-    Args: the object, and by field why it is refused.
+    Args:
+      fields: object with the fields.
+      lacking: reason of the refusal, by name of the field.
     """
     for name, why in lacking.items():
         if fields.get(name):
-            lacks(f"{name} is not supported: {why}")
+            refuse_unsupported(f"{name} is not supported: {why}")
 
 
-def listed(fields: JsonObject, key: str) -> Iterator[JsonObject]:
-    """Objects of a list that may be missing or null."""
+def optional_objects(fields: JsonObject, key: str) -> Iterator[JsonObject]:
+    """Objects in a list that may be missing or null."""
     found = fields.get(key)
     if found is None:
         return
@@ -98,16 +68,16 @@ def listed(fields: JsonObject, key: str) -> Iterator[JsonObject]:
         yield JsonObject(each, f"{fields.name(key)}[{number}]")
 
 
-def said(fields: JsonObject, key: str) -> str:
-    """A text that may be empty, missing or null."""
+def optional_text(fields: JsonObject, key: str) -> str:
+    """A text; empty if it is missing or null."""
     value = fields.get(key)
     if value is not None and not isinstance(value, str):
         refuse(fields.name(key), value, "a text")
     return value or ""
 
 
-def words(fields: JsonObject, key: str) -> list[str]:
-    """A list of texts that may be missing or null."""
+def optional_texts(fields: JsonObject, key: str) -> list[str]:
+    """A list of texts; empty if it is missing or null."""
     value = fields.get(key)
     if value is None:
         return []
@@ -116,13 +86,13 @@ def words(fields: JsonObject, key: str) -> list[str]:
     return value
 
 
-def within(fields: JsonObject, key: str) -> JsonObject:
-    """An object that may be missing or null, which is an empty one."""
+def optional_object(fields: JsonObject, key: str) -> JsonObject:
+    """An object; empty if it is missing or null."""
     return JsonObject(fields.get(key) or {}, fields.name(key))
 
 
-def asked_stream(fields: JsonObject) -> bool:
-    """Whether a body asks for events."""
+def wants_stream(fields: JsonObject) -> bool:
+    """Whether a body asks for a stream."""
     value = fields.get("stream")
     if value is not None and not isinstance(value, bool):
         refuse(fields.name("stream"), value, "true or false")
@@ -130,37 +100,42 @@ def asked_stream(fields: JsonObject) -> bool:
 
 
 def renamed(fields: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Fields that mean the same under another name; null means that there is none."""
+    """Fields under new names, without the ones that are null.
+
+    Args:
+      fields: object with the fields.
+      names: new names by old ones.
+    """
     return {new: fields[old] for old, new in names.items() if fields.get(old) is not None}
 
 
 def text_part(text: str) -> dict[str, Any]:
-    """A part of content."""
+    """A content part with text."""
     return {"type": "text", "text": text}
 
 
 def image_part(url: str, detail: Any = None) -> dict[str, Any]:
-    """An image by its address, which may hold the data itself, in a detail that engines know."""
+    """A content part with an image, by a URL or data URL; an unknown detail is left out."""
     image = {"url": url, "detail": detail} if detail in ("auto", "low", "high") else {"url": url}
     return {"type": "image_url", "image_url": image}
 
 
 def data_url(media_type: str, data: str) -> str:
-    """An address that holds an image."""
+    """Data URL of an image."""
     return f"data:{media_type};base64,{data}"
 
 
 def content_of(parts: Sequence[Mapping[str, Any]]) -> Any:
-    """Content of a message; a single text stands for itself."""
+    """Content of a message: its parts, or the text of a single text part."""
     if not parts:
         return ""
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else list(parts)
 
 
-def assistant(
+def assistant_message(
     text: str, reasoning: str, calls: Sequence[Mapping[str, Any]], refusal: str = ""
 ) -> dict[str, Any]:
-    """A message of the model."""
+    """Message of the assistant."""
     message: dict[str, Any] = {"role": "assistant"}
     message["content"] = (text or refusal) or (None if calls else "")
     if reasoning:
@@ -171,13 +146,13 @@ def assistant(
 
 
 def function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A call in a message of the model."""
+    """Tool call in a message of the assistant."""
     function = {"name": name, "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
 
-def tool_result(call_id: str, content: Any, *, failed: bool = False) -> dict[str, Any]:
-    """What a tool answered. Chat has no mark for failure, so the text says it."""
+def tool_message(call_id: str, content: Any, *, failed: bool = False) -> dict[str, Any]:
+    """Message with the result of a tool. Chat has no field for failure, so the text says so."""
     if failed:
         parts = [text_part(content)] if isinstance(content, str) else content
         first = parts[0] if parts and parts[0]["type"] == "text" else None
@@ -191,7 +166,7 @@ def tool_result(call_id: str, content: Any, *, failed: bool = False) -> dict[str
 def function_tool(
     name: str, description: Any, parameters: Any, strict: Any = None
 ) -> dict[str, Any]:
-    """A function that the model may call."""
+    """Function in the list of tools."""
     function = {"name": name}
     function |= renamed(
         {"description": description, "parameters": parameters, "strict": strict},
@@ -201,17 +176,17 @@ def function_tool(
 
 
 def named_choice(name: str) -> dict[str, Any]:
-    """The choice of one function that must be called."""
+    """Value of ``tool_choice`` that forces one function."""
     return {"type": "function", "function": {"name": name}}
 
 
 def only_named(
     tools: Sequence[Mapping[str, Any]], names: Sequence[str], where: str
 ) -> list[Mapping[str, Any]]:
-    """Tools of some names, for engines that cannot forbid the others.
+    """The tools with given names, for engines that cannot forbid the others.
 
     Raises:
-      InputError: a name is none of them.
+      InputError: no tool has one of the names.
     """
     there = {tool["function"]["name"] for tool in tools}
     for name in names:
@@ -221,16 +196,16 @@ def only_named(
 
 
 def schema_format(name: str, schema: Any, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The wish for output that a JSON schema allows."""
+    """Value of ``response_format`` for output that follows a JSON schema."""
     return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, **(more or {})}}
 
 
 def arguments_object(arguments: str) -> dict[str, Any]:
-    """A call's arguments as an object, for dialects that have one."""
-    found = object_in(arguments or "{}")
+    """Arguments of a call as an object, for dialects that have objects."""
+    found = parse_object(arguments or "{}")
     return {INVALID_ARGUMENTS: arguments} if found is None else found
 
 
-def dumped(value: Any) -> str:
-    """JSON as text."""
+def json_text(value: Any) -> str:
+    """A value as JSON text."""
     return orjson.dumps(value).decode()

@@ -1,8 +1,8 @@
 """Reasoning in the opaque fields that clients send back unread.
 
 Anthropic's ``signature``, the ``encrypted_content`` of responses and Google's ``thoughtSignature``
-are base64 to their clients, some of which decode and encode it anew. It is no secret: it is what
-the model just said to this client.
+are base64 to their clients, some of which decode and encode the value anew. Reasoning is no secret
+here: this client has just received it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _MARK = b"jaxserve1"
 
 
 def sealed(text: str) -> str:
-    """A text as an opaque value."""
+    """Encodes a text as an opaque value."""
     plain = text.encode()
     check = zlib.crc32(plain).to_bytes(4, "big")
     return base64.b64encode(_MARK + check + plain).decode("ascii")
 
 
 def unsealed(value: object) -> str | None:
-    """The text in an opaque value, None if the value is not one of ours, or damaged."""
+    """Decodes a text; None if the value is of another provider, or damaged."""
     if not isinstance(value, str):
         return None
     # Both alphabets, with padding or without.

@@ -1,7 +1,7 @@
-"""What a model and its chat template take, and messages fitted to them in their order.
+"""Policy of a model's chat template, and messages rewritten for it.
 
-Whatever is decided here for a message depends on it and on the message right behind it, which an
-agent's history keeps: the prompt of a later request therefore begins like that of the earlier one.
+The rewriting of a message depends only on that message and the next one, and an agent's history
+keeps both: the prompt of a later request therefore begins like that of the earlier one.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class TemplatePolicy:
-    """One model's template. The defaults are right for most open models."""
+    """Features of a model's chat template. The defaults are right for most open models."""
 
     knows_developer: bool = False
-    """whether it has the role ``developer``; otherwise that becomes ``system``."""
+    """whether the template has the role ``developer``; otherwise the role becomes ``system``."""
     later_system: Literal["keep", "fold"] = "keep"
-    """what happens to system messages after the leading ones: kept where they are, or folded into
-    the user message right behind them; where none is, they become one."""
+    """system messages after the leading ones: kept in place, or folded into the user message right
+    behind them; without one they become a user message."""
     joins_text: bool = True
-    """whether content that is text only is sent as one text: engines join parts differently."""
+    """whether parts of text are joined into one text: engines join parts differently."""
     tool_images: Literal["keep", "follow"] = "keep"
-    """images in results of tools: kept there, or in a user message behind the results."""
+    """images in results of tools: kept in place, or moved to a user message behind the results."""
     reasoning_fields: tuple[str, ...] = ("reasoning_content",)
-    """under which names assistant messages have their reasoning. Current vLLM and SGLang read
-    ``reasoning_content``; vLLM before it did so reads ``reasoning`` only."""
+    """fields for the reasoning of assistant messages. Current vLLM and SGLang read
+    ``reasoning_content``; earlier vLLM reads ``reasoning`` only."""
     thinking_budget_field: str | None = None
-    """field of the request that limits tokens of reasoning, as vLLM's ``thinking_token_budget``
-    where the server is configured for it; None: clients' budgets are not passed on."""
+    """request field that limits reasoning tokens, such as vLLM's ``thinking_token_budget`` on a
+    server configured for it; None drops the budgets of clients."""
     max_output_tokens: int | None = None
-    """the most that a request may ask for; more is lowered to it, since engines refuse what their
-    context does not hold and agents ask for what their own models hold. None: as it is asked."""
+    """limit of the output tokens of a request; None sets no limit. Larger requests are lowered:
+    agents ask for what their own models hold, and engines refuse more than their context."""
 
 
 def fitted(messages: Sequence[Message], policy: TemplatePolicy) -> list[Message]:
-    """Messages as the template takes them: new objects where something changes, in their order."""
+    """Messages rewritten for the template, in their order; a changed message is a new object."""
     found = [_renamed(message, policy) for message in messages]
     leading = next(
         (at for at, message in enumerate(found) if message["role"] not in _SYSTEM), len(found)
@@ -57,16 +57,16 @@ def fitted(messages: Sequence[Message], policy: TemplatePolicy) -> list[Message]
 
 
 def limited(fields: Mapping[str, Any], policy: TemplatePolicy) -> dict[str, Any]:
-    """Fields of a request that ask for no more output than the policy allows."""
-    most = policy.max_output_tokens
-    wished = [name for name in _LIMITS if isinstance(fields.get(name), int)]
-    if most is None:
+    """Fields of a request with output limits lowered to the policy's."""
+    limit = policy.max_output_tokens
+    names = [name for name in _LIMITS if isinstance(fields.get(name), int)]
+    if limit is None:
         return dict(fields)
-    return {**fields, **{name: min(fields[name], most) for name in wished}}
+    return {**fields, **{name: min(fields[name], limit) for name in names}}
 
 
 def text_of(content: Any) -> str | None:
-    """Content as one text, None if it is more than text."""
+    """Content as one text; None if it has other parts than text."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not all(_is_text(part) for part in content):
@@ -78,7 +78,7 @@ _SYSTEM = ("system", "developer")
 
 
 def _renamed(message: Message, policy: TemplatePolicy) -> Message:
-    """With the role and the names of fields that the template has."""
+    """A message with the template's role and names of fields."""
     if message["role"] == "developer" and not policy.knows_developer:
         return {**message, "role": "system"}
     reasoning = message.get("reasoning_content")
@@ -91,14 +91,14 @@ def _renamed(message: Message, policy: TemplatePolicy) -> Message:
 
 
 def _merged_head(messages: Sequence[Message]) -> Iterator[Message]:
-    """Leading messages of one role as one."""
+    """Leading messages, those of one role merged."""
     for _, group in groupby(messages, key=lambda message: message["role"]):
         same = list(group)
         yield same[0] if len(same) == 1 else {**same[0], "content": _joined(same)}
 
 
 def _folded(messages: Sequence[Message]) -> Iterator[Message]:
-    """Without system messages: each is put before what the user says right behind it."""
+    """Messages with each system message folded into the user message right behind it."""
     waiting: list[Message] = []
     for message in messages:
         if message["role"] in _SYSTEM:
@@ -117,7 +117,7 @@ def _folded(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_images_behind(messages: Sequence[Message]) -> Iterator[Message]:
-    """With images of a run of tool results in a user message behind the run."""
+    """Messages with the images of consecutive tool results in a user message behind them."""
     for is_tool, group in groupby(messages, key=lambda message: message["role"] == "tool"):
         if not is_tool:
             yield from group
@@ -134,7 +134,7 @@ def _with_images_behind(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> Any:
-    """Contents of several messages as one: a text if all are."""
+    """Contents of several messages as one: a text if all are texts."""
     texts = [text_of(message.get("content") or "") for message in messages]
     if all(text is not None for text in texts):
         return _PARAGRAPH.join(text for text in texts if text)

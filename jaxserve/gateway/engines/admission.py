@@ -1,9 +1,9 @@
-"""Who may go to which engine, and when: pools of replicas with a queue in front of each.
+"""Admission: pools of replicas with a queue in front of each.
 
-A replica with a cap gets that many requests and a few more, which wait inside it: a place freed
-by the engine is then filled in its next step and not after a way through the network. A cap at
-the gateway alone, without these, was measured to raise the mean TTFT. Everything here runs in one
-event loop, so nothing is locked.
+A replica with a cap gets ``cap`` requests and a few more (``look_ahead``), which wait inside the
+engine: the engine then fills a freed place in its next step, without a network round trip.
+Without look-ahead, a cap at the gateway raised the mean TTFT in measurements. All code here runs in
+one event loop, so there are no locks.
 """
 
 from __future__ import annotations
@@ -17,51 +17,53 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.gateway.engines.specs import EngineSpec, pool_names
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 
-_LONGEST_REST_S = 8.0
-_MOST_RETRY_AFTER_S = 60
+_MAX_BACKOFF_S = 8.0
+_MAX_RETRY_AFTER_S = 60
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One engine and what the gateway has with it."""
+    """One engine and its load."""
 
     spec: EngineSpec
     places: int | None
-    """requests that it may have at a time; None sets no limit."""
+    """most requests at a time; None sets no limit."""
     in_flight: int = 0
-    """that it has."""
+    """requests at the engine."""
     failures: int = 0
-    """connections in a row that could not be made."""
-    rests_until_s: float = -math.inf
-    """others are preferred until then, monotonic clock."""
+    """consecutive connections that failed."""
+    avoided_until_s: float = -math.inf
+    """end of the time in which other replicas are preferred, monotonic clock, s."""
     last_used: int = 0
-    """orders replicas of equal load."""
+    """number of its last request, which orders replicas of equal load."""
 
     def unreachable(self) -> None:
-        """It could not be connected to: others are asked first for a while."""
+        """Notes a failed connection: other replicas are preferred for a while (backoff)."""
         self.failures += 1
-        rest_s = min(0.5 * 2.0**self.failures, _LONGEST_REST_S)
-        self.rests_until_s = time.monotonic() + rest_s
+        backoff_s = min(0.5 * 2.0**self.failures, _MAX_BACKOFF_S)
+        self.avoided_until_s = time.monotonic() + backoff_s
 
     def reached(self) -> None:
-        """It answered."""
+        """Notes a connection that succeeded."""
         self.failures = 0
-        self.rests_until_s = -math.inf
+        self.avoided_until_s = -math.inf
 
     @property
     def up(self) -> bool:
-        """Whether the last connection to it could be made."""
+        """Whether the last connection succeeded."""
         return self.failures == 0
 
     def has_place(self) -> bool:
-        """Whether one more request may go to it."""
+        """Whether the replica may get one more request."""
         return self.places is None or self.in_flight < self.places
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
+    """A request in the queue."""
+
     priority: int
     since_s: float
     place: asyncio.Future[Replica]
@@ -69,46 +71,49 @@ class _Waiter:
 
 @dataclass(eq=False)
 class Pool:
-    """Replicas that are as good as each other, and who waits for one."""
+    """Interchangeable replicas, and the queue of requests for them."""
 
     name: str
+    """name for the header ``X-Pool``."""
     replicas: Sequence[Replica]
+    """engines of the pool."""
     capacity: int
     """requests that may wait."""
     default: bool = False
-    """whether requests that name no pool come here."""
+    """whether the pool serves requests that name none."""
     by_priority: bool = True
-    """whether lower priorities are served first; else it is in order of arrival alone."""
+    """whether lower numbers of priority go first; otherwise only the order of arrival counts."""
     _heap: list[tuple[int, int]] = field(default_factory=list)
-    """(priority, number); those of requests that have left stay until they come up."""
+    """(priority, number) of the waiting requests; entries of cancelled ones are removed lazily."""
     _waiting: dict[int, _Waiter] = field(default_factory=dict)
-    """by number, in the order of arrival."""
+    """waiting requests by number, in the order of arrival."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
+        """Requests in the queue."""
         return len(self._waiting)
 
     def number(self) -> int:
-        """A place in the order of arrival, for ``enter``."""
+        """Next number in the order of arrival, for ``enter``."""
         return next(self._numbers)
 
     async def enter(self, priority: int, number: int, *, again: bool = False) -> Replica:
-        """Waits for a place; ``leave`` gives it back.
+        """Waits for a place at a replica; ``leave`` frees the place.
 
         Args:
-          priority: lower goes first; among equals, the lower number.
-          again: one that had a place, at an engine that could not be reached, is not turned away.
+          priority: priority of the request; the lowest goes first, among equals the lowest number.
+          number: place in the order of arrival.
+          again: whether the request retries after a failed connection; a full queue then takes it.
 
         Raises:
-          Problem: too many wait already.
+          RequestError: the queue is full.
         """
-        self._fill()
-        if not self._waiting and (replica := self._free()) is not None:
+        self._admit()
+        if not self._waiting and (replica := self._available()) is not None:
             return self._take(replica)
         if len(self._waiting) >= self.capacity and not again:
-            raise Problem(
+            raise RequestError(
                 429,
                 "queue_full",
                 f"{len(self._waiting)} requests wait already; try again later",
@@ -118,7 +123,7 @@ class Pool:
         waiter = _Waiter(priority, time.monotonic(), place)
         self._waiting[number] = waiter
         heapq.heappush(self._heap, (priority if self.by_priority else 0, number))
-        self._fill()
+        self._admit()
         try:
             return await waiter.place
         except asyncio.CancelledError:
@@ -128,12 +133,12 @@ class Pool:
             raise
 
     def leave(self, replica: Replica) -> None:
-        """A request has ended; the next one gets its place."""
+        """Frees the place of a request that has ended; the next request gets it."""
         replica.in_flight -= 1
-        self._fill()
+        self._admit()
 
     def serve_by_priority(self, by_priority: bool) -> None:
-        """Changes the order of those who wait, and of who comes."""
+        """Changes the order of the queue, for waiting and for new requests."""
         self.by_priority = by_priority
         self._heap = [
             (waiter.priority if by_priority else 0, number)
@@ -142,28 +147,28 @@ class Pool:
         heapq.heapify(self._heap)
 
     def places_changed(self) -> None:
-        """To be called when a replica has got more places."""
-        self._fill()
+        """Admits waiting requests after a replica got more places."""
+        self._admit()
 
     def retry_after_s(self) -> int:
-        """A guess at when there is room: as long as the first in the queue has waited."""
+        """Estimated time until there is room, s: the wait of the oldest request so far."""
         oldest = next(iter(self._waiting.values()), None)
         waited_s = 0.0 if oldest is None else time.monotonic() - oldest.since_s
-        return min(max(1, math.ceil(waited_s)), _MOST_RETRY_AFTER_S)
+        return min(max(1, math.ceil(waited_s)), _MAX_RETRY_AFTER_S)
 
     def in_order(self) -> list[Replica]:
-        """Those that can be reached first, the least loaded first."""
+        """Replicas in the order of preference: reachable ones first, then by load."""
         now_s = time.monotonic()
         return sorted(
             self.replicas,
-            key=lambda one: (one.rests_until_s > now_s, one.in_flight, one.last_used),
+            key=lambda one: (one.avoided_until_s > now_s, one.in_flight, one.last_used),
         )
 
-    def _free(self) -> Replica | None:
-        """The least loaded replica with a place; one that rests only if all do."""
+    def _available(self) -> Replica | None:
+        """The least loaded replica with a place; an unreachable one only if all are."""
         now_s = time.monotonic()
-        awake = [one for one in self.replicas if one.rests_until_s <= now_s] or self.replicas
-        able = [one for one in awake if one.has_place()]
+        reachable = [one for one in self.replicas if one.avoided_until_s <= now_s] or self.replicas
+        able = [one for one in reachable if one.has_place()]
         return min(able, key=lambda one: (one.in_flight, one.last_used), default=None)
 
     def _take(self, replica: Replica) -> Replica:
@@ -171,22 +176,23 @@ class Pool:
         replica.last_used = self.number()
         return replica
 
-    def _fill(self) -> None:
-        while self._waiting and (replica := self._free()) is not None:
+    def _admit(self) -> None:
+        """Gives places to the first requests of the queue."""
+        while self._waiting and (replica := self._available()) is not None:
             _, number = heapq.heappop(self._heap)
             waiter = self._waiting.pop(number, None)
             if waiter is not None and not waiter.place.cancelled():
                 waiter.place.set_result(self._take(replica))
 
     def _sweep(self) -> None:
-        """Forgets those who left, before they are more than those who wait."""
+        """Removes entries of cancelled requests before they outnumber the waiting ones."""
         if len(self._heap) > 2 * len(self._waiting) + 64:
             self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
             heapq.heapify(self._heap)
 
 
 def build_pools(specs: Sequence[EngineSpec], capacity: int, look_ahead: int) -> Mapping[str, Pool]:
-    """Pools by name; the first one is the default."""
+    """Builds the pools by name; the first one is the default."""
     return {
         name: Pool(
             name,

@@ -1,4 +1,4 @@
-"""What engines say of themselves on ``/metrics``, in one vocabulary for all kinds."""
+"""Metrics that engines expose on ``/metrics``, under the same names for all kinds."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxserve.errors import InputError
 from jaxserve.gateway.engines.admission import Pool, Replica
-from jaxserve.gateway.engines.upstream import Upstream
-from jaxserve.gateway.knobs.engine import EngineRefused, ask_text
+from jaxserve.gateway.engines.upstream import EngineRefused, Upstream, ask_text
 
 
 @dataclass(frozen=True)
 class EngineMetrics:
-    """One reading, None where an engine does not show it. Counters are since its start."""
+    """Metrics of one engine at one time; None where the engine lacks one. Counters start with the
+    engine."""
 
     running: float | None = None
     """sequences in the batch."""
     waiting: float | None = None
-    """sequences that wait for admission."""
+    """sequences waiting for admission."""
     kv_use: float | None = None
-    """share of the KV blocks in use."""
+    """fraction of the KV blocks in use."""
     preemptions: float | None = None
     """counter, sequences."""
     drafted: float | None = None
@@ -40,7 +40,7 @@ class EngineMetrics:
     kv_tokens: float | None = None
     """size of the KV pool, tokens."""
     started_unix_s: float | None = None
-    """when the process began, s since 1970."""
+    """start of the process, s since 1970."""
 
 
 _NAMES: Mapping[str, Mapping[str, str]] = {
@@ -70,17 +70,18 @@ _NAMES: Mapping[str, Mapping[str, str]] = {
 
 _POOL_OF_VLLM = "vllm:cache_config_info"
 _ONE_OF_ALL = ("kv_use", "started_unix_s")
-"""What is averaged over the data-parallel engines behind an address; the rest is added up."""
+"""Metrics averaged over the data-parallel engines behind an address; the others are summed."""
 
 
 def parse_metrics(kind: str, text: str) -> EngineMetrics:
-    """Reads an engine's Prometheus text.
+    """Parses an engine's Prometheus text.
 
     Args:
       kind: ``vllm`` or ``sglang``.
+      text: exposition format.
 
     Raises:
-      InputError: it is no such text, or a value that is looked for is no finite number from 0 on.
+      InputError: the text is malformed, or a value is not a finite number from 0 on.
     """
     names = _NAMES[kind]
     pool = {_POOL_OF_VLLM} if kind == "vllm" else set()
@@ -97,21 +98,22 @@ def parse_metrics(kind: str, text: str) -> EngineMetrics:
 
 
 def parse_pool_tokens(text: str) -> float | None:
-    """Size of a vLLM server's KV pool, tokens; None where it does not say.
+    """Size of a vLLM server's KV pool, tokens; None where the text has none.
 
     Raises:
-      InputError: as ``parse_metrics``, of text that may have nothing else.
+      InputError: the text is malformed, or the size is not a finite number from 0 on.
     """
     tokens = _found({}, {_POOL_OF_VLLM}, text).get("kv_tokens")
     return None if tokens is None else _together("kv_tokens", tokens)
 
 
 def _found(wanted: Mapping[str, str], pool: Set[str], text: str) -> dict[str, list[float]]:
-    """The values of each field, of all data-parallel engines behind the address.
+    """Values of each field, one per data-parallel engine behind the address.
 
     Args:
       wanted: fields by the names of their metrics.
       pool: names of metrics whose labels have the size of the KV pool.
+      text: exposition format.
     """
     found: dict[str, list[float]] = {}
     try:
@@ -130,16 +132,16 @@ def _found(wanted: Mapping[str, str], pool: Set[str], text: str) -> dict[str, li
     return found
 
 
-class Readings:
+class EngineMetricsReader:
     """Reads the metrics of all engines."""
 
     def __init__(self, pools: Mapping[str, Pool], upstream: Upstream) -> None:
-        """Args: the engines, and the connections."""
+        """Args: the pools of engines, and the connections."""
         self._replicas = [replica for pool in pools.values() for replica in pool.replicas]
         self._upstream = upstream
 
     async def read(self) -> dict[str, dict[str, Any]]:
-        """A reading of each engine by name, or the ``error`` why there is none; JSON-able."""
+        """Metrics of each engine by name, or its ``error``; JSON-able."""
         found = await asyncio.gather(*map(self._read, self._replicas))
         names = [replica.spec.name for replica in self._replicas]
         return dict(zip(names, found, strict=True))
@@ -162,13 +164,13 @@ def _together(field: str, values: list[float]) -> float:
 
 
 def _lines(text: str, names: Set[str]) -> str:
-    """The samples of some metrics: parsing all would hold up every stream for milliseconds."""
+    """Lines of the wanted metrics: parsing all lines would stall every stream for milliseconds."""
     kept = (line for line in text.split("\n") if re.split(r"[{\s]", line, maxsplit=1)[0] in names)
     return "\n".join(kept) + "\n"
 
 
 def _pool_tokens(labels: Mapping[str, str]) -> float | None:
     counts = [labels.get(name, "") for name in ("num_gpu_blocks", "block_size")]
-    if not all(count.isdecimal() for count in counts):  # vLLM writes None before it knows
+    if not all(count.isdecimal() for count in counts):  # vLLM writes None during its start
         return None
     return float(counts[0]) * float(counts[1])

@@ -1,4 +1,4 @@
-"""Engines and pools, from the command line: what each is, where it is and what it can do.
+"""Engines and pools, as the command line describes them.
 
 ``vllm=http://10.0.0.5:8000,tier=1,depth=4,cap=32,key=VLLM_KEY``. Engines of the same tier and
 speculation depth are replicas of one pool. A request names a pool at most, never an address.
@@ -32,49 +32,50 @@ _OPTIONS = (*_NUMBERS, "key", "control", "pool", "logprobs", "model", *_TEMPLATE
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """One engine, as the operator described it."""
+    """One engine, as the operator configured it."""
 
     kind: str
     """``vllm`` or ``sglang``."""
     url: str
-    """address without a slash at the end."""
+    """URL without a slash at the end."""
     name: str
-    """``vllm-0``: kind and place on the command line; what clients, records and metrics see."""
+    """name in responses, records and metrics: kind and place on the command line, ``vllm-0``."""
     pool: str
-    """whose replica it is."""
+    """pool of the engine."""
     tier: int | None = None
-    """quantisation tier it was started with: 0 = FP16, 1 = INT8, 2 = INT4."""
+    """quantisation tier of its start-up: 0 = FP16, 1 = INT8, 2 = INT4."""
     depth: int | None = None
-    """speculation depth it was started with."""
+    """speculation depth of its start-up."""
     cap: int | None = None
-    """requests that may run in it, held by the gateway; None where the engine caps by itself."""
+    """cap on running requests, enforced by the gateway; None leaves the cap to the engine."""
     takes_priority: bool = False
-    """whether the gateway tells it a request's priority (vLLM with ``--scheduling-policy
+    """whether the gateway passes on the priority of a request (vLLM with ``--scheduling-policy
     priority``)."""
     key: str | None = field(default=None, repr=False)
-    """bearer key that it asks for."""
+    """bearer key of the engine."""
     control_key: str | None = field(default=None, repr=False)
-    """the one that its knobs ask for; ``key`` where None."""
+    """bearer key of its control routes; None uses ``key``."""
     logprobs: str = "raw"
     """meaning of its log-probabilities: ``raw``, of the model itself; ``scaled``, after the
     temperature; ``processed``, after all that sampling does."""
     model: str | None = None
-    """name under which it serves its model, for sessions, whatever their clients call it; None
-    passes the client's name on."""
+    """name of the served model, which replaces the client's name in sessions; None passes the
+    client's name on."""
     policy: TemplatePolicy = field(default_factory=TemplatePolicy)
-    """what its model's chat template takes, for sessions."""
+    """policy of the model's chat template, for sessions."""
 
 
 def parse_engines(
     texts: Sequence[str], variables: Mapping[str, str] = os.environ
 ) -> tuple[EngineSpec, ...]:
-    """All ``--engine`` arguments.
+    """Parses all ``--engine`` arguments.
 
     Args:
-      variables: where keys are looked up by name.
+      texts: values of the arguments.
+      variables: environment variables, which hold the keys.
 
     Raises:
-      InputError: an argument is not understood, or one address is given twice.
+      InputError: an argument is malformed, or an address is given twice.
     """
     if not texts:
         raise InputError("--engine is missing; name at least one: vllm=http://127.0.0.1:8000")
@@ -129,7 +130,7 @@ def _parse(text: str, place: int, variables: Mapping[str, str]) -> EngineSpec:
 
 
 def _policy(options: Mapping[str, str], place: int) -> TemplatePolicy:
-    """What the options say of the model's chat template; the rest is as for most models."""
+    """Policy of the options for the model's chat template; the rest are defaults."""
     where, given = f"--engine {place}: ", TemplatePolicy()
     reasoning = options.get("reasoning", "+".join(given.reasoning_fields)).split("+")
     thinking = options.get("thinking")

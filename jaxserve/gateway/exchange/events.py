@@ -1,7 +1,7 @@
-"""Server-sent events, looked at while they pass.
+"""Server-sent events, parsed while they pass.
 
-Whole events leave as they arrived, byte for byte; only the rest of an unfinished one waits for its
-end, so that an error can follow at any time without being glued to half an event.
+Complete events pass byte for byte. An incomplete one waits for its end, so that an error event can
+follow at any time.
 """
 
 from __future__ import annotations
@@ -12,47 +12,50 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxserve.gateway.dialects.dialect import NO_USAGE, Dialect, Usage
-from jaxserve.gateway.dialects.request_fields import object_in
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import parse_object
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
 
 
 @dataclass(slots=True)
 class EventStream:
-    """One streamed answer."""
+    """Streamed answer whose events pass to the client."""
 
     dialect: Dialect
+    """dialect of the events."""
     drops_usage: bool
-    """whether the event that only brings usage is kept from the client, who did not ask for it."""
+    """whether to drop the event with nothing but usage, which the client did not ask for."""
     max_event_bytes: int
-    """longer ones are no events: the rest of the stream passes unseen."""
+    """size up to which events are parsed; after a larger one the rest of the stream passes
+    unparsed."""
     usage: Usage = NO_USAGE
+    """usage in the events so far."""
     events: int = 0
-    """that have passed."""
+    """events that have passed."""
     failed: bool = False
-    """whether the engine has said that it failed."""
+    """whether an event reported a failure of the engine."""
     _rest: bytes = b""
-    _unseen: bool = False
+    _unparsed: bool = False
 
     def feed(self, chunk: bytes) -> tuple[bytes, int]:
-        """What may leave now, and how many of its events bring output."""
-        if self._unseen:
+        """Adds a chunk; returns the bytes that may pass now, and their number of output events."""
+        if self._unparsed:
             return chunk, 0
         data = self._rest + chunk if self._rest else chunk
         end = _end_of_last_event(data)
         self._rest = data[end:]
         if len(self._rest) > self.max_event_bytes:
-            self._unseen, self._rest = True, b""
+            self._unparsed, self._rest = True, b""
             return data, 0
-        return self._look_at(data[:end]) if end else (b"", 0)
+        return self._parse(data[:end]) if end else (b"", 0)
 
     def end(self) -> bytes:
-        """What is left when the engine has finished: an event whose blank line is missing."""
+        """Rest at the end of the stream: an event without its blank line."""
         rest, self._rest = self._rest, b""
         return rest
 
-    def _look_at(self, data: bytes) -> tuple[bytes, int]:
+    def _parse(self, data: bytes) -> tuple[bytes, int]:
         tokens, dropped = 0, []
         for start, stop in _events(data):
             self.events += 1
@@ -75,24 +78,27 @@ class EventStream:
 
 
 class EventReader:
-    """A streamed answer of which no byte passes as it is."""
+    """Reads the events of a streamed answer that is translated."""
 
     def __init__(self, max_event_bytes: int) -> None:
-        """Args: the largest event there may be."""
-        self._most = max_event_bytes
+        """Args: size of the largest event, bytes."""
+        self._max_bytes = max_event_bytes
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[dict[str, Any] | None]:
-        """The events that are whole now; None is ``[DONE]``. What is no JSON object is left out.
+        """Adds a chunk; returns the events that are complete now.
+
+        Returns:
+          JSON objects, and None for ``[DONE]``; other events are left out.
 
         Raises:
-          Problem: an event is too large.
+          RequestError: an event is too large.
         """
         data = self._rest + chunk
         end = _end_of_last_event(data)
         self._rest = data[end:]
-        if len(self._rest) > self._most:
-            raise Problem(502, "answer_too_large", "an event of the engine is too large")
+        if len(self._rest) > self._max_bytes:
+            raise RequestError(502, "answer_too_large", "an event of the engine is too large")
         found: list[dict[str, Any] | None] = []
         for start, stop in _events(data[:end]):
             event = data[start:stop]
@@ -104,7 +110,7 @@ class EventReader:
 
 
 def _end_of_last_event(data: bytes) -> int:
-    """Where the last whole event ends, 0 if there is none."""
+    """End of the last complete event; 0 without one."""
     end = data.rfind(b"\n\n") + 2
     end = 0 if end == 1 else end
     if b"\r" in data:
@@ -114,7 +120,7 @@ def _end_of_last_event(data: bytes) -> int:
 
 
 def _events(data: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of every event of some whole ones."""
+    """Start and end of every event in complete events."""
     start = 0
     if b"\r" in data:
         for found in _BLANK_LINE.finditer(data):
@@ -128,9 +134,9 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _payload(event: bytes) -> dict[str, Any] | None:
-    """The JSON object of an event's ``data`` lines, None for anything else."""
+    """The JSON object in the ``data`` lines of an event; None for anything else."""
     text = event[6:]
     if not event.startswith(b"data: {") or b"\n" in text[:-2]:
         lines = (line[5:] for line in event.splitlines() if line.startswith(b"data:"))
         text = b"\n".join(lines)
-    return object_in(text)
+    return parse_object(text)

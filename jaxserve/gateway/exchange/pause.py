@@ -1,7 +1,7 @@
-"""Pausing all inference, for the time in which engines get other weights.
+"""Pausing all inference while engines load other weights.
 
-A request is inside from before it queues for an engine until it has let go of it. Whoever pauses
-waits until nobody is inside: then no engine works on a request of this gateway, and none will.
+A request is inside from before its queue until it has released its engine. A trainer pauses and
+waits until no request is inside: then no engine works on a request of this gateway.
 """
 
 from __future__ import annotations
@@ -12,34 +12,33 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 
-class Gate:
-    """Open unless somebody has closed it."""
+class InferencePause:
+    """Holds back new requests between ``pause`` and ``resume``."""
 
     def __init__(self) -> None:
-        """It is open."""
+        """Requests pass at first."""
         self._open = asyncio.Event()
         self._open.set()
         self._inside = self._waiting = 0
         self.weight_version: str | None = None
-        """of the engines' weights, as the control door was told last."""
+        """version of the engines' weights, as set on the control port."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a request goes through without waiting."""
+        """Whether requests pass without waiting."""
         return self._open.is_set()
 
     def pause(self) -> None:
-        """Who comes from now on waits."""
+        """New requests wait until ``resume``."""
         self._open.clear()
 
     def resume(self) -> None:
-        """Who waits goes on."""
+        """Lets the waiting requests proceed."""
         self._open.set()
 
     @asynccontextmanager
-    async def passage(self) -> AsyncIterator[None]:
-        """``async with gate.passage():`` waits while paused; whatever ends the block, its place is
-        given back."""
+    async def entered(self) -> AsyncIterator[None]:
+        """Context manager: waits while paused, then counts as inside until the end of its block."""
         self._waiting += 1
         try:
             while not self._open.is_set():
@@ -53,7 +52,7 @@ class Gate:
             self._inside -= 1
 
     def status(self) -> dict[str, Any]:
-        """For the control door."""
+        """State for the control port; JSON-able."""
         return {
             "paused": not self._open.is_set(),
             "inside": self._inside,

@@ -1,4 +1,4 @@
-"""Tokens of clients and of controllers, the keys of sessions, and who may ask without any."""
+"""Tokens and session keys of requests, and the rules for requests without a token."""
 
 from __future__ import annotations
 
@@ -6,33 +6,36 @@ import secrets
 from collections.abc import Iterator, Mapping
 from urllib.parse import parse_qs
 
-from jaxserve.gateway.http import headers as names
-from jaxserve.gateway.http.headers import RawHeaders
+from jaxserve.gateway.http.headers import RawHeaders, first_value
 from jaxserve.runtime.hosts import is_local, is_loopback, named_host
 
 _INDIRECT = ("origin", "forwarded", "x-forwarded-for", "x-real-ip", "via")
-"""Headers of browser pages and proxies, which do not say who asks."""
+"""Headers of browser pages and proxies, which hide the client's address."""
 _OTHER_SITES = frozenset(("cross-site", "same-site"))
 
 
-def shows(headers: RawHeaders, token: str | None) -> bool:
-    """Whether a request shows a token: as ``Authorization: Bearer``, or as ``x-api-key``, which is
-    what clients of the messages interface send. Where none is asked for, every request does."""
+def has_token(headers: RawHeaders, token: str | None) -> bool:
+    """Whether a request carries a token; always true where no token is configured.
+
+    The token stands in ``Authorization: Bearer`` or, as Anthropic's clients send it, in
+    ``x-api-key``.
+    """
     if token is None:
         return True
     bearer = _bearer(headers)
-    given = names.first(headers, b"x-api-key") if bearer is None else bearer
+    given = first_value(headers, b"x-api-key") if bearer is None else bearer
     return given is not None and secrets.compare_digest(given.encode(), token.encode())
 
 
-def not_from_here(variable: str, client: str | None, headers: Mapping[str, str]) -> str | None:
-    """Why a request may turn no knobs where nothing is asked for, None if it may: only direct ones
-    from this machine may.
+def remote_refusal(variable: str, client: str | None, headers: Mapping[str, str]) -> str | None:
+    """Why a control request without a configured token is refused; None if it is allowed.
+
+    Only direct requests from this machine are allowed.
 
     Args:
-      variable: that would hold the token.
-      client: address from which it came.
-      headers: its headers, by name in lower case.
+      variable: name of the environment variable for the token.
+      client: address of the client.
+      headers: headers of the request, names in lower case.
     """
     for name in _INDIRECT:
         if name in headers:
@@ -45,14 +48,16 @@ def not_from_here(variable: str, client: str | None, headers: Mapping[str, str])
     return f"without {variable} only requests from this machine are allowed"
 
 
-def of_a_page(variable: str, headers: Mapping[str, str], *, is_here: bool) -> str | None:
-    """Why a request is taken for one of a page in somebody's browser, None if it is not. Any page
-    may send plain requests anywhere, and its site may have its own name lead here.
+def browser_page_refusal(variable: str, headers: Mapping[str, str], *, is_here: bool) -> str | None:
+    """Why a request counts as one of a page in a browser; None if it does not.
+
+    Any page may send plain requests anywhere (CSRF), and its site may resolve its own name to this
+    machine (DNS rebinding).
 
     Args:
-      variable: that would hold the token.
-      headers: its headers, by name in lower case.
-      is_here: whether only this machine reaches the door, which is then called by no other name.
+      variable: name of the environment variable for the token.
+      headers: headers of the request, names in lower case.
+      is_here: whether the port listens on loopback only, so that no other host name is right.
     """
     host = named_host(headers.get("host", ""))
     if "origin" in headers:
@@ -66,13 +71,13 @@ def of_a_page(variable: str, headers: Mapping[str, str], *, is_here: bool) -> st
     return f"without {variable} no pages of browsers are served, but this request has {found}"
 
 
-def keys(headers: RawHeaders, query: bytes = b"") -> Iterator[str]:
-    """Every key that a request shows, in the headers of OpenAI's, Anthropic's and Google's
-    clients, or as ``?key=``, which Google's REST interface takes."""
+def request_keys(headers: RawHeaders, query: bytes = b"") -> Iterator[str]:
+    """Every key of a request: in the headers of OpenAI's, Anthropic's and Google's clients, or as
+    ``?key=``, which Google's REST interface takes."""
     for key in (
         _bearer(headers),
-        names.first(headers, b"x-api-key"),
-        names.first(headers, b"x-goog-api-key"),
+        first_value(headers, b"x-api-key"),
+        first_value(headers, b"x-goog-api-key"),
         *parse_qs(query.decode("latin-1")).get("key", ()),
     ):
         if key:
@@ -80,5 +85,5 @@ def keys(headers: RawHeaders, query: bytes = b"") -> Iterator[str]:
 
 
 def _bearer(headers: RawHeaders) -> str | None:
-    scheme, _, bearer = (names.first(headers, b"authorization") or "").partition(" ")
+    scheme, _, bearer = (first_value(headers, b"authorization") or "").partition(" ")
     return bearer.strip() if scheme.lower() == "bearer" else None

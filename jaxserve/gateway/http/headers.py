@@ -1,10 +1,11 @@
-"""Which headers pass from client to engine and back."""
+"""Headers of HTTP: the gateway's own, and the ones that pass between client and engine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
+"""Headers of ASGI: names in lower case, and values."""
 
 PRIORITY = b"x-priority"
 VLLM_PRIORITY = b"x-vllm-priority"
@@ -44,8 +45,8 @@ _OWN_TO_A_REQUEST = frozenset(
         POOL,
     )
 )
-"""The gateway sets these itself, or they are between client and gateway: keys of clients never
-reach an engine."""
+"""Request headers that the gateway sets itself, or that are between client and gateway: keys of
+clients never reach an engine."""
 
 _OWN_TO_AN_ANSWER = frozenset(
     (
@@ -58,9 +59,10 @@ _OWN_TO_AN_ANSWER = frozenset(
         REQUEST_ID,
     )
 )
+"""Response headers that the gateway or its HTTP server sets itself."""
 
 
-def first(headers: RawHeaders, name: bytes) -> str | None:
+def first_value(headers: RawHeaders, name: bytes) -> str | None:
     """The first value of a header, by its name in lower case."""
     for key, value in headers:
         if key == name:
@@ -68,13 +70,15 @@ def first(headers: RawHeaders, name: bytes) -> str | None:
     return None
 
 
-def to_engine(headers: RawHeaders, key: str | None, priority: int | None) -> list[tuple[str, str]]:
+def engine_headers(
+    headers: RawHeaders, key: str | None, priority: int | None
+) -> list[tuple[str, str]]:
     """Headers of the request to an engine.
 
     Args:
-      headers: of the client, names in lower case.
-      key: the engine's, as the operator configured it.
-      priority: told to the engine in a header of its own; None tells it nothing.
+      headers: headers of the client's request, names in lower case.
+      key: the engine's bearer key, from the operator's configuration.
+      priority: value of the header ``x-vllm-priority``; None sends no such header.
     """
     dropped = _OWN_TO_A_REQUEST | ({VLLM_PRIORITY} if priority is not None else set())
     passed = [
@@ -82,7 +86,7 @@ def to_engine(headers: RawHeaders, key: str | None, priority: int | None) -> lis
         for name, value in _end_to_end(headers, dropped)
         if not name.startswith(b"x-forwarded-")
     ]
-    # What is looked at while it passes must not be compressed.
+    # Compressed events could not be read while they pass.
     passed.append(("accept-encoding", "identity"))
     if key is not None:
         passed.append(("authorization", f"Bearer {key}"))
@@ -91,18 +95,18 @@ def to_engine(headers: RawHeaders, key: str | None, priority: int | None) -> lis
     return passed
 
 
-def to_client(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
-    """Headers of the answer to the client, but for those that the gateway adds."""
+def client_headers(headers: RawHeaders) -> list[tuple[bytes, bytes]]:
+    """Headers of the response to the client, without the ones that the gateway adds."""
     return _end_to_end([(name.lower(), value) for name, value in headers], _OWN_TO_AN_ANSWER)
 
 
-def size(headers: RawHeaders) -> int:
-    """Bytes of all headers."""
+def headers_size(headers: RawHeaders) -> int:
+    """Size of all headers, bytes."""
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def _end_to_end(headers: RawHeaders, dropped: Iterable[bytes]) -> list[tuple[bytes, bytes]]:
-    """Without those of one connection, which the header ``Connection`` can add to."""
+    """Headers without the hop-by-hop ones, which the header ``Connection`` can add to."""
     named = {
         part.strip().lower()
         for name, value in headers

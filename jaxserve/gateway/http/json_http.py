@@ -1,4 +1,4 @@
-"""JSON in and out of the control door."""
+"""JSON bodies: of commands and responses on control routes, and of clients and engines."""
 
 from __future__ import annotations
 
@@ -14,28 +14,34 @@ from starlette.responses import Response
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.gateway.http.errors import RequestError
 
-_LONGEST_COMMAND = 16_384
-_WITHIN_S = 60.0
-_LAST = {"connection": "close"}
-"""Of an answer after which nobody reads the rest of the request."""
+_MAX_COMMAND_BYTES = 16_384
+_COMMAND_TIMEOUT_S = 60.0
+_CLOSE = {"connection": "close"}
+"""Header of a response after which the rest of the request stays unread."""
 
 
 def plain_json(
     content: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An answer in JSON."""
+    """A response with a JSON body."""
     return Response(orjson.dumps(content), status, headers, "application/json")
 
 
 async def command_of(
-    request: Request, longest: int = _LONGEST_COMMAND, within_s: float = _WITHIN_S
+    request: Request, longest: int = _MAX_COMMAND_BYTES, within_s: float = _COMMAND_TIMEOUT_S
 ) -> Any:
-    """The JSON that a command brings, of at most ``longest`` bytes, all of it within a time.
+    """Reads the JSON body of a command.
+
+    Args:
+      request: a request of a control route.
+      longest: largest body, bytes.
+      within_s: time until the last byte, s.
 
     Raises:
-      HTTPException: it is too long, or too slow.
-      InputError: it is no JSON.
+      HTTPException: the body is too long or too slow.
+      InputError: the body is not JSON.
     """
     body = bytearray()
     try:
@@ -43,11 +49,11 @@ async def command_of(
             async for piece in request.stream():
                 body += piece
                 if len(body) > longest:
-                    said = f"the command has more than {longest} bytes"
-                    raise HTTPException(413, said, _LAST)
+                    message = f"the command has more than {longest} bytes"
+                    raise HTTPException(413, message, _CLOSE)
     except TimeoutError:
-        said = f"the command did not come within {within_s:g} s"
-        raise HTTPException(408, said, _LAST) from None
+        message = f"the command did not come within {within_s:g} s"
+        raise HTTPException(408, message, _CLOSE) from None
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -57,13 +63,47 @@ async def command_of(
 def number_in(
     request: Request, name: str, low: float, high: float, default: float | None = None
 ) -> float:
-    """A number of the query.
+    """A number of the query string.
 
     Raises:
-      InputError: it is none, or out of its range.
+      InputError: the value is missing, not a number, or out of its range.
     """
     missing = checks.MISSING if default is None else default
     value: Any = request.query_params.get(name, missing)
     with contextlib.suppress(ValueError, TypeError):
         value = float(value)
     return checks.number(name, value, low, high)
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in the body of a client's request.
+
+    Raises:
+      RequestError: the body is not a JSON object.
+    """
+    try:
+        fields = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise RequestError(400, "bad_request", "the request body is not JSON") from None
+    if not isinstance(fields, dict):
+        raise RequestError(400, "bad_request", "the request body is not a JSON object")
+    return fields
+
+
+def parse_object(text: bytes | str) -> dict[str, Any] | None:
+    """The JSON object in a text; None for anything else."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def object_items(value: Any) -> list[dict[str, Any]]:
+    """The objects in a list; empty for anything but a list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def whole_number(value: Any) -> int | None:
+    """A whole number from 0 on; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

@@ -1,8 +1,8 @@
-"""Tokens that doors make for themselves, in files that nobody but their user reads.
+"""Auto-generated bearer tokens of local services, in files with mode 600.
 
-A door is a port at which one may do or see what its operator may: a gateway's control door with
-sessions, the rollout service, the dashboard. Agents are processes of this machine, and containers
-with its network; they reach those ports, and a container reads none of these files.
+A local service with an operator's rights (the gateway's control port, the rollout service, the
+dashboard) is reached by every process of the machine, agents in containers with the host's network
+included. A container cannot read the file of the token.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _BYTES = 24
 
 
 @dataclass(frozen=True)
-class Door:
-    """A kind of door, of which a machine has one at a port."""
+class TokenFile:
+    """Token file of a kind of local service; a machine has one service per port."""
 
     name: str
-    """in names of files."""
+    """kind of service, the prefix of the file name."""
     variable: str
-    """that gives a token in place of its own one."""
+    """environment variable of a token that replaces the generated one."""
 
     def path(self, port: int, variables: Mapping[str, str] = os.environ) -> Path | None:
-        """The file of the token of the door at a port; None where the user has no home."""
+        """Path of the token file of the service at a port; None where the user has no home."""
         folder = state_folder(variables)
         return None if folder is None else folder / f"{self.name}-{port}.token"
 
     def keep(self, port: int, variables: Mapping[str, str] = os.environ) -> str:
-        """The token that the door at a port made for itself; it makes one where there is none.
+        """Reads the token of the service at a port, or generates and stores one.
 
-        One who begins again has the token that others know already. Who calls it has the port.
+        A restarted service keeps its token. The caller holds the port, so no two write at a time.
 
         Raises:
-          InputError: it cannot be kept.
+          InputError: the token cannot be stored.
         """
         path = self.path(port, variables)
         if path is None:
@@ -62,8 +62,8 @@ class Door:
         return token
 
     def token(self, url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-        """What the door at an address asks for: the variable's; else, where the door is one of
-        this machine and this user, its own; None where neither is known.
+        """Token for the service at a URL: the variable's, else the stored one of a service of this
+        machine and user; None where neither is known.
 
         Raises:
           InputError: the variable has other than printable ASCII characters.
@@ -72,8 +72,7 @@ class Door:
         return self.own_token(url, variables) if named is None else named
 
     def own_token(self, url: str, variables: Mapping[str, str] = os.environ) -> str | None:
-        """The token that the door at an address of this machine made for itself; None where none
-        is known."""
+        """Stored token of the service at a loopback URL; None where none is known."""
         try:
             parts = urlsplit(url)
             port, host = parts.port, parts.hostname
@@ -88,21 +87,21 @@ class Door:
             return None
 
     def headers(self, url: str, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """Headers of a request to the door at an address; empty where no token is known."""
+        """Headers for a request to the service at a URL; empty where no token is known."""
         return bearer(self.token(url, variables))
 
 
-CONTROL = Door("gateway", CONTROL_TOKEN_VARIABLE)
-"""The control door of a gateway."""
+CONTROL = TokenFile("gateway", CONTROL_TOKEN_VARIABLE)
+"""Token file of a gateway's control port."""
 
 
 def bearer(token: str | None) -> dict[str, str]:
-    """Headers that show a token; none without one."""
+    """Headers that carry a token; empty without one."""
     return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def _read(path: Path) -> str | None:
-    """None where there is no token in it."""
+    """The token in a file; None where the file is missing or holds no token."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except (FileNotFoundError, UnicodeDecodeError):

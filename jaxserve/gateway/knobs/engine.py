@@ -1,46 +1,35 @@
-"""Knobs that engines turn themselves: vLLM with ``jaxserve-vllm``, SGLang's live batch cap."""
+"""Knobs that engines apply themselves: vLLM with ``jaxserve-vllm``, SGLang's live batch cap."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import orjson
-
 from jaxserve import checks
 from jaxserve.gateway.engines.specs import EngineSpec
-from jaxserve.gateway.engines.upstream import NotBegun, Upstream, chunks, join
-from jaxserve.gateway.http import headers as names
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.engines.upstream import EngineRefused, Upstream, ask
 from jaxserve.gateway.knobs.values import obeyed
 
-ANSWER_WITHIN_S = 10.0
-_LONGEST = 4 * 2**20
 _RANGE = ("now", "static", "least", "most")
 _NOT_LIVE = "SGLang has no such knob while it serves"
 
 
-class EngineRefused(Exception):
-    """An engine did not do as it was told; the reason in one sentence."""
-
-
 @dataclass(frozen=True)
 class EngineOffer:
-    """What an engine offers at the moment."""
+    """Knobs that an engine offers at the moment."""
 
     engine_id: str | None = None
-    """changes when it is restarted; None where it does not say."""
+    """id of the engine's process, new after a restart; None where the engine reports none."""
     knobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """``now``, ``static``, ``least`` and ``most`` of each knob that it turns."""
+    """``now``, ``static``, ``least`` and ``most`` of each offered knob."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """why it does not turn others."""
+    """reasons why other knobs are not offered, by knob."""
     reason: str | None = None
-    """why nothing is known of it."""
+    """reason for every other knob."""
 
     def why_not(self, knob: str) -> str:
-        """Why it does not turn a knob."""
+        """Reason why a knob is not offered."""
         return self.reasons.get(knob) or self.reason or "it has no such knob"
 
 
@@ -48,45 +37,51 @@ class EngineKnobs(Protocol):
     """The knobs of one engine."""
 
     name: str
+    """name of the engine."""
     leases: bool
-    """whether it falls back by itself when commands stop."""
+    """whether the engine restores its static values by itself when a lease ends."""
 
     async def offer(self) -> EngineOffer:
-        """What it offers and what is in force; never raises for an engine that does not answer."""
+        """Offered knobs with their values; an engine that does not answer offers none."""
         ...
 
     async def put(self, values: Mapping[str, float], lease_s: float) -> EngineOffer:
-        """Turns knobs; those that it does not offer are none of its business.
+        """Sets knobs; values of knobs that the engine does not offer are ignored.
+
+        Args:
+          values: values by knob.
+          lease_s: duration of the lease, s.
 
         Returns:
-          as ``offer``, after it.
+          the offer after the command.
 
         Raises:
-          EngineRefused: it did not.
+          EngineRefused: the engine did not obey.
         """
         ...
 
     async def release(self) -> None:
-        """Back to the static values.
+        """Restores the static values.
 
         Raises:
-          EngineRefused: it did not answer.
+          EngineRefused: the engine did not answer.
         """
         ...
 
 
 def engine_knobs(spec: EngineSpec, upstream: Upstream) -> EngineKnobs:
-    """Those of an engine by its kind."""
+    """Knobs of an engine by its kind."""
     return (SglangKnobs if spec.kind == "sglang" else VllmKnobs)(spec, upstream)
 
 
 class VllmKnobs:
-    """vLLM with the plug-in ``jaxserve-vllm``, or whatever has the same ``/jaxserve/control``."""
+    """Knobs of vLLM with the plug-in ``jaxserve-vllm``, or of another engine with the same route
+    ``/jaxserve/control``."""
 
     leases = True
 
     def __init__(self, spec: EngineSpec, upstream: Upstream) -> None:
-        """Args: which engine, and the connections."""
+        """Args: the engine, and the connections."""
         self.name = spec.name
         self._spec = spec
         self._upstream = upstream
@@ -112,11 +107,11 @@ class VllmKnobs:
 
 
 class SglangKnobs:
-    """SGLang: its batch cap is live where there is no pipeline parallelism.
+    """Knobs of SGLang: the batch cap is live without pipeline parallelism.
 
-    ``POST /set_internal_state`` of 0.5.23 takes it as ``pp_max_micro_batch_size``, and
-    ``/server_info`` shows it beside the one that the engine was started with. It has no lease, so
-    that the gateway ends it.
+    ``POST /set_internal_state`` of 0.5.23 takes the cap as ``pp_max_micro_batch_size``, and
+    ``/server_info`` shows the current and the static one. SGLang has no leases: the gateway ends
+    them.
     """
 
     leases = False
@@ -124,7 +119,7 @@ class SglangKnobs:
     _FIELD = "pp_max_micro_batch_size"
 
     def __init__(self, spec: EngineSpec, upstream: Upstream) -> None:
-        """Args: which engine, and the connections."""
+        """Args: the engine, and the connections."""
         self.name = spec.name
         self._spec = spec
         self._upstream = upstream
@@ -179,71 +174,14 @@ class SglangKnobs:
     async def _cap(self, value: float) -> EngineOffer:
         content = {"server_args": {self._FIELD: int(value)}}
         answer = await ask(self._upstream, self._spec, "POST", "/set_internal_state", content)
-        # One answer of each data-parallel rank.
+        # The answer has one entry per data-parallel rank.
         if not isinstance(answer, list) or not answer or not all(done is True for done in answer):
             raise EngineRefused(f"engine {self.name} did not take a batch cap of {value:g}")
         return _acknowledged(self.name, {"batch_cap": value}, self._offer(await self._info()))
 
 
-async def ask(
-    upstream: Upstream, spec: EngineSpec, method: str, path: str, content: Any = None
-) -> Any:
-    """One JSON request to an engine's own routes.
-
-    Raises:
-      EngineRefused: no answer in time, or one that is an error or no JSON.
-    """
-    status, text = await ask_text(upstream, spec, method, path, content)
-    try:
-        answer = orjson.loads(text)
-    except orjson.JSONDecodeError:
-        answer = None
-    if status == 404:
-        raise EngineRefused(f"engine {spec.name} has no {path}")
-    if status != 200 or answer is None:
-        said = answer.get("error") if isinstance(answer, dict) else None
-        reason = f": {said!s:.200}" if said else f" with status {status}"
-        raise EngineRefused(f"engine {spec.name} refused{reason}")
-    return answer
-
-
-async def ask_text(
-    upstream: Upstream, spec: EngineSpec, method: str, path: str, content: Any = None
-) -> tuple[int, bytes]:
-    """Status and body of an engine's answer on one of its own routes.
-
-    Args:
-      path: one of the gateway's own table.
-
-    Raises:
-      EngineRefused: no answer in time.
-    """
-    key = spec.control_key or spec.key
-    headers = names.to_engine((), key, None)
-    body = None
-    if content is not None:
-        body = orjson.dumps(content)
-        headers.append(("content-type", "application/json"))
-    try:
-        async with asyncio.timeout(ANSWER_WITHIN_S):
-            response = await upstream.open(spec, method, path, b"", headers, body)
-            try:
-                text = await join(chunks(response, spec.name), spec.name, _LONGEST)
-            finally:
-                response.close()
-    except TimeoutError:
-        raise EngineRefused(
-            f"engine {spec.name} did not answer within {ANSWER_WITHIN_S:g} s"
-        ) from None
-    except NotBegun:
-        raise EngineRefused(f"engine {spec.name} cannot be reached") from None
-    except Problem as problem:
-        raise EngineRefused(str(problem)) from None
-    return response.status, text
-
-
 def _acknowledged(engine: str, values: Mapping[str, float], offer: EngineOffer) -> EngineOffer:
-    """What an engine offers after it was told ``values``; raises where others are in force."""
+    """Returns the offer after a command; raises EngineRefused where other values are in force."""
     for name, value in values.items():
         now = offer.knobs.get(name, {}).get("now")
         if not obeyed(name, value, now):
@@ -252,7 +190,7 @@ def _acknowledged(engine: str, values: Mapping[str, float], offer: EngineOffer) 
 
 
 def _plugin_offer(answer: Any) -> EngineOffer:
-    """All data-parallel engines behind one address, as one."""
+    """Joint offer of all data-parallel engines behind an address."""
     try:
         engines = answer["engines"]
         knobs: dict[str, dict[str, float | None]] = {}
@@ -287,6 +225,6 @@ def _number(value: Any) -> float:
 
 
 def _count(value: Any) -> float | None:
-    """A number of requests, None where there is none."""
+    """A number of requests; None for anything but a whole number from 1 on."""
     usable = isinstance(value, int) and not isinstance(value, bool) and value >= 1
     return float(value) if usable else None

@@ -1,4 +1,4 @@
-"""Knobs that the gateway turns itself, where engines cannot."""
+"""Knobs that the gateway applies itself, where engines cannot."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ class GatewayKnob:
     """A knob of the gateway."""
 
     least: float
+    """smallest value."""
     most: float
+    """largest value."""
     static: float | None
-    """its value without a lease; None where nothing is limited then."""
+    """value without a lease; None for no limit."""
     turn: Callable[[float | None], None]
-    """puts a value into force."""
+    """applies a value."""
     now: Callable[[], float | None]
-    """the value in force."""
+    """reads the current value."""
     reason: str
-    """why it is an approximation."""
+    """reason why the knob is only approximated."""
     allowed: tuple[float, ...] = ()
-    """the only values that there are; empty where all in between are."""
+    """allowed values; empty where all values in the range are."""
 
     def shown(self) -> dict[str, Any]:
-        """What controllers are told; JSON-able."""
+        """State for controllers; JSON-able."""
         choice = {"allowed": self.allowed} if self.allowed else {}
         return {
             "how": "approximated",
@@ -44,12 +46,13 @@ class GatewayKnob:
 
 
 def gateway_knobs(pools: Mapping[str, Pool], look_ahead: int) -> dict[str, GatewayKnob]:
-    """By name, those that these pools allow.
+    """Knobs that the pools allow, by name.
 
     Args:
+      pools: pools by name.
       look_ahead: requests beyond a cap that wait inside an engine.
     """
-    router = Router(pools)
+    router = PoolRouter(pools)
     knobs = {
         "batch_cap": _batch_cap(pools, look_ahead),
         "priority_routing": _priority_routing(pools),
@@ -59,19 +62,19 @@ def gateway_knobs(pools: Mapping[str, Pool], look_ahead: int) -> dict[str, Gatew
     return {name: knob for name, knob in knobs.items() if knob is not None}
 
 
-class Router:
-    """Chooses the pool of requests that name none, by tier and speculation depth."""
+class PoolRouter:
+    """Chooses the default pool by tier and speculation depth."""
 
     def __init__(self, pools: Mapping[str, Pool]) -> None:
-        """Args: the pools; the first one is where requests go without a lease."""
+        """Args: the pools; the first one is the default without a lease."""
         self._pools = pools
         self._chosen = next(iter(pools.values()))
         self._static = _kind(self._chosen)
         self._wanted = dict(self._static)
 
     def knob(self, name: str) -> GatewayKnob | None:
-        """The knob ``tier`` or ``depth``; None where all pools are alike in it, or one does not
-        say what it has."""
+        """Knob for ``tier`` or ``depth``; None where all pools have the same value, or the value of
+        a pool is unknown."""
         values = [_kind(pool)[name] for pool in self._pools.values()]
         given = sorted(value for value in set(values) if value is not None)
         if None in values or len(given) < 2:
@@ -86,14 +89,14 @@ class Router:
             most=given[-1],
             static=self._static[name],
             turn=turn,
-            # Not what is wanted: there may be no pool that agrees in both.
+            # The chosen pool's value may differ from the wanted one: no pool may match in both.
             now=lambda: _kind(self._chosen)[name],
             reason="new requests go to the pool that was started with it; others run to their end",
             allowed=tuple(map(float, given)),
         )
 
     def _choose(self) -> None:
-        """The pool that agrees in most; the first of those."""
+        """Makes the first pool with the most matching values the default."""
 
         def agreement(pool: Pool) -> int:
             return sum(_kind(pool)[name] == value for name, value in self._wanted.items())
@@ -104,7 +107,7 @@ class Router:
 
 
 def _kind(pool: Pool) -> dict[str, int | None]:
-    """What its replicas were started with, None where they differ or do not say."""
+    """Tier and depth of a pool's replicas; None where they differ or are unknown."""
     kinds = {
         "tier": {one.spec.tier for one in pool.replicas},
         "depth": {one.spec.depth for one in pool.replicas},

@@ -1,4 +1,4 @@
-"""The operator's switch: whether anybody may turn knobs. It outlives the gateway."""
+"""The operator's hold on control, which outlives the gateway."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json, write_atomic
 
 
-class NotKept(Exception):
-    """The switch was thrown, and a restart would not know."""
+class HoldNotSaved(Exception):
+    """The hold took effect, but a restart will not know of it."""
 
 
-class Switch:
-    """In memory, and in a file if there is one."""
+class ControlHold:
+    """Whether commands are refused; in memory, and in a file if one is configured."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Reads the file; where there is none yet, control is on.
+        """Reads the file; without one, commands are taken.
 
         Raises:
-          InputError: the file is none of a switch.
+          InputError: the file is malformed.
         """
         self._path = path
         self.held = False
-        """whether control is switched off: no command is taken."""
+        """whether control is switched off: every command is refused."""
         if path is not None and path.exists():
             content = read_json(path, f"--state {path}")
             self.held = JsonObject(content, f"--state {path}", ("held",)).flag("held")
 
-    def throw(self, held: bool) -> None:
-        """It is so at once, whatever becomes of the file.
+    def set(self, held: bool) -> None:
+        """Takes effect immediately, even if the file cannot be written.
 
         Raises:
-          NotKept: the file cannot be written.
+          HoldNotSaved: the file cannot be written.
         """
         self.held = held
         if self._path is None:
@@ -42,7 +42,7 @@ class Switch:
             write_atomic(self._path, f"{json.dumps({'held': held})}\n".encode())
         except OSError as error:
             position = "off" if held else "on"
-            raise NotKept(
+            raise HoldNotSaved(
                 f"control is switched {position}, but a restart will not know: --state is "
                 f"{self._path}: {error.strerror}"
             ) from None

@@ -1,9 +1,9 @@
-"""Turns the knobs of everything behind the gateway, under one lease.
+"""Steering: applies knobs to all engines and to the gateway itself, under one lease.
 
-Each knob is turned where that is most exact. Engines turn it while they serve, where every engine
-offers that. Otherwise the gateway does: places at an engine, the order of its queue, the pool that
-new requests go to. Where neither can, the answer says that the engine must be restarted, or that
-nobody offers the knob.
+Each knob is applied where that is most exact: by the engines while they serve, if every engine
+offers the knob; otherwise by the gateway (places at an engine, order of the queue, pool of new
+requests). A knob that neither offers is reported as unsupported, or as needing a restart of the
+engine.
 """
 
 from __future__ import annotations
@@ -11,66 +11,75 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from jaxserve.errors import InputError
 from jaxserve.gateway.engines.admission import Pool
-from jaxserve.gateway.knobs.engine import EngineKnobs, EngineOffer, EngineRefused
+from jaxserve.gateway.engines.upstream import EngineRefused
+from jaxserve.gateway.knobs.engine import EngineKnobs, EngineOffer
 from jaxserve.gateway.knobs.gateway import gateway_knobs
-from jaxserve.gateway.knobs.hold import Switch
+from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.values import ENGINE_KNOBS, check_values
 
-_AGAIN_S = 5.0
-"""Until an engine that could not be put back is asked once more."""
+_RETRY_S = 5.0
+"""Time until an engine that could not be reset is asked again, s."""
 _RECENT_S = 1.0
-"""What engines offered so lately still holds when a command comes: they answer between two steps,
-which may take a good part of a control window, and check every command themselves."""
+"""Age up to which an offer is reused for a command, s: engines answer between two steps, which may
+take a good part of a control window, and they check every command themselves."""
 _RESTART = ("quantization_tier", "prefill_decode_split", "speculation_depth")
-"""What an engine has a start-up flag for."""
+"""Knobs with a start-up flag in engines."""
 
 
 class Steering:
     """The knobs of all pools.
 
-    Commands are taken one at a time. A lease ends by itself: in engines that have leases because
-    they got one, in the gateway and in the other engines because a timer here ends it.
+    Commands are processed one at a time. A lease ends by itself: some engines have leases of their
+    own; for the gateway and the other engines, a timer here ends the lease.
     """
 
     def __init__(
         self,
         pools: Mapping[str, Pool],
-        engines: Callable[[], Sequence[EngineKnobs]],
+        engines: Sequence[EngineKnobs],
         look_ahead: int,
-        switch: Switch,
+        hold: ControlHold,
     ) -> None:
-        """Args: the pools, their engines' knobs (asked for once the gateway runs), how many
-        requests beyond a cap wait inside an engine, and the operator's switch."""
+        """Args:
+        pools: pools by name.
+        engines: knobs of every engine.
+        look_ahead: requests beyond a cap that wait inside an engine.
+        hold: the operator's hold.
+        """
         self._own = gateway_knobs(pools, look_ahead)
         self._engines = engines
         self._lock = asyncio.Lock()
         self._lease_end: float | None = None
         self._version = 0
         self._expiry: asyncio.Task[None] | None = None
-        self._debt: asyncio.Task[None] | None = None
-        self._switch = switch
+        self._pending_resets: asyncio.Task[None] | None = None
+        self._hold = hold
         self._seen: tuple[float, Mapping[str, EngineOffer]] = (-math.inf, {})
-        """when engines were last asked what they offer, monotonic clock, s; and their answers."""
+        """time of the last offers, monotonic clock, s; and the offers by engine."""
 
     def begin(self) -> None:
-        """Puts back engines without leases: an earlier gateway may not have come to it.
-
-        The others' leases end by themselves.
-        """
-        self._owe([engine for engine in self._engines() if not engine.leases])
+        """Resets engines without leases, in case an earlier gateway was killed before it did."""
+        self._reset_later([engine for engine in self._engines if not engine.leases])
 
     async def state(self) -> dict[str, Any]:
-        """What is in force, and who turns it how; JSON-able."""
+        """Values, ranges and places of all knobs; JSON-able."""
         return self._state(await self._offers())
 
     async def put(self, values: Mapping[str, float], lease_s: float) -> dict[str, Any]:
-        """Turns some knobs, all or none, and starts the lease anew; answers as ``state``.
+        """Sets knobs, all or none, and restarts the lease.
+
+        Args:
+          values: values by knob.
+          lease_s: duration of the lease, s.
+
+        Returns:
+          as ``state``.
 
         Raises:
           InputError: control is switched off, a knob is unknown or not offered, or a value is out
@@ -78,88 +87,87 @@ class Steering:
           EngineRefused: an engine did not obey; all are back at their static values.
         """
         async with self._lock:
-            if self._switch.held:
+            if self._hold.held:
                 raise InputError("control is switched off; switch it on with PUT /control/hold")
             offers = self._recent_offers() or await self._offers()
             knobs = self._knobs(offers)
             check_values(values, knobs)
             places = {name: knob["where"] for name, knob in knobs.items()}
             try:
-                told = await self._tell(values, lease_s, offers, places)
+                after = await self._command(values, lease_s, offers, places)
             except BaseException:
                 await self._release()
                 raise
             for name, own in self._own.items():
                 if places[name] != "gateway":
-                    # Engines may have begun to offer what the gateway did for them.
+                    # Engines may have begun to offer a knob that the gateway approximated.
                     own.turn(own.static)
                 elif name in values:
                     own.turn(values[name])
             self._version += 1
             self._start_lease(lease_s)
-            return self._state({**offers, **told})
+            return self._state({**offers, **after})
 
     async def release(self) -> dict[str, Any]:
-        """Ends the lease: the static values are in force; answers as ``state``."""
+        """Ends the lease and restores the static values; returns as ``state``."""
         async with self._lock:
             await self._release()
             return self._state(await self._offers())
 
     async def hold(self, held: bool) -> dict[str, Any]:
-        """The switch: on hold nobody turns anything, and the static values are in force.
+        """Sets the operator's hold; a hold ends the lease and restores the static values.
 
         Raises:
-          NotKept: so it is, but a restart of the gateway will not know.
+          HoldNotSaved: the hold took effect, but a restart of the gateway will not know of it.
         """
         try:
-            self._switch.throw(held)
+            self._hold.set(held)
         finally:
             state = await self.release() if held else await self.state()
         return state
 
     async def close(self) -> None:
-        """Puts everything back when the gateway stops."""
+        """Restores the static values when the gateway stops."""
         async with self._lock:
             if self._lease_end is not None:
                 await self._release()
-            if self._debt is not None:
-                self._debt.cancel()
+            if self._pending_resets is not None:
+                self._pending_resets.cancel()
 
     async def _offers(self) -> Mapping[str, EngineOffer]:
-        engines, asked_s = self._engines(), time.monotonic()
+        engines, asked_s = self._engines, time.monotonic()
         offers = await asyncio.gather(*(engine.offer() for engine in engines))
         found = {engine.name: offer for engine, offer in zip(engines, offers, strict=True)}
         self._seen = (asked_s, found)
         return found
 
     def _recent_offers(self) -> Mapping[str, EngineOffer] | None:
-        """What engines offered a moment ago, unless one of them offered nothing then."""
+        """The last offers, if they are recent and no engine offered nothing."""
         asked_s, offers = self._seen
         recent = time.monotonic() - asked_s < _RECENT_S
         return offers if recent and all(offer.knobs for offer in offers.values()) else None
 
-    async def _tell(
+    async def _command(
         self,
         values: Mapping[str, float],
         lease_s: float,
         offers: Mapping[str, EngineOffer],
         places: Mapping[str, str | None],
     ) -> dict[str, EngineOffer]:
-        """Tells every engine that turns knobs, of which none may be meant: that renews its lease.
-
-        Waits for all of them before it raises.
+        """Sends a command to every engine with knobs, even without a value for it, which renews the
+        engine's lease; waits for all answers before it raises.
 
         Returns:
-          what each that was told offers then.
+          offers after the command, by engine.
         """
         at_engines = {name for name, where in places.items() if where == "engine"}
-        told = [one for one in self._engines() if at_engines & set(offers[one.name].knobs)]
+        engines = [one for one in self._engines if at_engines & set(offers[one.name].knobs)]
         mine = {name: value for name, value in values.items() if name in at_engines}
         answers = await asyncio.gather(
-            *(engine.put(mine, lease_s) for engine in told), return_exceptions=True
+            *(engine.put(mine, lease_s) for engine in engines), return_exceptions=True
         )
         found = {}
-        for engine, answer in zip(told, answers, strict=True):
+        for engine, answer in zip(engines, answers, strict=True):
             if isinstance(answer, BaseException):
                 raise answer
             found[engine.name] = answer
@@ -174,12 +182,12 @@ class Steering:
         self._expiry = None
         for knob in self._own.values():
             knob.turn(knob.static)
-        engines = self._engines()
+        engines = self._engines
         answers = await asyncio.gather(
             *(engine.release() for engine in engines), return_exceptions=True
         )
-        # What cannot be reached falls back by its own lease, if it has one.
-        self._owe(
+        # An engine that cannot be reached restores its values by its own lease, if it has one.
+        self._reset_later(
             [
                 engine
                 for engine, answer in zip(engines, answers, strict=True)
@@ -187,13 +195,13 @@ class Steering:
             ]
         )
 
-    def _owe(self, engines: Sequence[EngineKnobs]) -> None:
-        """Engines that must be put back as soon as they answer."""
-        if self._debt is not None:
-            self._debt.cancel()
-        self._debt = asyncio.create_task(self._settle(engines)) if engines else None
+    def _reset_later(self, engines: Sequence[EngineKnobs]) -> None:
+        """Resets engines as soon as they answer."""
+        if self._pending_resets is not None:
+            self._pending_resets.cancel()
+        self._pending_resets = asyncio.create_task(self._reset(engines)) if engines else None
 
-    async def _settle(self, engines: Sequence[EngineKnobs]) -> None:
+    async def _reset(self, engines: Sequence[EngineKnobs]) -> None:
         left = list(engines)
         while True:
             async with self._lock:
@@ -203,7 +211,7 @@ class Steering:
                         left = [one for one in left if one is not engine]
             if not left:
                 return
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_RETRY_S)
 
     def _start_lease(self, lease_s: float) -> None:
         self._lease_end = time.monotonic() + lease_s
@@ -222,7 +230,7 @@ class Steering:
             "mode": "static" if end is None else "leased",
             "lease_left_s": 0.0 if end is None else max(0.0, end - time.monotonic()),
             "version": self._version,
-            "held": self._switch.held,
+            "held": self._hold.held,
             "engines": {
                 name: {"engine_id": offer.engine_id, "reason": offer.reason}
                 for name, offer in offers.items()
@@ -240,7 +248,7 @@ class Steering:
             return {
                 "how": "exact",
                 "where": "engine",
-                # Replicas that differ have no value that could be named.
+                # Replicas with different values have no common one.
                 "now": now.pop() if len(now) == 1 else None,
                 "static": static.pop() if len(static) == 1 else None,
                 "least": max(one["least"] for one in offered),

@@ -1,4 +1,4 @@
-"""What knobs there are, which values they take, and when one has been obeyed."""
+"""Names and values of knobs, and the check whether a command was obeyed."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ENGINE_KNOBS = (
     "quantization_tier",
     "prefill_decode_split",
 )
-"""In the order of the plug-in for vLLM."""
+"""Names of all knobs, in the order of the plug-in for vLLM."""
 MAX_LEASE_S = 3600.0
-_SHARE = "kv_budget_fraction"
-"""The others are whole numbers."""
+_FRACTION = "kv_budget_fraction"
+"""Only knob that is not a whole number."""
 
 
 def check_values(values: Mapping[str, float], knobs: Mapping[str, Mapping[str, Any]]) -> None:
-    """Checks a command.
+    """Checks the values of a command.
 
     Args:
-      values: by knob.
-      knobs: what is offered of each, as controllers are told.
+      values: values by knob.
+      knobs: state of each knob, as controllers see it.
 
     Raises:
-      InputError: a knob is unknown or not offered, or a value is not one that it may have.
+      InputError: a knob is unknown or not offered, or a value is out of its range.
     """
     for name, value in values.items():
         knob = knobs.get(name)
@@ -42,18 +42,18 @@ def check_values(values: Mapping[str, float], knobs: Mapping[str, Mapping[str, A
             )
         if knob["where"] is None:
             raise InputError(f"{name} cannot be turned here: {knob['reason']}")
-        # Values come as floats, also of knobs that are whole numbers.
+        # Values arrive as floats, whole numbers included.
         given = int(value) if float(value).is_integer() else value
-        check = checks.number if name == _SHARE else checks.whole
+        check = checks.number if name == _FRACTION else checks.whole
         check(name, given, knob["least"], knob["most"])
         if "allowed" in knob and value not in knob["allowed"]:
             allowed = ", ".join(f"{each:g}" for each in knob["allowed"])
             checks.refuse(name, given, f"one of {allowed}")
 
 
-def obeyed(name: str, told: float, now: float | None) -> bool:
-    """Whether ``now`` is what a knob was told."""
+def obeyed(name: str, commanded: float, now: float | None) -> bool:
+    """Whether the value ``now`` of a knob is the commanded one."""
     if now is None:
         return False
-    # A share of the KV blocks is rounded to whole blocks.
-    return math.isclose(now, told, rel_tol=1e-6, abs_tol=0.01 if name == _SHARE else 0.0)
+    # The fraction of the KV blocks is rounded to whole blocks.
+    return math.isclose(now, commanded, rel_tol=1e-6, abs_tol=0.01 if name == _FRACTION else 0.0)

@@ -1,34 +1,43 @@
-"""Keeps the books: every step of a request goes to metrics, windows and records from here."""
+"""Ledger: passes every step of a request to metrics, windows and records."""
 
 from __future__ import annotations
 
 import itertools
-import secrets
 import time
 
-from jaxserve.gateway.measure.metrics import Metrics
-from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.metrics import GatewayMetrics
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records, RequestRecord
-from jaxserve.gateway.measure.windows import Windows
+from jaxserve.gateway.measure.windows import WindowSeries
 
 
 class Ledger:
-    """The books of one gateway."""
+    """All measurements of one gateway."""
 
     def __init__(
-        self, classes: Classes, metrics: Metrics, windows: Windows, records: Records
+        self,
+        gateway_id: str,
+        classes: RequestClasses,
+        metrics: GatewayMetrics,
+        windows: WindowSeries,
+        records: Records,
     ) -> None:
-        """Args: the classes of requests, and the three kinds of books."""
+        """Args:
+        gateway_id: id of this start of the gateway.
+        classes: classes of requests with their objectives.
+        metrics: Prometheus metrics.
+        windows: series for windows of time.
+        records: records of requests that ended.
+        """
         self.classes = classes
         self.metrics = metrics
         self.windows = windows
         self.records = records
-        self.id = secrets.token_hex(4)
-        """of this start of the gateway."""
+        self.id = gateway_id
         self._numbers = itertools.count(1)
 
     def new_record(self, dialect: str) -> RequestRecord:
-        """Of a request whose headers have been read."""
+        """A new record, for a request whose headers have been read."""
         return RequestRecord(
             id=f"{self.id}-{next(self._numbers)}",
             dialect=dialect,
@@ -37,20 +46,20 @@ class Ledger:
         )
 
     def arrived(self, record: RequestRecord) -> None:
-        """It is read, or could not be."""
+        """Notes a request whose body was read, or could not be."""
         self.metrics.arrived(record)
         self.windows.arrivals.add(
             time.monotonic(), record.priority, self.windows.class_index(record.class_name)
         )
 
     def admitted(self, record: RequestRecord) -> None:
-        """It got a place."""
+        """Notes that a request got a place at an engine."""
         if record.admitted_s is None:
             record.admitted_s = time.monotonic()
             self.metrics.admitted(record)
 
     def ended(self, record: RequestRecord) -> None:
-        """It is over, with ``outcome`` and ``reason`` set."""
+        """Notes the end of a request, whose record has ``outcome`` and ``reason``."""
         record.ended_s = time.monotonic()
         if record.outcome == "completed" and record.ttft_s is not None:
             slo = self.classes.slos[record.class_name]
@@ -60,10 +69,10 @@ class Ledger:
 
 
 class TokenClock:
-    """Times of one stream's events with output."""
+    """Measures the output events of one stream."""
 
     def __init__(self, ledger: Ledger, record: RequestRecord) -> None:
-        """Args: the books, and whose stream it is."""
+        """Args: the ledger, and the record of the request."""
         self._ledger = ledger
         self._record = record
         self._class = ledger.windows.class_index(record.class_name)
@@ -71,8 +80,11 @@ class TokenClock:
         self._histogram = ledger.metrics.gaps(record.class_name)
 
     def tick(self, events: int) -> None:
-        """Some events arrived together, now. Their gaps are equal shares of the time since the last
-        one: they were read together, which is not when the engine made them."""
+        """Notes events with output that arrived now.
+
+        Events that are read together share the time since the last one equally: the time of
+        reading is not the time of their generation.
+        """
         now_s = time.monotonic()
         record = self._record
         record.token_events += events

@@ -23,14 +23,14 @@ _TOKEN_EDGES_S = _edges((1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8), range(-3, 0),
 _REQUEST_EDGES_S = _edges((1, 1.6, 2.5, 4, 6.3), range(-3, 2), 100.0, 250.0, 600.0)
 
 Gauges = Callable[[], Iterable[tuple[str, str, str, Mapping[str, float]]]]
-"""Name, description, label and value by label of what is so at this moment."""
+"""Name, description, label, and values by label of the gauges at this moment."""
 
 
-class Metrics:
-    """Counters and histograms, filled as requests go through."""
+class GatewayMetrics:
+    """Counters and histograms of requests, and gauges."""
 
     def __init__(self, gauges: Gauges) -> None:
-        """Args: what is read when metrics are."""
+        """Args: function that computes the gauges on each read."""
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -59,29 +59,29 @@ class Metrics:
         self._tpot = histogram("tpot", "Time per output token of streams.", _TOKEN_EDGES_S)
         self._itl = histogram("itl", "Time between events with output.", _TOKEN_EDGES_S)
         self._e2e = histogram("e2e", "From arrival to the last byte.", _REQUEST_EDGES_S)
-        registry.register(_Now(gauges))
+        registry.register(_GaugeCollector(gauges))
 
     def arrived(self, record: RequestRecord) -> None:
-        """A request has come."""
+        """Counts a request that arrived."""
         self._arrivals.labels(record.class_name, record.dialect).inc()
 
     def admitted(self, record: RequestRecord) -> None:
-        """It has a place."""
+        """Observes the wait of a request that got a place."""
         if record.admitted_s is not None:
             wait_s = record.admitted_s - record.arrival_s
             self._queue.labels(record.class_name).observe(wait_s)
 
     def first_token(self, record: RequestRecord) -> None:
-        """Its first output has come."""
+        """Observes the time to the first token of a stream."""
         if record.ttft_s is not None:
             self._ttft.labels(record.class_name).observe(record.ttft_s)
 
     def gaps(self, class_name: str) -> Histogram:
-        """The histogram of inter-token latency of a class."""
+        """Histogram of the inter-token latency of a class."""
         return self._itl.labels(class_name)
 
     def ended(self, record: RequestRecord) -> None:
-        """It is over."""
+        """Counts a request that ended."""
         labels = [record.class_name]
         if record.outcome != "completed":
             labels.append(record.reason)
@@ -99,12 +99,12 @@ class Metrics:
         self._retries.inc(max(record.attempts - 1, 0))
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """All metrics in the exposition format."""
         return generate_latest(self._registry)
 
 
-class _Now(Collector):
-    """Gauges that are computed when they are asked for."""
+class _GaugeCollector(Collector):
+    """Gauges, computed on each read."""
 
     def __init__(self, gauges: Gauges) -> None:
         self._gauges = gauges

@@ -1,4 +1,4 @@
-"""What happened to each request: one record each, in memory and, if asked for, in a file."""
+"""Records of requests, one for each, in memory and in a file if one is configured."""
 
 from __future__ import annotations
 
@@ -18,68 +18,68 @@ _LOG = logging.getLogger("jaxserve.gateway")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request, filled in while it is served.
+    """Record of one request, filled in while the request is served.
 
-    Times ``*_s`` without ``unix`` are of the monotonic clock; None where it did not come to that.
-    On the wall clock any of them is ``arrival_unix_s + (time - arrival_s)``, whatever happens to
-    that clock meanwhile.
+    Times ``*_s`` without ``unix`` are of the monotonic clock; None where the request ended before.
+    On the wall clock a time is ``arrival_unix_s + (time - arrival_s)``, whatever that clock does
+    meanwhile.
     """
 
     id: str
-    """the answer's header ``x-gateway-request-id``."""
+    """value of the response header ``x-gateway-request-id``."""
     dialect: str
     """chat, completions, messages, responses or google."""
     arrival_unix_s: float
-    """when its headers had been read, s since 1970."""
+    """arrival, when the headers had been read, s since 1970."""
     arrival_s: float
-    """the same."""
+    """arrival, monotonic clock."""
     class_name: str = "default"
-    """whose objectives it has."""
+    """class of the request, which has the objectives."""
     priority: int = 0
-    """lower is served first."""
+    """priority; the lowest number is served first."""
     streamed: bool = False
-    """whether its answer came as events."""
+    """whether the answer came as events."""
     parallel: bool = False
-    """whether it asked for several outputs at a time: gaps between their events say nothing."""
+    """whether the request asked for several outputs: gaps between their events mean nothing."""
     pool: str = ""
-    """where it was admitted, or waited."""
+    """pool in which the request waited and was admitted."""
     engine: str = ""
-    """which replica served it."""
+    """engine that served the request."""
     attempts: int = 0
-    """engines that were tried; those before the last did not begin."""
+    """engines tried; all but the last could not be reached."""
     admitted_s: float | None = None
-    """when it got a place at its engine."""
+    """time of admission to the engine."""
     first_byte_s: float | None = None
-    """when the engine's first byte of the body arrived."""
+    """arrival of the first byte of the engine's body."""
     first_token_s: float | None = None
-    """when the first event with output arrived; only of streams."""
+    """arrival of the first event with output; streams only."""
     last_token_s: float | None = None
-    """when the last one did."""
+    """arrival of the last event with output."""
     ended_s: float | None = None
-    """when its last byte was handed to the client's connection, or it failed."""
+    """end: the last byte was handed to the client's connection, or the request failed."""
     token_events: int = 0
-    """events with output, each of one token or more."""
+    """events with output, of one token or more each."""
     prompt_tokens: int | None = None
-    """as the engine counted them."""
+    """tokens of the prompt, counted by the engine."""
     output_tokens: int | None = None
-    """as the engine counted them."""
+    """tokens of the output, counted by the engine."""
     cached_tokens: int | None = None
-    """of those of the prompt, found in the engine's prefix cache; few engines say so unasked."""
+    """tokens of the prompt found in the engine's prefix cache; few engines report them unasked."""
     bytes_in: int = 0
-    """of the request's body."""
+    """size of the request body."""
     bytes_out: int = 0
-    """of the answer's body."""
+    """size of the response body."""
     status: int = 0
-    """of the answer; 499 where the client left, and 200 where a stream broke after its start."""
+    """status of the response; 499 where the client left, 200 where a started stream broke."""
     outcome: str = ""
-    """completed, rejected, cancelled or failed."""
+    """``completed``, ``rejected``, ``cancelled`` or ``failed``."""
     reason: str = ""
-    """why it was not completed."""
+    """reason why the request was not completed."""
     good: bool | None = None
-    """whether it was completed inside its objectives; None where nothing was streamed."""
+    """whether the request was completed within its objectives; None where nothing was streamed."""
 
     def count(self, usage: Usage) -> None:
-        """Notes the tokens that an engine counted."""
+        """Notes the usage that an engine reported."""
         self.prompt_tokens, self.output_tokens, self.cached_tokens = usage
 
     @property
@@ -89,8 +89,8 @@ class RequestRecord:
 
     @property
     def tpot_s(self) -> float | None:
-        """Time per output token after the first, s: events are not tokens, so usage says how many
-        there were."""
+        """Time per output token after the first, s; the number of tokens comes from the usage,
+        since an event may have several."""
         if self.first_token_s is None or self.last_token_s is None or self.parallel:
             return None
         if self.output_tokens is None or self.output_tokens < 2:
@@ -99,19 +99,19 @@ class RequestRecord:
 
 
 class Records:
-    """The last requests that ended, and the file of all of them."""
+    """Records of the last requests in memory, and of all requests in a file."""
 
     def __init__(self, kept: int, path: Path | None = None) -> None:
         """Args:
-          kept: in memory.
-          path: file to add lines to.
+          kept: records in memory.
+          path: file to which lines are appended; None for no file.
 
         Raises:
           InputError: the file cannot be written.
         """
         self.ring: deque[RequestRecord] = deque(maxlen=kept)
         self.lost = 0
-        """records that the file did not take."""
+        """records that could not be written to the file."""
         self._file: int | None = None
         self._torn = False
         if path is not None:
@@ -122,7 +122,7 @@ class Records:
                 raise InputError(f"--records is {path}: {error.strerror}") from None
 
     def add(self, record: RequestRecord) -> None:
-        """Keeps a record; a file that cannot take it costs the record, never the request."""
+        """Adds a record; a failing file loses the record, never the request."""
         self.ring.append(record)
         if self._file is None:
             return
@@ -139,8 +139,8 @@ class Records:
                 self._lose("the disk is full")
 
     def ended_between(self, since_s: float, until_s: float) -> tuple[list[RequestRecord], bool]:
-        """Requests that ended in ``(since_s, until_s]``, the last one first, and whether these are
-        all that did."""
+        """Records of requests that ended in ``(since_s, until_s]``, the last one first, and whether
+        these are all."""
         found: list[RequestRecord] = []
         for record in reversed(self.ring):
             ended_s = record.ended_s or 0.0

@@ -1,8 +1,8 @@
 """Exact aggregates of a window of time, for a controller.
 
-Single measurements are kept for a while in plain arrays; a window is two bisections and a sort. Its
-definitions are those of the simulator's control window: a first token belongs to the window in
-which it came, a request to that in which it ended.
+Single measurements stay for a while in plain arrays; a window costs two bisections and a sort. The
+definitions are those of the simulator's control window: a first token belongs to the window of its
+arrival, a request to the window of its end.
 """
 
 from __future__ import annotations
@@ -15,90 +15,96 @@ from typing import Any
 
 import numpy as np
 
-from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records, RequestRecord
 
-_MOST_SAMPLES = 2_000_000
+_MAX_SAMPLES = 2_000_000
 
 
 class Series:
-    """Measurements in the order of their times, the oldest forgotten."""
+    """Measurements in the order of their times; old ones are dropped."""
 
-    def __init__(self, kept_s: float, most: int = _MOST_SAMPLES) -> None:
-        """Args: how long, and how many at most, are kept."""
+    def __init__(self, kept_s: float, most: int = _MAX_SAMPLES) -> None:
+        """Args:
+        kept_s: age up to which measurements are kept, s.
+        most: most measurements that are kept.
+        """
         self._kept_s = kept_s
         self._most = most
         self._times = array("d")
         self._values = array("d")
         self._classes = array("H")
         self._check_at = 4096
-        self.forgotten_to_s = -np.inf
-        """no measurement until then is known any more."""
+        self.dropped_to_s = -np.inf
+        """time up to which measurements have been dropped."""
 
     def add(self, time_s: float, value: float, class_index: int) -> None:
-        """Adds a measurement, not older than the last one."""
+        """Adds a measurement that is not older than the last one."""
         self._times.append(time_s)
         self._values.append(value)
         self._classes.append(class_index)
         if len(self._times) >= self._check_at:
-            self._forget(time_s - self._kept_s)
+            self._drop(time_s - self._kept_s)
 
     def between(self, since_s: float, until_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """Values and class indices of measurements in ``(since_s, until_s]``, as copies."""
+        """Values and class indices of the measurements in ``(since_s, until_s]``, as copies."""
         start = bisect_right(self._times, since_s)
         stop = bisect_right(self._times, until_s, lo=start)
         return np.array(self._values[start:stop]), np.array(self._classes[start:stop], dtype=int)
 
     def counts(self, since_s: float, until_s: float, slices: int, class_index: int) -> list[int]:
-        """Measurements of a class in equal parts of ``(since_s, until_s]``."""
+        """Number of measurements of a class in each of equal parts of ``(since_s, until_s]``."""
         start = bisect_right(self._times, since_s)
         stop = bisect_right(self._times, until_s, lo=start)
         mine = np.array(self._classes[start:stop], dtype=int) == class_index
         times = np.array(self._times[start:stop])[mine]
         edges = np.linspace(since_s, until_s, slices + 1)
-        # As the window itself, a part holds its end and not its start.
+        # A part contains its end and not its start, as the window itself.
         place = np.searchsorted(edges, times, side="left") - 1
         return np.bincount(np.clip(place, 0, slices - 1), minlength=slices).tolist()
 
-    def _forget(self, until_s: float) -> None:
+    def _drop(self, until_s: float) -> None:
         gone = max(bisect_right(self._times, until_s), len(self._times) - self._most)
-        # Whatever is kept may be as much again before it is looked at the next time, which makes
-        # forgetting cheap and memory bounded.
+        # The list may grow to twice its size before it is pruned: amortised O(1), bounded memory.
         if gone > 0:
-            self.forgotten_to_s = self._times[gone - 1]
+            self.dropped_to_s = self._times[gone - 1]
             for column in (self._times, self._values, self._classes):
                 del column[:gone]
         self._check_at = max(4096, 2 * len(self._times))
 
 
-class Windows:
-    """What windows are made of."""
+class WindowSeries:
+    """Series of arrivals, first tokens and gaps between tokens, and their aggregates."""
 
-    def __init__(self, classes: Classes, kept_s: float) -> None:
-        """Args: the classes of requests, and how long measurements are kept."""
+    def __init__(self, classes: RequestClasses, kept_s: float) -> None:
+        """Args: the classes of requests, and the age up to which measurements are kept, s."""
         self._classes = classes
         self._index = {name: place for place, name in enumerate(classes.names)}
         self.arrivals = Series(kept_s)
-        """priority of every request that arrived."""
+        """priorities of requests, at their arrival."""
         self.ttft_s = Series(kept_s)
-        """at the time of the first token."""
+        """times to first token, s, at the first token."""
         self.itl_s = Series(kept_s)
-        """time between two events with output, at the later one's time."""
+        """times between two events with output, s, at the later event."""
 
     def class_index(self, name: str) -> int:
-        """Place of a class."""
+        """Index of a class."""
         return self._index[name]
 
     def window(
         self, records: Records, since_s: float, until_s: float, slices: int = 0
     ) -> dict[str, Any]:
-        """Aggregates of ``(since_s, until_s]``, monotonic clock, in all and by class.
-
-        ``complete`` says whether everything of that time is still in memory.
+        """Aggregates of ``(since_s, until_s]``, monotonic clock, in total and by class.
 
         Args:
-          slices: with some, each class also has its ``arrivals_by_slice``, in equal parts of the
-            window, and every ``ttft_s`` of it.
+          records: records of requests that ended.
+          since_s: start of the window.
+          until_s: end of the window.
+          slices: equal parts of the window for ``arrivals_by_slice`` of each class; 0 leaves out
+            these and the list of ``ttft_s``.
+
+        Returns:
+          JSON-able aggregates; ``complete`` is false if measurements of the window were dropped.
         """
         ended, ended_known = records.ended_between(since_s, until_s)
         columns = {
@@ -106,14 +112,12 @@ class Windows:
             "ttft": self.ttft_s.between(since_s, until_s),
             "itl": self.itl_s.between(since_s, until_s),
         }
-        forgotten_s = max(
-            series.forgotten_to_s for series in (self.arrivals, self.ttft_s, self.itl_s)
-        )
+        dropped_s = max(series.dropped_to_s for series in (self.arrivals, self.ttft_s, self.itl_s))
         seconds = until_s - since_s
         result = {
             "since_s": since_s,
             "until_s": until_s,
-            "complete": bool(ended_known and forgotten_s <= since_s),
+            "complete": bool(ended_known and dropped_s <= since_s),
             **_aggregates(columns, ended, seconds),
             "classes": {},
         }
@@ -168,7 +172,7 @@ def _aggregates(
 
 
 def quantile(values: np.ndarray, share: float) -> float | None:
-    """The least measurement that at least ``share`` of all do not exceed; None without any."""
+    """Smallest measurement that at least ``share`` of all do not exceed; None without any."""
     if not len(values):
         return None
     return float(np.quantile(values, share, method="inverted_cdf"))

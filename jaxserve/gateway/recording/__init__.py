@@ -1,4 +1,4 @@
-"""Sessions of agents: every completion recorded token by token, and linked to what it continues.
+"""Recording of agents' sessions: every completion token by token, linked to the one it continues.
 
 ``docs/rollouts.md`` is the page. Nothing here imports the simulator, JAX or the builders.
 """

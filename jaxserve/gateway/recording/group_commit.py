@@ -1,8 +1,7 @@
-"""Group commit: those who wait for the disk at the same time go there together.
+"""Group commit: concurrent writers of a file share one ``fsync``.
 
-A thread that is free takes its share of the files that wait, and brings each of them there once,
-however many wait for it. It does nothing else: each time that it asks for the interpreter, the
-event loop has to stop.
+A free thread takes a share of the waiting files and syncs each once, for all writers that wait for
+that file. The threads do nothing else: the event loop stops each time a thread takes the GIL.
 """
 
 from __future__ import annotations
@@ -19,36 +18,36 @@ _Waiting = list[asyncio.Future[None]]
 
 
 class GroupCommit:
-    """Brings files to the disk; for use by one event loop."""
+    """Syncs files; for use by one event loop."""
 
     def __init__(self, threads: int) -> None:
-        """Args: how many files are on their way at a time."""
+        """Args: number of threads."""
         self._threads = ThreadPoolExecutor(threads, "jaxserve-disk")
-        self._most = self._free = threads
+        self._count = self._free = threads
         self._waiting: dict[Path, _Waiting] = {}
-        self._under_way: set[Path] = set()
+        self._syncing: set[Path] = set()
 
     async def synced(self, path: Path) -> None:
-        """Returns when all that has been written to a file by now is on the disk.
+        """Waits until all bytes written to a file by now are on the disk.
 
         Raises:
-          OSError: it is not, or may not be.
+          OSError: the sync failed, or may have.
         """
-        told = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(path, []).append(told)
+        synced = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(path, []).append(synced)
         self._begin()
-        await told
+        await synced
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Stops the threads."""
         self._threads.shutdown()
 
     def _begin(self) -> None:
-        """Gives each thread that is free a share of the files that are not on their way."""
+        """Gives each free thread a share of the waiting files that no thread is syncing."""
         if not self._free:
             return
-        ready = [path for path in self._waiting if path not in self._under_way]
-        share = -(-len(ready) // self._most)
+        ready = [path for path in self._waiting if path not in self._syncing]
+        share = -(-len(ready) // self._count)
         while ready and self._free:
             batch = ready[:share]
             del ready[:share]
@@ -57,14 +56,14 @@ class GroupCommit:
                 try:
                     files[path] = os.open(path, os.O_RDONLY)
                 except OSError as error:
-                    _tell(self._waiting.pop(path), error)
+                    _notify(self._waiting.pop(path), error)
             if files:
                 self._send(files)
 
     def _send(self, files: Mapping[Path, int]) -> None:
         waiting = {path: self._waiting.pop(path) for path in files}
         self._free -= 1
-        self._under_way.update(files)
+        self._syncing.update(files)
         loop = asyncio.get_running_loop()
         done = loop.run_in_executor(self._threads, _sync_each, tuple(files.values()))
         done.add_done_callback(partial(self._end, files, waiting))
@@ -76,20 +75,19 @@ class GroupCommit:
         done: asyncio.Future[Sequence[OSError | None]],
     ) -> None:
         self._free += 1
-        self._under_way.difference_update(files)
+        self._syncing.difference_update(files)
         for (path, file), error in zip(files.items(), done.result(), strict=True):
-            with suppress(OSError):  # all that counts was said by fsync
+            with suppress(OSError):  # fsync has reported what matters
                 os.close(file)
-            _tell(waiting[path], error)
+            _notify(waiting[path], error)
             if error is not None:
-                # What was written meanwhile may have been given up as well, and the kernel says so
-                # only once.
-                _tell(self._waiting.pop(path, ()), error)
+                # Later writes may be lost as well, and the kernel reports the error only once.
+                _notify(self._waiting.pop(path, ()), error)
         self._begin()
 
 
 def _sync_each(files: Sequence[int]) -> Sequence[OSError | None]:
-    """Why each could not be brought to the disk; None where it is there."""
+    """Syncs files; returns the error of each, None where the sync succeeded."""
     found: list[OSError | None] = []
     for file in files:
         try:
@@ -100,12 +98,12 @@ def _sync_each(files: Sequence[int]) -> Sequence[OSError | None]:
     return found
 
 
-def _tell(waiting: Sequence[asyncio.Future[None]], error: OSError | None) -> None:
-    for told in waiting:
-        if told.done():  # who waited was cancelled
+def _notify(waiting: Sequence[asyncio.Future[None]], error: OSError | None) -> None:
+    for synced in waiting:
+        if synced.done():  # the waiting task was cancelled
             continue
         if error is None:
-            told.set_result(None)
+            synced.set_result(None)
         else:
-            # One of its own: what is raised again and again keeps every frame it passed.
-            told.set_exception(OSError(error.errno, error.strerror))
+            # A fresh exception per waiter; a shared one would accumulate tracebacks.
+            synced.set_exception(OSError(error.errno, error.strerror))

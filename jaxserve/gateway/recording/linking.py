@@ -1,8 +1,8 @@
-"""What a completion continues, found when it is recorded.
+"""Links completions to the ones that they continue, when they are recorded.
 
 A dictionary holds the digest of every prompt with its response, and of every prompt. One pass over
-a new prompt gives the digests of all its prefixes that could be in it, so the time of a link
-depends on the prompt and not on the number of completions before it.
+a new prompt gives the digests of all prefixes of known lengths, so the time of a link depends on
+the length of the prompt and not on the number of earlier completions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from jaxserve.gateway.dialects.request_fields import objects
+from jaxserve.gateway.http.json_http import object_items
 from jaxserve.gateway.recording.records import (
     EXACT,
     RETOKENISED,
@@ -25,14 +25,14 @@ from jaxserve.gateway.recording.records import (
 
 _DIGEST_BYTES = 16
 _FIRST_BATCH = 8
-"""Prefixes that one pass looks at; the parent is nearly always among the longest."""
+"""Prefixes in the first pass; the parent is nearly always among the longest."""
 
 
 class Linker:
-    """The completions of a session, as far as another one may continue them."""
+    """Index of the completions of a session that another one may continue."""
 
     def __init__(self) -> None:
-        """There is none yet."""
+        """The index is empty at first."""
         self._whole = _Prefixes()
         self._prompts = _Prefixes()
         self._prompt_lengths: dict[tuple[int, int], int] = {}
@@ -40,14 +40,14 @@ class Linker:
         self._continued: set[tuple[int, int]] = set()
 
     def link(self, prompt_ids: np.ndarray, messages: Sequence[Any]) -> Link:
-        """What a prompt continues.
+        """Finds the completion that a prompt continues.
 
-        Where both kinds of parent are found, the one with the longer prompt is the later turn, and
-        of equals the exact one is right.
+        Of an exact and a retokenised parent, the one with the longer prompt is the later turn; of
+        equal lengths the exact one counts.
 
         Args:
-          prompt_ids: the tokens, ``[P]``.
-          messages: of the request, as the engine got it.
+          prompt_ids: token ids of the prompt, ``[P]``.
+          messages: messages of the request to the engine.
         """
         tokens = np.ascontiguousarray(prompt_ids, "<i4")
         exact = self._best(next(self._whole.found(tokens), ()))
@@ -59,11 +59,12 @@ class Linker:
         return Link() if exact is None else Link(exact, EXACT, exact not in self._continued)
 
     def add(self, record: CompletionRecord, turn: int) -> None:
-        """Remembers a record whose link is known. One that is not usable is continued by nothing,
-        and takes no place in line.
+        """Adds a linked record; a record that is not usable cannot be continued and takes no place
+        in line.
 
         Args:
-          turn: how many messages its request had, which is where its own will stand.
+          record: the record.
+          turn: number of messages in its request, the index of its own message in the next one.
         """
         if not record.usable or record.prompt_ids is None:
             return
@@ -90,13 +91,13 @@ class Linker:
         )
 
     def _best(self, keys: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-        """The last one that nothing continues in line, else the last one."""
+        """The last key without a successor in line, else the last key."""
         free = [key for key in keys if key not in self._continued]
         return (free or list(keys) or [None])[-1]
 
 
 class _Prefixes:
-    """Completions by the digest of some tokens."""
+    """Completions by the digest of their tokens."""
 
     def __init__(self) -> None:
         self._by_digest: dict[bytes, list[tuple[int, int]]] = {}
@@ -111,7 +112,7 @@ class _Prefixes:
     def found(
         self, tokens: np.ndarray, longer_than: int = -1
     ) -> Iterator[Sequence[tuple[int, int]]]:
-        """Completions of every strict prefix that has some, the longest first."""
+        """Completions of each strict prefix of the tokens, the longest prefix first."""
         stop, batch = bisect_left(self._lengths, len(tokens)), _FIRST_BATCH
         first = bisect_left(self._lengths, longer_than + 1)
         while stop > first:
@@ -131,15 +132,15 @@ class _Prefixes:
 
 
 def message_digest(message: Mapping[str, Any]) -> bytes:
-    """Of what an assistant said: text, reasoning and calls, however they are spelt."""
+    """Digest of an assistant message: text, reasoning and calls, independent of their spelling."""
     calls = [
         [call["function"].get("name"), _arguments(call["function"].get("arguments"))]
-        for call in objects(message.get("tool_calls"))
+        for call in object_items(message.get("tool_calls"))
         if isinstance(call.get("function"), dict)
     ]
     reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
-    said = [_text(message.get("content")), reasoning, calls]
-    return hashlib.blake2b(orjson.dumps(said, default=str), digest_size=_DIGEST_BYTES).digest()
+    parts = [_text(message.get("content")), reasoning, calls]
+    return hashlib.blake2b(orjson.dumps(parts, default=str), digest_size=_DIGEST_BYTES).digest()
 
 
 def _text(content: Any) -> Any:
@@ -150,7 +151,7 @@ def _text(content: Any) -> Any:
 
 
 def _arguments(arguments: Any) -> Any:
-    """JSON of the same meaning is the same."""
+    """Arguments of a call as canonical JSON."""
     try:
         parsed = orjson.loads(arguments) if isinstance(arguments, str) else arguments
     except orjson.JSONDecodeError:

@@ -1,7 +1,7 @@
-"""Keys and tokens taken out of what is recorded, and of what agents print.
+"""Redaction: keys and tokens are removed from records and from the output of agents.
 
-An agent that says its key, or prints its variables, would leave it in files that others read. Token
-ids stay as they are: they are what was sampled, and who trains on them has to know of that.
+An agent that prints its key or its environment would leave secrets in files that others read. Token
+ids stay unchanged: they are the sampled tokens, and training needs them as they were.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.recording.records import Choice, CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord, RecordedChoice
 
 PLACEHOLDER = "[secret]"
-"""What stands in the place of a secret; the same in JSON."""
-_SHORTEST = 8
-"""Characters of a secret. Shorter ones, as ``EMPTY``, are words that anybody says."""
+"""Replacement of a secret, in text and in JSON."""
+_MIN_LENGTH = 8
+"""Shortest secret, characters; shorter ones, such as ``EMPTY``, are common words."""
 
 
 class Redaction:
-    """Some secrets."""
+    """Removes a set of secrets."""
 
     def __init__(self, secrets: Iterable[str | None] = ()) -> None:
-        """Args: as they are shown; None is none."""
-        self._said = frozenset(one for one in secrets if one and len(one) >= _SHORTEST)
-        forms = {form for one in self._said for form in (one.encode(), orjson.dumps(one)[1:-1])}
-        # Of two of which one has the other in it the longer goes first.
+        """Args: secrets in clear text; None is ignored."""
+        self._secrets = frozenset(one for one in secrets if one and len(one) >= _MIN_LENGTH)
+        forms = {form for one in self._secrets for form in (one.encode(), orjson.dumps(one)[1:-1])}
+        # The longest first: one form may contain another.
         self._forms = sorted(forms, key=len, reverse=True)
 
-    def beside(self, secrets: Iterable[str]) -> Redaction:
-        """The same and others."""
-        return Redaction((*self._said, *secrets))
+    def with_secrets(self, secrets: Iterable[str]) -> Redaction:
+        """This redaction with further secrets."""
+        return Redaction((*self._secrets, *secrets))
 
     def text(self, text: bytes) -> bytes:
-        """A text, plain or JSON, without them."""
+        """A text, plain or JSON, without secrets."""
         for form in self._forms:
             text = text.replace(form, PLACEHOLDER.encode())
         return text
 
-    def begun(self, text: bytes) -> int:
-        """How many bytes at the end of a text may be the beginning of one."""
+    def partial_secret(self, text: bytes) -> int:
+        """Number of bytes at the end of a text that may be the beginning of a secret."""
         return max(
             (
                 length
@@ -53,7 +53,7 @@ class Redaction:
         )
 
     def record(self, record: CompletionRecord) -> CompletionRecord:
-        """A record without them, but for its token ids."""
+        """A record without secrets, but for its token ids."""
         bodies = {name: getattr(record, name) for name in ("received", "sent", "response")}
         return replace(
             record,
@@ -62,15 +62,15 @@ class Redaction:
             choices=tuple(map(self._choice, record.choices)),
         )
 
-    def _choice(self, choice: Choice) -> Choice:
+    def _choice(self, choice: RecordedChoice) -> RecordedChoice:
         texts = choice.texts
-        if texts is not None and self._is_in("".join(texts).encode()):
-            texts = None  # it is spread over several of them
+        if texts is not None and self._has_secret("".join(texts).encode()):
+            texts = None  # a secret is spread over several tokens
         return replace(choice, message=self._json(choice.message), texts=texts)
 
     def _json(self, value: Any) -> Any:
         text = orjson.dumps(value)
-        return orjson.loads(self.text(text)) if self._is_in(text) else value
+        return orjson.loads(self.text(text)) if self._has_secret(text) else value
 
-    def _is_in(self, text: bytes) -> bool:
+    def _has_secret(self, text: bytes) -> bool:
         return any(form in text for form in self._forms)

@@ -1,4 +1,4 @@
-"""One session: who may speak in it, what was said, and who listens."""
+"""One recorded session: its description, its records, and its listeners."""
 
 from __future__ import annotations
 
@@ -12,120 +12,128 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.recording.files import RecordFile
 from jaxserve.gateway.recording.linking import Linker
-from jaxserve.gateway.recording.records import CompletionRecord, Link, decode, encode, lines
+from jaxserve.gateway.recording.records import (
+    CompletionRecord,
+    Link,
+    RecordFile,
+    decode,
+    encode,
+    lines,
+)
 
 _LOG = logging.getLogger("jaxserve.gateway")
-_MOST_UNREAD = 10_000
-"""Events that a listener may leave unread until it is let go."""
-_MOST_UNSENT = 1000
-"""Records of requests that no engine got: a client makes them at no cost, and without end."""
+_MAX_UNREAD = 10_000
+"""Unread events after which a listener is dropped."""
+_MAX_UNSENT = 1000
+"""Most records of requests that no engine received: such requests cost a client nothing."""
 _UNSENT_BYTES = 16_384
-"""Of the body of such a request, which may be anything."""
+"""Most bytes kept of the body of such a request."""
 
 Listener = asyncio.Queue[tuple[int, bytes] | None]
-"""Numbers of records and their events; None is the end."""
+"""Queue of numbers of records and their events; None is the end."""
 
 
 class NotRecorded(Exception):
-    """A record could not be written, so its completion must not count as answered."""
+    """A record could not be read or written, so its completion must not be answered."""
 
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What is known of a session beside its records."""
+    """Description of a session."""
 
     id: str
-    """its name, which is that of its folder."""
+    """id of the session, the name of its folder."""
     created_unix_s: float
-    """s since 1970."""
+    """creation, s since 1970."""
     key_sha256: str = field(repr=False)
-    """of its key, hexadecimal."""
+    """SHA-256 of the session's key, hexadecimal."""
     durable: bool = False
-    """whether a record is on the disk before its answer ends."""
+    """whether a record is on the disk before the end of its response."""
     closed: bool = False
-    """whether its key is refused."""
+    """whether the key is refused."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """the maker's own."""
+    """values of the creator."""
     counts: Mapping[str, Any] = field(default_factory=dict)
-    """of a closed one, as ``Session.counts``."""
+    """counts of a closed session, as ``RecordedSession.counts``."""
 
 
-class Session:
-    """One session."""
+class RecordedSession:
+    """One session; its records are read when they are needed first."""
 
     def __init__(self, info: SessionInfo, folder: Path) -> None:
-        """Args: its description, and where its records are. They are read when that is needed."""
+        """Args: the description, and the folder of the session."""
         self.info = info
         self.folder = folder
         self.path = folder / "records.jsonl"
         """the file of records."""
         self.inside = 0
-        """requests of it that are on their way."""
+        """requests of the session in flight."""
         self.keeping = asyncio.Lock()
-        """held while its description is written, or it is taken away."""
+        """lock for writing the description, and for deleting the session."""
         self._opening = asyncio.Lock()
         self.deleted = False
-        """whether it is gone, with its records."""
+        """whether the session has been deleted, with its records."""
         self._listeners: set[Listener] = set()
-        self._said: _Said | None = None
+        self._records: _OpenRecords | None = None
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Requests that were completed, tokens sampled, and requests that were not; the session is
-        closed, or ``open``."""
-        if self.info.closed and self._said is None:
+        """Numbers of completed requests, sampled tokens and failed requests; requires a closed
+        session, or ``open``."""
+        if self.info.closed and self._records is None:
             return self.info.counts
         return self._opened().counts
 
     async def open(self, reader: Executor) -> None:
-        """Reads the records of an earlier gateway, in a thread: they may be many.
+        """Reads the records of an earlier gateway, in a thread, since there may be many.
 
         Raises:
-          NotRecorded: they cannot be read.
+          NotRecorded: the records cannot be read.
         """
         async with self._opening:
-            if self._said is not None:
+            if self._records is not None:
                 return
             loop = asyncio.get_running_loop()
             try:
-                self._said = await loop.run_in_executor(reader, _Said, self.path)
+                self._records = await loop.run_in_executor(reader, _OpenRecords, self.path)
             except (OSError, ValueError) as error:
                 _LOG.error("records of session %s cannot be read: %s", self.info.id, error)
                 raise NotRecorded from error
 
     def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes a record; one of a session that is gone goes nowhere, and of
-        requests that no engine got only the first are kept. The session is ``open``.
+        """Numbers, links and writes a record; requires ``open``.
+
+        A record of a deleted session is dropped, and so are the records of requests that no engine
+        received, beyond the first ones.
 
         Raises:
-          NotRecorded: it cannot be written; it is as if it had never been.
+          NotRecorded: the record cannot be written; the session is unchanged.
         """
         if self.deleted:
             return draft
-        said, unsent = self._opened(), draft.sent is None
-        if unsent and said.unsent >= _MOST_UNSENT:
+        records, unsent = self._opened(), draft.sent is None
+        if unsent and records.unsent >= _MAX_UNSENT:
             return draft
         if unsent:
             draft = replace(draft, received=_beginning(draft.received))
         try:
-            record = said.add(draft)
+            record = records.add(draft)
         except (OSError, ValueError) as error:
             _LOG.error("a record of session %s is lost: %s", self.info.id, error)
             raise NotRecorded from error
-        if unsent and said.unsent == _MOST_UNSENT:
+        if unsent and records.unsent == _MAX_UNSENT:
             _LOG.warning(
                 "session %s has records of %d requests that no engine got; no more are kept",
                 self.info.id,
-                _MOST_UNSENT,
+                _MAX_UNSENT,
             )
         for listener in tuple(self._listeners):
-            self._tell(listener, (record.seq, event_of(record)))
+            self._notify(listener, (record.seq, completion_event(record)))
         return record
 
     def listen(self) -> Listener:
-        """A queue of what happens from now on; None is its end."""
+        """Queue of the next records' events; None is its end."""
         queue: Listener = asyncio.Queue()
         self._listeners.add(queue)
         if self.info.closed or self.deleted:
@@ -133,51 +141,51 @@ class Session:
         return queue
 
     def rest(self) -> None:
-        """Takes no memory any more, unless a request is still on its way."""
+        """Frees the memory for the records, unless a request is in flight."""
         if self.inside == 0:
-            self._said = None
+            self._records = None
 
     def leave(self, queue: Listener) -> None:
-        """Its listener is gone."""
+        """Removes a listener."""
         self._listeners.discard(queue)
 
     def end(self, *, deleted: bool) -> None:
-        """Nothing more is told; of a deleted one nothing is written either."""
+        """Ends all listeners; a deleted session also drops further records."""
         self.deleted = deleted
         self.rest()
         for listener in tuple(self._listeners):
             listener.put_nowait(None)
 
     def describe(self) -> dict[str, Any]:
-        """For the control door; without its key."""
+        """Description for the control port, without the key."""
         shown = {name: value for name, value in vars(self.info).items() if name != "key_sha256"}
         return {**shown, "counts": self.counts}
 
-    def _opened(self) -> _Said:
-        assert self._said is not None, "the session must be open"
-        return self._said
+    def _opened(self) -> _OpenRecords:
+        assert self._records is not None, "the session must be open"
+        return self._records
 
-    def _tell(self, listener: Listener, event: tuple[int, bytes]) -> None:
-        if listener.qsize() < _MOST_UNREAD:
+    def _notify(self, listener: Listener, event: tuple[int, bytes]) -> None:
+        if listener.qsize() < _MAX_UNREAD:
             listener.put_nowait(event)
         else:
             listener.put_nowait(None)
             self._listeners.discard(listener)
 
 
-class _Said:
-    """The records of a session that is spoken in."""
+class _OpenRecords:
+    """Records of a session in use."""
 
     def __init__(self, path: Path) -> None:
         """Raises:
         OSError: the file cannot be read or written.
-        ValueError: a line of it is no record.
+        ValueError: a line is not a record.
         """
         self.counts = {"completions": 0, "sampled": 0, "failures": 0}
         self._last = 0
         """number of the last record."""
         self.unsent = 0
-        """records of requests that no engine got."""
+        """records of requests that no engine received."""
         self._linker = Linker()
         self._file = RecordFile(path)
         for line in lines(path):
@@ -185,7 +193,7 @@ class _Said:
             self._take(record, len(record.messages))
 
     def add(self, draft: CompletionRecord) -> CompletionRecord:
-        """Numbers, links and writes one."""
+        """Numbers, links and writes a record."""
         messages = draft.messages
         link = Link()
         if draft.prompt_ids is not None:
@@ -207,14 +215,14 @@ class _Said:
 
 
 def _beginning(body: bytes) -> bytes:
-    """As much of a body as is kept where no engine got it; bytes that are no text are replaced."""
+    """Kept part of a body that no engine received; bytes that are not UTF-8 are replaced."""
     return body[:_UNSENT_BYTES].decode(errors="replace").encode()
 
 
-def event_of(record: CompletionRecord) -> bytes:
-    """A record in a few words, as a server-sent event."""
+def completion_event(record: CompletionRecord) -> bytes:
+    """Summary of a record, as a server-sent event."""
     parent = record.link.parent
-    said = {
+    summary = {
         "seq": record.seq,
         "request_id": record.request_id,
         "ended_unix_s": record.ended_unix_s,
@@ -226,4 +234,4 @@ def event_of(record: CompletionRecord) -> bytes:
         "how": record.link.how,
         "in_line": record.link.in_line,
     }
-    return b"id: %d\nevent: completion\ndata: %b\n\n" % (record.seq, orjson.dumps(said))
+    return b"id: %d\nevent: completion\ndata: %b\n\n" % (record.seq, orjson.dumps(summary))

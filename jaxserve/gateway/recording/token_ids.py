@@ -1,8 +1,7 @@
-"""How each engine is asked for token ids and log-probabilities, and where its answer has them.
+"""Token ids and log-probabilities: request fields that ask for them, and their place in answers.
 
-Looked up in vLLM 0.32.0 (``entrypoints/openai/chat_completion``) and SGLang 0.5.23
-(``srt/entrypoints/openai/serving_chat.py``). Nothing that is given is changed; every function
-returns something new.
+Sources: vLLM 0.32.0 (``entrypoints/openai/chat_completion``) and SGLang 0.5.23
+(``srt/entrypoints/openai/serving_chat.py``). All functions leave their arguments unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxserve.gateway.dialects.request_fields import objects
+from jaxserve.gateway.http.json_http import object_items
 
 Json = Mapping[str, Any]
 
@@ -40,33 +39,36 @@ _SAMPLING = (
     "structured_outputs",
     "tool_choice",
 )
-"""Fields of a request that change which tokens are sampled."""
-_OURS = ("prompt_token_ids", "token_ids", "response_token_ids", "meta_info", "logprobs")
-"""Fields of answers, events and their choices that stand beside what the model said."""
+"""Fields of a request that affect sampling."""
+_TOKEN_FIELDS = ("prompt_token_ids", "token_ids", "response_token_ids", "meta_info", "logprobs")
+"""Fields of answers, events and choices with tokens, which agents do not get."""
 
 
-class Told(NamedTuple):
-    """What a choice tells of its tokens; None where it does not."""
+class ChoiceTokens(NamedTuple):
+    """Tokens of a choice in an answer or event; None where the engine sent none."""
 
     ids: Any
+    """token ids, unchecked."""
     logprobs: list[Any] | None = None
+    """log-probabilities, unchecked."""
     texts: list[Any] | None = None
+    """texts, unchecked."""
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """What one kind of engine needs."""
+class EngineFormat:
+    """Request fields and answer format of one kind of engine."""
 
     ask: Callable[[Json], dict[str, Any]]
-    """a chat request with the wish for ids and log-probabilities."""
+    """adds the fields for ids and log-probabilities to a chat request."""
     prompt: Callable[[Json], Any]
-    """token ids of the prompt in an answer; None where it has none."""
-    tokens: Callable[[Json], Told]
-    """what a choice tells of its tokens."""
+    """reads the token ids of the prompt in an answer; None where it has none."""
+    tokens: Callable[[Json], ChoiceTokens]
+    """reads the tokens of a choice."""
 
 
 def _ask_vllm(chat: Json) -> dict[str, Any]:
-    # Without reasoning in the answer vLLM leaves out all ids and log-probabilities as well.
+    # With ``include_reasoning`` false, vLLM leaves out all ids and log-probabilities as well.
     asked = {name: value for name, value in chat.items() if name != "include_reasoning"}
     asked |= {
         "logprobs": True,
@@ -76,18 +78,18 @@ def _ask_vllm(chat: Json) -> dict[str, Any]:
     return asked
 
 
-def _vllm_tokens(choice: Json) -> Told:
+def _vllm_tokens(choice: Json) -> ChoiceTokens:
     ids, content = choice.get("token_ids"), _inside(choice, "logprobs").get("content")
     if not isinstance(content, list):
-        return Told(ids)
+        return ChoiceTokens(ids)
     entries = [one if isinstance(one, dict) else {} for one in content]
     texts = [one.get("token") for one in entries]
-    return Told(ids, [one.get("logprob") for one in entries], texts)
+    return ChoiceTokens(ids, [one.get("logprob") for one in entries], texts)
 
 
 def _ask_sglang(chat: Json) -> dict[str, Any]:
-    # With ``stream`` it refuses three of these fields, and a step without text, as the last one
-    # usually is, loses its log-probability. So the answer comes whole; the client gets its events.
+    # Ask for a whole answer: with ``stream``, SGLang refuses three of these fields and loses the
+    # log-probability of a step without text, usually the last. The client still gets events.
     left_out = ("stream_options", "return_token_ids")
     asked = {name: value for name, value in chat.items() if name not in left_out}
     return asked | {
@@ -104,85 +106,85 @@ def _sglang_prompt(answer: Json) -> Any:
     )
 
 
-def _sglang_tokens(choice: Json) -> Told:
+def _sglang_tokens(choice: Json) -> ChoiceTokens:
     """``output_token_logprobs`` is ``[[logprob, token id, text], ...]``."""
     found = _inside(choice, "meta_info").get("output_token_logprobs")
     if not isinstance(found, list) or not all(
         isinstance(one, list) and len(one) > 1 for one in found
     ):
-        return Told(None)
+        return ChoiceTokens(None)
     texts = [one[2] if len(one) > 2 else None for one in found]
-    return Told([one[1] for one in found], [one[0] for one in found], texts)
+    return ChoiceTokens([one[1] for one in found], [one[0] for one in found], texts)
 
 
-STRATEGIES: Mapping[str, Strategy] = {
-    "vllm": Strategy(_ask_vllm, lambda answer: answer.get("prompt_token_ids"), _vllm_tokens),
-    "sglang": Strategy(_ask_sglang, _sglang_prompt, _sglang_tokens),
+FORMATS: Mapping[str, EngineFormat] = {
+    "vllm": EngineFormat(_ask_vllm, lambda answer: answer.get("prompt_token_ids"), _vllm_tokens),
+    "sglang": EngineFormat(_ask_sglang, _sglang_prompt, _sglang_tokens),
 }
-"""By the kind of engine."""
+"""Formats by the kind of engine."""
 
 
 def choices(answer: Json) -> Sequence[Json]:
-    """Those of an answer or an event."""
-    return objects(answer.get("choices"))
+    """Choices of an answer or an event."""
+    return object_items(answer.get("choices"))
 
 
-def sampling_of(asked: Json) -> dict[str, Any]:
-    """The parameters of sampling in a request."""
-    return {name: asked[name] for name in _SAMPLING if asked.get(name) is not None}
+def sampling_parameters(request: Json) -> dict[str, Any]:
+    """Sampling parameters in a chat request."""
+    return {name: request[name] for name in _SAMPLING if request.get(name) is not None}
 
 
-class Tokens:
-    """Ids, log-probabilities and texts of the tokens of one answer, whole or in events; what is
-    malformed counts as not told."""
+class TokenCollector:
+    """Collects the tokens of one answer, whole or in events; malformed values count as absent."""
 
     def __init__(self, kind: str) -> None:
-        """Args: kind of the engine."""
-        self._strategy = STRATEGIES[kind]
+        """Args: the kind of the engine."""
+        self._format = FORMATS[kind]
         self._prompt: Any = None
-        self._told: dict[int, tuple[list[Any], list[Any], list[Any]]] = {}
+        self._collected: dict[int, tuple[list[Any], list[Any], list[Any]]] = {}
 
     def add(self, answer: Json) -> None:
-        """What a whole answer has, or one more event."""
-        prompt = self._strategy.prompt(answer)
+        """Adds a whole answer, or one more event."""
+        prompt = self._format.prompt(answer)
         self._prompt = self._prompt if prompt is None else prompt
         for choice in choices(answer):
-            told = self._strategy.tokens(choice)
-            if told.ids is None:
+            tokens = self._format.tokens(choice)
+            if tokens.ids is None:
                 continue
             index = choice.get("index", 0)
-            known = self._told.setdefault(index if isinstance(index, int) else 0, ([], [], []))
-            known[0].extend(told.ids if isinstance(told.ids, list) else [told.ids])
-            known[1].extend(told.logprobs or ())
-            known[2].extend(told.texts or ())
+            known = self._collected.setdefault(index if isinstance(index, int) else 0, ([], [], []))
+            known[0].extend(tokens.ids if isinstance(tokens.ids, list) else [tokens.ids])
+            known[1].extend(tokens.logprobs or ())
+            known[2].extend(tokens.texts or ())
 
     @property
     def prompt_ids(self) -> np.ndarray | None:
-        """Of the prompt, int32 ``[P]``."""
+        """Token ids of the prompt, int32 ``[P]``; None if absent."""
         return _ids(self._prompt)
 
     def of(self, index: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Those of a choice: int32 and float32 ``[T]``, or None twice."""
-        if index not in self._told:
+        """Token ids int32 ``[T]`` and log-probabilities float32 ``[T]`` of a choice; (None, None)
+        if absent."""
+        if index not in self._collected:
             return None, None
-        told, logprobs, _ = self._told[index]
-        ids = _ids(told)
+        values, logprobs, _ = self._collected[index]
+        ids = _ids(values)
         return ids, None if ids is None else _logprobs(logprobs, len(ids))
 
     def texts(self, index: int) -> tuple[str, ...] | None:
-        """Of the tokens of a choice, ``[T]``; empty for a token without one, None where none has
-        one or they cannot belong to the ids."""
-        told, _, texts = self._told.get(index, ((), (), ()))
+        """Texts of the tokens of a choice, ``[T]``; empty for a token without one, None where all
+        are or their number is not that of the ids."""
+        ids, _, texts = self._collected.get(index, ((), (), ()))
         found = tuple(one if isinstance(one, str) else "" for one in texts)
-        return found if any(found) and len(found) == len(told) else None
+        return found if any(found) and len(found) == len(ids) else None
 
 
-def bare(answer: Json) -> dict[str, Any]:
-    """An answer without ids and log-probabilities, for the record."""
-    bared = {name: value for name, value in answer.items() if name not in _OURS}
-    return bared | {
+def without_tokens(answer: Json) -> dict[str, Any]:
+    """An answer without its token fields."""
+    rest = {name: value for name, value in answer.items() if name not in _TOKEN_FIELDS}
+    return rest | {
         "choices": [
-            {name: value for name, value in one.items() if name not in _OURS}
+            {name: value for name, value in one.items() if name not in _TOKEN_FIELDS}
             for one in choices(answer)
         ]
     }
@@ -203,7 +205,8 @@ def _ids(values: Any) -> np.ndarray | None:
 
 
 def _logprobs(values: Any, count: int) -> np.ndarray:
-    """``count`` numbers, NaN for what is none; none at all where they cannot belong to the ids."""
+    """Log-probabilities float32 ``[count]``, NaN for other values; all NaN where their number is
+    not ``count``."""
     if not isinstance(values, list) or len(values) != count:
         return np.full(count, np.nan, np.float32)
     numbers = [one if type(one) in (int, float) else np.nan for one in values]

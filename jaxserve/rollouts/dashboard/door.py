@@ -10,12 +10,12 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from jaxserve.gateway.http.auth import shows
+from jaxserve.gateway.http.auth import has_token
 from jaxserve.gateway.http.json_http import plain_json
-from jaxserve.gateway.http.token_files import Door
+from jaxserve.gateway.http.token_files import TokenFile
 from jaxserve.rollouts.dashboard.settings import TOKEN_VARIABLE
 
-DASHBOARD = Door("dashboard", TOKEN_VARIABLE)
+DASHBOARD = TokenFile("dashboard", TOKEN_VARIABLE)
 """Where all sessions are to be seen."""
 _REFUSED = (
     "the dashboard asks for its token: open the address that `jaxserve rollout dashboard` "
@@ -46,7 +46,7 @@ class Entry:
         if _same(request.query_params.get("token", ""), self._token):
             return self._admission(request)
         cookie = request.cookies.get(self._cookie, "")
-        if shows(request.scope["headers"], self._token) or _same(cookie, self._made):
+        if has_token(request.scope["headers"], self._token) or _same(cookie, self._made):
             return None
         if request.url.path.startswith("/api"):
             return plain_json({"error": {"message": _REFUSED}}, 401)

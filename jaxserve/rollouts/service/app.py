@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.http.auth import shows
+from jaxserve.gateway.http.auth import has_token
 from jaxserve.gateway.http.json_http import command_of, plain_json
 from jaxserve.rollouts.service.books import ServiceBook
 from jaxserve.rollouts.service.control import Control
@@ -72,7 +72,7 @@ class RolloutService:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serves who shows the token; ``/health`` anyone."""
         guarded = scope["type"] == "http" and scope["path"] != "/health"
-        if guarded and not shows(scope["headers"], self._tokens.service):
+        if guarded and not has_token(scope["headers"], self._tokens.service):
             await _error(401, "the token is missing or wrong")(scope, receive, send)
             return
         await self._app(scope, receive, send)

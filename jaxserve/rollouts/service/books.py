@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxserve.gateway.recording.files import sync
+from jaxserve.gateway.recording.records import sync
 from jaxserve.rollouts.service.leases import Lease
 from jaxserve.rollouts.service.state import State
 

@@ -6,10 +6,10 @@ from collections.abc import Generator
 
 import httpx
 
-from jaxserve.gateway.http.token_files import Door, bearer
+from jaxserve.gateway.http.token_files import TokenFile, bearer
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE
 
-SERVICE = Door("rollout", TOKEN_VARIABLE)
+SERVICE = TokenFile("rollout", TOKEN_VARIABLE)
 """Where tasks are submitted: who may, runs commands."""
 
 
@@ -20,7 +20,7 @@ class Shown(httpx.Auth):
     who asks, and when it begins anew it may have lost its file.
     """
 
-    def __init__(self, door: Door, url: str, token: str | None) -> None:
+    def __init__(self, door: TokenFile, url: str, token: str | None) -> None:
         """Args: which one, its address, and a token that was given; None asks the door's file."""
         self._door, self._url, self._token = door, url, token
 

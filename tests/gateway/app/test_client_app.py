@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
 from tests.gateway.stub_engine import RawServer, StubEngine, nobody_there
@@ -58,7 +58,7 @@ def test_there_are_no_other_routes(engine: StubEngine, gateway: RunningGateway) 
 
 def test_tokens(engine: StubEngine, start: Start) -> None:
     """Every route but health asks for it, in either of the two usual headers."""
-    gateway = start([engine], tokens=Tokens(client="right"))
+    gateway = start([engine], tokens=AccessTokens(client="right"))
     good = ({"authorization": "Bearer right"}, {"authorization": "bearer right"})
     bad: tuple[dict[str, str], ...] = (
         {},
@@ -106,7 +106,7 @@ def test_no_key_is_ever_shown(
         good = f"vllm={engine.url},key=ENGINE_KEY,pool=good"
         bad = f"vllm={refusing.url},key=ENGINE_KEY,pool=bad"
         dead = f"sglang={gone},key=ENGINE_KEY,pool=dead"
-        tokens = Tokens(client="sk-client-secret", control="sk-control-secret")
+        tokens = AccessTokens(client="sk-client-secret", control="sk-control-secret")
         gateway = start([good, bad, dead], tokens=tokens, records=path)
         client = {"authorization": "Bearer sk-client-secret"}
         control = {"authorization": "Bearer sk-control-secret"}

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import Leaver, RunningGateway
 from tests.gateway.stub_engine import PROMPT_TOKENS, StubEngine
@@ -39,7 +39,7 @@ def samples(gateway: RunningGateway) -> dict[tuple[str, ...], float]:
 def test_its_own_door(engine: StubEngine, start: Start) -> None:
     """Clients do not reach control, controllers do not reach engines, and a token of one is none
     of the other."""
-    gateway = start([engine], tokens=Tokens(client="for-clients", control="for-control"))
+    gateway = start([engine], tokens=AccessTokens(client="for-clients", control="for-control"))
     client, control = (
         {"authorization": f"Bearer {token}"} for token in ("for-clients", "for-control")
     )

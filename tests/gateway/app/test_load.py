@@ -70,7 +70,7 @@ def test_a_thousand_streams(start: Start) -> None:
             n % 13 + 1 for n in range(1000)
         )
         wait_until(lambda: not gateway.connections(), "the end of all connections")
-        assert len(gateway.app.calls) == 0
+        assert len(gateway.app.in_flight) == 0
         assert gateway.app.pools["default"].replicas[0].in_flight == 0
 
 
@@ -103,7 +103,7 @@ def test_a_storm(start: Start) -> None:
 
         ends = asyncio.run(load())
         assert set(ends) <= {"200", "429", "500", "502", "left"}
-        wait_until(lambda: len(gateway.app.calls) == 0, "the end of all requests")
+        wait_until(lambda: len(gateway.app.in_flight) == 0, "the end of all requests")
         records = gateway.records(1)
         # A request that its client gave up before it was sent is none.
         assert 1500 - ends.count("left") <= len(records) <= 1500

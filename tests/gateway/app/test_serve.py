@@ -163,7 +163,7 @@ def test_new_requests_while_it_stops(engine: StubEngine, start: Start) -> None:
     """One that still comes in over an open connection is turned away."""
     gateway = start([engine], drain_s=60.0)
     assert gateway.http.get("/health").status_code == 200
-    gateway.app.calls.stop(60.0)
+    gateway.app.in_flight.stop(60.0)
     answer = gateway.post()
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "gateway_stopping"
     assert gateway.http.get("/health").status_code == 503

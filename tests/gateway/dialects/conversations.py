@@ -9,7 +9,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.canonical import Asked, Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import (
+    Completion,
+    CompletionChoice,
+    Counts,
+    DialectRequest,
+    ToolCall,
+)
 from jaxserve.gateway.dialects.deltas import (
     Arguments,
     Delta,
@@ -29,7 +35,7 @@ plain_json = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(texts, inner, max_size=2),
     max_leaves=4,
 )
-objects = st.dictionaries(names, plain_json, max_size=2)
+object_items = st.dictionaries(names, plain_json, max_size=2)
 schemas = st.builds(
     lambda fields: {"type": "object", "properties": {name: {"type": "string"} for name in fields}},
     st.lists(names, max_size=2),
@@ -43,9 +49,9 @@ def dumps(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def asked(fields: dict[str, Any], **more: Any) -> Asked:
+def asked(fields: dict[str, Any], **more: Any) -> DialectRequest:
     """A request with a body."""
-    return Asked(fields, "id1", NOW_S, **more)
+    return DialectRequest(fields, "id1", NOW_S, **more)
 
 
 @st.composite
@@ -66,7 +72,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": draw(texts)})
     for turn in range(draw(st.integers(1, 3))):
         messages.append({"role": "user", "content": draw(contents())})
-        called = draw(st.lists(st.tuples(names, objects), max_size=2))
+        called = draw(st.lists(st.tuples(names, object_items), max_size=2))
         text = draw(texts) if not called or draw(st.booleans()) else None
         answer: dict[str, Any] = {"role": "assistant", "content": text}
         if draw(st.booleans()):
@@ -102,12 +108,12 @@ def tools(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @st.composite
-def choices(draw: st.DrawFn, index: int = 0) -> Choice:
+def choices(draw: st.DrawFn, index: int = 0) -> CompletionChoice:
     """An answer of a model that makes no mistakes in its JSON."""
-    calls = draw(st.lists(st.tuples(names, objects), max_size=2))
+    calls = draw(st.lists(st.tuples(names, object_items), max_size=2))
     maybe = st.just("") | texts
     finish = st.sampled_from(("tool_calls", "length") if calls else ("stop", "length"))
-    return Choice(
+    return CompletionChoice(
         index=index,
         text=draw(maybe),
         reasoning=draw(maybe),

@@ -11,10 +11,16 @@ import orjson
 
 from jaxserve.gateway.dialects.canonical import Chat, Completion
 from jaxserve.gateway.dialects.deltas import Arguments, Delta, Reasoning, Text, deltas_of
-from jaxserve.gateway.dialects.dialect import dialect_of
-from jaxserve.gateway.dialects.models import ModelCard
-from jaxserve.gateway.dialects.routes import Answerer, models_body, translated, translates
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.dialect import ModelCard
+from jaxserve.gateway.dialects.routes import (
+    AnswerTranslator,
+    dialect_of,
+    models_response,
+    translate,
+    translates,
+)
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import json_object
 
 NOW_S = 1_700_000_000
 
@@ -27,7 +33,7 @@ class ScriptedGateway:
         """as they were understood."""
         self.tokens = 0
         """that are counted."""
-        self.fails_with: Problem | None = None
+        self.fails_with: RequestError | None = None
         """in place of an answer, or in the middle of a stream."""
         self._completion = Completion(())
         gateway = self
@@ -39,7 +45,7 @@ class ScriptedGateway:
                 headers = [(name.lower().encode(), b"") for name in self.headers]
                 cards = [ModelCard("m", NOW_S, 4096)]
                 path = self.path.partition("?")[0]
-                self._send(lambda: models_body(path, headers, cards))
+                self._send(lambda: models_response(path, headers, cards))
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
@@ -50,7 +56,7 @@ class ScriptedGateway:
                 status, kind = 200, "application/json"
                 try:
                     data = answer()
-                except Problem as problem:
+                except RequestError as problem:
                     status = problem.status
                     data = orjson.dumps(dialect_of(self.path.partition("?")[0]).error(problem))
                 if data.startswith((b"data:", b"event:")):
@@ -83,8 +89,8 @@ class ScriptedGateway:
 
     def _answer(self, path: str, query: bytes, body: bytes) -> bytes:
         if not translates(path):
-            raise Problem(404, "unknown_route", f"there is no route {path}")
-        chat, answerer = translated(path, query, body, answer_id="id1", unix_s=NOW_S)
+            raise RequestError(404, "unknown_route", f"there is no route {path}")
+        chat, answerer = translate(path, query, json_object(body), answer_id="id1", unix_s=NOW_S)
         self.chats.append(chat)
         if answerer.counts:
             return answerer.counted(self.tokens)
@@ -94,7 +100,7 @@ class ScriptedGateway:
             raise self.fails_with
         return answerer.whole(self._completion)
 
-    def _streamed(self, answerer: Answerer) -> bytes:
+    def _streamed(self, answerer: AnswerTranslator) -> bytes:
         events = answerer.events()
         pieces = list(_letters(deltas_of(self._completion)))
         if self.fails_with is None:

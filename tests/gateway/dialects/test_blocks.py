@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.gateway.dialects.blocks import Blocks, Closed, Grown, Opened, Step
+from jaxserve.gateway.dialects.blocks import BlockClosed, BlockGrown, BlockOpened, Blocks, BlockStep
 from jaxserve.gateway.dialects.deltas import Arguments, CallStart, Reasoning, Text
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 
 
-def steps_of(*deltas: Reasoning | Text | CallStart | Arguments) -> list[Step]:
+def steps_of(*deltas: Reasoning | Text | CallStart | Arguments) -> list[BlockStep]:
     """All that deltas do."""
     blocks = Blocks()
     found = [step for delta in deltas for step in blocks.feed(delta)]
     return [*found, *blocks.end()]
 
 
-def told(steps: list[Step]) -> list[tuple[str, str]]:
+def told(steps: list[BlockStep]) -> list[tuple[str, str]]:
     """Kinds and whole texts of blocks, which must not overlap."""
     found, opened = [], None
     for step in steps:
         match step:
-            case Opened(block):
+            case BlockOpened(block):
                 assert opened is None
                 opened = block
                 assert block.number == len(found)
-            case Grown(block, _):
+            case BlockGrown(block, _):
                 assert block is opened
-            case Closed(block):
+            case BlockClosed(block):
                 assert block is opened
                 found.append((block.kind.__name__, block.text))
                 opened = None
@@ -65,6 +65,6 @@ def test_arguments_of_a_call_that_has_ended() -> None:
     """Cannot be told in any order, so the engine's answer is refused."""
     first, second = CallStart(0, 0, "c0", "f"), CallStart(0, 1, "c1", "g")
     for deltas in ((first, second, Arguments(0, 0, "{}")), (Arguments(0, 0, "{}"),)):
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(RequestError) as refused:
             steps_of(*deltas)
         assert refused.value.reason == "engine_garbage"

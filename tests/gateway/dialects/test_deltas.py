@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.canonical import Choice, Completion, Counts
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts
 from jaxserve.gateway.dialects.deltas import Finish, Logprobs, Text, deltas_of, fold
 from tests.gateway.dialects.conversations import completions, cut_deltas
 
@@ -39,8 +39,8 @@ def test_what_texts_do_not_say() -> None:
     deltas += [Counts(3, 1), Finish(0, "stop", "END"), Text(1, "c"), Counts(3, 2)]
     completion = fold(deltas)
     assert completion.choices == (
-        Choice(0, "ab", finish="stop", stop="END", logprobs=entries),
-        Choice(1, "c"),
+        CompletionChoice(0, "ab", finish="stop", stop="END", logprobs=entries),
+        CompletionChoice(1, "c"),
     )
     assert completion.counts == Counts(3, 2)
     assert fold(deltas_of(completion)) == completion

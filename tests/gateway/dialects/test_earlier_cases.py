@@ -10,7 +10,8 @@ import orjson
 import pytest
 
 from jaxserve.gateway.dialects.engine_reader import EngineReader
-from jaxserve.gateway.dialects.routes import Answerer, translated
+from jaxserve.gateway.dialects.routes import AnswerTranslator, translate
+from jaxserve.gateway.http.json_http import json_object
 from tests.gateway.dialects.earlier.cases import ANSWERS, REQUESTS, STREAMS
 from tests.gateway.dialects.earlier.parts import ASKS, GOOGLE, POLICY, TEN_FOUR
 
@@ -33,10 +34,12 @@ def holds(found: Any, expected: Any) -> bool:
     return found == expected
 
 
-def spoken(path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], Answerer]:
+def spoken(path: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], AnswerTranslator]:
     """The engine's request, and the way back."""
     sent = orjson.dumps(body)
-    chat, answerer = translated(path, b"", sent, answer_id="id1", unix_s=0, policy=POLICY)
+    chat, answerer = translate(
+        path, b"", json_object(sent), answer_id="id1", unix_s=0, policy=POLICY
+    )
     return chat.request, answerer
 
 

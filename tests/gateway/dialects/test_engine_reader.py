@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.canonical import Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import fold
-from jaxserve.gateway.dialects.engine_reader import EngineReader, engine_problem
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.engine_reader import EngineReader, engine_error
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.dialects.conversations import completions
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}
@@ -29,7 +29,7 @@ def test_reasoning_under_either_name(name: str) -> None:
     """vLLM's and SGLang's; the other one may be there as null."""
     nothing = {"reasoning": None, "reasoning_content": None}
     found = whole({**nothing, "content": "text", name: "thought"}).first
-    assert found == Choice(0, "text", "thought", finish="stop")
+    assert found == CompletionChoice(0, "text", "thought", finish="stop")
     (delta,) = EngineReader("id1").feed({"choices": [{"delta": {**nothing, name: "x"}}]})
     assert fold([delta]).first.reasoning == "x"
 
@@ -90,8 +90,8 @@ def test_several_choices_and_logprobs() -> None:
     choices[1]["logprobs"] = {"content": [entry]}
     found = EngineReader("id1").whole({"choices": choices}).choices
     assert found == (
-        Choice(0, "a", finish="stop", logprobs=(entry,)),
-        Choice(1, "b", finish="length"),
+        CompletionChoice(0, "a", finish="stop", logprobs=(entry,)),
+        CompletionChoice(1, "b", finish="length"),
     )
 
 
@@ -113,7 +113,7 @@ def test_several_choices_and_logprobs() -> None:
 )
 def test_what_is_no_answer(answer: dict[str, Any]) -> None:
     """Is the engine's error, not ours."""
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(RequestError) as refused:
         EngineReader("id1").whole(answer)
     assert refused.value.status == 502 and refused.value.reason == "engine_garbage"
 
@@ -139,27 +139,27 @@ def test_any_json_is_read_or_refused(value: Any) -> None:
     for event in ({"choices": value, "usage": value}, {"choices": [{"delta": value}]}):
         try:
             EngineReader("id1").feed(event)
-        except Problem as refused:
+        except RequestError as refused:
             assert refused.status == 502
 
 
 @pytest.mark.parametrize("reason", ["abort", "error"])
 def test_an_answer_that_was_given_up(reason: str) -> None:
     """Is none, and neither is an error in place of one."""
-    with pytest.raises(Problem, match="gave up"):
+    with pytest.raises(RequestError, match="gave up"):
         EngineReader("i").feed({"choices": [{"delta": {}, "finish_reason": reason}]})
-    with pytest.raises(Problem, match="out of memory"):
+    with pytest.raises(RequestError, match="out of memory"):
         EngineReader("i").feed({"error": {"message": "out of memory", "code": 500}})
 
 
 def test_errors_of_engines() -> None:
     """Their words, in a form that every dialect can tell; with a time to come back after 429."""
-    vllm = engine_problem(400, b'{"error": {"message": "too long", "code": 400}}', "e")
-    sglang = engine_problem(400, b'{"object": "error", "message": "too long"}', "e")
+    vllm = engine_error(400, b'{"error": {"message": "too long", "code": 400}}', "e")
+    sglang = engine_error(400, b'{"object": "error", "message": "too long"}', "e")
     assert str(vllm) == str(sglang) == "too long" and vllm.reason == "engine_4xx"
-    mute = engine_problem(500, b"<html>", "e")
+    mute = engine_error(500, b"<html>", "e")
     assert str(mute) == "engine e answered with status 500" and mute.reason == "engine_5xx"
-    assert engine_problem(429, b"[]", "e").retry_after_s == 1
+    assert engine_error(429, b"[]", "e").retry_after_s == 1
 
 
 @given(completions(most=3))

@@ -19,8 +19,9 @@ from openai.types.responses.input_token_count_params import InputTokenCountParam
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 from pydantic.alias_generators import to_camel
 
-from jaxserve.gateway.dialects.routes import translated
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.routes import translate
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import json_object
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rollouts.md"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -253,7 +254,7 @@ def heard(dialect: str, more: Mapping[str, Any]) -> Any:
     """What the engine is told, and what is kept for the answer."""
     body = {**BASES[dialect], **more}
     sent = orjson.dumps(body)
-    chat, _ = translated(PATHS[dialect], b"", sent, answer_id="id1", unix_s=0)
+    chat, _ = translate(PATHS[dialect], b"", json_object(sent), answer_id="id1", unix_s=0)
     return chat.request, chat.noted, chat.streamed
 
 
@@ -266,7 +267,7 @@ def fate(dialect: str, name: str) -> str:
         more = {"generationConfig": of_schema | more}
     try:
         changed = heard(dialect, more) != heard(dialect, {})
-    except Problem as refused:
+    except RequestError as refused:
         assert refused.status == 400
         assert str(refused).startswith(f"{name} ") and refused.reason == "not_supported"
         return "refused"

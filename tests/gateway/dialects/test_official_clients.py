@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from jaxserve.gateway.dialects.canonical import Choice, Completion, Counts, ToolCall
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts, ToolCall
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.dialects.conversations import PIXEL
 from tests.gateway.dialects.scripted_gateway import ScriptedGateway
 
@@ -21,10 +21,10 @@ SCHEMA: dict[str, Any] = {
 }
 ARGUMENTS = '{"place":"Ulm"}'
 COUNTS = Counts(11, 7, 3, 2)
-SPOKEN = Completion((Choice(0, "Höhe: 5", "let me see", finish="stop"),), COUNTS)
+SPOKEN = Completion((CompletionChoice(0, "Höhe: 5", "let me see", finish="stop"),), COUNTS)
 CALLED = Completion(
     (
-        Choice(
+        CompletionChoice(
             0,
             "I look.",
             "which place?",
@@ -34,9 +34,9 @@ CALLED = Completion(
     ),
     COUNTS,
 )
-CUT = Completion((Choice(0, "Once upon", finish="length"),), COUNTS)
-REFUSED = Completion((Choice(0, refusal="no", finish="content_filter"),), COUNTS)
-EMPTY = Completion((Choice(0, finish="stop"),))
+CUT = Completion((CompletionChoice(0, "Once upon", finish="length"),), COUNTS)
+REFUSED = Completion((CompletionChoice(0, refusal="no", finish="content_filter"),), COUNTS)
+EMPTY = Completion((CompletionChoice(0, finish="stop"),))
 ALL = (SPOKEN, CALLED, CUT, REFUSED, EMPTY)
 SEEN = {"role": "user", "content": "hello"}
 
@@ -150,7 +150,7 @@ def test_structured_responses(gateway: ScriptedGateway, openai_client: Any) -> N
 
         place: str
 
-    gateway.says(Completion((Choice(0, ARGUMENTS, finish="stop"),), COUNTS))
+    gateway.says(Completion((CompletionChoice(0, ARGUMENTS, finish="stop"),), COUNTS))
     found = openai_client.responses.parse(model="m", input="hello", text_format=Place)
     assert found.output_parsed == Place(place="Ulm")
     wanted = gateway.chats[-1].request["response_format"]
@@ -176,7 +176,7 @@ def test_errors_of_openai(gateway: ScriptedGateway, openai_client: Any) -> None:
     with pytest.raises(openai.NotFoundError, match="no such model"):
         openai_client.models.retrieve("other")
     gateway.says(SPOKEN)
-    gateway.fails_with = Problem(502, "engine_broke", "engine e broke the connection")
+    gateway.fails_with = RequestError(502, "engine_broke", "engine e broke the connection")
     with pytest.raises(openai.APIError, match="broke the connection"):
         list(openai_client.chat.completions.create(model="m", messages=[SEEN], stream=True))
 
@@ -214,8 +214,8 @@ def test_messages(gateway: ScriptedGateway, anthropic_client: Any, completion: C
         events.validate_python(event.model_dump(by_alias=True))
     with anthropic_client.messages.stream(**asked) as stream:
         final = stream.get_final_message()
-    bare = {"parsed_output"}
-    assert [block.model_dump(exclude=bare) for block in final.content] == [
+    without_tokens = {"parsed_output"}
+    assert [block.model_dump(exclude=without_tokens) for block in final.content] == [
         block.model_dump() for block in whole.content
     ]
     assert final.stop_reason == whole.stop_reason
@@ -273,7 +273,7 @@ def test_errors_of_anthropic(gateway: ScriptedGateway, anthropic_client: Any) ->
     with pytest.raises(anthropic.BadRequestError, match="max_tokens is 0"):
         anthropic_client.messages.create(model="m", messages=[SEEN], max_tokens=0)
     gateway.says(SPOKEN)
-    gateway.fails_with = Problem(502, "engine_broke", "engine e broke the connection")
+    gateway.fails_with = RequestError(502, "engine_broke", "engine e broke the connection")
     with (
         pytest.raises(anthropic.APIError, match="broke the connection"),
         anthropic_client.messages.stream(model="m", messages=[SEEN], max_tokens=5) as stream,
@@ -352,7 +352,7 @@ def test_google(gateway: ScriptedGateway, google_client: Any, completion: Comple
 
 def test_structured_google(gateway: ScriptedGateway, google_client: Any) -> None:
     """A schema reaches the engine in either of their two forms."""
-    gateway.says(Completion((Choice(0, ARGUMENTS, finish="stop"),), COUNTS))
+    gateway.says(Completion((CompletionChoice(0, ARGUMENTS, finish="stop"),), COUNTS))
     for name, schema in (
         ("response_json_schema", SCHEMA),
         ("response_schema", {"type": "OBJECT", "properties": {"place": {"type": "STRING"}}}),
@@ -380,7 +380,7 @@ def test_counting_models_and_errors_of_google(gateway: ScriptedGateway, google_c
             model="m", contents="hi", config={"response_logprobs": True}
         )
     gateway.says(SPOKEN)
-    gateway.fails_with = Problem(502, "engine_broke", "engine e broke the connection")
+    gateway.fails_with = RequestError(502, "engine_broke", "engine e broke the connection")
     with pytest.raises(errors.APIError, match="broke the connection"):
         list(google_client.models.generate_content_stream(model="m", contents="hi"))
 

@@ -44,7 +44,7 @@ def heard(chat: Chat) -> tuple[Any, Any]:
 @given(conversations(), tools())
 def test_a_chat_through_its_own_dialect(messages: list[Any], offered: list[Any]) -> None:
     """It arrives as it was."""
-    chat = openai_chat.chat_of(
+    chat = openai_chat.to_chat(
         asked({"model": "m", "messages": messages, "tools": offered}), POLICY
     )
     assert heard(chat) == (messages, offered)
@@ -63,8 +63,8 @@ def test_a_chat_through_messages(messages: list[Any], offered: list[Any]) -> Non
         for tool in offered
     ]
     for chat in (
-        anthropic_messages.chat_of(asked(fields), POLICY),
-        anthropic_messages.chat_of(asked(fields, counts=True), POLICY),
+        anthropic_messages.to_chat(asked(fields), POLICY),
+        anthropic_messages.to_chat(asked(fields, counts=True), POLICY),
     ):
         assert heard(chat) == (messages, offered)
 
@@ -76,8 +76,8 @@ def test_a_chat_through_responses(messages: list[Any], offered: list[Any]) -> No
     flat = [{"type": "function", **tool["function"]} for tool in offered]
     fields = {"model": "m", "input": items, "tools": flat}
     for chat in (
-        openai_responses.chat_of(asked(fields), POLICY),
-        openai_responses.chat_of(asked(fields, counts=True), POLICY),
+        openai_responses.to_chat(asked(fields), POLICY),
+        openai_responses.to_chat(asked(fields, counts=True), POLICY),
     ):
         assert heard(chat) == (messages, offered)
 
@@ -99,8 +99,8 @@ def test_a_chat_through_google(
     fields["tools"] = [{"functionDeclarations": declared}]
     counted = {"generateContentRequest": fields} if nested else fields
     for chat in (
-        google_generate.chat_of(asked(fields, model="m"), POLICY),
-        google_generate.chat_of(asked(counted, model="m", counts=True), POLICY),
+        google_generate.to_chat(asked(fields, model="m"), POLICY),
+        google_generate.to_chat(asked(counted, model="m", counts=True), POLICY),
     ):
         found, functions = heard(chat)
         assert functions == offered
@@ -128,7 +128,7 @@ def renumbered(messages: list[Any]) -> list[Any]:
 
 def chat_for(dialect: Any, fields: dict[str, Any], **more: Any) -> Chat:
     """A request that is to be answered in some way."""
-    return dialect.chat_of(asked({"model": "m", **fields}, **more), POLICY)
+    return dialect.to_chat(asked({"model": "m", **fields}, **more), POLICY)
 
 
 @given(st.data(), completions(most=3))
@@ -136,8 +136,8 @@ def test_any_cut_of_chat_is_the_same(data: st.DataObject, completion: Completion
     """Messages, finish reasons and usage do not depend on where texts were cut."""
     fields = {"messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
     chat = chat_for(openai_chat, fields)
-    body = openai_chat.body_of(chat, completion)
-    events = written(openai_chat.Events(chat), data.draw(cut_deltas(completion)))
+    body = openai_chat.answer_body(chat, completion)
+    events = written(openai_chat.ChatEventWriter(chat), data.draw(cut_deltas(completion)))
     messages = chat_message(events)
     assert len(messages) == len(body["choices"])
     for choice in body["choices"]:
@@ -160,8 +160,8 @@ def test_any_cut_of_messages_is_the_same(
     thinking = {"type": "adaptive", "display": display}
     fields = {"messages": ASK, "max_tokens": 5, "stream": True, "thinking": thinking}
     chat = chat_for(anthropic_messages, fields)
-    events = written(anthropic_answers.Events(chat), data.draw(cut_deltas(completion)))
-    assert anthropic_message(events) == anthropic_answers.body_of(chat, completion)
+    events = written(anthropic_answers.MessagesEventWriter(chat), data.draw(cut_deltas(completion)))
+    assert anthropic_message(events) == anthropic_answers.answer_body(chat, completion)
 
 
 @given(st.data(), completions(), st.booleans())
@@ -171,20 +171,22 @@ def test_any_cut_of_responses_is_the_same(
     """The last event has the whole answer, and its items are what the deltas said."""
     include = ["reasoning.encrypted_content"] if seals else []
     chat = chat_for(openai_responses, {"input": "hello", "stream": True, "include": include})
-    events = written(responses_answers.Events(chat), data.draw(cut_deltas(completion)))
-    assert response(events) == responses_answers.body_of(chat, completion)
+    events = written(
+        responses_answers.ResponsesEventWriter(chat), data.draw(cut_deltas(completion))
+    )
+    assert response(events) == responses_answers.answer_body(chat, completion)
 
 
 @given(st.data(), completions(most=3), st.booleans())
 def test_any_cut_of_google_is_the_same(
-    data: st.DataObject, completion: Completion, shows: bool
+    data: st.DataObject, completion: Completion, has_token: bool
 ) -> None:
     """Candidates put together are the whole answer's."""
-    config = {"thinkingConfig": {"includeThoughts": shows}}
+    config = {"thinkingConfig": {"includeThoughts": has_token}}
     fields = {"contents": [{"parts": [{"text": "hello"}]}], "generationConfig": config}
     chat = chat_for(google_generate, fields, model="m", streamed=True)
-    events = written(google_answers.Events(chat), data.draw(cut_deltas(completion)))
-    assert google_answer(events) == google_answer([google_answers.body_of(chat, completion)])
+    events = written(google_answers.GoogleEventWriter(chat), data.draw(cut_deltas(completion)))
+    assert google_answer(events) == google_answer([google_answers.answer_body(chat, completion)])
 
 
 def spoken(completion: Completion) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def test_an_answer_comes_back_through_messages(completion: Completion, display: 
     included, also where the client was not shown any."""
     thinking = {"type": "adaptive", "display": display}
     fields = {"messages": ASK, "max_tokens": 5, "thinking": thinking}
-    body = anthropic_answers.body_of(chat_for(anthropic_messages, fields), completion)
+    body = anthropic_answers.answer_body(chat_for(anthropic_messages, fields), completion)
     history = [*ASK, {"role": "assistant", "content": body["content"]}, *ASK]
     again = chat_for(anthropic_messages, {**fields, "messages": history})
     assert again.request["messages"] == [*ASK, spoken(completion), *ASK]
@@ -224,7 +226,7 @@ def test_an_answer_comes_back_through_messages(completion: Completion, display: 
 def test_an_answer_comes_back_through_responses(completion: Completion, stripped: bool) -> None:
     """Also from a client that keeps of reasoning nothing but what is sealed, as Codex does."""
     fields: dict[str, Any] = {"input": "hello", "include": ["reasoning.encrypted_content"]}
-    body = responses_answers.body_of(chat_for(openai_responses, fields), completion)
+    body = responses_answers.answer_body(chat_for(openai_responses, fields), completion)
     items = body["output"]
     if stripped:
         gone = ("id", "status", "content")
@@ -249,14 +251,14 @@ def test_an_answer_comes_back_through_responses(completion: Completion, stripped
 
 @given(completions(), st.booleans(), st.booleans())
 def test_an_answer_comes_back_through_google(
-    completion: Completion, shows: bool, drops: bool
+    completion: Completion, has_token: bool, drops: bool
 ) -> None:
     """Also from a client that drops thoughts, as long as it keeps the signature behind them."""
-    config = {"thinkingConfig": {"includeThoughts": shows}}
+    config = {"thinkingConfig": {"includeThoughts": has_token}}
     fields: dict[str, Any] = {"generationConfig": config}
     ask = {"role": "user", "parts": [{"text": "hello"}]}
     chat = chat_for(google_generate, {**fields, "contents": [ask]}, model="m")
-    content = google_answers.body_of(chat, completion)["candidates"][0]["content"]
+    content = google_answers.answer_body(chat, completion)["candidates"][0]["content"]
     if drops:
         kept = [part for part in content["parts"] if not part.get("thought")]
         content = {**content, "parts": kept}

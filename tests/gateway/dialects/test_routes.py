@@ -10,12 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.canonical import Choice, Completion, Counts
+from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts
 from jaxserve.gateway.dialects.deltas import deltas_of
-from jaxserve.gateway.dialects.dialect import CHAT, GOOGLE, MESSAGES, RESPONSES, Usage, dialect_of
-from jaxserve.gateway.dialects.models import ModelCard
-from jaxserve.gateway.dialects.routes import Answerer, models_body, translated, translates
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.dialect import ModelCard, Usage
+from jaxserve.gateway.dialects.google_generate import GOOGLE
+from jaxserve.gateway.dialects.openai_chat import CHAT
+from jaxserve.gateway.dialects.openai_responses import RESPONSES
+from jaxserve.gateway.dialects.routes import (
+    AnswerTranslator,
+    counts_tokens,
+    dialect_of,
+    models_response,
+    translate,
+    translates,
+)
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import json_object
 from tests.gateway.dialects.conversations import plain_json
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -29,12 +40,14 @@ BODIES = {
     "/v1/models/m:streamGenerateContent": {"contents": [{"parts": [{"text": "hello"}]}]},
     "/v1beta/models/m:countTokens": {"contents": [{"parts": [{"text": "hello"}]}]},
 }
-SAID = Completion((Choice(0, "hi", "hm", finish="stop"),), Counts(10, 5))
+SAID = Completion((CompletionChoice(0, "hi", "hm", finish="stop"),), Counts(10, 5))
 
 
-def sent(path: str, body: object, query: bytes = b"alt=sse") -> Answerer:
+def sent(path: str, body: object, query: bytes = b"alt=sse") -> AnswerTranslator:
     """The way back of a request."""
-    chat, answerer = translated(path, query, orjson.dumps(body), answer_id="id1", unix_s=5)
+    chat, answerer = translate(
+        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=5
+    )
     assert answerer.chat is chat
     return answerer
 
@@ -45,9 +58,9 @@ def test_every_path(path: str) -> None:
     assert translates(path)
     answerer = sent(path, BODIES[path])
     assert answerer.chat.request["messages"] == ASK and answerer.chat.model == "m"
-    assert answerer.way.dialect is dialect_of(path)
+    assert answerer.translation is dialect_of(path).translation
     counts = path.endswith(("tokens", "Tokens"))
-    assert answerer.counts == counts
+    assert counts_tokens(path) == counts
     assert answerer.chat.streamed == ("stream" in path)
     if counts:
         assert 7 in orjson.loads(answerer.counted(7)).values()
@@ -58,7 +71,7 @@ def test_answers_are_what_the_gateway_measures(path: str) -> None:
     """Its eye for tokens, usage and errors sees in every dialect what was written."""
     body = BODIES[path] | {"stream_options": {"include_usage": True}, "stream": True}
     answerer = sent(path, body)
-    dialect = answerer.way.dialect
+    dialect = dialect_of(path)
     whole = orjson.loads(answerer.whole(SAID))
     assert dialect.usage(whole)[:2] == (10, 5) and not dialect.is_error(whole)
     events = answerer.events()
@@ -70,7 +83,7 @@ def test_answers_are_what_the_gateway_measures(path: str) -> None:
     for event in found:
         usage = usage.updated(dialect.usage(event))
     assert usage[:2] == (10, 5)
-    error = dialect.error_event(Problem(502, "engine_broke", "it broke"), events.events)
+    error = dialect.error_event(RequestError(502, "engine_broke", "it broke"), events.events)
     (line,) = [line for line in error.splitlines() if line.startswith(b"data: ")]
     assert dialect.is_error(orjson.loads(line[6:]))
 
@@ -107,7 +120,7 @@ def test_whose_form_errors_have() -> None:
 )
 def test_googles_errors(status: int, told: str) -> None:
     """Have a status in words beside the number."""
-    error = GOOGLE.error(Problem(status, "why", "the sentence"))["error"]
+    error = GOOGLE.error(RequestError(status, "why", "the sentence"))["error"]
     assert (error["code"], error["status"], error["message"]) == (status, told, "the sentence")
     assert error["details"][0]["reason"] == "WHY"
 
@@ -116,8 +129,8 @@ def test_googles_errors(status: int, told: str) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 5000])
 def test_bodies_that_are_no_requests(path: str, body: bytes) -> None:
     """400, in one sentence."""
-    with pytest.raises(Problem) as refused:
-        translated(path, b"alt=sse", body, answer_id="i", unix_s=0)
+    with pytest.raises(RequestError) as refused:
+        translate(path, b"alt=sse", json_object(body), answer_id="i", unix_s=0)
     assert refused.value.status == 400
 
 
@@ -125,7 +138,7 @@ def test_a_stream_needs_events() -> None:
     """Google's other form of streams is a list that ends when the answer does."""
     path = "/v1beta/models/m:streamGenerateContent"
     for query in (b"", b"alt=json", b"key=k"):
-        with pytest.raises(Problem, match="alt=sse"):
+        with pytest.raises(RequestError, match="alt=sse"):
             sent(path, BODIES["/v1beta/models/m:generateContent"], query)
 
 
@@ -287,7 +300,7 @@ def test_any_json_is_read_or_refused(path: str, data: st.DataObject) -> None:
         body = with_other(body, place, data.draw(_OTHERS))
     try:
         sent(path, body)
-    except Problem as refused:
+    except RequestError as refused:
         assert refused.status == 400 and "\n" not in str(refused)
 
 
@@ -300,7 +313,7 @@ def test_any_depth_is_read_or_refused(path: str, depth: int) -> None:
     tools = [tool | {"type": "function", "function": tool, "functionDeclarations": [tool]}]
     try:
         sent(path, BODIES[path] | {"tools": tools, "temperature": deep, "x_y": deep})
-    except Problem as refused:
+    except RequestError as refused:
         assert refused.status == 400 and "\n" not in str(refused)
 
 
@@ -308,12 +321,12 @@ def test_models_in_the_form_of_the_client() -> None:
     """Known by path or header; one of them, and one that is not there."""
     cards = (ModelCard("a/b"),)
     anthropic, google = [(b"anthropic-version", b"2023-06-01")], [(b"x-goog-api-key", b"k")]
-    assert orjson.loads(models_body("/v1/models", [], cards))["object"] == "list"
-    assert orjson.loads(models_body("/v1/models", anthropic, cards))["first_id"] == "a/b"
+    assert orjson.loads(models_response("/v1/models", [], cards))["object"] == "list"
+    assert orjson.loads(models_response("/v1/models", anthropic, cards))["first_id"] == "a/b"
     for path, headers in (("/v1beta/models", []), ("/v1/models", google)):
-        assert orjson.loads(models_body(path, headers, cards))["models"]
-    assert orjson.loads(models_body("/v1/models/a/b", [], cards))["id"] == "a/b"
-    assert orjson.loads(models_body("/v1beta/models/a%2Fb", [], cards))["name"] == "models/a/b"
-    with pytest.raises(Problem) as refused:
-        models_body("/v1/models/c", [], cards)
+        assert orjson.loads(models_response(path, headers, cards))["models"]
+    assert orjson.loads(models_response("/v1/models/a/b", [], cards))["id"] == "a/b"
+    assert orjson.loads(models_response("/v1beta/models/a%2Fb", [], cards))["name"] == "models/a/b"
+    with pytest.raises(RequestError) as refused:
+        models_response("/v1/models/c", [], cards)
     assert refused.value.status == 404

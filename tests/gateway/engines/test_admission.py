@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxserve.gateway.engines.admission import Pool, Replica, build_pools
 from jaxserve.gateway.engines.specs import EngineSpec, parse_engines
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
@@ -171,7 +171,7 @@ def test_a_full_queue_turns_away() -> None:
         early = pool.number()
         waiting = Visitor(pool, 0)
         await settle()
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(RequestError) as refused:
             await pool.enter(-5, pool.number())
         assert refused.value.status == 429 and refused.value.retry_after_s == 1
         again = asyncio.create_task(pool.enter(0, early, again=True))

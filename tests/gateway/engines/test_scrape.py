@@ -12,7 +12,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.engines.admission import build_pools
 from jaxserve.gateway.engines.scrape import (
     EngineMetrics,
-    Readings,
+    EngineMetricsReader,
     parse_metrics,
     parse_pool_tokens,
 )
@@ -108,8 +108,9 @@ def test_readings_of_all_engines() -> None:
 
         async def read() -> dict[str, dict[str, object]]:
             upstream = Upstream(5.0)
+            upstream.start()
             try:
-                return await Readings(build_pools(specs, 10, 2), upstream).read()
+                return await EngineMetricsReader(build_pools(specs, 10, 2), upstream).read()
             finally:
                 await upstream.close()
 

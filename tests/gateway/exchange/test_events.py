@@ -9,7 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.dialect import CHAT, INFERENCE, Usage
+from jaxserve.gateway.dialects.dialect import Usage
+from jaxserve.gateway.dialects.openai_chat import CHAT
+from jaxserve.gateway.dialects.routes import INFERENCE
 from jaxserve.gateway.exchange.events import EventStream
 from tests.gateway.stub_engine import PROMPT_TOKENS, event, stream_of, usage_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxserve.gateway.exchange.pause import Gate
+from jaxserve.gateway.exchange.pause import InferencePause
 
 
 class Oops(Exception):
@@ -19,19 +19,19 @@ def test_whatever_ends_a_passage_gives_its_place_back() -> None:
     """Further fault: an exception after taking a place leaked it, and a pause hung."""
 
     async def run() -> None:
-        gate = Gate()
+        pause = InferencePause()
         with pytest.raises(Oops):
-            async with gate.passage():
-                assert gate.status()["inside"] == 1
+            async with pause.entered():
+                assert pause.status()["inside"] == 1
                 raise Oops
-        held = asyncio.create_task(_hold(gate))
+        held = asyncio.create_task(_hold(pause))
         await asyncio.sleep(0)
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
-        gate.pause()
-        waiting = asyncio.create_task(_hold(gate))
+        pause.pause()
+        waiting = asyncio.create_task(_hold(pause))
         await asyncio.sleep(0)
-        assert gate.status() == {
+        assert pause.status() == {
             "paused": True,
             "inside": 0,
             "waiting": 1,
@@ -39,13 +39,13 @@ def test_whatever_ends_a_passage_gives_its_place_back() -> None:
         }
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert gate.status()["waiting"] == gate.status()["inside"] == 0
+        assert pause.status()["waiting"] == pause.status()["inside"] == 0
 
     asyncio.run(run())
 
 
-async def _hold(gate: Gate) -> None:
-    async with gate.passage():
+async def _hold(pause: InferencePause) -> None:
+    async with pause.entered():
         await asyncio.Event().wait()
 
 
@@ -54,17 +54,17 @@ async def _hold(gate: Gate) -> None:
 )
 @settings(deadline=None)
 def test_counts_are_true(moves: list[str]) -> None:
-    """Inside are those that passed and have not ended; nobody passes a closed gate."""
+    """Inside are those that passed and have not ended; nobody passes a closed pause."""
 
     async def run() -> None:
-        gate, inside = Gate(), 0
+        pause, inside = InferencePause(), 0
         tasks: list[asyncio.Task[None]] = []
         ends: list[asyncio.Future[None]] = []
 
         async def visit(end: asyncio.Future[None]) -> None:
             nonlocal inside
-            async with gate.passage():
-                assert gate.is_open
+            async with pause.entered():
+                assert pause.is_open
                 inside += 1
                 try:
                     await end
@@ -76,7 +76,7 @@ def test_counts_are_true(moves: list[str]) -> None:
                 ends.append(asyncio.get_running_loop().create_future())
                 tasks.append(asyncio.create_task(visit(ends[-1])))
             elif move in ("pause", "resume"):
-                getattr(gate, move)()
+                getattr(pause, move)()
             elif tasks and move == "cancel":
                 tasks[len(moves) % len(tasks)].cancel()
             elif ends and not ends[0].done():
@@ -88,13 +88,13 @@ def test_counts_are_true(moves: list[str]) -> None:
                 await asyncio.sleep(0)
             ends = [end for end in ends if not end.done()]
             tasks = [task for task in tasks if not task.done()]
-            status = gate.status()
+            status = pause.status()
             assert status["inside"] == inside
             assert status["waiting"] == len(tasks) - inside
             assert status["waiting"] == 0 or status["paused"]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert gate.status()["inside"] == gate.status()["waiting"] == 0
+        assert pause.status()["inside"] == pause.status()["waiting"] == 0
 
     asyncio.run(run())

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.dialects.dialect import CHAT, MESSAGES
-from jaxserve.gateway.exchange.request import understand
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
+from jaxserve.gateway.dialects.openai_chat import CHAT
+from jaxserve.gateway.exchange.request import parse_request, with_usage
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
@@ -30,14 +31,15 @@ def test_only_one_field_is_ever_added(body: dict[str, Any], stream: bool, blank:
     """Whatever a client says, the engine reads the same and, of a stream, a wish for usage."""
     body = {**body, "stream": stream}
     content = json.dumps(body).encode() + (b" \n" if blank else b"")
-    found = understand(content, [], CHAT)
-    wished = stream and "stream_options" not in body
-    assert found.drops_usage == wished and found.streamed == stream
+    found = parse_request(content, [])
+    assert found.fields == body and found.body == content and found.streamed == stream
+    sent, wished = with_usage(found, CHAT)
+    assert wished == (stream and "stream_options" not in body)
     added = {"stream_options": {"include_usage": True}} if wished else {}
-    assert json.loads(found.body) == {**body, **added}
+    assert json.loads(sent) == {**body, **added}
     if not wished:
-        assert found.body == content
-    assert understand(content, [], MESSAGES).body == content
+        assert sent == content
+    assert with_usage(found, MESSAGES) == (content, False)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"1", b"\xff", b"{}x", b"[" * 5000])
@@ -54,15 +56,15 @@ def test_what_is_no_request(content: bytes, engine: StubEngine, gateway: Running
 @pytest.mark.parametrize("value", ["", "x", "1.5", "99999999999", "--1", "1e3"])
 def test_a_priority_that_is_none(value: str) -> None:
     """In a header it is the gateway's to refuse."""
-    with pytest.raises(Problem) as refused:
-        understand(b"{}", [(b"x-priority", value.encode())], CHAT)
+    with pytest.raises(RequestError) as refused:
+        parse_request(b"{}", [(b"x-priority", value.encode())])
     assert refused.value.status == 400
 
 
 @pytest.mark.parametrize("value", ["x", 1.5, None, True, 2**40, [1]])
 def test_a_priority_field_that_is_none(value: object) -> None:
     """In the body it is the engine's: it passes and counts as 0."""
-    assert understand(json.dumps({"priority": value}).encode(), [], CHAT).priority == 0
+    assert parse_request(json.dumps({"priority": value}).encode(), []).priority == 0
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_priority_field_that_is_none(value: object) -> None:
 )
 def test_several_outputs(asked: dict[str, Any], parallel: bool) -> None:
     """Requests whose events belong to several outputs are known as such."""
-    assert understand(json.dumps(asked).encode(), [], CHAT).parallel == parallel
+    assert parse_request(json.dumps(asked).encode(), []).parallel == parallel
 
 
 def test_a_body_that_is_too_large(engine: StubEngine, start: Start) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import StubEngine
@@ -73,7 +73,7 @@ def test_no_page_spends_an_engines_time(host: str, engine: StubEngine, start: St
 
 def test_a_token_is_all_that_is_asked_for(engine: StubEngine, start: Start) -> None:
     """Which no page knows: behind a proxy, names and origins are others."""
-    gateway = start([engine], tokens=Tokens(client="for-clients", control="for-control"))
+    gateway = start([engine], tokens=AccessTokens(client="for-clients", control="for-control"))
     behind = {"host": "llm.example", "origin": "https://llm.example", "via": "1.1 proxy"}
     given = behind | {"authorization": "Bearer for-clients"}
     assert gateway.post(headers=given).status_code == 200

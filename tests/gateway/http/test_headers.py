@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxserve.gateway.http.headers import first, size, to_client, to_engine
+from jaxserve.gateway.http.headers import client_headers, engine_headers, first_value, headers_size
 
 
 def test_to_an_engine() -> None:
@@ -25,15 +25,15 @@ def test_to_an_engine() -> None:
         (b"x-vllm-priority", b"1"),
         (b"x-class", b"chat"),
     ]
-    assert to_engine(client, "sk", 3) == [
+    assert engine_headers(client, "sk", 3) == [
         ("content-type", "application/json"),
         ("x-request-id", "7"),
         ("accept-encoding", "identity"),
         ("authorization", "Bearer sk"),
         ("x-vllm-priority", "3"),
     ]
-    assert ("x-vllm-priority", "1") in to_engine(client, None, None)
-    assert "authorization" not in dict(to_engine(client, None, None))
+    assert ("x-vllm-priority", "1") in engine_headers(client, None, None)
+    assert "authorization" not in dict(engine_headers(client, None, None))
 
 
 def test_to_a_client() -> None:
@@ -48,11 +48,14 @@ def test_to_a_client() -> None:
         (b"Retry-After", b"3"),
         (b"X-Gateway-Request-Id", b"inner"),
     ]
-    assert to_client(engine) == [(b"content-type", b"text/event-stream"), (b"retry-after", b"3")]
+    assert client_headers(engine) == [
+        (b"content-type", b"text/event-stream"),
+        (b"retry-after", b"3"),
+    ]
 
 
 def test_small_ones() -> None:
     """The first of several, and sizes as on the wire."""
     headers = [(b"a", b" 1 "), (b"a", b"2")]
-    assert first(headers, b"a") == "1" and first(headers, b"b") is None
-    assert size(headers) == len(b"a:  1 \r\na: 2\r\n")
+    assert first_value(headers, b"a") == "1" and first_value(headers, b"b") is None
+    assert headers_size(headers) == len(b"a:  1 \r\na: 2\r\n")

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxserve.gateway.engines import upstream as connections
 from jaxserve.gateway.engines.specs import EngineSpec
-from jaxserve.gateway.engines.upstream import Upstream
+from jaxserve.gateway.engines.upstream import EngineRefused, Upstream
 from jaxserve.gateway.knobs import engine as module
-from jaxserve.gateway.knobs.engine import EngineKnobs, EngineRefused, SglangKnobs, engine_knobs
+from jaxserve.gateway.knobs.engine import EngineKnobs, SglangKnobs, engine_knobs
 from server.local import free_port
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
 from tests.gateway.stub_engine import RawServer
@@ -25,6 +26,7 @@ def ask(url: str, kind: str, use: Callable[[EngineKnobs], Awaitable[Any]], **key
 
     async def play() -> Any:
         upstream = Upstream(connect_s=5.0)
+        upstream.start()
         try:
             spec = EngineSpec(kind, url, f"{kind}-0", "default", **keys)  # type: ignore[arg-type]
             return await use(engine_knobs(spec, upstream))
@@ -167,11 +169,11 @@ def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         offer = ask(url, kind, lambda one: one.offer())
         assert offer.why_not("batch_cap") == f"engine {kind}-0 cannot be reached"
-    monkeypatch.setattr(module, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(connections, "ANSWER_WITHIN_S", 0.05)
     with RawServer(stays=True) as silent, RawServer(b"garbage\r\n\r\n") as mad:
         said = refusal(silent.url, "vllm", lambda one: one.release())
         assert said == "engine vllm-0 did not answer within 0.05 s"
-        monkeypatch.setattr(module, "ANSWER_WITHIN_S", 30.0)
+        monkeypatch.setattr(connections, "ANSWER_WITHIN_S", 30.0)
         assert "other than HTTP" in refusal(mad.url, "vllm", lambda one: one.release())
 
 

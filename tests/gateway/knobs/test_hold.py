@@ -1,4 +1,4 @@
-"""The switch: as it was left, or an error that says so."""
+"""The hold: as it was set, or an error that says so."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.knobs.hold import NotKept, Switch
+from jaxserve.gateway.knobs.hold import ControlHold, HoldNotSaved
 from jaxserve.gateway.settings import GatewaySettings
 
 
 def test_it_is_kept(tmp_path: Path) -> None:
     """From one start to the next, in both positions; without a file from on."""
     path = tmp_path / "switch.json"
-    assert not Switch(path).held and not path.exists()
+    assert not ControlHold(path).held and not path.exists()
     for held in (True, True, False, True):
-        Switch(path).throw(held)
-        assert Switch(path).held is held
-    switch = Switch()
-    switch.throw(True)
-    assert switch.held and not Switch().held
+        ControlHold(path).set(held)
+        assert ControlHold(path).held is held
+    hold = ControlHold()
+    hold.set(True)
+    assert hold.held and not ControlHold().held
 
 
 def test_a_disk_that_fails(tmp_path: Path) -> None:
-    """It is thrown, and who threw it knows that a restart will not."""
+    """The hold takes effect, and the error says that a restart will not know of it."""
     (tmp_path / "file").write_text("")
-    switch = Switch(tmp_path / "file" / "switch.json")
-    with pytest.raises(NotKept, match="control is switched off, but a restart will not know"):
-        switch.throw(True)
-    assert switch.held
+    hold = ControlHold(tmp_path / "file" / "switch.json")
+    with pytest.raises(HoldNotSaved, match="control is switched off, but a restart will not know"):
+        hold.set(True)
+    assert hold.held
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"held": 1}', '{"held": true, "x": 1}'])
 def test_a_file_of_something_else(text: str, tmp_path: Path) -> None:
-    """Is no switch, and no reason to take commands."""
+    """A malformed file is an error, not a reason to take commands."""
     path = tmp_path / "switch.json"
     path.write_text(text)
     with pytest.raises(InputError, match="--state"):
-        Switch(path)
+        ControlHold(path)
 
 
 def test_the_usual_file(tmp_path: Path) -> None:

@@ -15,11 +15,12 @@ from jaxserve import spaces
 from jaxserve.errors import InputError
 from jaxserve.gateway.engines.admission import Pool, build_pools
 from jaxserve.gateway.engines.specs import EngineSpec
+from jaxserve.gateway.engines.upstream import EngineRefused
 from jaxserve.gateway.knobs import steering
 from jaxserve.gateway.knobs import steering as module
 from jaxserve.gateway.knobs import values as knob_values
-from jaxserve.gateway.knobs.engine import EngineOffer, EngineRefused
-from jaxserve.gateway.knobs.hold import Switch
+from jaxserve.gateway.knobs.engine import EngineOffer
+from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.steering import Steering
 from jaxserve.gateway.knobs.values import ENGINE_KNOBS
 from tests.gateway.conftest import Start
@@ -76,7 +77,7 @@ def play(engines: Sequence[FakeEngine], what: Play, pools: Mapping[str, Pool] | 
 
     async def steer() -> Any:
         specs = [EngineSpec("vllm", f"http://{one.name}", one.name, "p") for one in engines]
-        steering = Steering(pools or build_pools(specs, 10, 2), lambda: engines, 2, Switch())
+        steering = Steering(pools or build_pools(specs, 10, 2), engines, 2, ControlHold())
         steering.begin()
         try:
             return await what(steering)
@@ -243,7 +244,7 @@ def test_an_engine_that_is_away_for_a_while() -> None:
 
 def test_an_engine_without_leases_is_put_back_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """If it could not be reached when the lease ended, and after a restart of the gateway."""
-    monkeypatch.setattr(module, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
     engine = FakeEngine("sglang-0", leases=False, batch_cap=64)
     engine.values["batch_cap"] = 4  # an earlier gateway was killed
 

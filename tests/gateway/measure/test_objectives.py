@@ -7,16 +7,16 @@ import math
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.measure.objectives import Classes, Slo
+from jaxserve.gateway.measure.objectives import LatencyObjectives, RequestClasses
 
 
 def test_classes() -> None:
     """An unknown name is ``other``: clients make no classes. Whoever names none is ``default``."""
-    classes = Classes(("chat:ttft=0.5,tpot=0.05", "bulk:tpot=0.2", "default:ttft=2"))
+    classes = RequestClasses(("chat:ttft=0.5,tpot=0.05", "bulk:tpot=0.2", "default:ttft=2"))
     assert classes.names == ("default", "chat", "bulk", "other")
-    assert classes.slos["chat"] == Slo(0.5, 0.05)
-    assert classes.slos["bulk"] == Slo(math.inf, 0.2)
-    assert classes.slos["default"] == Slo(2.0)
+    assert classes.slos["chat"] == LatencyObjectives(0.5, 0.05)
+    assert classes.slos["bulk"] == LatencyObjectives(math.inf, 0.2)
+    assert classes.slos["default"] == LatencyObjectives(2.0)
     assert [classes.name(asked) for asked in (None, "chat", "x" * 999)] == [
         "default",
         "chat",
@@ -26,10 +26,10 @@ def test_classes() -> None:
 
 def test_good() -> None:
     """Both limits count, and one token has no TPOT."""
-    slo = Slo(0.5, 0.05)
+    slo = LatencyObjectives(0.5, 0.05)
     assert slo.met(0.5, 0.05) and slo.met(0.1, None)
     assert not slo.met(0.51, 0.01) and not slo.met(0.1, 0.06)
-    assert Slo().met(1e9, 1e9)
+    assert LatencyObjectives().met(1e9, 1e9)
 
 
 @pytest.mark.parametrize(
@@ -52,5 +52,5 @@ def test_good() -> None:
 def test_refusals(texts: tuple[str, ...], message: str) -> None:
     """One sentence each."""
     with pytest.raises(InputError, match=r"^--slo") as refused:
-        Classes(texts)
+        RequestClasses(texts)
     assert message in str(refused.value)

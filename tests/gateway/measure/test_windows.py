@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.measure.objectives import Classes
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records, RequestRecord
-from jaxserve.gateway.measure.windows import Series, Windows
+from jaxserve.gateway.measure.windows import Series, WindowSeries
 
 SAMPLES = st.lists(
     st.tuples(st.floats(0.0, 5.0), st.floats(0.001, 2.0), st.integers(0, 2)), max_size=60
@@ -33,8 +33,8 @@ def test_quantiles_and_counts(
 ) -> None:
     """Of all and of each class; the later edge belongs to the window, the earlier one does not."""
     since, until = sorted(edges)
-    classes = Classes(("a:ttft=1",))
-    windows = Windows(classes, 1e9)
+    classes = RequestClasses(("a:ttft=1",))
+    windows = WindowSeries(classes, 1e9)
     for time_s, value, place in sorted(samples):
         for series in (windows.ttft_s, windows.itl_s, windows.arrivals):
             series.add(time_s, value if series is not windows.arrivals else place, place)
@@ -79,8 +79,8 @@ def test_slices(
 ) -> None:
     """Equal parts of the window: each measurement is in one of them, the one of its time."""
     since, until = sorted(edges)
-    classes = Classes(("a:ttft=1",))
-    windows = Windows(classes, 1e9)
+    classes = RequestClasses(("a:ttft=1",))
+    windows = WindowSeries(classes, 1e9)
     for time_s, value, place in sorted(samples):
         windows.arrivals.add(time_s, 0.0, place)
         windows.ttft_s.add(time_s, value, place)
@@ -112,19 +112,19 @@ def test_outcomes() -> None:
     records.add(ended(3.3, "rejected"))
     records.add(ended(3.4, "failed"))
     records.add(ended(3.5, "cancelled"))
-    found = Windows(Classes(), 10.0).window(records, 2.0, 4.0)
+    found = WindowSeries(RequestClasses(), 10.0).window(records, 2.0, 4.0)
     counts = {name: found[name] for name in ("completed", "rejected", "cancelled", "failed")}
     assert counts == {"completed": 3, "rejected": 1, "cancelled": 1, "failed": 1}
     assert (found["good"], found["goodput_rps"], found["slo_attainment"]) == (1, 0.5, 0.25)
     assert (found["prompt_tokens"], found["output_tokens"], found["uncounted"]) == (10, 17, 1)
     assert found["tpot_mean_s"] == pytest.approx((0.1 + 0.2) / 2)
-    empty = Windows(Classes(), 10.0).window(Records(1), 2.0, 4.0)
+    empty = WindowSeries(RequestClasses(), 10.0).window(Records(1), 2.0, 4.0)
     assert empty["slo_attainment"] is None and empty["goodput_rps"] == 0.0
 
 
 def test_memory_is_bounded_and_honest() -> None:
     """Old measurements go; a window that reaches back to them says that it is not complete."""
-    windows = Windows(Classes(), kept_s=100.0)
+    windows = WindowSeries(RequestClasses(), kept_s=100.0)
     for number in range(100_000):
         windows.itl_s.add(number * 0.1, 0.01, 0)
     assert len(windows.itl_s._times) < 10_000
@@ -133,4 +133,4 @@ def test_memory_is_bounded_and_honest() -> None:
     crowded = Series(kept_s=1e9, most=5_000)
     for number in range(50_000):
         crowded.add(float(number), 0.0, 0)
-    assert len(crowded._times) <= 10_000 and crowded.forgotten_to_s > 30_000
+    assert len(crowded._times) <= 10_000 and crowded.dropped_to_s > 30_000

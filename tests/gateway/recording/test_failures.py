@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.recording.talking import CHAT, Agent, started, user
 from tests.gateway.running import Leaver
@@ -113,7 +113,7 @@ def test_a_full_disk_fails_the_answer(
         return write(file, data)
 
     with monkeypatch.context() as patch:
-        patch.setattr("jaxserve.gateway.recording.files.os.write", full)
+        patch.setattr("jaxserve.gateway.recording.records.os.write", full)
         answer = agent.say(user("b" * 2000))
         assert answer.status_code == 507 and "not answered" in answer.json()["error"]["message"]
     agent.say(user("c"))
@@ -142,7 +142,7 @@ def test_durable_sessions_wait_for_the_disk(
 
 def test_a_leaver_at_a_closed_gate(tokens: TokenEngine, start: Start, tmp_path: Path) -> None:
     """Paused inference holds requests back; who leaves meanwhile takes nothing along."""
-    gateway = started(start, tokens, tmp_path, tokens=Tokens(client="t"))
+    gateway = started(start, tokens, tmp_path, tokens=AccessTokens(client="t"))
     agent = Agent(gateway)
     assert gateway.control.put("/control/inference/pause").json()["paused"]
     leaver = Leaver(gateway.port, {"model": "stub"})

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.recording.talking import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
@@ -47,7 +47,7 @@ def test_every_client_s_header_carries_the_key(
 
 def test_the_client_token_serves_plainly(vllm: TokenEngine, start: Start, tmp_path: Path) -> None:
     """Beside sessions: byte for byte, and recorded in none."""
-    gateway = started(start, vllm, tmp_path, tokens=Tokens(client="the-token"))
+    gateway = started(start, vllm, tmp_path, tokens=AccessTokens(client="the-token"))
     agent = Agent(gateway)
     headers = {"Authorization": "Bearer the-token"}
     body = {"model": "stub", "messages": [user("a")]}

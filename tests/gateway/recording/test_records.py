@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.recording.files import RecordFile
 from jaxserve.gateway.recording.records import (
-    Choice,
     CompletionRecord,
     Link,
-    Prompts,
+    PromptDecoder,
+    RecordedChoice,
+    RecordFile,
     decode,
     encode,
     lines,
@@ -45,8 +45,8 @@ def record_of(seq: int = 1, text: str = "é\n") -> CompletionRecord:
         weight_version="v1",
         prompt_ids=np.array([1, 2**31 - 1], np.int32),
         choices=(
-            Choice(0, {"content": text}, "stop", np.array([7]), logprobs, ("\u2028",)),
-            Choice(1, {}, None),
+            RecordedChoice(0, {"content": text}, "stop", np.array([7]), logprobs, ("\u2028",)),
+            RecordedChoice(1, {}, None),
         ),
         link=Link((4, 0), "exact", True),
     )
@@ -81,7 +81,7 @@ def test_a_record_of_before_is_read() -> None:
 def test_arrays_come_back_bit_for_bit(ids: list[int], numbers: list[float]) -> None:
     """Little-endian, whatever they are."""
     prompt, logprobs = np.array(ids, np.int32), np.array(numbers, np.float32)
-    choice = Choice(0, {}, None, prompt, logprobs)
+    choice = RecordedChoice(0, {}, None, prompt, logprobs)
     (back,) = decode(encode(replace(record_of(), choices=(choice,)))).choices
     np.testing.assert_array_equal(back.response_ids, prompt)
     np.testing.assert_array_equal(back.logprobs, logprobs)
@@ -172,7 +172,7 @@ def test_a_file_is_read_as_its_lines(records: list[CompletionRecord]) -> None:
     says."""
     for others in (records, [replace(one, link=Link((1, 0), "exact")) for one in records]):
         written = [encode(record) for record in others]
-        prompts = Prompts()
+        prompts = PromptDecoder()
         for line in written:
             together, alone = decode(line, prompts), decode(line)
             assert (together.prompt_ids is None) == (alone.prompt_ids is None)

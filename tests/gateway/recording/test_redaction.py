@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jaxserve.gateway.recording.records import encode
 from jaxserve.gateway.recording.redaction import PLACEHOLDER, Redaction
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
 from tests.gateway.recording.talking import Agent, user
 from tests.gateway.recording.test_records import record_of
@@ -28,17 +28,20 @@ def test_a_text_has_none() -> None:
     assert redaction.text(b"sk-12345-6 sk-12345 EMPTY") == b"[secret] [secret] EMPTY"
     said = orjson.dumps({"content": f"it is {SECRET}."})
     assert orjson.loads(redaction.text(said)) == {"content": f"it is {PLACEHOLDER}."}
-    assert redaction.beside(("another-one",)).text(b"another-one sk-12345") == b"[secret] [secret]"
+    assert (
+        redaction.with_secrets(("another-one",)).text(b"another-one sk-12345")
+        == b"[secret] [secret]"
+    )
 
 
 @given(st.text("abcdefgh", max_size=20), st.integers(0, 20))
 def test_a_text_may_end_in_the_beginning_of_one(text: str, place: int) -> None:
     """Exactly as much of it as could go on to be the secret is held back."""
     secret = b"abcabcde"
-    begun = Redaction((secret.decode(),)).begun(text.encode())
+    begun = Redaction((secret.decode(),)).partial_secret(text.encode())
     ends = [n for n in range(len(secret)) if text.encode().endswith(secret[:n])]
     assert begun == max(ends)
-    assert Redaction().begun(text.encode()) == 0
+    assert Redaction().partial_secret(text.encode()) == 0
 
 
 def test_no_field_of_a_record_has_one() -> None:
@@ -72,7 +75,7 @@ def test_a_session_in_which_all_keys_are_said(
     """By the agent and by the model: the engine and the agent get them, the records do not; the
     next turn continues the one before."""
     monkeypatch.setenv("ENGINE_KEY", "key-of-the-engine")
-    tokens = Tokens(client="token-of-clients", control="token-of-control")
+    tokens = AccessTokens(client="token-of-clients", control="token-of-control")
     gateway = start([f"{vllm.option},key=ENGINE_KEY"], sessions=tmp_path, tokens=tokens)
     gateway.control.headers["authorization"] = f"Bearer {tokens.control}"
     agent = Agent(gateway)

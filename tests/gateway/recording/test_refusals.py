@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.gateway.recording import session as sessions
-from jaxserve.gateway.recording.files import RecordFile
+from jaxserve.gateway.recording.records import RecordFile
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from tests.gateway.conftest import Start
 from tests.gateway.recording.talking import CHAT, Agent, started, user
@@ -96,7 +96,7 @@ def test_a_gateway_that_stops_is_recorded(vllm: TokenEngine, start: Start, tmp_p
     """As a full one; what asks for no output is none of the session."""
     agent = Agent(started(start, vllm, tmp_path, drain_s=60.0))
     assert agent.gateway.http.get("/v1/models", headers=agent.headers).is_success
-    agent.gateway.app.calls.stop(60.0)
+    agent.gateway.app.in_flight.stop(60.0)
     assert post(agent, PLAIN).status_code == 503
     assert post(agent, PLAIN, "/v1/messages/count_tokens").status_code == 503
     assert agent.gateway.http.get("/v1/models", headers=agent.headers).status_code == 503
@@ -126,9 +126,9 @@ def test_refusals_that_cannot_be_recorded(
     vllm: TokenEngine, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Take the place of none that can, and the gateway's own books have them all the same."""
-    monkeypatch.setattr(sessions, "_MOST_UNSENT", 1)
+    monkeypatch.setattr(sessions, "_MAX_UNSENT", 1)
     agent = Agent(started(start, vllm, tmp_path))
-    agent.gateway.app.calls.stop(60.0)
+    agent.gateway.app.in_flight.stop(60.0)
     add = RecordFile.add
 
     def full(self: RecordFile, line: bytes) -> None:
@@ -165,7 +165,7 @@ def test_refusals_do_not_fill_the_disk(
 ) -> None:
     """Of each the beginning stays, of all a number, over restarts too; what is answered is recorded
     all the same."""
-    monkeypatch.setattr(sessions, "_MOST_UNSENT", 3)
+    monkeypatch.setattr(sessions, "_MAX_UNSENT", 3)
     agent = Agent(started(start, vllm, tmp_path))
     for _ in range(5):
         assert post(agent, "é".encode() * 500_000).status_code == 400
@@ -176,5 +176,5 @@ def test_refusals_do_not_fill_the_disk(
     assert {len(record.received) for record in records[:3]} == {16_384}
     file = tmp_path / agent.id / "records.jsonl"
     assert file.stat().st_size < 4 * 20_000
-    again = sessions._Said(file)
+    again = sessions._OpenRecords(file)
     assert again.unsent == 3

@@ -19,7 +19,7 @@ from jaxserve.errors import InputError
 from jaxserve.gateway.http.token_files import CONTROL
 from jaxserve.gateway.recording import session as one
 from jaxserve.gateway.recording.records import read_records
-from jaxserve.gateway.recording.store import Sessions
+from jaxserve.gateway.recording.store import SessionStore
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.app.test_serve import process
 from tests.gateway.conftest import Start
@@ -36,11 +36,11 @@ def bearer(key: str) -> Any:
 def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
     """Key, description and what is closed."""
 
-    async def shown(sessions: Sessions) -> list[Any]:
+    async def shown(sessions: SessionStore) -> list[Any]:
         return [await sessions.described(session) for session in sessions]
 
     async def first() -> tuple[str, str, list[Any]]:
-        sessions = Sessions(tmp_path)
+        sessions = SessionStore(tmp_path)
         _, key = await sessions.create("one", durable=True, metadata={"task": "t"})
         closed, other = await sessions.create("two", durable=False, metadata={})
         await sessions.close(closed)
@@ -49,7 +49,7 @@ def test_a_session_outlives_its_gateway(tmp_path: Path) -> None:
         return key, other, found
 
     key, other, before = asyncio.run(first())
-    again = Sessions(tmp_path)
+    again = SessionStore(tmp_path)
     found = again.of(bearer(key))
     assert found is not None and found.info.id == "one" and found.info.durable
     assert again.of(bearer(other)) is None
@@ -62,7 +62,7 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
     threads: list[int] = []
     going = threading.Event()
 
-    class Slow(one._Said):
+    class Slow(one._OpenRecords):
         """Waits until the loop lets it go on."""
 
         def __init__(self, path: Path) -> None:
@@ -70,10 +70,10 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
             assert going.wait(PATIENCE_S)
             super().__init__(path)
 
-    monkeypatch.setattr(one, "_Said", Slow)
+    monkeypatch.setattr(one, "_OpenRecords", Slow)
 
     async def go() -> None:
-        sessions = Sessions(tmp_path)
+        sessions = SessionStore(tmp_path)
         session, _ = await sessions.create("one", durable=False, metadata={})
         asking = [asyncio.create_task(sessions.described(session)) for _ in range(3)]
         while not threads:
@@ -95,17 +95,17 @@ def test_records_are_read_off_the_loop(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_one_gateway_at_a_time(tmp_path: Path) -> None:
     """Two that number the same records would number them twice."""
-    sessions = Sessions(tmp_path)
+    sessions = SessionStore(tmp_path)
     with pytest.raises(InputError, match="another gateway has it"):
-        Sessions(tmp_path)
+        SessionStore(tmp_path)
     sessions.shut()
-    Sessions(tmp_path).shut()
+    SessionStore(tmp_path).shut()
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", ".hidden", "x" * 129, "a b", "é"])
 def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
     """It becomes a folder."""
-    sessions = Sessions(tmp_path / "sessions")
+    sessions = SessionStore(tmp_path / "sessions")
     with pytest.raises(InputError, match="id is"):
         asyncio.run(sessions.create(name, durable=False, metadata={}))
     assert os.listdir(tmp_path) == ["sessions"]
@@ -116,7 +116,7 @@ def test_a_name_is_given_once(tmp_path: Path) -> None:
     """The second maker would get the first one's records, also if both ask at the same time."""
 
     async def go() -> None:
-        sessions = Sessions(tmp_path)
+        sessions = SessionStore(tmp_path)
         asked = [sessions.create("one", durable=False, metadata={}) for _ in range(4)]
         made = await asyncio.gather(*asked, return_exceptions=True)
         refused = [each for each in made if isinstance(each, InputError)]
@@ -147,7 +147,7 @@ def test_the_loop_goes_on_while_the_disk_writes(
         writing.clear()
 
     async def go() -> None:
-        sessions = Sessions(tmp_path)
+        sessions = SessionStore(tmp_path)
         making = asyncio.create_task(sessions.create("one", durable=True, metadata={}))
         await written()
         assert not list(sessions)
@@ -172,11 +172,11 @@ def test_bad_folders(tmp_path: Path) -> None:
     """One sentence each."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match=r"--sessions is .*file"):
-        Sessions(tmp_path / "file")
+        SessionStore(tmp_path / "file")
     (tmp_path / "folder" / "one").mkdir(parents=True)
     (tmp_path / "folder" / "one" / "session.json").write_text("{")
     with pytest.raises(InputError, match="session one is not readable JSON"):
-        Sessions(tmp_path / "folder")
+        SessionStore(tmp_path / "folder")
 
 
 def test_the_routes(start: Start, tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_kill_minus_9_at_any_moment(tmp_path: Path) -> None:
             running.kill()
             for thread in talking:
                 thread.join(PATIENCE_S)
-    Sessions(folder).shut()
+    SessionStore(folder).shut()
     for name, ids in answered.items():
         found = [record.request_id for record in read_records(folder / name / "records.jsonl")]
         assert ids and len(found) == len(set(found))

@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.recording.token_ids import STRATEGIES, Tokens, bare, sampling_of
+from jaxserve.gateway.recording.token_ids import (
+    FORMATS,
+    TokenCollector,
+    sampling_parameters,
+    without_tokens,
+)
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
@@ -41,7 +46,7 @@ _JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_a_request_is_not_changed(kind: str) -> None:
     """Fault 4: shared objects were changed in place, so that records showed what was not sent."""
     chat: dict[str, Any] = {
@@ -52,14 +57,14 @@ def test_a_request_is_not_changed(kind: str) -> None:
         "top_logprobs": 2,
     }
     before = copy.deepcopy(chat)
-    asked = STRATEGIES[kind].ask(chat)
+    asked = FORMATS[kind].ask(chat)
     assert chat == before and asked != before
     assert asked["messages"] == before["messages"] and asked["top_logprobs"] == 2
 
 
 def test_what_vllm_is_asked() -> None:
     """Ids and log-probabilities; without reasoning it would give none of them."""
-    asked = STRATEGIES["vllm"].ask({"include_reasoning": False, "stream": True, "logprobs": False})
+    asked = FORMATS["vllm"].ask({"include_reasoning": False, "stream": True, "logprobs": False})
     assert asked == {
         "stream": True,
         "logprobs": True,
@@ -70,7 +75,7 @@ def test_what_vllm_is_asked() -> None:
 
 def test_what_sglang_is_asked() -> None:
     """Its own fields, and never a stream, which would lose log-probabilities."""
-    asked = STRATEGIES["sglang"].ask({"stream": True, "stream_options": {}, "n": 2})
+    asked = FORMATS["sglang"].ask({"stream": True, "stream_options": {}, "n": 2})
     assert asked == {
         "n": 2,
         "stream": False,
@@ -80,9 +85,9 @@ def test_what_sglang_is_asked() -> None:
     }
 
 
-def read(kind: str, answer: Any) -> Tokens:
+def read(kind: str, answer: Any) -> TokenCollector:
     """What a whole answer tells."""
-    tokens = Tokens(kind)
+    tokens = TokenCollector(kind)
     tokens.add(answer)
     return tokens
 
@@ -129,7 +134,7 @@ def test_texts_of_tokens() -> None:
 
 def test_events_tell_what_a_whole_answer_does() -> None:
     """Event by event, choices by turns."""
-    tokens = Tokens("vllm")
+    tokens = TokenCollector("vllm")
     tokens.add({"prompt_token_ids": [7], "choices": [{"index": 0, "delta": {}}]})
     for index, token in ((0, 1), (1, 2), (0, 3)):
         content = [{"token": f"t{token}", "logprob": -float(token)}]
@@ -149,7 +154,7 @@ def test_what_are_no_ids_is_not_told(ids: Any) -> None:
     assert tokens.prompt_ids is None and tokens.of(0) == (None, None)
 
 
-@pytest.mark.parametrize("kind", STRATEGIES)
+@pytest.mark.parametrize("kind", FORMATS)
 @given(_JSON)
 def test_whatever_an_engine_says_is_read(kind: str, said: Any) -> None:
     """Garbage gives nothing, and no exception; what is read is not changed."""
@@ -157,7 +162,7 @@ def test_whatever_an_engine_says_is_read(kind: str, said: Any) -> None:
     before = copy.deepcopy(answer)
     tokens = read(kind, answer)
     tokens.add(answer)
-    bare(answer)
+    without_tokens(answer)
     assert repr(answer) == repr(before)
     assert tokens.prompt_ids is None or tokens.prompt_ids.dtype == np.int32
     for index in range(3):
@@ -169,4 +174,4 @@ def test_whatever_an_engine_says_is_read(kind: str, said: Any) -> None:
 def test_sampling_is_what_changes_tokens() -> None:
     """Neither messages nor wishes for the answer's form."""
     asked = {"temperature": 0.0, "top_p": None, "n": 2, "messages": [], "stream": True}
-    assert sampling_of(asked) == {"temperature": 0.0, "n": 2}
+    assert sampling_parameters(asked) == {"temperature": 0.0, "n": 2}

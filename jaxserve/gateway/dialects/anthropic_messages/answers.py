@@ -1,12 +1,19 @@
-"""Anthropic's ``/v1/messages``: answers, whole and in events."""
+"""Answers of Anthropic's ``/v1/messages``, whole and in events."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from jaxserve.gateway.dialects.blocks import Block, Blocks, Closed, Grown, Opened, Step
-from jaxserve.gateway.dialects.canonical import Chat, Choice, Completion, Counts
+from jaxserve.gateway.dialects.blocks import (
+    Block,
+    BlockClosed,
+    BlockGrown,
+    BlockOpened,
+    Blocks,
+    BlockStep,
+)
+from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts
 from jaxserve.gateway.dialects.deltas import (
     CallStart,
     Delta,
@@ -24,8 +31,8 @@ from jaxserve.gateway.dialects.sealed_reasoning import sealed
 _STOPS = {"length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
 
 
-def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
-    """A whole answer."""
+def answer_body(chat: Chat, completion: Completion) -> dict[str, Any]:
+    """Body of a whole answer."""
     choice = completion.first
     blocks, content = Blocks(), []
     for delta in deltas_of(Completion((choice,))):
@@ -38,14 +45,14 @@ def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
 
 
 def count_body(tokens: int) -> dict[str, Any]:
-    """The answer to a request to count tokens."""
+    """Body of the answer to a request that counts tokens."""
     return {"input_tokens": tokens}
 
 
-def _whole(chat: Chat, steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
-    """Blocks that have ended."""
+def _whole(chat: Chat, steps: Iterable[BlockStep]) -> Iterator[dict[str, Any]]:
+    """Content blocks of the blocks that have ended."""
     for step in steps:
-        if isinstance(step, Closed):
+        if isinstance(step, BlockClosed):
             block = step.block
             found = _empty(block)
             if block.kind is Reasoning:
@@ -59,26 +66,26 @@ def _whole(chat: Chat, steps: Iterable[Step]) -> Iterator[dict[str, Any]]:
 
 
 def _empty(block: Block) -> dict[str, Any]:
-    """A block at its start."""
+    """Content block at its start."""
     if block.kind is Reasoning:
         return {"type": "thinking", "thinking": "", "signature": ""}
     if block.start is not None:
         return {"type": "tool_use", "id": block.start.id, "name": block.start.name, "input": {}}
-    # Refusals are text here, with a stop reason of their own.
+    # A refusal is text, with a stop reason of its own.
     return {"type": "text", "text": ""}
 
 
 def _stop(
     finish: str | None, sequence: str | None, kinds: set[type]
 ) -> tuple[str | None, str | None]:
-    """Stop reason, and the sequence that stopped."""
+    """Stop reason and stop sequence."""
     if finish is None:
         return None, None
     if Refusal in kinds:
         return "refusal", None
     if finish in _STOPS:
         return _STOPS[finish], None
-    if CallStart in kinds:  # engines say that a call which was forced just stopped
+    if CallStart in kinds:  # engines report ``stop`` for a forced call
         return "tool_use", None
     return ("end_turn", None) if sequence is None else ("stop_sequence", sequence)
 
@@ -99,7 +106,7 @@ def _message(chat: Chat, counts: Counts) -> dict[str, Any]:
 def _usage(counts: Counts) -> dict[str, Any]:
     cached = counts.cached or 0
     usage: dict[str, Any] = {
-        # Theirs leaves out what was read from the cache.
+        # Anthropic counts cached tokens apart from the input.
         "input_tokens": max((counts.prompt or 0) - cached, 0),
         "output_tokens": counts.output or 0,
         "cache_creation_input_tokens": 0,
@@ -110,19 +117,19 @@ def _usage(counts: Counts) -> dict[str, Any]:
     return usage
 
 
-class Events(EventWriter):
-    """A streamed answer. Its stop reason and usage come at the end, when both are known."""
+class MessagesEventWriter(EventWriter):
+    """Writer of a streamed answer; stop reason and usage come at the end."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._shows_thinking = chat.noted["shows_thinking"]
         self._blocks = Blocks()
         self._counts = Counts()
-        self._choice = Choice()
+        self._choice = CompletionChoice()
         self._started = False
 
     def end(self) -> bytes:
-        """The last block's end, stop reason and usage."""
+        """End of the last block, stop reason and usage."""
         data = self._start() + b"".join(map(self._step, self._blocks.end()))
         reason, sequence = _stop(self._choice.finish, self._choice.stop, self._blocks.kinds)
         last = {"stop_reason": reason, "stop_sequence": sequence}
@@ -137,7 +144,7 @@ class Events(EventWriter):
             case Logprobs():
                 return b""
             case Finish(choice, reason, stop):
-                self._choice = Choice(choice, finish=reason, stop=stop)
+                self._choice = CompletionChoice(choice, finish=reason, stop=stop)
                 return b""
         return self._start() + b"".join(map(self._step, self._blocks.feed(delta)))
 
@@ -145,18 +152,18 @@ class Events(EventWriter):
         if self._started:
             return b""
         self._started = True
-        # Engines count at the end; what has been counted so far is nothing, as a rule.
+        # Usage is usually zero here: engines report it at the end.
         return self._event("message_start", message=_message(self._chat, self._counts))
 
-    def _step(self, step: Step) -> bytes:
+    def _step(self, step: BlockStep) -> bytes:
         block = step.block
         at = block.number
         match step:
-            case Opened():
+            case BlockOpened():
                 return self._event("content_block_start", index=at, content_block=_empty(block))
-            case Grown(_, text):
+            case BlockGrown(_, text):
                 return self._grown(block, text)
-            case Closed():
+            case BlockClosed():
                 signature = b""
                 if block.kind is Reasoning:
                     delta = {"type": "signature_delta", "signature": sealed(block.text)}

@@ -1,4 +1,4 @@
-"""Anthropic's ``/v1/messages``: requests, and requests to count their tokens."""
+"""Requests of Anthropic's ``/v1/messages``, and requests to count their tokens."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxserve.checks import JsonObject, refuse
-from jaxserve.gateway.dialects.canonical import Asked, Chat, chat_from
+from jaxserve.gateway.dialects.canonical import Chat, DialectRequest, build_chat
 from jaxserve.gateway.dialects.request_fields import (
-    asked_stream,
-    assistant,
+    assistant_message,
     content_of,
     data_url,
-    dumped,
     function_call,
     function_tool,
     image_part,
-    lacks,
-    listed,
+    json_text,
     named_choice,
+    optional_object,
+    optional_objects,
+    optional_text,
     refuse_fields,
-    refusing,
+    refuse_unsupported,
+    refuses_bad_input,
     renamed,
-    said,
     schema_format,
     text_part,
-    tool_result,
-    within,
+    tool_message,
+    wants_stream,
 )
 from jaxserve.gateway.dialects.sealed_reasoning import unsealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
-"""A line that Claude Code puts before its system prompt. It changes with every request, and with it
-would every prompt from its first token on."""
+"""Line that Claude Code puts before its system prompt. The line changes with every request, so that
+no two prompts would share a prefix."""
 _LACKING = {
     "container": "there are no containers here",
     "compaction": "ask for a summary in a message",
@@ -49,52 +49,58 @@ _NAMES = {
     "top_k": "top_k",
 }
 _SERVER_TOOLS = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "advisor_")
-"""Beginnings of the types of tools that Anthropic's servers run."""
+"""Prefixes of the types of tools that Anthropic's servers run."""
 
 
-@refusing
-def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
-    """A client's request in canonical form.
+@refuses_bad_input
+def to_chat(asked: DialectRequest, policy: TemplatePolicy) -> Chat:
+    """Reads a client's request into the canonical form.
 
     Raises:
-      Problem: it is malformed, or asks for what engines lack.
+      RequestError: the request is malformed, or asks for something that engines lack.
     """
     fields = JsonObject(asked.fields, "the request")
     if not asked.counts:
         fields.whole("max_tokens", 1)
-    streamed = not asked.counts and asked_stream(fields)
+    streamed = not asked.counts and wants_stream(fields)
     refuse_fields(fields, _LACKING)
     fields.entries("messages")
     messages = list(_system(fields))
-    for message in listed(fields, "messages"):
+    for message in optional_objects(fields, "messages"):
         messages += _messages(message)
     request = renamed(fields, _NAMES)
     request |= _output(fields, policy)
-    tools = [tool for each in listed(fields, "tools") if (tool := _tool(each)) is not None]
+    tools = [
+        tool for each in optional_objects(fields, "tools") if (tool := _tool(each)) is not None
+    ]
     if tools:
         request["tools"] = tools
     request |= _tool_choice(fields, tools)
     if messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]:
-        # Both engines' name for an answer that the client has begun.
+        # Fields of both engines for an answer that the client has begun.
         request |= {"continue_final_message": True, "add_generation_prompt": False}
     model = fields.text("model")
-    return chat_from(
+    return build_chat(
         asked, model, messages, request, policy, streamed=streamed, notes=_notes(fields)
     )
 
 
 def _notes(fields: JsonObject) -> dict[str, Any]:
-    """Whether the client is shown what the model thinks, or only given it to keep."""
-    return {"shows_thinking": within(fields, "thinking").get("display") != "omitted"}
+    """Whether the client sees the reasoning, or only its sealed form."""
+    return {"shows_thinking": optional_object(fields, "thinking").get("display") != "omitted"}
 
 
 def _system(fields: JsonObject) -> Iterator[dict[str, Any]]:
-    """The system prompt."""
+    """Message with the system prompt, if there is one."""
     system = fields.get("system")
     if isinstance(system, str):
         texts = [system]
     else:
-        texts = [said(block, "text") for block in listed(fields, "system") if _is_text(block)]
+        texts = [
+            optional_text(block, "text")
+            for block in optional_objects(fields, "system")
+            if _is_text(block)
+        ]
     texts = [_BILLING.sub("", text) for text in texts]
     parts = [text_part(text) for text in texts if text]
     if parts:
@@ -106,29 +112,29 @@ def _is_text(block: JsonObject) -> bool:
 
 
 def _messages(message: JsonObject) -> Iterator[dict[str, Any]]:
-    """The messages that one of theirs is: results of tools are messages of their own."""
+    """Chat messages of one message: results of tools become messages of their own."""
     role = message.one_of("role", ("user", "assistant", "system"))
     if isinstance(message.get("content"), str):
         yield {"role": role, "content": message["content"]}
         return
     if message.get("content") is None:
         refuse(message.name("content"), None, "a text or a list of blocks")
-    blocks = list(listed(message, "content"))
+    blocks = list(optional_objects(message, "content"))
     if role == "assistant":
         yield _assistant(blocks)
         return
     parts: list[dict[str, Any]] = []
-    told = False
+    has_result = False
     for block in blocks:
         if block.text("type") == "tool_result":
             if parts:
                 yield {"role": role, "content": content_of(parts)}
                 parts = []
             yield _result(block)
-            told = True
+            has_result = True
         else:
             parts += _parts(block)
-    if parts or not told:
+    if parts or not has_result:
         yield {"role": role, "content": content_of(parts)}
 
 
@@ -137,24 +143,26 @@ def _assistant(blocks: list[JsonObject]) -> dict[str, Any]:
     for block in blocks:
         match block.text("type"):
             case "text":
-                texts.append(said(block, "text"))
+                texts.append(optional_text(block, "text"))
             case "thinking":
-                thoughts.append(said(block, "thinking") or unsealed(block.get("signature")) or "")
+                thoughts.append(
+                    optional_text(block, "thinking") or unsealed(block.get("signature")) or ""
+                )
             case "redacted_thinking":
                 thoughts.append(unsealed(block.get("data")) or "")
             case "tool_use":
-                arguments = dumped(dict(block.inside("input")))
+                arguments = json_text(dict(block.inside("input")))
                 calls.append(function_call(block.text("id"), block.text("name"), arguments))
             case kind if _is_of_server(kind):
                 pass
             case kind:
                 refuse(block.name("type"), kind, "a type of block that the assistant writes")
-    # Blocks of one message are one text: those of an answer are where it was cut for a call.
-    return assistant("".join(texts), "".join(thoughts), calls)
+    # Join the text blocks: an answer is split only where a call stands between.
+    return assistant_message("".join(texts), "".join(thoughts), calls)
 
 
 def _is_of_server(kind: str) -> bool:
-    """Whether a block is what Anthropic's servers did."""
+    """Whether a block is an action of Anthropic's servers."""
     return kind in ("server_tool_use", "container_upload", "mcp_tool_use") or (
         kind != "tool_result" and kind.endswith("_tool_result")
     )
@@ -163,23 +171,23 @@ def _is_of_server(kind: str) -> bool:
 def _result(block: JsonObject) -> dict[str, Any]:
     content = block.get("content")
     if not isinstance(content, str):
-        parts = [part for each in listed(block, "content") for part in _parts(each)]
+        parts = [part for each in optional_objects(block, "content") for part in _parts(each)]
         content = content_of(parts)
-    return tool_result(block.text("tool_use_id"), content, failed=block.get("is_error") is True)
+    return tool_message(block.text("tool_use_id"), content, failed=block.get("is_error") is True)
 
 
 def _parts(block: JsonObject) -> Iterator[dict[str, Any]]:
-    """Parts of content that a block of the user or of a tool is."""
+    """Content parts of a block of the user or of a tool."""
     match block.text("type"):
         case "text":
-            yield text_part(said(block, "text"))
+            yield text_part(optional_text(block, "text"))
         case "image":
             yield _image(block.inside("source"))
         case "document":
             yield from _document(block)
         case "search_result":
-            yield text_part(f"{said(block, 'title')}\n{said(block, 'source')}")
-            for each in listed(block, "content"):
+            yield text_part(f"{optional_text(block, 'title')}\n{optional_text(block, 'source')}")
+            for each in optional_objects(block, "content"):
                 yield from _parts(each)
         case "tool_reference":
             yield text_part(block.text("tool_name"))
@@ -196,34 +204,36 @@ def _image(source: JsonObject) -> dict[str, Any]:
         case "url":
             return image_part(source.text("url"))
         case _:
-            lacks("images by file_id are not supported: send the data or a URL")
+            refuse_unsupported("images by file_id are not supported: send the data or a URL")
 
 
 def _document(block: JsonObject) -> Iterator[dict[str, Any]]:
     source = block.inside("source")
     kind = source.one_of("type", ("text", "content", "base64", "url", "file"))
-    if title := said(block, "title"):
+    if title := optional_text(block, "title"):
         yield text_part(title)
     if kind == "text":
-        yield text_part(said(source, "data"))
+        yield text_part(optional_text(source, "data"))
     elif kind == "content" and isinstance(source.get("content"), str):
         yield text_part(source["content"])
     elif kind == "content":
-        for each in listed(source, "content"):
+        for each in optional_objects(source, "content"):
             yield from _parts(each)
     else:
-        lacks(f"documents of type {kind} are not supported: send their text")
+        refuse_unsupported(f"documents of type {kind} are not supported: send their text")
 
 
 def _tool(tool: JsonObject) -> dict[str, Any] | None:
-    """A tool of the client; None for one that Anthropic's servers run."""
+    """Tool of the client; None for a tool that Anthropic's servers run."""
     kind = tool.get("type") or "custom"
     if not isinstance(kind, str):
         refuse(tool.name("type"), kind, "a text")
     if kind.startswith(_SERVER_TOOLS):
         return None
     if kind != "custom":
-        lacks(f"a tool of type {kind} has no input_schema: describe it as a custom tool")
+        refuse_unsupported(
+            f"a tool of type {kind} has no input_schema: describe it as a custom tool"
+        )
     schema = dict(tool.inside("input_schema"))
     return function_tool(tool.text("name"), tool.get("description"), schema, tool.get("strict"))
 
@@ -247,18 +257,18 @@ def _tool_choice(fields: JsonObject, tools: list[dict[str, Any]]) -> dict[str, A
 
 
 def _output(fields: JsonObject, policy: TemplatePolicy) -> dict[str, Any]:
-    """How much to think, and the schema of the output."""
+    """Effort or budget of reasoning, and the schema of the output."""
     found: dict[str, Any] = {}
-    thinking = within(fields, "thinking")
+    thinking = optional_object(fields, "thinking")
     if thinking.get("type") == "disabled":
         found["reasoning_effort"] = "none"
     elif thinking.get("budget_tokens") is not None and policy.thinking_budget_field is not None:
         found[policy.thinking_budget_field] = thinking.whole("budget_tokens", 1)
-    config = within(fields, "output_config")
+    config = optional_object(fields, "output_config")
     if config.get("effort") is not None and "reasoning_effort" not in found:
         found["reasoning_effort"] = config.text("effort")
-    # The field at the top is the older name of the one inside.
-    wanted = within(config, "format") or within(fields, "output_format")
+    # The field ``output_format`` is the older name.
+    wanted = optional_object(config, "format") or optional_object(fields, "output_format")
     if wanted:
         wanted.one_of("type", ("json_schema",))
         found["response_format"] = schema_format("output", dict(wanted.inside("schema")))

@@ -1,4 +1,4 @@
-"""Google's ``generateContent``: answers, whole and in events."""
+"""Answers of Google's ``generateContent``, whole and in events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.dialects.blocks import Block, Blocks, Closed, Grown, Step
+from jaxserve.gateway.dialects.blocks import Block, BlockClosed, BlockGrown, Blocks, BlockStep
 from jaxserve.gateway.dialects.canonical import Chat, Completion, Counts
 from jaxserve.gateway.dialects.deltas import (
     Delta,
@@ -24,8 +24,8 @@ _FINISHES = {"length": "MAX_TOKENS", "content_filter": "SAFETY"}
 Part = dict[str, Any]
 
 
-def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
-    """A whole answer."""
+def answer_body(chat: Chat, completion: Completion) -> dict[str, Any]:
+    """Body of a whole answer."""
     candidates = []
     for choice in completion.choices:
         parts = _Parts(chat, whole=True)
@@ -38,7 +38,7 @@ def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
 
 
 def count_body(tokens: int) -> dict[str, Any]:
-    """The answer to a request to count tokens."""
+    """Body of the answer to a request that counts tokens."""
     return {"totalTokens": tokens}
 
 
@@ -58,7 +58,7 @@ def _usage(counts: Counts) -> dict[str, Any]:
     prompt, output, thoughts = counts.prompt or 0, counts.output or 0, counts.reasoning or 0
     usage = {
         "promptTokenCount": prompt,
-        # Theirs counts thoughts apart.
+        # Google counts thoughts apart from the candidates.
         "candidatesTokenCount": max(output - thoughts, 0),
         "totalTokenCount": prompt + output,
     }
@@ -70,45 +70,49 @@ def _usage(counts: Counts) -> dict[str, Any]:
 
 
 class _Parts:
-    """Blocks of a candidate as parts.
+    """Parts of a candidate, from the blocks of a choice.
 
-    A thought's signature is on the part behind the thought, as theirs is: their clients keep it
-    there when they drop the thought. Calls are whole, since their arguments are an object.
+    As in Google's answers, the signature of a thought is on the part behind the thought: clients
+    keep the signature there when they drop the thought. Calls are whole, since their arguments are
+    an object.
     """
 
     def __init__(self, chat: Chat, *, whole: bool) -> None:
-        """Args: whose parts, and whether a block is one part, not one for each of its pieces."""
+        """Args:
+        chat: request of the answer.
+        whole: whether a block becomes one part, not one part for each of its pieces.
+        """
         self._shows_thoughts = chat.noted["shows_thoughts"]
         self._whole = whole
         self._blocks = Blocks()
         self._signature = ""
 
     def feed(self, delta: Any) -> list[Part]:
-        """Parts of a delta that brings output."""
+        """Parts of a delta with output."""
         return [part for step in self._blocks.feed(delta) for part in self._step(step)]
 
     def end(self) -> list[Part]:
-        """The last parts; a signature that no part came behind is alone with an empty thought."""
+        """The last parts; a signature without a part behind it comes with an empty thought."""
         parts = [part for step in self._blocks.end() for part in self._step(step)]
         if self._signature:
             parts.append(self._signed({"text": "", "thought": True}))
         return parts
 
-    def _step(self, step: Step) -> list[Part]:
+    def _step(self, step: BlockStep) -> list[Part]:
         block = step.block
         match step:
-            case Grown(_, text) if not self._whole and block.start is None:
-                return self._spoken(block, text)
-            case Closed() if block.start is not None:
+            case BlockGrown(_, text) if not self._whole and block.start is None:
+                return self._text_parts(block, text)
+            case BlockClosed() if block.start is not None:
                 return [self._signed(_call(block))]
-            case Closed():
-                parts = self._spoken(block, block.text) if self._whole else []
+            case BlockClosed():
+                parts = self._text_parts(block, block.text) if self._whole else []
                 if block.kind is Reasoning:
                     self._signature = sealed(block.text)
                 return parts
         return []
 
-    def _spoken(self, block: Block, text: str) -> list[Part]:
+    def _text_parts(self, block: Block, text: str) -> list[Part]:
         if block.kind is not Reasoning:
             return [self._signed({"text": text})]
         return [{"text": text, "thought": True}] if self._shows_thoughts else []
@@ -124,8 +128,8 @@ def _call(block: Block) -> Part:
     return {"functionCall": call}
 
 
-class Events(EventWriter):
-    """A streamed answer, with ``alt=sse``. Finish reasons and usage come at the end."""
+class GoogleEventWriter(EventWriter):
+    """Writer of a streamed answer (``alt=sse``); finish reasons and usage come at the end."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -134,7 +138,7 @@ class Events(EventWriter):
         self._counts = Counts()
 
     def end(self) -> bytes:
-        """The last parts of every candidate, why it ended, and the usage."""
+        """Last parts and finish reason of every candidate, and the usage."""
         candidates = [
             _candidate(at, parts.end(), self._finishes.get(at))
             for at, parts in sorted(self._parts.items())

@@ -1,6 +1,6 @@
-"""Google's ``generateContent``: requests, and requests to count their tokens.
+"""Requests of Google's ``generateContent``, and requests to count their tokens.
 
-Names of fields are read in both spellings that Google's servers take: ``topP`` and ``top_p``.
+Google's servers take fields in two spellings, ``topP`` and ``top_p``, and so does this module.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.checks import JsonObject, refuse
-from jaxserve.gateway.dialects.canonical import Asked, Chat, chat_from
+from jaxserve.gateway.dialects.canonical import Chat, DialectRequest, build_chat
 from jaxserve.gateway.dialects.google_generate.schemas import json_schema
 from jaxserve.gateway.dialects.request_fields import (
-    assistant,
+    assistant_message,
     content_of,
     data_url,
-    dumped,
     function_call,
     function_tool,
     image_part,
-    lacks,
-    listed,
+    json_text,
     named_choice,
     only_named,
+    optional_object,
+    optional_objects,
+    optional_text,
+    optional_texts,
     refuse_fields,
-    refusing,
+    refuse_unsupported,
+    refuses_bad_input,
     renamed,
-    said,
     schema_format,
     text_part,
-    tool_result,
-    within,
-    words,
+    tool_message,
 )
 from jaxserve.gateway.dialects.sealed_reasoning import unsealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
@@ -71,7 +71,7 @@ _NAMES = {
 }
 _SNAKE = re.compile(r"_([a-z])")
 _OF_SERVER = ("executableCode", "codeExecutionResult", "toolCall", "toolResponse")
-"""Parts that say what Google's servers did."""
+"""Parts for actions of Google's servers."""
 _MODES = {"AUTO": "auto", "VALIDATED": "auto", "ANY": "required", "NONE": "none"}
 _VERBATIM = (
     "args",
@@ -81,33 +81,35 @@ _VERBATIM = (
     "properties",
     "default",
 )
-"""Fields whose content is the client's own, and so are the names in it."""
+"""Fields with names of the client's own inside, which keep their spelling."""
 
 
-@refusing
-def chat_of(asked: Asked, policy: TemplatePolicy) -> Chat:
-    """A client's request in canonical form; its path says the model and whether to stream.
+@refuses_bad_input
+def to_chat(asked: DialectRequest, policy: TemplatePolicy) -> Chat:
+    """Reads a client's request into the canonical form; its path has the model and the method.
 
     Raises:
-      Problem: it is malformed, or asks for what engines lack.
+      RequestError: the request is malformed, or asks for something that engines lack.
     """
     fields = JsonObject(_camel(dict(asked.fields)), "the request")
     if asked.counts:
-        fields = within(fields, "generateContentRequest") or fields
+        fields = optional_object(fields, "generateContentRequest") or fields
     refuse_fields(fields, _LACKING)
     messages = [*_system(fields), *_contents(fields)]
-    config = within(fields, "generationConfig")
+    config = optional_object(fields, "generationConfig")
     refuse_fields(config, _LACKING_OUTPUT)
-    if {*words(config, "responseModalities")} - {"TEXT"}:
-        lacks("responseModalities other than TEXT are not supported: the model writes text only")
+    if {*optional_texts(config, "responseModalities")} - {"TEXT"}:
+        refuse_unsupported(
+            "responseModalities other than TEXT are not supported: the model writes text only"
+        )
     request = renamed(config, _NAMES)
     tools = list(_tools(fields))
     if tools:
         request["tools"] = tools
         request |= _tool_choice(fields, tools)
-    thinking = within(config, "thinkingConfig")
+    thinking = optional_object(config, "thinkingConfig")
     request |= _effort(thinking, policy) | _format(config)
-    return chat_from(
+    return build_chat(
         asked,
         asked.model or fields.text("model").removeprefix("models/"),
         messages,
@@ -145,28 +147,31 @@ def _system(fields: JsonObject) -> Iterator[dict[str, Any]]:
     if isinstance(content, str):
         content = {"parts": [{"text": content}]}
     given = JsonObject(content, fields.name("systemInstruction"))
-    parts = [text_part(text) for part in _parts(given) if (text := said(part, "text"))]
+    parts = [text_part(text) for part in _parts(given) if (text := optional_text(part, "text"))]
     if parts:
         yield {"role": "system", "content": content_of(parts)}
 
 
 def _parts(content: JsonObject) -> list[JsonObject]:
-    """Those of a content, which may be a single one."""
+    """Parts of a content, whose field may hold a list or a single part."""
     if isinstance(content.get("parts"), Mapping):
         return [content.inside("parts")]
-    return list(listed(content, "parts"))
+    return list(optional_objects(content, "parts"))
 
 
 @dataclass(slots=True)
-class _Open:
-    """Calls that have no result yet: theirs need no id, chat's do."""
+class _PendingCalls:
+    """Calls without a result so far. Google's need no id, chat's do."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
-    """id and name."""
+    """ids and names."""
 
     def answered(self, call_id: Any, name: str) -> str:
-        """The id of the call that a result belongs to: the one it names, else the first of its
-        function; a result of a call that the client has forgotten is known by the function."""
+        """Id of the call of a result, which is then removed.
+
+        A result without an id answers the first open call of its function. A result without an
+        open call keeps its own id, or takes the name of the function.
+        """
         for one in self.calls:
             if call_id == one[0] or (call_id is None and name == one[1]):
                 self.calls.remove(one)
@@ -179,8 +184,8 @@ def _contents(fields: JsonObject) -> Iterator[dict[str, Any]]:
         contents = [fields.inside("contents")]
     else:
         fields.entries("contents")
-        contents = list(listed(fields, "contents"))
-    waiting = _Open()
+        contents = list(optional_objects(fields, "contents"))
+    waiting = _PendingCalls()
     for number, content in enumerate(contents):
         role = content.get("role") or "user"
         if role not in ("user", "model", "function"):
@@ -191,7 +196,7 @@ def _contents(fields: JsonObject) -> Iterator[dict[str, Any]]:
             yield from _user(content, waiting)
 
 
-def _model(content: JsonObject, number: int, waiting: _Open) -> dict[str, Any]:
+def _model(content: JsonObject, number: int, waiting: _PendingCalls) -> dict[str, Any]:
     texts, thoughts, sealed, calls = [], [], [], []
     for place, part in enumerate(_parts(content)):
         kept = unsealed(part.get("thoughtSignature"))
@@ -199,38 +204,40 @@ def _model(content: JsonObject, number: int, waiting: _Open) -> dict[str, Any]:
             sealed.append(kept)
         if part.get("functionCall") is not None:
             call = part.inside("functionCall")
-            call_id = said(call, "id") or f"call_{number}_{place}"
+            call_id = optional_text(call, "id") or f"call_{number}_{place}"
             name = call.text("name")
             waiting.calls.append((call_id, name))
-            calls.append(function_call(call_id, name, dumped(dict(within(call, "args")))))
+            calls.append(
+                function_call(call_id, name, json_text(dict(optional_object(call, "args"))))
+            )
         elif part.get("thought") is True:
-            thoughts.append(said(part, "text"))
+            thoughts.append(optional_text(part, "text"))
         elif "text" in part:
-            texts.append(said(part, "text"))
+            texts.append(optional_text(part, "text"))
         elif not any(name in part for name in (*_OF_SERVER, "thoughtSignature")):
             refuse(part.where, dict(part), "a part that the model writes")
-    # Clients drop thoughts rather than signatures, which hold all of them.
-    return assistant("".join(texts), "".join(sealed or thoughts), calls)
+    # Prefer signatures: clients drop thoughts, and a signature holds all of them.
+    return assistant_message("".join(texts), "".join(sealed or thoughts), calls)
 
 
-def _user(content: JsonObject, waiting: _Open) -> Iterator[dict[str, Any]]:
+def _user(content: JsonObject, waiting: _PendingCalls) -> Iterator[dict[str, Any]]:
     parts: list[dict[str, Any]] = []
-    told = False
+    has_result = False
     for part in _parts(content):
         if part.get("functionResponse") is not None:
             if parts:
                 yield {"role": "user", "content": content_of(parts)}
                 parts = []
             yield _result(part.inside("functionResponse"), waiting)
-            told = True
+            has_result = True
         elif not any(name in part for name in _OF_SERVER):
             parts.append(_part(part))
-    if parts or not told:
+    if parts or not has_result:
         yield {"role": "user", "content": content_of(parts)}
 
 
 def _part(part: JsonObject) -> dict[str, Any]:
-    """Text or an image."""
+    """Content part of a part of the user: text or an image."""
     if part.get("inlineData") is not None:
         data = part.inside("inlineData")
         return image_part(data_url(_image_type(data), _plain_base64(data.text("data"))))
@@ -241,41 +248,41 @@ def _part(part: JsonObject) -> dict[str, Any]:
         return image_part(data.text("fileUri"))
     if "text" not in part:
         refuse(part.where, dict(part), "a part with text, inlineData, fileData or functionResponse")
-    return text_part(said(part, "text"))
+    return text_part(optional_text(part, "text"))
 
 
 def _image_type(data: JsonObject) -> str:
     kind = data.text("mimeType")
     if not kind.startswith("image/"):
-        lacks(f"data of type {kind} is not supported: send text and images")
+        refuse_unsupported(f"data of type {kind} is not supported: send text and images")
     return kind
 
 
 def _plain_base64(data: str) -> str:
-    """Data in the alphabet of data URLs: Google's clients write the one of file names."""
+    """URL-safe base64 of Google's clients as the base64 of data URLs."""
     return data.replace("-", "+").replace("_", "/")
 
 
-def _result(result: JsonObject, waiting: _Open) -> dict[str, Any]:
-    """By their convention ``output`` has what the function gave, ``error`` why it failed."""
+def _result(result: JsonObject, waiting: _PendingCalls) -> dict[str, Any]:
+    """Message with a result: by convention, ``output`` holds a value and ``error`` a failure."""
     name = result.text("name")
-    response = within(result, "response")
+    response = optional_object(result, "response")
     key = next(iter(response)) if len(response) == 1 else None
     found: Any = response[key] if key in ("output", "error") else dict(response)
-    content: Any = found if isinstance(found, str) else dumped(found)
-    images = [_part(part) for part in listed(result, "parts")]
+    content: Any = found if isinstance(found, str) else json_text(found)
+    images = [_part(part) for part in optional_objects(result, "parts")]
     if images:
         content = [text_part(content), *images]
     call_id = waiting.answered(result.get("id"), name)
-    return tool_result(call_id, content, failed=key == "error")
+    return tool_message(call_id, content, failed=key == "error")
 
 
 def _tools(fields: JsonObject) -> Iterator[dict[str, Any]]:
-    """Functions of the client; what else tools are, Google's servers run, but for a computer's."""
-    for tool in listed(fields, "tools"):
+    """Functions of the client. Google's servers run all other tools but ``computerUse``."""
+    for tool in optional_objects(fields, "tools"):
         if tool.get("computerUse") is not None:
-            lacks("tools of type computerUse are not supported: declare functions")
-        for function in listed(tool, "functionDeclarations"):
+            refuse_unsupported("tools of type computerUse are not supported: declare functions")
+        for function in optional_objects(tool, "functionDeclarations"):
             schema = function.get("parametersJsonSchema")
             if schema is None and function.get("parameters") is not None:
                 schema = json_schema(function["parameters"], function.name("parameters"))
@@ -283,11 +290,11 @@ def _tools(fields: JsonObject) -> Iterator[dict[str, Any]]:
 
 
 def _tool_choice(fields: JsonObject, tools: list[dict[str, Any]]) -> dict[str, Any]:
-    config = within(within(fields, "toolConfig"), "functionCallingConfig")
+    config = optional_object(optional_object(fields, "toolConfig"), "functionCallingConfig")
     mode = config.get("mode") or "AUTO"
     if mode not in (*_MODES, "MODE_UNSPECIFIED"):
         refuse(config.name("mode"), mode, f"one of {', '.join(_MODES)}")
-    names = words(config, "allowedFunctionNames")
+    names = optional_texts(config, "allowedFunctionNames")
     if names and mode in ("ANY", "VALIDATED"):
         allowed = only_named(tools, names, config.name("allowedFunctionNames"))
         if len(allowed) == 1 and mode == "ANY":
@@ -297,7 +304,7 @@ def _tool_choice(fields: JsonObject, tools: list[dict[str, Any]]) -> dict[str, A
 
 
 def _effort(thinking: JsonObject, policy: TemplatePolicy) -> dict[str, Any]:
-    """How much to think: a budget of 0 is none, one of -1 is the model's own choice."""
+    """Effort or budget of reasoning: a budget of 0 turns it off, -1 leaves it to the model."""
     budget, level = thinking.get("thinkingBudget"), thinking.get("thinkingLevel")
     if budget is not None and thinking.whole("thinkingBudget", -1) == 0:
         return {"reasoning_effort": "none"}
@@ -324,4 +331,6 @@ def _format(config: JsonObject) -> dict[str, Any]:
         case "text/plain":
             refuse(config.name("responseMimeType"), kind, "application/json beside a schema")
         case _:
-            lacks(f"responseMimeType {kind} is not supported: ask for application/json")
+            refuse_unsupported(
+                f"responseMimeType {kind} is not supported: ask for application/json"
+            )

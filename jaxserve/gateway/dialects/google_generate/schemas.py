@@ -16,8 +16,8 @@ _COUNTS = (
     "minProperties",
     "maxProperties",
 )
-"""64-bit numbers, which their JSON writes as texts."""
-_AS_THEY_ARE = (
+"""64-bit numbers, which Google's JSON writes as texts."""
+_SAME = (
     "title",
     "description",
     "format",
@@ -31,17 +31,19 @@ _AS_THEY_ARE = (
 
 
 def json_schema(schema: Any, where: str) -> dict[str, Any]:
-    """A schema in the words of JSON Schema.
+    """Translates a schema to JSON Schema.
 
-    Args: the schema, and its name.
+    Args:
+      schema: a ``Schema`` object.
+      where: name of the schema in errors.
 
     Raises:
-      InputError: it is none.
+      InputError: the schema is malformed.
     """
     if not isinstance(schema, Mapping):
         refuse(where, schema, "a schema")
     found = _type(schema, where)
-    found |= {name: schema[name] for name in _AS_THEY_ARE if schema.get(name) is not None}
+    found |= {name: schema[name] for name in _SAME if schema.get(name) is not None}
     for name in _COUNTS:
         if schema.get(name) is not None:
             found[name] = _count(schema[name], f"{where}: {name}")

@@ -1,11 +1,18 @@
-"""OpenAI's ``/v1/responses``: answers, whole and in events."""
+"""Answers of OpenAI's ``/v1/responses``, whole and in events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.gateway.dialects.blocks import Block, Blocks, Closed, Grown, Opened, Step
+from jaxserve.gateway.dialects.blocks import (
+    Block,
+    BlockClosed,
+    BlockGrown,
+    BlockOpened,
+    Blocks,
+    BlockStep,
+)
 from jaxserve.gateway.dialects.canonical import Chat, Completion, Counts
 from jaxserve.gateway.dialects.deltas import (
     Delta,
@@ -21,24 +28,26 @@ from jaxserve.gateway.dialects.request_fields import arguments_object
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
 
 _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Why a response is incomplete, by finish reason."""
+"""Reasons of incomplete responses, by finish reason."""
 
 
-def body_of(chat: Chat, completion: Completion) -> dict[str, Any]:
-    """A whole answer."""
+def answer_body(chat: Chat, completion: Completion) -> dict[str, Any]:
+    """Body of a whole answer."""
     choice = completion.first
     items, blocks = _Items(chat), Blocks()
-    steps: list[Step] = []
+    steps: list[BlockStep] = []
     for delta in deltas_of(Completion((choice,))):
         if not isinstance(delta, Finish | Logprobs | Counts):
             steps += blocks.feed(delta)
     steps += blocks.end()
-    output = [items.item(step.block, "completed") for step in steps if isinstance(step, Closed)]
+    output = [
+        items.item(step.block, "completed") for step in steps if isinstance(step, BlockClosed)
+    ]
     return _ended(chat, output, choice.finish, completion.counts)
 
 
 def count_body(tokens: int) -> dict[str, Any]:
-    """The answer to a request to count tokens."""
+    """Body of the answer to a request that counts tokens."""
     return {"object": "response.input_tokens", "input_tokens": tokens}
 
 
@@ -56,7 +65,7 @@ def _response(chat: Chat, status: str, output: list[Any], **more: Any) -> dict[s
         "previous_response_id": None,
         "store": False,
         "usage": None,
-        **chat.noted["told"],
+        **chat.noted["repeated"],
         **more,
     }
 
@@ -65,16 +74,16 @@ def _ended(
     chat: Chat, output: list[dict[str, Any]], finish: str | None, counts: Counts
 ) -> dict[str, Any]:
     usage = None if counts == Counts() else _usage(counts)
-    why = _CUT.get(finish or "")
-    if why is None:
+    reason = _CUT.get(finish or "")
+    if reason is None:
         return _response(chat, "completed", output, usage=usage)
     return _response(
-        chat, "incomplete", _cut(output), usage=usage, incomplete_details={"reason": why}
+        chat, "incomplete", _cut(output), usage=usage, incomplete_details={"reason": reason}
     )
 
 
 def _cut(output: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With a last item that was cut off."""
+    """Output items, the last one marked as incomplete."""
     return [*output[:-1], {**output[-1], "status": "incomplete"}] if output else output
 
 
@@ -90,7 +99,7 @@ def _usage(counts: Counts) -> dict[str, Any]:
 
 
 class _Items:
-    """Blocks as output items."""
+    """Output items of the blocks of a choice."""
 
     def __init__(self, chat: Chat) -> None:
         noted = chat.noted
@@ -99,7 +108,7 @@ class _Items:
         self._tools: Mapping[str, Mapping[str, Any]] = noted["tools"]
 
     def id(self, block: Block) -> str:
-        """An item's id."""
+        """Id of the item of a block."""
         kind = "rs" if block.kind is Reasoning else "msg"
         if block.start is not None:
             kind = "ctc" if self.is_custom(block) else "fc"
@@ -111,7 +120,7 @@ class _Items:
         return start is not None and bool(self._tools.get(start.name, {}).get("custom"))
 
     def part(self, block: Block, text: str) -> dict[str, Any]:
-        """The one part of content that a block of text, refusal or reasoning has."""
+        """The single content part of a block of text, refusal or reasoning."""
         if block.kind is Reasoning:
             return {"type": "reasoning_text", "text": text}
         if block.kind is Refusal:
@@ -119,7 +128,7 @@ class _Items:
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
     def item(self, block: Block, status: str) -> dict[str, Any]:
-        """A block as an item: empty while in progress."""
+        """Item of a block: empty while in progress."""
         begun = status != "in_progress"
         item: dict[str, Any] = {"id": self.id(block), "status": status}
         if block.start is not None:
@@ -133,24 +142,24 @@ class _Items:
         return item
 
     def input(self, block: Block) -> str:
-        """What a custom tool is given: what is no input of one as the model wrote it."""
+        """Input of a custom tool: the field ``input``, else the text as the model wrote it."""
         found = arguments_object(block.text).get("input")
         return found if isinstance(found, str) else block.text
 
     def _call(self, block: Block, arguments: str | None) -> dict[str, Any]:
         assert block.start is not None
-        told = self._tools.get(block.start.name, {})
-        call = {"call_id": block.start.id, "name": told.get("name", block.start.name)}
-        if told.get("namespace"):
-            call["namespace"] = told["namespace"]
+        shown = self._tools.get(block.start.name, {})
+        call = {"call_id": block.start.id, "name": shown.get("name", block.start.name)}
+        if shown.get("namespace"):
+            call["namespace"] = shown["namespace"]
         if self.is_custom(block):
             given = "" if arguments is None else self.input(block)
             return {"type": "custom_tool_call", **call, "input": given}
         return {"type": "function_call", **call, "arguments": arguments or ""}
 
 
-class Events(EventWriter):
-    """A streamed answer."""
+class ResponsesEventWriter(EventWriter):
+    """Writer of a streamed answer."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
@@ -161,7 +170,7 @@ class Events(EventWriter):
         self._finish: str | None = None
 
     def end(self) -> bytes:
-        """The end of what is open, and the whole response."""
+        """End of the open block, and the whole response."""
         data, steps = self._start(), list(self._blocks.end())
         for number, step in enumerate(steps, 1):
             cut = number == len(steps) and self._finish in _CUT
@@ -189,13 +198,13 @@ class Events(EventWriter):
         created = self._event("response.created", response=response)
         return created + self._event("response.in_progress", response=response)
 
-    def _step(self, step: Step, status: str) -> bytes:
+    def _step(self, step: BlockStep, status: str) -> bytes:
         match step:
-            case Opened(block):
+            case BlockOpened(block):
                 return self._opened(block)
-            case Grown(block, text):
+            case BlockGrown(block, text):
                 return self._grown(block, text)
-            case Closed(block):
+            case BlockClosed(block):
                 return self._closed(block, status)
 
     def _opened(self, block: Block) -> bytes:
@@ -208,7 +217,7 @@ class Events(EventWriter):
 
     def _grown(self, block: Block, text: str) -> bytes:
         if self._items.is_custom(block):
-            return b""  # a text inside JSON, which only its end makes readable
+            return b""  # JSON with the text inside is readable only at its end
         return self._of_text(block, "delta", delta=text)
 
     def _closed(self, block: Block, status: str) -> bytes:
@@ -229,7 +238,7 @@ class Events(EventWriter):
         return data + self._event("response.output_item.done", output_index=block.number, item=item)
 
     def _of_text(self, block: Block, what: str, **fields: Any) -> bytes:
-        """An event of a block's text, which each kind of block has an own name for."""
+        """Event for the text of a block, under the name of the block's kind."""
         if block.start is not None:
             custom = self._items.is_custom(block)
             name = "custom_tool_call_input" if custom else "function_call_arguments"

@@ -8,7 +8,7 @@ import pytest
 
 from jaxserve.gateway.dialects.anthropic_messages import answers as anthropic_answers
 from jaxserve.gateway.dialects.anthropic_messages import requests as anthropic_messages
-from jaxserve.gateway.dialects.canonical import Chat, Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import Arguments, CallStart, Finish, deltas_of
 from jaxserve.gateway.dialects.request_fields import INVALID_ARGUMENTS
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
@@ -19,17 +19,17 @@ from tests.gateway.dialects.streams import written
 CALLS = (ToolCall("c0", "f", '{"a":1}'),)
 
 
-def chat_of(**fields: Any) -> Chat:
+def to_chat(**fields: Any) -> Chat:
     """A request to answer."""
     ask = [{"role": "user", "content": "hello"}]
     given = asked({"model": "m", "max_tokens": 9, "messages": ask, **fields})
-    return anthropic_messages.chat_of(given, TemplatePolicy())
+    return anthropic_messages.to_chat(given, TemplatePolicy())
 
 
 def test_a_whole_answer() -> None:
     """Every field of it; what was cached is counted apart."""
-    choice = Choice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
-    body = anthropic_answers.body_of(chat_of(), Completion((choice,), Counts(10, 5, 4, 2)))
+    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
+    body = anthropic_answers.answer_body(to_chat(), Completion((choice,), Counts(10, 5, 4, 2)))
     assert body == {
         "id": "msg_id1",
         "type": "message",
@@ -55,22 +55,24 @@ def test_a_whole_answer() -> None:
 @pytest.mark.parametrize(
     ("choice", "reason", "sequence"),
     [
-        (Choice(text="a", finish="stop"), "end_turn", None),
-        (Choice(text="a", finish="stop", stop="END"), "stop_sequence", "END"),
-        (Choice(text="a", finish="length"), "max_tokens", None),
-        (Choice(text="a", finish="content_filter"), "refusal", None),
-        (Choice(refusal="a", finish="stop"), "refusal", None),
-        (Choice(calls=CALLS, finish="tool_calls"), "tool_use", None),
-        (Choice(calls=CALLS, finish="stop"), "tool_use", None),
-        (Choice(calls=CALLS, finish="length"), "max_tokens", None),
-        (Choice(text="a"), None, None),
+        (CompletionChoice(text="a", finish="stop"), "end_turn", None),
+        (CompletionChoice(text="a", finish="stop", stop="END"), "stop_sequence", "END"),
+        (CompletionChoice(text="a", finish="length"), "max_tokens", None),
+        (CompletionChoice(text="a", finish="content_filter"), "refusal", None),
+        (CompletionChoice(refusal="a", finish="stop"), "refusal", None),
+        (CompletionChoice(calls=CALLS, finish="tool_calls"), "tool_use", None),
+        (CompletionChoice(calls=CALLS, finish="stop"), "tool_use", None),
+        (CompletionChoice(calls=CALLS, finish="length"), "max_tokens", None),
+        (CompletionChoice(text="a"), None, None),
     ],
 )
-def test_stop_reasons(choice: Choice, reason: str | None, sequence: str | None) -> None:
+def test_stop_reasons(choice: CompletionChoice, reason: str | None, sequence: str | None) -> None:
     """The same in a whole answer and in a stream."""
     completion = Completion((choice,))
-    body = anthropic_answers.body_of(chat_of(), completion)
-    last = written(anthropic_answers.Events(chat_of()), deltas_of(completion))[-2]["delta"]
+    body = anthropic_answers.answer_body(to_chat(), completion)
+    last = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas_of(completion))[-2][
+        "delta"
+    ]
     for found in (body, last):
         assert (found["stop_reason"], found["stop_sequence"]) == (reason, sequence)
 
@@ -78,16 +80,16 @@ def test_stop_reasons(choice: Choice, reason: str | None, sequence: str | None) 
 def test_arguments_that_are_no_object() -> None:
     """Reach the tool as the one argument that it will refuse."""
     for written_down in ('{"a":', "[1]", "3"):
-        choice = Choice(calls=(ToolCall("c0", "f", written_down),), finish="tool_calls")
-        body = anthropic_answers.body_of(chat_of(), Completion((choice,)))
+        choice = CompletionChoice(calls=(ToolCall("c0", "f", written_down),), finish="tool_calls")
+        body = anthropic_answers.answer_body(to_chat(), Completion((choice,)))
         assert body["content"][0]["input"] == {INVALID_ARGUMENTS: written_down}
 
 
 def test_events() -> None:
     """All of a stream, in their order."""
-    choice = Choice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
+    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
     deltas = deltas_of(Completion((choice,), Counts(10, 5)))
-    events = written(anthropic_answers.Events(chat_of()), deltas)
+    events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
     told = [
         (event["type"], event.get("index"), event.get("delta", event.get("content_block")))
         for event in events
@@ -115,8 +117,8 @@ def test_two_calls() -> None:
     """Are two blocks, each with its arguments, also where they come in pieces; without text there
     is no block of text."""
     calls = (ToolCall("c0", "f", '{"q":"a"}'), ToolCall("c1", "g", '{"q":"b"}'))
-    completion = Completion((Choice(calls=calls, finish="tool_calls"),))
-    body = anthropic_answers.body_of(chat_of(), completion)
+    completion = Completion((CompletionChoice(calls=calls, finish="tool_calls"),))
+    body = anthropic_answers.answer_body(to_chat(), completion)
     assert [(one["type"], one["id"], one["input"]) for one in body["content"]] == [
         ("tool_use", "c0", {"q": "a"}),
         ("tool_use", "c1", {"q": "b"}),
@@ -125,7 +127,9 @@ def test_two_calls() -> None:
     for number, call in enumerate(calls):
         deltas.append(CallStart(0, number, call.id, call.name))
         deltas += [Arguments(0, number, part) for part in (call.arguments[:4], call.arguments[4:])]
-    events = written(anthropic_answers.Events(chat_of()), [*deltas, Finish(0, "tool_calls")])
+    events = written(
+        anthropic_answers.MessagesEventWriter(to_chat()), [*deltas, Finish(0, "tool_calls")]
+    )
     kinds = [
         (event["type"].removeprefix("content_block_"), event["index"]) for event in events[1:-2]
     ]
@@ -137,9 +141,9 @@ def test_two_calls() -> None:
 
 def test_counts_that_come_early() -> None:
     """Stand in the stream's first event."""
-    choice = Choice(0, "hi", finish="stop")
+    choice = CompletionChoice(0, "hi", finish="stop")
     deltas = [Counts(10, 0), *deltas_of(Completion((choice,), Counts(10, 5)))]
-    events = written(anthropic_answers.Events(chat_of()), deltas)
+    events = written(anthropic_answers.MessagesEventWriter(to_chat()), deltas)
     assert events[0]["message"]["usage"]["input_tokens"] == 10
     assert events[-2]["usage"]["output_tokens"] == 5
 

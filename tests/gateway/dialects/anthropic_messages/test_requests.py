@@ -9,7 +9,7 @@ import pytest
 from jaxserve.gateway.dialects.anthropic_messages import requests as anthropic_messages
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.dialects.conversations import asked
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -20,7 +20,7 @@ FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type":
 def sent(policy: TemplatePolicy | None = None, **fields: Any) -> dict[str, Any]:
     """The engine's request."""
     given = {"model": "m", "max_tokens": 9, "messages": ASK, **fields}
-    return anthropic_messages.chat_of(asked(given), policy or TemplatePolicy()).request
+    return anthropic_messages.to_chat(asked(given), policy or TemplatePolicy()).request
 
 
 def messages(*content: Any, role: str = "user") -> list[Any]:
@@ -224,7 +224,7 @@ def test_an_answer_that_the_client_begins() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
     """One sentence each."""
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(RequestError) as refused:
         sent(**fields)
     assert sentence in str(refused.value) and refused.value.status == 400
 
@@ -248,6 +248,6 @@ def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
 )
 def test_blocks_that_are_refused(block: Any, sentence: str) -> None:
     """Likewise."""
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(RequestError) as refused:
         messages(block)
     assert sentence in str(refused.value)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.gateway.dialects.canonical import Chat, Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import (
     Arguments,
     CallStart,
@@ -26,20 +26,20 @@ CALL = {"functionCall": {"id": "c0", "name": "f", "args": {"a": 1}}}
 CALLS = (ToolCall("c0", "f", '{"a":1}'),)
 
 
-def chat_of(shows: bool = True) -> Chat:
+def to_chat(has_token: bool = True) -> Chat:
     """A request to answer."""
-    config = {"thinkingConfig": {"includeThoughts": shows}}
+    config = {"thinkingConfig": {"includeThoughts": has_token}}
     fields = {"contents": [{"parts": [{"text": "hello"}]}], "generationConfig": config}
-    return google_generate.chat_of(asked(fields, model="m", streamed=True), TemplatePolicy())
+    return google_generate.to_chat(asked(fields, model="m", streamed=True), TemplatePolicy())
 
 
 def test_a_whole_answer() -> None:
     """Every field of it; thoughts are counted apart, and signed behind them."""
     choices = (
-        Choice(0, "hi", "hm", calls=CALLS, finish="tool_calls"),
-        Choice(1, reasoning="cut", finish="length"),
+        CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls"),
+        CompletionChoice(1, reasoning="cut", finish="length"),
     )
-    assert google_answers.body_of(chat_of(), Completion(choices, Counts(10, 5, 4, 2))) == {
+    assert google_answers.answer_body(to_chat(), Completion(choices, Counts(10, 5, 4, 2))) == {
         "candidates": [
             {
                 "content": {
@@ -79,8 +79,8 @@ def test_a_whole_answer() -> None:
 
 def test_thoughts_that_are_not_shown() -> None:
     """Leave their signature, on the call if that comes first."""
-    choice = Choice(0, "", "hm", calls=CALLS, finish="tool_calls")
-    body = google_answers.body_of(chat_of(shows=False), Completion((choice,)))
+    choice = CompletionChoice(0, "", "hm", calls=CALLS, finish="tool_calls")
+    body = google_answers.answer_body(to_chat(has_token=False), Completion((choice,)))
     signed = {**CALL, "thoughtSignature": sealed("hm")}
     assert body["candidates"][0]["content"]["parts"] == [signed]
 
@@ -99,9 +99,9 @@ def test_thoughts_that_are_not_shown() -> None:
 def test_finish_reasons(finish: str, told: str, text: str) -> None:
     """The same whole and streamed, also where nothing was said; one that is not known is no
     failure."""
-    completion = Completion((Choice(0, text, finish=finish),))
-    body = google_answers.body_of(chat_of(), completion)
-    last = written(google_answers.Events(chat_of()), deltas_of(completion))[-1]
+    completion = Completion((CompletionChoice(0, text, finish=finish),))
+    body = google_answers.answer_body(to_chat(), completion)
+    last = written(google_answers.GoogleEventWriter(to_chat()), deltas_of(completion))[-1]
     assert body["candidates"][0]["finishReason"] == told == last["candidates"][0]["finishReason"]
     said = [part["text"] for part in body["candidates"][0]["content"]["parts"]]
     assert "".join(said) == text
@@ -121,7 +121,7 @@ def test_events() -> None:
         Finish(0, "tool_calls"),
         Counts(10, 5),
     ]
-    events = written(google_answers.Events(chat_of()), deltas)
+    events = written(google_answers.GoogleEventWriter(to_chat()), deltas)
     other = {"functionCall": {"id": "c1", "name": "g", "args": {}}}
     assert [event["candidates"][0]["content"]["parts"] for event in events] == [
         [{"text": "h", "thought": True}],
@@ -132,7 +132,7 @@ def test_events() -> None:
         [other],
     ]
     assert ["usageMetadata" in event for event in events] == [False] * 5 + [True]
-    assert google_answers.Events(chat_of()).feed(deltas[:1]).endswith(b"\r\n\r\n")
+    assert google_answers.GoogleEventWriter(to_chat()).feed(deltas[:1]).endswith(b"\r\n\r\n")
 
 
 def test_a_count() -> None:

@@ -9,7 +9,7 @@ import pytest
 from jaxserve.gateway.dialects.google_generate import requests as google_generate
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.dialects.conversations import asked
 
 ASK = {"role": "user", "parts": [{"text": "hello"}]}
@@ -23,7 +23,7 @@ DECLARED = {
 def sent(policy: TemplatePolicy | None = None, **fields: Any) -> dict[str, Any]:
     """The engine's request."""
     given = asked({"contents": [ASK], **fields}, model="m")
-    return google_generate.chat_of(given, policy or TemplatePolicy()).request
+    return google_generate.to_chat(given, policy or TemplatePolicy()).request
 
 
 def configured(**config: Any) -> dict[str, Any]:
@@ -80,10 +80,10 @@ def test_sampling() -> None:
 def test_the_path_says_how() -> None:
     """Model and streaming; a body may name the model where the path does not."""
     given = asked({"contents": [ASK]}, model="m", streamed=True)
-    chat = google_generate.chat_of(given, TemplatePolicy())
+    chat = google_generate.to_chat(given, TemplatePolicy())
     assert chat.streamed and chat.request["stream_options"] == {"include_usage": True}
     named = asked({"contents": [ASK], "model": "models/other"})
-    assert google_generate.chat_of(named, TemplatePolicy()).model == "other"
+    assert google_generate.to_chat(named, TemplatePolicy()).model == "other"
 
 
 def test_contents() -> None:
@@ -277,6 +277,6 @@ def test_formats() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
     """One sentence each."""
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(RequestError) as refused:
         sent(**fields)
     assert sentence in str(refused.value) and refused.value.status == 400

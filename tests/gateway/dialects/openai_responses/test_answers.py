@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.gateway.dialects.canonical import Chat, Choice, Completion, Counts, ToolCall
+from jaxserve.gateway.dialects.canonical import Chat, Completion, CompletionChoice, Counts, ToolCall
 from jaxserve.gateway.dialects.deltas import deltas_of
 from jaxserve.gateway.dialects.openai_responses import answers as responses_answers
 from jaxserve.gateway.dialects.openai_responses import requests as openai_responses
@@ -20,18 +20,18 @@ CALLED = ["function_call"] * 2
 SEALS = {"include": ["reasoning.encrypted_content"]}
 
 
-def chat_of(**fields: Any) -> Chat:
+def to_chat(**fields: Any) -> Chat:
     """A request to answer."""
     given = asked({"model": "m", "input": "hello", **fields})
-    return openai_responses.chat_of(given, TemplatePolicy())
+    return openai_responses.to_chat(given, TemplatePolicy())
 
 
 def test_a_whole_answer() -> None:
     """Every field of it, with what it repeats of the request."""
-    choice = Choice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
+    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-    chat = chat_of(**SEALS, tools=[tool], instructions="be brief", temperature=0.5)
-    body = responses_answers.body_of(chat, Completion((choice,), Counts(10, 5, 4, 2)))
+    chat = to_chat(**SEALS, tools=[tool], instructions="be brief", temperature=0.5)
+    body = responses_answers.answer_body(chat, Completion((choice,), Counts(10, 5, 4, 2)))
     assert body == {
         "id": "resp_id1",
         "object": "response",
@@ -93,9 +93,10 @@ def test_a_whole_answer() -> None:
 
 def test_events() -> None:
     """All of a stream, in their order, numbered."""
-    choice = Choice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
+    choice = CompletionChoice(0, "hi", "hm", calls=CALLS, finish="tool_calls")
     events = written(
-        responses_answers.Events(chat_of()), deltas_of(Completion((choice,), Counts(3, 2)))
+        responses_answers.ResponsesEventWriter(to_chat()),
+        deltas_of(Completion((choice,), Counts(3, 2))),
     )
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     assert [(event["type"], event.get("output_index")) for event in events] == [
@@ -134,18 +135,23 @@ def test_events() -> None:
 @pytest.mark.parametrize(
     ("choice", "kinds"),
     [
-        (Choice(0, "Hello.", finish="stop"), ["message"]),
-        (Choice(0, "", "Think harder.", finish="stop"), ["reasoning"]),
+        (CompletionChoice(0, "Hello.", finish="stop"), ["message"]),
+        (CompletionChoice(0, "", "Think harder.", finish="stop"), ["reasoning"]),
         (
-            Choice(0, "", "A call.", calls=CALLS, finish="tool_calls"),
+            CompletionChoice(0, "", "A call.", calls=CALLS, finish="tool_calls"),
             ["reasoning", "function_call"],
         ),
-        (Choice(0, calls=(*CALLS, ToolCall("c1", "g", "{}")), finish="tool_calls"), CALLED),
+        (
+            CompletionChoice(0, calls=(*CALLS, ToolCall("c1", "g", "{}")), finish="tool_calls"),
+            CALLED,
+        ),
     ],
 )
-def test_only_what_was_said_is_an_item(choice: Choice, kinds: list[str]) -> None:
+def test_only_what_was_said_is_an_item(choice: CompletionChoice, kinds: list[str]) -> None:
     """Each begins and ends once, in the order of the answer, and nothing is there that is empty."""
-    events = written(responses_answers.Events(chat_of()), deltas_of(Completion((choice,))))
+    events = written(
+        responses_answers.ResponsesEventWriter(to_chat()), deltas_of(Completion((choice,)))
+    )
     for name in ("added", "done"):
         told = [event for event in events if event["type"] == f"response.output_item.{name}"]
         assert [(event["output_index"], event["item"]["type"]) for event in told] == [
@@ -169,11 +175,11 @@ def test_only_what_was_said_is_an_item(choice: Choice, kinds: list[str]) -> None
 )
 def test_how_it_ends(finish: str, status: str, why: Any) -> None:
     """An answer that was cut off is incomplete, and so is its last item; also in a stream."""
-    completion = Completion((Choice(0, "hi", "hm", finish=finish),))
-    body = responses_answers.body_of(chat_of(), completion)
+    completion = Completion((CompletionChoice(0, "hi", "hm", finish=finish),))
+    body = responses_answers.answer_body(to_chat(), completion)
     assert (body["status"], body["incomplete_details"]) == (status, why)
     assert [item["status"] for item in body["output"]] == ["completed", status]
-    events = written(responses_answers.Events(chat_of()), deltas_of(completion))
+    events = written(responses_answers.ResponsesEventWriter(to_chat()), deltas_of(completion))
     assert events[-1] == {
         "type": f"response.{status}",
         "sequence_number": len(events) - 1,
@@ -196,17 +202,17 @@ def test_calls_of_custom_and_named_tools() -> None:
         ToolCall("c1", "patch", "a"),
         ToolCall("c2", "env__f", "{}"),
     )
-    chat = chat_of(tools=[custom, space])
-    completion = Completion((Choice(0, calls=calls, finish="tool_calls"),))
+    chat = to_chat(tools=[custom, space])
+    completion = Completion((CompletionChoice(0, calls=calls, finish="tool_calls"),))
     done = {"status": "completed"}
     patch = {**done, "type": "custom_tool_call", "name": "patch"}
     named = {**done, "type": "function_call", "name": "f", "namespace": "env"}
-    assert responses_answers.body_of(chat, completion)["output"] == [
+    assert responses_answers.answer_body(chat, completion)["output"] == [
         {**patch, "id": "ctc_id1_0", "call_id": "c0", "input": "a\nb"},
         {**patch, "id": "ctc_id1_1", "call_id": "c1", "input": "a"},
         {**named, "id": "fc_id1_2", "call_id": "c2", "arguments": "{}"},
     ]
-    events = written(responses_answers.Events(chat), deltas_of(completion))
+    events = written(responses_answers.ResponsesEventWriter(chat), deltas_of(completion))
     told = [event for event in events if "custom_tool_call_input" in event["type"]]
     assert [(event["type"].rsplit(".")[-1], event["output_index"]) for event in told] == [
         ("delta", 0),
@@ -219,12 +225,14 @@ def test_calls_of_custom_and_named_tools() -> None:
 
 def test_a_refusal() -> None:
     """Is a part of its own kind."""
-    completion = Completion((Choice(0, refusal="no", finish="stop"),))
-    (item,) = responses_answers.body_of(chat_of(), completion)["output"]
+    completion = Completion((CompletionChoice(0, refusal="no", finish="stop"),))
+    (item,) = responses_answers.answer_body(to_chat(), completion)["output"]
     assert item["content"] == [{"type": "refusal", "refusal": "no"}]
     kinds = [
         event["type"]
-        for event in written(responses_answers.Events(chat_of()), deltas_of(completion))
+        for event in written(
+            responses_answers.ResponsesEventWriter(to_chat()), deltas_of(completion)
+        )
     ]
     assert {"response.refusal.delta", "response.refusal.done"} <= set(kinds)
 

@@ -9,7 +9,7 @@ import pytest
 from jaxserve.gateway.dialects.openai_responses import requests as openai_responses
 from jaxserve.gateway.dialects.sealed_reasoning import sealed
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
-from jaxserve.gateway.http.errors import Problem
+from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.dialects.conversations import asked
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
@@ -20,7 +20,7 @@ RESULT = {"type": "function_call_output", "call_id": "c"}
 def sent(**fields: Any) -> dict[str, Any]:
     """The engine's request."""
     given = asked({"model": "m", "input": "hello", **fields})
-    return openai_responses.chat_of(given, TemplatePolicy()).request
+    return openai_responses.to_chat(given, TemplatePolicy()).request
 
 
 def messages(*items: Any) -> list[Any]:
@@ -171,9 +171,9 @@ def test_functions_as_other_dialects_describe_them() -> None:
     ]
     for tool in others:
         given = asked({"model": "m", "input": "hello", "tools": [tool]})
-        chat = openai_responses.chat_of(given, TemplatePolicy())
+        chat = openai_responses.to_chat(given, TemplatePolicy())
         assert chat.request["tools"] == [function]
-        (told,) = chat.noted["told"]["tools"]
+        (told,) = chat.noted["repeated"]["tools"]
         assert told == {"type": "function", "description": None, "strict": None, **plain}
 
 
@@ -286,6 +286,6 @@ def test_formats() -> None:
 )
 def test_what_is_refused(fields: dict[str, Any], sentence: str) -> None:
     """One sentence each."""
-    with pytest.raises(Problem) as refused:
+    with pytest.raises(RequestError) as refused:
         sent(**fields)
     assert sentence in str(refused.value) and refused.value.status == 400
