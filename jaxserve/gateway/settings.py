@@ -102,7 +102,7 @@ class GatewaySettings:
     control port in ~/.local/state/jaxserve."""
     sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of agents' sessions, recorded token by token; a request without the key of a session
-    then needs a client token, and the control port a control token."""
+    then needs a client token, and the control port a token of its own."""
     records_kept: int = 20_000
     """Records of requests kept in memory."""
     window_kept_s: float = 600.0

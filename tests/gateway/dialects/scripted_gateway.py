@@ -14,6 +14,7 @@ from jaxserve.gateway.dialects.deltas import Arguments, Delta, Reasoning, Text, 
 from jaxserve.gateway.dialects.dialect import ModelCard
 from jaxserve.gateway.dialects.routes import (
     AnswerTranslator,
+    counts_tokens,
     dialect_of,
     models_response,
     translate,
@@ -92,21 +93,21 @@ class ScriptedGateway:
             raise RequestError(404, "unknown_route", f"there is no route {path}")
         chat, answerer = translate(path, query, json_object(body), answer_id="id1", unix_s=NOW_S)
         self.chats.append(chat)
-        if answerer.counts:
+        if counts_tokens(path):
             return answerer.counted(self.tokens)
         if chat.streamed:
-            return self._streamed(answerer)
+            return self._streamed(path, answerer)
         if self.fails_with is not None:
             raise self.fails_with
         return answerer.whole(self._completion)
 
-    def _streamed(self, answerer: AnswerTranslator) -> bytes:
+    def _streamed(self, path: str, answerer: AnswerTranslator) -> bytes:
         events = answerer.events()
         pieces = list(_letters(deltas_of(self._completion)))
         if self.fails_with is None:
             return events.feed(pieces) + events.end()
         begun = events.feed(pieces[: len(pieces) // 2])
-        return begun + answerer.way.dialect.error_event(self.fails_with, events.events)
+        return begun + dialect_of(path).error_event(self.fails_with, events.events)
 
 
 def _letters(deltas: Iterable[Delta]) -> Iterable[Delta]:
