@@ -52,7 +52,7 @@ class Exchange(abc.ABC):
         self.request = request
         self.response = response
         self.path, self.query = path, query
-        """of the request to an engine, the client's unless a subclass translates."""
+        """path and query of the request to an engine; a subclass that translates sets its own."""
 
     def received(self, body: bytes) -> None:  # noqa: B027
         """Called with the client's body, before the body is parsed."""
