@@ -27,7 +27,7 @@ from jaxserve.gateway.exchange.response import send_error
 from jaxserve.gateway.http.auth import browser_page_refusal, has_token
 from jaxserve.gateway.http.errors import RequestError, stopping
 from jaxserve.gateway.http.headers import RawHeaders, headers_size
-from jaxserve.gateway.recording.recorded import Recording, RecordingContext, record_refusal
+from jaxserve.gateway.recording.recorded import RecordingContext, SessionRecorder, record_refusal
 from jaxserve.gateway.recording.session import NotRecorded
 from jaxserve.gateway.settings import TOKEN_VARIABLE, GatewaySettings
 from jaxserve.runtime.hosts import is_loopback
@@ -105,7 +105,7 @@ class ClientApp:
         in_flight: InFlight,
         proxy: Proxy,
         queries: EngineQueries,
-        recording: Recording | None,
+        recording: SessionRecorder | None,
     ) -> None:
         """Args:
         settings: limits.

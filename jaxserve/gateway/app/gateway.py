@@ -27,7 +27,7 @@ from jaxserve.gateway.measure.metrics import GatewayMetrics
 from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.measure.records import Records
 from jaxserve.gateway.measure.windows import WindowSeries
-from jaxserve.gateway.recording.recorded import Recording
+from jaxserve.gateway.recording.recorded import SessionRecorder
 from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.gateway.recording.routes import SessionRoutes
 from jaxserve.gateway.recording.store import SessionStore
@@ -76,7 +76,7 @@ class Gateway:
         if self.sessions is not None:
             keys = (key for spec in specs for key in (spec.key, spec.control_key))
             redaction = Redaction((*keys, tokens.client, tokens.control))
-            recording = Recording(self.sessions, self.pause, redaction)
+            recording = SessionRecorder(self.sessions, self.pause, redaction)
         self._clients = ClientApp(
             settings,
             tokens.client,

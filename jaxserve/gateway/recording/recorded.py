@@ -58,7 +58,7 @@ class RecordingContext:
 
 
 @dataclass(frozen=True)
-class Recording:
+class SessionRecorder:
     """Finds the session of a request by its key."""
 
     sessions: SessionStore
