@@ -35,7 +35,7 @@ ENV PATH=/app/.venv/bin:$PATH \
 USER jaxserve
 # Compiles while the image is built, so that a container answers within seconds: the byte code of what
 # servers import (live ones, the gateway and the mock engine too), and the simulator's programs.
-RUN python -c "import server.wiring, server.live.live_service, jaxserve.gateway.serve, jaxserve.mock_engine.serve" \
+RUN python -c "import server.wiring, server.live.live_service, jaxserve.gateway.app.serve, jaxserve.mock_engine.serve" \
     && python -m server.sessions.compiling
 EXPOSE 7860 8000
 HEALTHCHECK --interval=15s --timeout=5s --start-period=40s \

@@ -23,10 +23,15 @@ import orjson
 
 from benchmarks.gateway import running_gateway
 from benchmarks.page import page_parser, publish
-from jaxserve.gateway.sessions.files import RecordFile
-from jaxserve.gateway.sessions.linking import Linker
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode, read_records
-from jaxserve.gateway.sessions.session import SessionInfo
+from jaxserve.gateway.recording.linking import Linker
+from jaxserve.gateway.recording.records import (
+    CompletionRecord,
+    RecordedChoice,
+    RecordFile,
+    encode,
+    read_records,
+)
+from jaxserve.gateway.recording.session import SessionInfo
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.service.control_client import ControlClient
@@ -163,7 +168,7 @@ def session(completions: int, tokens: int, conversations: int) -> list[Completio
                 sent=sent,
                 response=b"{}",
                 prompt_ids=prompts[place],
-                choices=(Choice(0, message, "stop", response, logprobs),),
+                choices=(RecordedChoice(0, message, "stop", response, logprobs),),
             )
         )
         between = rng.integers(0, 150_000, _BETWEEN, np.int32)

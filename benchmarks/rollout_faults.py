@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.page import page_parser, publish
 from benchmarks.rollout_scene import FAULTS, NODES, SILENT_S, Scene
 from jaxserve.checks import whole
-from jaxserve.gateway.sessions.records import read_records
+from jaxserve.gateway.recording.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories

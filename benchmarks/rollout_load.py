@@ -28,7 +28,7 @@ import uvloop
 from benchmarks.gateway import cpu_s, open_client, percentile_ms, running_gateway
 from benchmarks.page import missed, page_parser, publish
 from jaxserve.checks import whole
-from jaxserve.gateway.door_tokens import CONTROL
+from jaxserve.gateway.http.token_files import CONTROL
 from server.local import LocalServer, free_port
 
 _PATH = "/v1/chat/completions"

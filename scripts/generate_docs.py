@@ -38,8 +38,8 @@ from docs_pages.server_api import server_api_page  # noqa: E402
 from docs_pages.tasks import task_list, task_pages, task_table  # noqa: E402
 
 from jaxserve.datafiles import write_atomic  # noqa: E402
-from jaxserve.gateway.records import RequestRecord  # noqa: E402
-from jaxserve.gateway.sessions.records import CompletionRecord  # noqa: E402
+from jaxserve.gateway.measure.records import RequestRecord  # noqa: E402
+from jaxserve.gateway.recording.records import CompletionRecord  # noqa: E402
 from jaxserve.gateway.settings import GatewaySettings  # noqa: E402
 from jaxserve.mock_engine.settings import MockEngineSettings  # noqa: E402
 

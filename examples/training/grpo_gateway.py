@@ -31,8 +31,8 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from jaxserve.client import ServeClient
-from jaxserve.gateway.door_tokens import CONTROL
-from jaxserve.gateway.sessions.records import read_records
+from jaxserve.gateway.http.token_files import CONTROL
+from jaxserve.gateway.recording.records import read_records
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.ratios import Ratios, importance_ratios, token_logprobs

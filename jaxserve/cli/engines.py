@@ -29,7 +29,7 @@ def run_gateway(settings: GatewaySettings) -> None:
         settings: Engines, addresses and limits.
     """
     with needing("gateway", "the gateway"):
-        from jaxserve.gateway.serve import run
+        from jaxserve.gateway.app.serve import run
     run(settings)
 
 

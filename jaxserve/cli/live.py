@@ -389,7 +389,7 @@ def throw_switch(
 
 
 def control_token(gateway: str) -> str | None:
-    """The token of a gateway's control routes."""
-    from jaxserve.gateway.door_tokens import CONTROL
+    """What a gateway's control door asks for."""
+    from jaxserve.gateway.http.token_files import CONTROL
 
     return CONTROL.token(gateway)

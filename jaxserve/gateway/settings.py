@@ -40,43 +40,43 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "records_kept": (1, 1_000_000),
     "window_kept_s": (1.0, 86_400.0),
 }
-"""What each number may be."""
+"""Range of each number."""
 
 
 @dataclass(frozen=True)
 class GatewaySettings:
-    """What an operator may choose on the command line."""
+    """Options of the command line."""
 
     engine: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="KIND=URL[,OPTION=VALUE]")
     ]
     """An engine, vllm=http://127.0.0.1:8000 or sglang=http://127.0.0.1:30000; may be repeated."""
     host: str = "127.0.0.1"
-    """Address that clients reach."""
+    """Address of the port for clients."""
     port: int = 9000
-    """Port that clients reach; 0 takes a free one."""
+    """Port for clients; 0 takes a free one."""
     control_host: str = "127.0.0.1"
-    """Address of metrics and control; beyond this machine it needs a control token."""
+    """Address of the port for metrics and control; other than loopback needs a control token."""
     control_port: int = 9001
-    """Port of metrics and control; 0 takes a free one."""
+    """Port for metrics and control; 0 takes a free one."""
     slo: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="CLASS:ttft=S,tpot=S")
     ] = ()
-    """A class of requests and its objectives, such as chat:ttft=0.5,tpot=0.05; may be repeated."""
+    """A class of requests with its objectives, such as chat:ttft=0.5,tpot=0.05; may be repeated."""
     look_ahead: int = 2
-    """Requests beyond an engine's cap that wait inside it, so that a freed place is filled."""
+    """Requests beyond an engine's cap that wait inside the engine, to fill freed places at once."""
     queue: int = 1000
-    """Requests that may wait in front of a pool; the next one is answered 429."""
+    """Requests that may wait in front of a pool; the next one gets status 429."""
     max_requests: int = 4096
-    """Requests in the gateway at a time, waiting ones included; the next one is answered 429."""
+    """Requests in the gateway at a time, waiting ones included; the next one gets status 429."""
     max_connections: int = 8192
     """Connections of clients at a time."""
     max_head_bytes: int = 65_536
-    """Largest request line with headers."""
+    """Largest request line with headers, bytes."""
     max_body_bytes: int = 32 * 2**20
-    """Largest request body."""
+    """Largest request body, bytes."""
     max_answer_bytes: int = 64 * 2**20
-    """Largest answer of an engine that is not streamed, and largest event of one that is."""
+    """Largest whole answer of an engine, and largest event of a streamed answer, bytes."""
     head_s: float = 20.0
     """Time for a request's headers, and for a connection to send its next request, s."""
     body_s: float = 60.0
@@ -86,30 +86,30 @@ class GatewaySettings:
     connect_s: float = 5.0
     """Time to connect to an engine, s."""
     first_byte_s: float = 600.0
-    """Time until an engine's first byte of an answer, s; all of it where nothing is streamed."""
+    """Time until the first byte of an engine's answer, s; without a stream, of the whole answer."""
     idle_s: float = 120.0
-    """Longest pause inside an answer, s."""
+    """Longest pause within an engine's answer, s."""
     write_s: float = 60.0
-    """Longest time for which a client may not read, s."""
+    """Longest time in which a client reads nothing, s."""
     total_s: float = 3600.0
     """Longest time of a request, s."""
     drain_s: float = 30.0
-    """Time that running requests have to end when the gateway is told to stop, s."""
+    """Time for running requests to end at shutdown, s."""
     records: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """File to which a line of JSON is added for every request that has ended."""
+    """File to which a line of JSON is appended for every request that ended."""
     state: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
-    """File that keeps the switch over restarts; by default gateway-PORT.json of the control port in
-    ~/.local/state/jaxserve."""
+    """File that keeps the hold on control over restarts; by default gateway-PORT.json of the
+    control port in ~/.local/state/jaxserve."""
     sessions: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
-    """Folder of agents' sessions, recorded by token; who has no key of one needs a client token,
-    and control asks for a token of its own."""
+    """Folder of agents' sessions, recorded token by token; a request without the key of a session
+    then needs a client token, and the control port a token of its own."""
     records_kept: int = 20_000
-    """Requests that have ended and are kept in memory."""
+    """Records of requests kept in memory."""
     window_kept_s: float = 600.0
     """Time for which single measurements are kept in memory, s."""
 
     def check(self) -> None:
-        """Raises InputError where a number is out of range or two ports are one."""
+        """Raises InputError for a number out of range, or equal ports."""
         for name, (low, high) in _RANGES.items():
             checks.number(f"--{name.replace('_', '-')}", getattr(self, name), low, high)
         if self.port == self.control_port != 0:
@@ -119,9 +119,9 @@ class GatewaySettings:
             )
 
     def with_state(self, variables: Mapping[str, str]) -> GatewaySettings:
-        """With the usual file for the switch where none is named.
+        """Settings with the default file for the hold, where none is named.
 
-        A port that is taken at random tells no gateway from another: then there is none.
+        There is no default file for a random port, which identifies no gateway.
         """
         folder = state_folder(variables)
         if self.state is not None or folder is None or self.control_port == 0:
@@ -130,16 +130,16 @@ class GatewaySettings:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """What clients and controllers must show; None asks for nothing."""
+class AccessTokens:
+    """Tokens of clients and controllers; None asks for no token."""
 
     client: str | None = field(default=None, repr=False)
-    """of every route for clients but ``/health``."""
+    """token of every route for clients but ``/health``."""
     control: str | None = field(default=None, repr=False)
-    """of metrics and control."""
+    """token of metrics and control."""
 
     def __post_init__(self) -> None:
-        """Raises InputError where whoever may ask for output could turn knobs."""
+        """Raises InputError for equal tokens, with which clients could turn knobs."""
         if self.client is not None and self.client == self.control:
             raise InputError(
                 f"{CONTROL_TOKEN_VARIABLE} is the same as {TOKEN_VARIABLE}, with which clients "
@@ -147,7 +147,7 @@ class Tokens:
             )
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Tokens:
+    def from_environment(cls, variables: Mapping[str, str] = os.environ) -> AccessTokens:
         """Reads ``JAXSERVE_GATEWAY_TOKEN`` and ``JAXSERVE_GATEWAY_CONTROL_TOKEN``.
 
         Raises:
@@ -159,8 +159,8 @@ class Tokens:
         )
 
 
-def check_exposure(settings: GatewaySettings, tokens: Tokens) -> str | None:
-    """A warning to print, or None.
+def check_exposure(settings: GatewaySettings, tokens: AccessTokens) -> str | None:
+    """Checks which machines reach the gateway; returns a warning to print, or None.
 
     Raises:
       InputError: metrics and control could be reached from elsewhere without a token.

@@ -1,6 +1,7 @@
 """Control windows measured by the client that sends the requests, without a gateway.
 
-Measurements and their windows are those of the gateway (``jaxserve.gateway.windows``).
+What is measured, and in which window it counts, is as at the gateway
+(``jaxserve.gateway.measure.windows``).
 """
 
 from __future__ import annotations
@@ -8,10 +9,10 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass
 
-from jaxserve.gateway.objectives import Classes
-from jaxserve.gateway.records import Records, RequestRecord
-from jaxserve.gateway.scrape import parse_metrics
-from jaxserve.gateway.windows import Windows
+from jaxserve.gateway.engines.scrape import parse_metrics
+from jaxserve.gateway.measure.objectives import RequestClasses
+from jaxserve.gateway.measure.records import Records, RequestRecord
+from jaxserve.gateway.measure.windows import WindowSeries
 from jaxserve.live.engine_client import EngineClient, TimedCompletion
 from jaxserve.live.player import stream_of_class
 from jaxserve.live.readings import (
@@ -45,13 +46,13 @@ class ClientWindows:
 
     def __post_init__(self) -> None:
         self._stream_of = stream_of_class(self.spec)
-        self._classes = Classes(
+        self._classes = RequestClasses(
             [
                 f"{stream.name}:ttft={stream.ttft_slo_s!r},tpot={stream.tpot_slo_s!r}"
                 for stream in self.spec.streams
             ]
         )
-        self._windows = Windows(self._classes, _KEPT_S)
+        self._windows = WindowSeries(self._classes, _KEPT_S)
         self._records = Records(_KEPT)
         self._in_flight: dict[str, RequestRecord] = {}
 

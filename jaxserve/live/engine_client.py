@@ -13,7 +13,7 @@ import aiohttp
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.scrape import parse_pool_tokens
+from jaxserve.gateway.engines.scrape import parse_pool_tokens
 
 _KEEP_ALIVE_S = 2.0  # engines' uvicorn closes idle connections after 5 s
 _CONNECT_S = 10.0

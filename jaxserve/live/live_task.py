@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.knob_values import obeyed
+from jaxserve.gateway.knobs.values import obeyed
 from jaxserve.live.readings import TURNED, EngineState
 from jaxserve.sim.machine.deployment import MAX_GPUS
 from jaxserve.sim.table.file import Calibration

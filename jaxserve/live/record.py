@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.records import RequestRecord
+from jaxserve.gateway.measure.records import RequestRecord
 from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_ROWS
 
 COLUMNS = ("Timestamp", "Request tokens", "Response tokens")

@@ -22,7 +22,7 @@ from jaxserve.engine_control.access import check_token
 from jaxserve.engine_control.command import CommandError, parse_knobs
 from jaxserve.engine_control.routes import Question, control_routes
 from jaxserve.errors import InputError
-from jaxserve.gateway.commands import plain_json
+from jaxserve.gateway.http.json_http import plain_json
 from jaxserve.mock_engine import VERSION
 from jaxserve.mock_engine.clock import Clock
 from jaxserve.mock_engine.errors import VllmError, bad_request, plain

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.runtime.child_processes import sweeping_leader
 
 MARK = "JAXSERVE_RUN"
@@ -148,8 +148,8 @@ async def _keep(stream: asyncio.StreamReader, output: Path, most: int, redaction
                 room = max(0, most - total)
                 total += len(piece)
                 text = redaction.text(rest + piece[:room])
-                end = len(text) - redaction.begun(text)
-                # A possible first half of a secret waits for its second half.
+                end = len(text) - redaction.partial_secret(text)
+                # What may be the first half of a secret waits for the second.
                 file.write(text[:end])
                 rest = text[end:]
                 if 0 < room < len(piece):

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from jaxserve.gateway.sessions.records import EXACT, RETOKENISED, Choice, CompletionRecord
+from jaxserve.gateway.recording.records import EXACT, RETOKENISED, CompletionRecord, RecordedChoice
 from jaxserve.rollouts.traces import COMPLETED, TokenTrace, Trajectory
 
 Key = tuple[int, int]
@@ -41,7 +41,7 @@ class _Sample:
     """A response with all its tokens."""
 
     record: CompletionRecord
-    choice: Choice
+    choice: RecordedChoice
     prompt_ids: np.ndarray
     response_ids: np.ndarray
     logprobs: np.ndarray

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxserve.checks import JsonObject
-from jaxserve.gateway.knob_values import obeyed
+from jaxserve.gateway.knobs.values import obeyed
 from jaxserve.live.engine_client import EngineClient
 from jaxserve.spaces import ACTION_BOUNDS
 

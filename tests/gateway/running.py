@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 
-from jaxserve.gateway.serve import open_gateway
-from jaxserve.gateway.settings import GatewaySettings, Tokens
+from jaxserve.gateway.app.serve import open_gateway
+from jaxserve.gateway.settings import AccessTokens, GatewaySettings
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 from tests.server_thread import ServerThread
@@ -38,7 +38,7 @@ class RunningGateway:
         self,
         engines: Sequence[StubEngine | str],
         options: str = "",
-        tokens: Tokens | None = None,
+        tokens: AccessTokens | None = None,
         **settings: Any,
     ) -> None:
         """Args:
@@ -52,7 +52,7 @@ class RunningGateway:
         )
         chosen = {"port": 0, "control_port": 0, "drain_s": 0.0, **settings}
         self.server, self._sockets = open_gateway(
-            GatewaySettings(engine=arguments, **chosen), tokens or Tokens()
+            GatewaySettings(engine=arguments, **chosen), tokens or AccessTokens()
         )
         self.app = self.server._gateway
         self.port, self.control_port = (one.getsockname()[1] for one in self._sockets)

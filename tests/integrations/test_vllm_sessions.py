@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.gateway.sessions.records import EXACT, CompletionRecord
+from jaxserve.gateway.recording.records import EXACT, CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from server.local import LocalServer
-from tests.gateway.running import RunningGateway
-from tests.gateway.sessions.speaking import (
+from tests.gateway.recording.speaking import (
     ASKED,
     DIALECTS,
     Talk,
@@ -27,7 +26,8 @@ from tests.gateway.sessions.speaking import (
     google_client,
     openai_client,
 )
-from tests.gateway.sessions.talking import Agent
+from tests.gateway.recording.talking import Agent
+from tests.gateway.running import RunningGateway
 from tests.integrations.examples import TRAINING, run
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server

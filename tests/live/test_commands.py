@@ -16,7 +16,7 @@ from jaxserve.agents.open_loop import StaticPolicy
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.agents.weights import save_weights
 from jaxserve.datafiles import data_dir
-from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, Tokens
+from jaxserve.gateway.settings import CONTROL_TOKEN_VARIABLE, AccessTokens
 from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_options import provenance
 from jaxserve.spaces import make_action
@@ -143,7 +143,7 @@ def test_the_switch(
     engine: PluginEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Off and on, with the token of the gateway."""
-    with RunningGateway([engine], tokens=Tokens(control="secret")) as gateway:
+    with RunningGateway([engine], tokens=AccessTokens(control="secret")) as gateway:
         url = gateway.control_url
         assert "asks for a token" in refused(capsys, "switch", "off", "--gateway", url)
         monkeypatch.setenv(CONTROL_TOKEN_VARIABLE, "secret")

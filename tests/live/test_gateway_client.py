@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.settings import AccessTokens
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.readings import parse_engine_state, parse_knobs, parse_window
 from server.local import free_port
@@ -36,7 +36,7 @@ def test_a_real_gateway() -> None:
     slo = ("chat:ttft=0.5,tpot=0.05",)
     with (
         PluginEngine() as engine,
-        RunningGateway([engine], tokens=Tokens(control="secret"), slo=slo) as gateway,
+        RunningGateway([engine], tokens=AccessTokens(control="secret"), slo=slo) as gateway,
     ):
 
         async def look(client: GatewayClient) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve import cli
-from jaxserve.gateway.records import Records, RequestRecord
+from jaxserve.gateway.measure.records import Records, RequestRecord
 from jaxserve.live.calibration import calibrate
 from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel

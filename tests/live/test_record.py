@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.records import Records, RequestRecord
+from jaxserve.gateway.measure.records import Records, RequestRecord
 from jaxserve.live.record import record, summary
 from jaxserve.sim.traffic.traces import load_trace
 

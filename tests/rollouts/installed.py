@@ -23,15 +23,15 @@ from typing import Any, Protocol
 import pytest
 
 from jaxserve.client import ServeClient
-from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
 from jaxserve.runtime.child_processes import own_process
 from server.local import LocalServer
+from tests.gateway.recording.talking import Agent
 from tests.gateway.running import RunningGateway
-from tests.gateway.sessions.talking import Agent
 from tests.gateway.token_engine import TokenEngine
 
 ROOT = Path(__file__).resolve().parents[2]

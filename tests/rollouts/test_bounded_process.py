@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.rollouts.bounded_process import ProcessExit, ProcessLimits, run_process
 from tests.patience import PATIENCE_S, wait_until
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from jaxserve.gateway.sessions.records import CompletionRecord, Link
+from jaxserve.gateway.recording.records import CompletionRecord, Link
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.traces import Trajectory

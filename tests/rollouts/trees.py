@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 from hypothesis import strategies as st
 
-from jaxserve.gateway.sessions.linking import Linker
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord, decode, encode
+from jaxserve.gateway.recording.linking import Linker
+from jaxserve.gateway.recording.records import CompletionRecord, RecordedChoice, decode, encode
 from tests.gateway.token_engine import prompt_of, sampled, text_of
 
 Message = dict[str, Any]
@@ -58,7 +58,7 @@ class Tree:
             values = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 8
             texts = tuple(map(text_of, tokens.tolist())) if ids and seq % 2 else None
             known = tokens if ids else None
-            choices.append(Choice(index, message, "stop", known, values, texts))
+            choices.append(RecordedChoice(index, message, "stop", known, values, texts))
         usage = {"completion_tokens": sum(len(sampled({**c.message})) for c in choices)}
         draft = CompletionRecord(
             session="s",

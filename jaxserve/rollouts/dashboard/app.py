@@ -24,16 +24,16 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Message, Send
 
 from jaxserve import checks
-from jaxserve.gateway.auth import shows
-from jaxserve.gateway.commands import plain_json
-from jaxserve.gateway.door_tokens import Door
+from jaxserve.gateway.http.auth import has_token
+from jaxserve.gateway.http.json_http import plain_json
+from jaxserve.gateway.http.token_files import TokenFile
 from jaxserve.rollouts.dashboard.settings import TOKEN_VARIABLE, DashboardSettings
 from jaxserve.rollouts.service.client import SERVICE, TokenAuth
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.hosts import is_loopback
 from jaxserve.runtime.listening import CommandServer, address, listen
 
-DASHBOARD = Door("dashboard", TOKEN_VARIABLE)
+DASHBOARD = TokenFile("dashboard", TOKEN_VARIABLE)
 """Token file of the dashboard, which shows all sessions."""
 _FILES = Path(__file__).with_name("static")
 _PASSED_ON = re.compile(
@@ -73,7 +73,7 @@ class PageAccess:
         if _same(request.query_params.get("token", ""), self._token):
             return self._set_cookie(request)
         cookie = request.cookies.get(self._cookie, "")
-        if shows(request.scope["headers"], self._token) or _same(cookie, self._made):
+        if has_token(request.scope["headers"], self._token) or _same(cookie, self._made):
             return None
         if request.url.path.startswith("/api"):
             return plain_json({"error": {"message": _REFUSED}}, 401)

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord
 
 Key = tuple[int, int]
 """Record and choice of a completion."""

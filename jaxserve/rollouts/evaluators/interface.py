@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.traces import Trajectory
 

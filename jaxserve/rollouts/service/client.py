@@ -9,10 +9,10 @@ import httpx
 
 from jaxserve.checks import address
 from jaxserve.errors import InputError
-from jaxserve.gateway.door_tokens import Door, bearer
+from jaxserve.gateway.http.token_files import TokenFile, bearer
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE, RolloutTokens
 
-SERVICE = Door("rollout", TOKEN_VARIABLE)
+SERVICE = TokenFile("rollout", TOKEN_VARIABLE)
 """Token file of the service; with its token a client submits tasks, and so runs commands."""
 _TIMEOUT_S = 60.0
 
@@ -24,7 +24,7 @@ class TokenAuth(httpx.Auth):
     after its client, and may make a new token when it restarts.
     """
 
-    def __init__(self, token_file: Door, url: str, token: str | None) -> None:
+    def __init__(self, token_file: TokenFile, url: str, token: str | None) -> None:
         """Args: the token file, the address, and the token; None reads the file."""
         self._token_file, self._url, self._token = token_file, url, token
 

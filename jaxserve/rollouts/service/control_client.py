@@ -11,8 +11,8 @@ import httpx
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.gateway.door_tokens import CONTROL
-from jaxserve.gateway.sessions.records import CompletionRecord, Prompts, decode
+from jaxserve.gateway.http.token_files import CONTROL
+from jaxserve.gateway.recording.records import CompletionRecord, PromptDecoder, decode
 from jaxserve.rollouts.service.client import TokenAuth
 
 _PATIENCE_S = 120.0
@@ -149,7 +149,7 @@ async def _records(answer: httpx.Response) -> list[CompletionRecord]:
       ValueError: a line is not a record.
     """
     found: list[CompletionRecord] = []
-    prompts, rest = Prompts(), b""
+    prompts, rest = PromptDecoder(), b""
 
     def take(text: bytes) -> bytes:
         *lines, rest = text.split(b"\n")

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.door_tokens import bearer
+from jaxserve.gateway.http.token_files import bearer
 from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.settings import RolloutTokens

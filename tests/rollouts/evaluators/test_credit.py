@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord, RecordedChoice
 from jaxserve.rollouts.evaluators.credit import find_tool_calls, window_owners
 
 CAPS = st.lists(st.sampled_from([32, 64, 96]), max_size=12)
@@ -30,7 +30,7 @@ def record(seq: int, calls: list[dict[str, Any]], results: dict[str, str]) -> Co
         received=b"{}",
         seq=seq,
         sent=orjson.dumps({"messages": messages}),
-        choices=(Choice(0, message, "tool_calls"),),
+        choices=(RecordedChoice(0, message, "tool_calls"),),
     )
 
 

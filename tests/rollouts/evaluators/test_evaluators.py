@@ -12,7 +12,7 @@ import pytest
 from jaxserve.checks import JsonObject
 from jaxserve.client import ServeClient
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.builders import prefix_merging
 from jaxserve.rollouts.evaluators import EnvironmentEpisode, EvaluationContext, parse_evaluator

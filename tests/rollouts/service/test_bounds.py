@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from jaxserve.gateway.sessions.records import read_records
-from jaxserve.gateway.settings import Tokens
+from jaxserve.gateway.recording.records import read_records
+from jaxserve.gateway.settings import AccessTokens
 from jaxserve.rollouts.service.api import app
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.limited_http import HttpLimits
@@ -125,7 +125,7 @@ def test_no_secret_is_kept(
     with (
         TokenEngine("vllm") as engine,
         RunningGateway(
-            [f"vllm={engine.url}"], tokens=Tokens(control=tokens[1]), sessions=records
+            [f"vllm={engine.url}"], tokens=AccessTokens(control=tokens[1]), sessions=records
         ) as gateway,
         RunningService(gateway, state, RolloutTokens(*tokens)) as service,
     ):

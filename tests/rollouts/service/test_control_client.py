@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import Choice, CompletionRecord, encode
+from jaxserve.gateway.recording.records import CompletionRecord, encode
 from jaxserve.rollouts.service.control_client import ControlClient
 
 
@@ -25,7 +25,9 @@ def session(completions: int, tokens: int) -> list[CompletionRecord]:
     for number in range(completions):
         end = tokens + 120 * number
         message = {"role": "assistant", "content": "y" * 400}
-        choice = Choice(0, message, "stop", ids[end : end + 100], -rng.random(100, np.float32))
+        choice = RecordedChoice(
+            0, message, "stop", ids[end : end + 100], -rng.random(100, np.float32)
+        )
         found.append(
             CompletionRecord(
                 session="s",

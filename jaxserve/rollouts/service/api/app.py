@@ -21,8 +21,8 @@ from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
 from jaxserve.errors import InputError
-from jaxserve.gateway.auth import shows
-from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.gateway.http.auth import has_token
+from jaxserve.gateway.http.json_http import command_of, plain_json
 from jaxserve.rollouts.service.api.node_routes import NodeRoutes
 from jaxserve.rollouts.service.api.read_routes import ChangeNotifier, ReadRoutes
 from jaxserve.rollouts.service.api.results import ResultPusher, task_result
@@ -85,7 +85,7 @@ class RolloutService:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serves requests that show the token, and ``/health`` without one."""
         guarded = scope["type"] == "http" and scope["path"] != "/health"
-        if guarded and not shows(scope["headers"], self._tokens.service):
+        if guarded and not has_token(scope["headers"], self._tokens.service):
             await _error(401, "the token is missing or wrong")(scope, receive, send)
             return
         await self._app(scope, receive, send)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from jaxserve.checks import JsonObject
-from jaxserve.gateway.commands import command_of, plain_json
+from jaxserve.gateway.http.json_http import command_of, plain_json
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry, UnknownNode
 from jaxserve.rollouts.service.settings import OWN_NODE
 from jaxserve.rollouts.service.state.lifecycle import lease_from_json

@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from jaxserve.gateway.commands import number_in, plain_json
-from jaxserve.gateway.door_tokens import CONTROL
+from jaxserve.gateway.http.json_http import number_in, plain_json
+from jaxserve.gateway.http.token_files import CONTROL
 from jaxserve.rollouts.service.api.results import session_result, task_result
 from jaxserve.rollouts.service.client import TokenAuth
 from jaxserve.rollouts.service.cluster.registry import NodeRegistry

@@ -13,7 +13,7 @@ import yaml
 
 from jaxserve.checks import JsonObject, address, refuse
 from jaxserve.errors import InputError
-from jaxserve.gateway.engines import parse_engines
+from jaxserve.gateway.engines.specs import parse_engines
 from jaxserve.rollouts.service.settings import (
     POOLS,
     NodeSettings,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from jaxserve.gateway.sessions.files import sync
+from jaxserve.gateway.recording.records import sync
 from jaxserve.rollouts.service.state.database import StateDatabase
 from jaxserve.rollouts.service.state.lifecycle import Lease
 

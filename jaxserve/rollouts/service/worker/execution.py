@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.rollouts.bounded_process import MARK, ProcessExit, ProcessLimits, run_process
 from jaxserve.rollouts.evaluators import EnvironmentEpisode
 from jaxserve.rollouts.presets import Launch, load_preset

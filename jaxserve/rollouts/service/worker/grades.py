@@ -10,7 +10,7 @@ import orjson
 
 from jaxserve.checks import number, refuse
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord
+from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.evaluators import EvalResult
 from jaxserve.rollouts.service.state.lifecycle import SessionRow
 from jaxserve.rollouts.traces import COMPLETION_REWARDS, TokenTrace, Trajectory

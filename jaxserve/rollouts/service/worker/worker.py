@@ -13,8 +13,8 @@ from typing import Any
 
 from jaxserve.client import AsyncServeClient, ConnectionLost, ServerError
 from jaxserve.errors import InputError
-from jaxserve.gateway.sessions.records import CompletionRecord
-from jaxserve.gateway.sessions.redaction import Redaction
+from jaxserve.gateway.recording.records import CompletionRecord
+from jaxserve.gateway.recording.redaction import Redaction
 from jaxserve.rollouts import builders
 from jaxserve.rollouts.bounded_process import ProcessExit
 from jaxserve.rollouts.evaluators import EnvironmentEpisode, EvalResult, EvaluationContext

@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from jaxserve import cli
-from jaxserve.gateway.door_tokens import CONTROL
+from jaxserve.gateway.http.token_files import CONTROL
 from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.service.client import SERVICE
 from jaxserve.rollouts.service.settings import TOKEN_VARIABLE
 from server.local import free_port
-from tests.gateway.test_serve import process
+from tests.gateway.app.test_serve import process
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
 from tests.rollouts.service.agents import SPEAK, python

@@ -1,0 +1,40 @@
+"""OpenAI's ``/v1/responses``: requests, answers, errors and token counts.
+
+Nothing is stored here: the client sends its whole history, as Codex does.
+"""
+
+from __future__ import annotations
+
+from jaxserve.gateway.dialects.dialect import Dialect, Translation, named_event, openai_usage
+from jaxserve.gateway.dialects.openai_chat import model_body, models_body, openai_error
+from jaxserve.gateway.dialects.openai_responses.answers import (
+    ResponsesEventWriter,
+    answer_body,
+    count_body,
+)
+from jaxserve.gateway.dialects.openai_responses.requests import to_chat
+from jaxserve.gateway.http.errors import RequestError
+
+
+def _error_event(error: RequestError, events: int) -> bytes:
+    body = {
+        "type": "error",
+        "code": error.reason,
+        "message": str(error),
+        "param": None,
+        "sequence_number": events,
+    }
+    return named_event("error", body)
+
+
+RESPONSES = Dialect(
+    name="responses",
+    error=openai_error,
+    error_event=_error_event,
+    has_token=lambda event: str(event.get("type")).endswith(".delta"),
+    is_error=lambda event: event.get("type") in ("error", "response.failed"),
+    usage=lambda event: openai_usage(event, "response"),
+    translation=Translation(
+        to_chat, answer_body, ResponsesEventWriter, model_body, models_body, count_body
+    ),
+)

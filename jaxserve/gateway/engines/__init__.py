@@ -1,0 +1,1 @@
+"""Engines behind the gateway: configuration, admission, connections and their metrics."""

@@ -1,0 +1,1 @@
+"""Measurement: objectives, records of requests, Prometheus metrics and windows of time."""

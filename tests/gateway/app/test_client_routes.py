@@ -1,0 +1,131 @@
+"""The table of routes for clients: each path has one access, and a request what it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.types import Scope
+
+from jaxserve.gateway.app.client_app import Access, ClientApp, Operation, route_of
+from jaxserve.gateway.exchange.in_flight import InFlight
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.settings import GatewaySettings
+
+PASSED = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+COUNTED = (
+    "/v1/messages/count_tokens",
+    "/v1/responses/input_tokens",
+    "/v1beta/models/m:countTokens",
+)
+GENERATED = ("/v1beta/models/m:generateContent", "/v1/models/m:streamGenerateContent")
+LISTED = ("/v1/models/m", "/v1beta/models", "/v1beta/models/m")
+TABLE: dict[str, tuple[Access, Operation, str]] = {
+    "/health": (Access.ANYONE, Operation.HEALTH, "GET"),
+    "/v1/models": (Access.CLIENT, Operation.MODELS, "GET"),
+    **{path: (Access.CLIENT, Operation.OUTPUT, "POST") for path in PASSED},
+    **{path: (Access.SESSION, Operation.MODELS, "GET") for path in LISTED},
+    **{path: (Access.SESSION, Operation.COUNT, "POST") for path in COUNTED},
+    **{path: (Access.SESSION, Operation.OUTPUT, "POST") for path in GENERATED},
+}
+
+
+class KnownKey:
+    """A recording with one session, of the query ``key``."""
+
+    def context(self, headers: Any, query: bytes) -> Any:
+        """A session, where the request has its key."""
+        return "session" if query == b"key" else None
+
+
+def status(
+    path: str, *, method: str, token: str | None = None, sessions: bool = False, **shown: Any
+) -> int:
+    """Status of the refusal of a request; 200 for one that passes."""
+    headers = [(b"host", b"localhost"), *shown.get("headers", [])]
+    scope: Scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": shown.get("query", b""),
+        "headers": headers,
+    }
+    unused: Any = None
+    recording: Any = KnownKey() if sessions else None
+    app = ClientApp(GatewaySettings(engine=()), token, InFlight(), unused, unused, recording)
+    try:
+        app._check(scope)
+    except RequestError as error:
+        return error.status
+    return 200
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_every_path_has_its_route(path: str) -> None:
+    """Access, service and method."""
+    access, operation, method = TABLE[path]
+    route = route_of(path)
+    assert route is not None
+    assert (route.access, route.operation, method in route.methods) == (access, operation, True)
+
+
+@pytest.mark.parametrize("path", TABLE)
+def test_a_gateway_without_token_and_sessions(path: str) -> None:
+    """Direct requests pass, pages of browsers do not, and routes of sessions do not exist."""
+    access, _, method = TABLE[path]
+    direct = status(path, method=method)
+    page = status(path, method=method, headers=[(b"origin", b"http://evil.example")])
+    expected = {
+        Access.ANYONE: (200, 200),
+        Access.CLIENT: (200, 403),
+        Access.SESSION: (404, 404),
+    }
+    assert (direct, page) == expected[access]
+    if access is not Access.SESSION:
+        assert status(path, method="DELETE") == 405
+
+
+@pytest.mark.parametrize("path", TABLE)
+@pytest.mark.parametrize("sessions", [False, True])
+def test_a_gateway_with_a_token(path: str, sessions: bool) -> None:
+    """The token opens all but the routes of sessions."""
+    access, _, method = TABLE[path]
+    right = [(b"authorization", b"Bearer right")]
+    wrong = [(b"authorization", b"Bearer wrong")]
+    found = [
+        status(path, method=method, token="right", sessions=sessions, headers=headers)
+        for headers in (right, wrong, [])
+    ]
+    denied = 401 if sessions else 404
+    expected = {
+        Access.ANYONE: [200, 200, 200],
+        Access.CLIENT: [200, 401, 401],
+        Access.SESSION: [404, denied, denied],
+    }
+    assert found == expected[access]
+
+
+@pytest.mark.parametrize("path", TABLE)
+@pytest.mark.parametrize("token", [None, "right"])
+def test_a_gateway_with_sessions(path: str, token: str | None) -> None:
+    """A session's key opens every route, whatever page sends it; without one nobody enters."""
+    access, _, method = TABLE[path]
+    page = [(b"origin", b"http://evil.example")]
+    shown = {"method": method, "token": token, "sessions": True}
+    assert status(path, query=b"key", headers=page, **shown) == 200
+    assert status(path, query=b"other", **shown) == (200 if access is Access.ANYONE else 401)
+    wrong = {**shown, "method": "DELETE"}
+    assert status(path, query=b"key", **wrong) == 405
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/metrics", "/v1", "/v1/embeddings", "/health/", "/tokenize"]
+)
+def test_other_paths(path: str) -> None:
+    """404 before any question for a token; a head that is too large is refused before that."""
+    assert route_of(path) is None
+    for sessions in (False, True):
+        assert status(path, method="POST", token="right", sessions=sessions) == 404
+    large = [(b"x-large", b"x" * 70_000)]
+    assert status(path, method="POST", headers=large) == 431

@@ -1,0 +1,332 @@
+"""Paths find their dialect, and the whole way there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxserve.gateway.dialects.anthropic_messages import MESSAGES
+from jaxserve.gateway.dialects.canonical import Completion, CompletionChoice, Counts
+from jaxserve.gateway.dialects.deltas import deltas_of
+from jaxserve.gateway.dialects.dialect import ModelCard, Usage
+from jaxserve.gateway.dialects.google_generate import GOOGLE
+from jaxserve.gateway.dialects.openai_chat import CHAT
+from jaxserve.gateway.dialects.openai_responses import RESPONSES
+from jaxserve.gateway.dialects.routes import (
+    AnswerTranslator,
+    counts_tokens,
+    dialect_of,
+    models_response,
+    translate,
+    translates,
+)
+from jaxserve.gateway.http.errors import RequestError
+from jaxserve.gateway.http.json_http import json_object
+from tests.gateway.dialects.conversations import plain_json
+
+ASK = [{"role": "user", "content": "hello"}]
+BODIES = {
+    "/v1/chat/completions": {"model": "m", "messages": ASK},
+    "/v1/messages": {"model": "m", "messages": ASK, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"model": "m", "messages": ASK},
+    "/v1/responses": {"model": "m", "input": "hello"},
+    "/v1/responses/input_tokens": {"model": "m", "input": "hello"},
+    "/v1beta/models/m:generateContent": {"contents": [{"parts": [{"text": "hello"}]}]},
+    "/v1/models/m:streamGenerateContent": {"contents": [{"parts": [{"text": "hello"}]}]},
+    "/v1beta/models/m:countTokens": {"contents": [{"parts": [{"text": "hello"}]}]},
+}
+SAID = Completion((CompletionChoice(0, "hi", "hm", finish="stop"),), Counts(10, 5))
+
+
+def sent(path: str, body: object, query: bytes = b"alt=sse") -> AnswerTranslator:
+    """The way back of a request."""
+    chat, answerer = translate(
+        path, query, json_object(orjson.dumps(body)), answer_id="id1", unix_s=5
+    )
+    assert answerer.chat is chat
+    return answerer
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_path(path: str) -> None:
+    """One chat, whatever the dialect; what counts answers a number."""
+    assert translates(path)
+    answerer = sent(path, BODIES[path])
+    assert answerer.chat.request["messages"] == ASK and answerer.chat.model == "m"
+    assert answerer.translation is dialect_of(path).translation
+    counts = path.endswith(("tokens", "Tokens"))
+    assert counts_tokens(path) == counts
+    assert answerer.chat.streamed == ("stream" in path)
+    if counts:
+        assert 7 in orjson.loads(answerer.counted(7)).values()
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if "okens" not in path])
+def test_answers_are_what_the_gateway_measures(path: str) -> None:
+    """Its eye for tokens, usage and errors sees in every dialect what was written."""
+    body = BODIES[path] | {"stream_options": {"include_usage": True}, "stream": True}
+    answerer = sent(path, body)
+    dialect = dialect_of(path)
+    whole = orjson.loads(answerer.whole(SAID))
+    assert dialect.usage(whole)[:2] == (10, 5) and not dialect.is_error(whole)
+    events = answerer.events()
+    data = events.feed(deltas_of(SAID)) + events.end()
+    found = [orjson.loads(line[6:]) for line in data.splitlines() if line.startswith(b"data: {")]
+    assert any(dialect.has_token(event) for event in found)
+    assert not any(dialect.is_error(event) for event in found)
+    usage = Usage()
+    for event in found:
+        usage = usage.updated(dialect.usage(event))
+    assert usage[:2] == (10, 5)
+    error = dialect.error_event(RequestError(502, "engine_broke", "it broke"), events.events)
+    (line,) = [line for line in error.splitlines() if line.startswith(b"data: ")]
+    assert dialect.is_error(orjson.loads(line[6:]))
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/completions", "/v1/models", "/v1/models/m", "/v1beta/models/m:embedContent", "/", "/v1"],
+)
+def test_other_paths(path: str) -> None:
+    """Are not translated."""
+    assert not translates(path)
+
+
+def test_whose_form_errors_have() -> None:
+    """By path, also where there is nothing at it."""
+    assert dialect_of("/v1/messages/count_tokens") is MESSAGES
+    assert dialect_of("/v1/responses/input_tokens") is RESPONSES
+    assert dialect_of("/v1beta/nothing") is dialect_of("/v1/models/m:countTokens") is GOOGLE
+    assert dialect_of("/v1/models/m") is dialect_of("/") is CHAT
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (400, "INVALID_ARGUMENT"),
+        (401, "UNAUTHENTICATED"),
+        (404, "NOT_FOUND"),
+        (413, "INVALID_ARGUMENT"),
+        (429, "RESOURCE_EXHAUSTED"),
+        (500, "INTERNAL"),
+        (503, "UNAVAILABLE"),
+        (504, "DEADLINE_EXCEEDED"),
+    ],
+)
+def test_googles_errors(status: int, told: str) -> None:
+    """Have a status in words beside the number."""
+    error = GOOGLE.error(RequestError(status, "why", "the sentence"))["error"]
+    assert (error["code"], error["status"], error["message"]) == (status, told, "the sentence")
+    assert error["details"][0]["reason"] == "WHY"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"3", b"\xff", b"[" * 5000])
+def test_bodies_that_are_no_requests(path: str, body: bytes) -> None:
+    """400, in one sentence."""
+    with pytest.raises(RequestError) as refused:
+        translate(path, b"alt=sse", json_object(body), answer_id="i", unix_s=0)
+    assert refused.value.status == 400
+
+
+def test_a_stream_needs_events() -> None:
+    """Google's other form of streams is a list that ends when the answer does."""
+    path = "/v1beta/models/m:streamGenerateContent"
+    for query in (b"", b"alt=json", b"key=k"):
+        with pytest.raises(RequestError, match="alt=sse"):
+            sent(path, BODIES["/v1beta/models/m:generateContent"], query)
+
+
+_IMAGE = {"type": "base64", "media_type": "image/png", "data": "AA=="}
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
+_GOOGLE = {
+    "systemInstruction": {"parts": [{"text": "a"}]},
+    "contents": [
+        {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA"}}]},
+        {
+            "role": "model",
+            "parts": [
+                {"text": "a", "thought": True},
+                {"functionCall": {"id": "c", "name": "f", "args": {}}, "thoughtSignature": "a"},
+            ],
+        },
+        {
+            "role": "user",
+            "parts": [{"functionResponse": {"id": "c", "name": "f", "response": {"output": "a"}}}],
+        },
+        {"role": "user", "parts": [{"fileData": {"fileUri": "a", "mimeType": "image/png"}}]},
+    ],
+    "tools": [
+        {
+            "functionDeclarations": [
+                {
+                    "name": "f",
+                    "description": "F",
+                    "parameters": {
+                        "type": "OBJECT",
+                        "properties": {"a": {"type": "ARRAY", "items": {"type": "STRING"}}},
+                        "anyOf": [{"type": "OBJECT"}],
+                        "maxItems": "3",
+                    },
+                }
+            ]
+        }
+    ],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["f"]}},
+    "generationConfig": {
+        "responseMimeType": "application/json",
+        "responseSchema": {"type": "OBJECT"},
+        "responseModalities": ["TEXT"],
+        "thinkingConfig": {"thinkingBudget": 5, "thinkingLevel": "LOW", "includeThoughts": True},
+    },
+}
+_ANTHROPIC = {
+    **BODIES["/v1/messages"],
+    "system": [{"type": "text", "text": "a"}],
+    "messages": [
+        {"role": "user", "content": [{"type": "image", "source": _IMAGE}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "a", "signature": "b"},
+                {"type": "tool_use", "id": "t", "name": "f", "input": {}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": [], "is_error": True},
+                {"type": "document", "title": "a", "source": {"type": "content", "content": []}},
+                {"type": "search_result", "title": "a", "source": "b", "content": []},
+            ],
+        },
+    ],
+    "tools": [{"type": "custom", "name": "f", "description": "F", "input_schema": _SCHEMA}],
+    "tool_choice": {"type": "tool", "name": "f"},
+    "thinking": {"type": "enabled", "budget_tokens": 5, "display": "omitted"},
+    "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
+}
+_RESPONSES = {
+    **BODIES["/v1/responses"],
+    "instructions": "a",
+    "input": [
+        {"role": "user", "content": [{"type": "input_image", "image_url": "a", "detail": "low"}]},
+        {"type": "reasoning", "summary": [{"text": "a"}], "encrypted_content": "b"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "namespace": "n", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": []},
+        {"type": "custom_tool_call", "call_id": "d", "name": "g", "input": "a"},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "a"},
+    ],
+    "tools": [
+        {"type": "function", "name": "f", "description": "F", "parameters": _SCHEMA},
+        {"type": "custom", "name": "g", "format": {"definition": "a"}},
+        {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "f"}]},
+    ],
+    "tool_choice": {
+        "type": "allowed_tools",
+        "mode": "auto",
+        "tools": [{"name": "f", "namespace": "n"}],
+    },
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "low"},
+    "text": {"format": {"type": "json_schema", "name": "n", "schema": _SCHEMA}},
+}
+_CHAT = {
+    **BODIES["/v1/chat/completions"],
+    "messages": [
+        {"role": "system", "content": "a"},
+        {"role": "developer", "content": [{"type": "text", "text": "b"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]},
+        {"role": "assistant", "content": None, "reasoning": "a", "tool_calls": [{"id": "c"}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "a"}]},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}],
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "modalities": ["text"],
+}
+_RICH = {
+    "/v1/chat/completions": _CHAT,
+    "/v1/messages": _ANTHROPIC,
+    "/v1/messages/count_tokens": _ANTHROPIC,
+    "/v1/responses": _RESPONSES,
+    "/v1/responses/input_tokens": _RESPONSES,
+    "/v1beta/models/m:generateContent": _GOOGLE,
+    "/v1beta/models/m:countTokens": {"generateContentRequest": _GOOGLE},
+}
+
+
+def places(value: object, here: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Where something can be put in place of something else."""
+    if here:
+        yield here
+    inner = value.items() if isinstance(value, dict) else ()
+    for key, each in enumerate(value) if isinstance(value, list) else inner:
+        yield from places(each, (*here, key))
+
+
+def with_other(value: Any, place: tuple[Any, ...], other: object) -> object:
+    """A copy with something else at a place."""
+    if not place:
+        return other
+    found = value.copy()
+    found[place[0]] = with_other(found[place[0]], place[1:], other)
+    return found
+
+
+_WORDS = ("user", "assistant", "model", "tool", "function", "text", "base64", "url", "none", "f")
+_OTHERS = plain_json | st.sampled_from(_WORDS) | st.lists(st.just({}), max_size=2)
+
+
+@pytest.mark.parametrize("path", _RICH)
+def test_rich_requests_are_read(path: str) -> None:
+    """Those that the next test spoils."""
+    assert sent(path, _RICH[path]).chat.request["messages"]
+
+
+@pytest.mark.parametrize("path", _RICH)
+@given(data=st.data())
+def test_any_json_is_read_or_refused(path: str, data: st.DataObject) -> None:
+    """Whatever a client sends, it is understood, or told in one sentence why not."""
+    body: object = _RICH[path]
+    for _ in range(data.draw(st.integers(1, 2))):
+        place = data.draw(st.sampled_from(list(places(body))))
+        body = with_other(body, place, data.draw(_OTHERS))
+    try:
+        sent(path, body)
+    except RequestError as refused:
+        assert refused.status == 400 and "\n" not in str(refused)
+
+
+@pytest.mark.parametrize("path", _RICH)
+@pytest.mark.parametrize("depth", [200, 400, 1000])
+def test_any_depth_is_read_or_refused(path: str, depth: int) -> None:
+    """No request is nested so deeply that it fails inside the gateway."""
+    deep = orjson.Fragment(b'[{"items":' * (depth // 2) + b"1" + b"}]" * (depth // 2))
+    tool = {"name": "f", "parameters": {"default": deep}, "input_schema": {"default": deep}}
+    tools = [tool | {"type": "function", "function": tool, "functionDeclarations": [tool]}]
+    try:
+        sent(path, BODIES[path] | {"tools": tools, "temperature": deep, "x_y": deep})
+    except RequestError as refused:
+        assert refused.status == 400 and "\n" not in str(refused)
+
+
+def test_models_in_the_form_of_the_client() -> None:
+    """Known by path or header; one of them, and one that is not there."""
+    cards = (ModelCard("a/b"),)
+    anthropic, google = [(b"anthropic-version", b"2023-06-01")], [(b"x-goog-api-key", b"k")]
+    assert orjson.loads(models_response("/v1/models", [], cards))["object"] == "list"
+    assert orjson.loads(models_response("/v1/models", anthropic, cards))["first_id"] == "a/b"
+    for path, headers in (("/v1beta/models", []), ("/v1/models", google)):
+        assert orjson.loads(models_response(path, headers, cards))["models"]
+    assert orjson.loads(models_response("/v1/models/a/b", [], cards))["id"] == "a/b"
+    assert orjson.loads(models_response("/v1beta/models/a%2Fb", [], cards))["name"] == "models/a/b"
+    with pytest.raises(RequestError) as refused:
+        models_response("/v1/models/c", [], cards)
+    assert refused.value.status == 404
