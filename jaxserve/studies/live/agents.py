@@ -152,7 +152,7 @@ def prepare(
         "heuristic": HeuristicPolicy(),
         "ppo": load_weights(weights, env, setup.spec.name),
     }
-    for setting in server.server_settings:
+    for setting in server.settings:
         action = make_action(**as_values(env.locked) | dict(setting))
         policies[setting_name(setting)] = StaticPolicy(action)
     said = folder / "calibration.json"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.gateway.recording.records import CompletionRecord, encode
+from jaxserve.gateway.recording.records import CompletionRecord, RecordedChoice, encode
 from jaxserve.rollouts.service.control_client import ControlClient
 
 
