@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -27,6 +27,8 @@ def simulate_log(
     tier: int = 0,
     prefix_caching: bool = False,
     frontend_ms: float = 0.0,
+    run: Number = None,
+    time_unit: Annotated[Literal["s", "ms"] | None, tyro.conf.arg(metavar="UNIT")] = None,
     csv: File = None,
 ) -> None:
     """Run the reference simulator on your trace, beside your log where it tells latencies.
@@ -47,6 +49,8 @@ def simulate_log(
         prefix_caching: Prompts that begin alike find each other's KV; a trace with hash_ids says
             which do.
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
+        run: Which run of a file to which vllm bench serve has appended several, from 1 on.
+        time_unit: Unit of the file's times, s or ms, where its format does not tell.
         csv: File to write the simulated requests to.
     """
     from jaxserve.limits import LONGEST_TOKENS
@@ -54,7 +58,7 @@ def simulate_log(
     from jaxserve.show.terminal import result_console
     from jaxserve.sim.machine.memory import kv_capacity_tokens
     from jaxserve.sim.machine.stack import serve
-    from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
+    from jaxserve.sim.reference.own_log import ServedBy, check_unit, quantities, simulate
     from jaxserve.sim.table.build import build
     from jaxserve.sim.table.file import read_table_file
     from jaxserve.sim.table.measured import Extent, warn_beyond
@@ -79,7 +83,7 @@ def simulate_log(
         served_by = serve(hardware or metadata.hardware, model or metadata.model, metadata.stack)
         room = kv_capacity_tokens(*served_by, tier, 1.0, False, metadata.tensor_parallel)
         kv_tokens = int(room)
-    requests = load_request_log(file)
+    requests = load_request_log(file, run, time_unit)
     served = simulate(
         requests.trace,
         metadata.cost_model,
@@ -106,12 +110,14 @@ def simulate_log(
         )
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
     warn_beyond(metadata.measured, Extent.of_requests(batch_cap, *lengths))
-    console.print(quantities_table(requests, served, quantities(requests, served), kv_tokens))
+    found = quantities(requests, served)
+    check_unit(found)
+    console.print(quantities_table(requests, served, found, kv_tokens))
     if requests.trace.repeated_share is not None:
-        found = served["cached_tokens"].sum() / served["prompt_tokens"].sum()
+        cached = served["cached_tokens"].sum() / served["prompt_tokens"].sum()
         console.print(
             f"{requests.trace.repeated_share:.1%} of the prompt tokens are in blocks that the "
-            f"trace had before; {found:.1%} were found cached",
+            f"trace had before; {cached:.1%} were found cached",
             soft_wrap=True,
         )
     elif prefix_caching:

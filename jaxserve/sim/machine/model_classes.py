@@ -50,8 +50,8 @@ def whole_config(config: JsonObject, instead: str) -> JsonObject:
             if name is not None:  # a part for text leaves out much
                 raise InputError(f"{said}; give them or the model_type, or {instead}")
             warnings.warn(
-                f"{said}: they are taken as a Llama has them, with as many KV heads as heads, heads "
-                "of hidden_size / num_attention_heads, and an output layer of its own",
+                f"{said}: they are taken as a Llama has them, as many KV heads as heads, heads of "
+                "hidden_size / num_attention_heads, and an output layer of its own",
                 InputWarning,
                 stacklevel=2,
             )
