@@ -138,9 +138,9 @@ def _of_benchmark(name: str, result: Any, data: bytes) -> Iterator[_Row | None]:
     lists = {field: fields.get(field, checks.MISSING) for field in names}
     if lists["start_times"] is checks.MISSING and isinstance(lists["ttfts"], list):
         raise InputError(
-            f"{name} does not say when requests were sent: start_times is missing, which vllm "
-            "bench serve --save-detailed writes since January 2026 and sglang.bench_serving does not; "
-            "without it there is no trace to simulate"
+            f"{name} does not say when requests were sent, so there is no trace to simulate: "
+            "start_times is missing, which vllm bench serve --save-detailed writes since January "
+            "2026 and sglang.bench_serving does not"
         )
     for field, values in lists.items():
         if not isinstance(values, list) or len(values) != len(lists["ttfts"]):
