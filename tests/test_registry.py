@@ -192,6 +192,7 @@ def test_a_model_of_the_users_own(tmp_path: Path) -> None:
     """It needs a table of its own, and brings its memory."""
     config = {"num_hidden_layers": 16, "hidden_size": 2048, "num_attention_heads": 32}
     config |= {"intermediate_size": 8192, "vocab_size": 128256, "num_key_value_heads": 8}
+    config |= {"model_type": "llama"}
     model, table = str(tmp_path / "small.json"), tmp_path / "small.parquet"
     Path(model).write_text(json.dumps(config))
     own = functools.partial(jaxserve.make, "bursty_workload", model=model)

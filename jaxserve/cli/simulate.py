@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -27,6 +27,8 @@ def simulate_log(
     tier: int = 0,
     prefix_caching: bool = False,
     frontend_ms: float = 0.0,
+    run: Number = None,
+    time_unit: Annotated[Literal["s", "ms"] | None, tyro.conf.arg(metavar="UNIT")] = None,
     csv: File = None,
 ) -> None:
     """Run the reference simulator on your trace, and compare with its latencies if it has any.
@@ -47,6 +49,8 @@ def simulate_log(
         prefix_caching: Share the KV of prompts with a common beginning; the trace's hash_ids name
             these prompts.
         frontend_ms: Delay between client and engine, which adds to TTFT, ms.
+        run: Which run of a file to which vllm bench serve has appended several, from 1 on.
+        time_unit: Unit of the file's times, s or ms, where its format does not tell.
         csv: File to write the simulated requests to.
     """
     from jaxserve.show.simulation import quantities_table, requests_csv
@@ -72,7 +76,7 @@ def simulate_log(
         prefix_caching=prefix_caching,
         frontend_s=frontend_ms / 1e3,
     )
-    requests = load_request_log(file)
+    requests = load_request_log(file, run, time_unit)
     served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
     console = result_console()
     for note in own_log.trace_notes(requests.trace):
@@ -80,6 +84,7 @@ def simulate_log(
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)
     warn_beyond(engine.metadata.measured, Extent.of_requests(batch_cap, *lengths))
     found = own_log.quantities(requests, served)
+    own_log.check_unit(found)
     console.print(quantities_table(requests, served, found, by.kv_tokens))
     note = own_log.reuse_note(requests.trace, served, prefix_caching)
     if note is not None:

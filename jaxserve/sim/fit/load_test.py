@@ -172,7 +172,7 @@ def fit(
     engine.check()
     gpu = rescale(load_gpu(gpu_name), peaks or GpuPeaks())
     model = load_model(model_name)
-    sweep = read_sweep(path, engine.tensor_parallel)
+    sweep = read_sweep(path, engine.tensor_parallel, engine.token_budget)
     source = f"fitted to {Path(path).name}, {len(sweep)} rows, prior {gpu_name}"
     try:
         check_plausible(sweep, _prediction(gpu, model, engine))

@@ -1,8 +1,13 @@
 """Reads a measured load test: one row per point of a concurrency sweep.
 
 Accepted are CSV and parquet files with one row per run, and the JSON that ``vllm bench serve
---save-result`` writes (one object, a list, or one object per line). Column names of several tools
-are known; a name that is not is an error, so that a misspelt one is not silently left out.
+--save-result`` and ``sglang.bench_serving`` write (one object, a list, or one object per line).
+Column names of several tools are known; a name that is not is an error, so that a misspelt one is
+not silently left out, but in files that a benchmark has written, which have many.
+
+A fit takes each row for the steady state of a plain engine that always has so many requests in
+flight. Columns that say otherwise are looked at: failed requests, too few of them to fill every
+slot several times, requests by a clock, drafts, and more in flight than the engine runs.
 """
 
 import contextlib
@@ -11,7 +16,8 @@ import io
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +28,7 @@ import pyarrow.parquet as parquet
 from numpy.typing import NDArray
 
 from jaxserve import checks
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 
 MIN_ROWS = 8
 """Fewer points cannot tell the constants of a cost model apart."""
@@ -43,22 +49,39 @@ ALIASES: dict[str, tuple[str, ...]] = {
         "silicon_ttft_ms",
     ),
 }  # fmt: skip
-"""Known columns of each quantity. Where a file has several statistics of a time the first counts;
-several columns for the same setting are an error."""
+"""Known columns of each quantity. Where a file has several statistics of a time, or the concurrency
+that was asked for and the one that was reached, the first counts; other columns for the same
+setting are an error."""
 
 _SETTINGS = ("concurrency", "prompt length", "output length")
+_ASKED_AND_REACHED = ("max_concurrency", "concurrency")
 _LOWEST = {"concurrency": 1.0, "prompt length": 1.0, "output length": 2.0}
 _OPEN_LOOP = ("request_rate",)
-"""Columns of a request rate: where it is finite, requests arrive by a clock, however many are in
-flight."""
+"""Where it is finite, requests arrive by a clock, however many are in flight."""
+_TOTALS = {"prompt length": "total_input_tokens", "output length": "total_output_tokens"}
+"""Tokens of all requests that were completed, which tell the mean length whatever was asked for."""
+_COUNTS = ("num_prompts", "completed", "failed")
+_DRAFTS = {
+    "spec_decode_acceptance_length": 1.0,
+    "spec_decode_acceptance_rate": 0.0,
+    "spec_decode_num_drafts": 0.0,
+    "accept_length": 1.0,
+}
+"""Columns of engines that speculate, and the value that says that this one did not."""
+_BATCH_CAP = ("max_num_seqs", "max_running_requests")
+_TOKEN_BUDGET = ("max_num_batched_tokens", "chunked_prefill_size")
+_MOST_FAILED = 0.02
+"""Share of a row's requests that may have failed, with a warning."""
+_FEWEST_REQUESTS = 3
+"""Requests for each one in flight, below which filling and emptying the engine is much of a run."""
 _TENSOR_PARALLEL = ("tp_size", "tensor_parallel", "tensor_parallel_size", "tp")
 # Columns of the same tools that say nothing about the cost of an iteration.
 _IGNORED = re.compile(
     r"(mean|median|std|p\d+(\.\d+)?)_(ttft|tpot|itl|e2el)_ms"
-    r"|(request|output|total_token|input|total)_(throughput|goodput)|total_(input|output)_tokens"
+    r"|(request|output|total_token|input|total)_(throughput|goodput)"
     r"|system|gpu|hardware|backend|backend_version|endpoint_type|framework|version|model|model_id"
-    r"|model_path|tokenizer_id|date|label|num_prompts|burstiness|duration|completed"
-    r"|failed|max_output_tokens_per_s|max_concurrent_requests|precision|notes"
+    r"|model_path|tokenizer_id|date|label|burstiness|duration"
+    r"|max_output_tokens_per_s|max_concurrent_requests|precision|notes"
 )
 
 
@@ -105,12 +128,20 @@ class Sweep:
         )
 
 
-def read_sweep(path: Path | str, tensor_parallel: int = 1) -> Sweep:
+def read_sweep(
+    path: Path | str, tensor_parallel: int = 1, token_budget: int | None = None
+) -> Sweep:
     """Reads and checks a sweep measured on ``tensor_parallel`` GPUs.
+
+    Args:
+      path: the file.
+      tensor_parallel: what the fit is for; a file that says otherwise is refused.
+      token_budget: tokens of an iteration that the fit is for, likewise; None for any.
 
     Raises:
       InputError: unreadable, too large, fewer than ``MIN_ROWS`` rows, an unknown or missing column,
-        or a value that is missing or out of range; the message names row (from 1) and column.
+        a value that is missing or out of range, or rows that are no steady state of a plain engine;
+        the message names row (from 1) and column.
     """
     path = Path(path)
     if not path.is_file():
@@ -125,7 +156,9 @@ def read_sweep(path: Path | str, tensor_parallel: int = 1) -> Sweep:
     }
     reader = readers[checks.ending("sweep file", path, *readers)]
     try:
-        return _checked(reader(path), tensor_parallel)
+        columns = _with_lengths(reader(path))
+        _check_run(columns, tensor_parallel, token_budget)
+        return _checked(columns)
     except InputError as error:
         raise InputError(f"sweep file {path}: {error}") from None
 
@@ -174,18 +207,31 @@ def _read_json(path: Path) -> dict[str, list[Any]]:
     if not all(isinstance(row, Mapping) for row in rows):
         raise InputError("it must hold JSON objects, one per run")
     rows = [{_normal(name): value for name, value in row.items()} for row in rows]
-    for number, row in enumerate(rows, 1):
-        # Lengths that a run does not state follow from its totals.
-        for what, total, name in (
-            ("prompt length", "total_input_tokens", "input_len"),
-            ("output length", "total_output_tokens", "output_len"),
-        ):
-            if row.get("completed") and total in row and not set(ALIASES[what]) & set(row):
-                requests = _number(row["completed"], number, "completed")
-                row[name] = _number(row[total], number, total) / requests
-    wanted = _known()
-    present = sorted(wanted & {name for row in rows for name in row})
+    names = {name for row in rows for name in row}
+    present = sorted(_known() & names)
+    if rows and not present:
+        raise InputError(
+            f"its {len(rows)} rows have {', '.join(sorted(names)[:12]) or 'no fields'}, none of "
+            f"which is known; {_known_columns()}"
+        )
     return {name: [row.get(name) for row in rows] for name in present}
+
+
+def _with_lengths(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """Columns with the mean lengths that a benchmark has counted, in place of those asked for."""
+    found = dict(columns)
+    completed = columns.get("completed")
+    for what, total in _TOTALS.items():
+        if completed is None or total not in columns:
+            continue
+        lengths = []
+        for number, (tokens, requests) in enumerate(zip(columns[total], completed, strict=True), 1):
+            count = _number(requests, number, "completed")
+            checks.positive(f"row {number}, column completed", count)
+            lengths.append(_number(tokens, number, total) / count)
+        found = {name: values for name, values in found.items() if name not in ALIASES[what]}
+        found[ALIASES[what][0]] = lengths
+    return found
 
 
 def _text(path: Path) -> str:
@@ -203,23 +249,128 @@ def _normal(name: str) -> str:
 def _known() -> set[str]:
     """Names of columns that are looked at."""
     settings = {name for names in ALIASES.values() for name in names}
-    return settings | {*_TENSOR_PARALLEL, *_OPEN_LOOP}
+    deployment = {*_TENSOR_PARALLEL, *_OPEN_LOOP, *_BATCH_CAP, *_TOKEN_BUDGET, *_DRAFTS}
+    return settings | deployment | {*_COUNTS, *_TOTALS.values()}
+
+
+def _known_columns() -> str:
+    listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in ALIASES.items())
+    return f"known are {listed}"
 
 
 def _header(names: Sequence[str]) -> list[str]:
-    """Column names as in ``ALIASES``; all of them known, none twice."""
+    """Column names as in ``ALIASES``; none twice, and all of them known unless a benchmark has
+    written the file."""
     header = [_normal(name) for name in names]
-    known = _known()
     for name in header:
-        if name not in known and not _IGNORED.fullmatch(name):
-            listed = "; ".join(f"{what}: {', '.join(names)}" for what, names in ALIASES.items())
-            raise InputError(f"column {name!r} is unknown; known are {listed}")
         if header.count(name) > 1:
             raise InputError(f"column {name!r} appears twice")
+    of_a_benchmark = {"completed", *_TOTALS.values()} <= {*header}
+    unknown = [name for name in header if name not in _known() and not _IGNORED.fullmatch(name)]
+    if unknown and not of_a_benchmark:
+        listed = ", ".join(repr(name) for name in unknown)
+        several = f"columns {listed} are" if len(unknown) > 1 else f"column {listed} is"
+        raise InputError(f"{several} unknown; {_known_columns()}")
     return header
 
 
-def _checked(columns: dict[str, list[Any]], tensor_parallel: int) -> Sweep:
+def _check_run(
+    columns: dict[str, list[Any]], tensor_parallel: int, token_budget: int | None
+) -> None:
+    """Refuses rows that are not what a fit takes them for.
+
+    Raises:
+      InputError: see ``read_sweep``.
+    """
+    for names, expected in ((_TENSOR_PARALLEL, tensor_parallel), (_TOKEN_BUDGET, token_budget)):
+        for name, number, value in _cells(columns, names):
+            if expected is not None and _number(value, number, name) != expected:
+                allowed = f"{expected}, which the fit is for"
+                checks.refuse(f"row {number}, column {name}", value, allowed)
+    for name, number, value in _cells(columns, _OPEN_LOOP):
+        if not _is_endless(value):
+            allowed = "inf, as in a load test that keeps requests in flight"
+            checks.refuse(f"row {number}, column {name}", value, allowed)
+    for name, number, value in _cells(columns, _DRAFTS):
+        if _number(value, number, name) > _DRAFTS[name]:
+            allowed = (
+                "that of an engine without drafts, as the fit takes TPOT for that of speculation "
+                "depth 0"
+            )
+            checks.refuse(f"row {number}, column {name}", value, allowed)
+    name = next((name for name in ALIASES["concurrency"] if name in columns), None)
+    if name is not None:
+        _check_steady(columns, [_number(v, i, name) for i, v in enumerate(columns[name], 1)])
+
+
+def _check_steady(columns: dict[str, list[Any]], concurrency: Sequence[float]) -> None:
+    """Refuses rows in which requests failed, waited for a slot, or began and ended together."""
+    counts = {
+        name: {
+            number: _number(value, number, name) for _, number, value in _cells(columns, (name,))
+        }
+        for name in _COUNTS
+    }
+    failed, few, capped = [], [], []
+    for number, in_flight in enumerate(concurrency, 1):
+        done, asked = counts["completed"].get(number), counts["num_prompts"].get(number)
+        lost = counts["failed"].get(number, 0.0)
+        if done is not None and asked is not None:
+            lost = max(lost, asked - done)
+        total = lost + (done if done is not None else (asked or 0.0) - lost)
+        if lost > 0.0:
+            failed.append((number, lost / max(total, lost)))
+        started = asked if asked is not None else done
+        if started is not None and in_flight > 1.0 and started < _FEWEST_REQUESTS * in_flight:
+            few.append(number)
+    for name, number, value in _cells(columns, _BATCH_CAP):
+        if _number(value, number, name) < concurrency[number - 1]:
+            capped.append((number, name, value))
+    if failed and max(share for _, share in failed) > _MOST_FAILED:
+        number, share = max(failed, key=lambda each: each[1])
+        raise InputError(
+            f"in row {number} {share:.0%} of the requests failed, so that its times are not those "
+            f"of so many in flight; at most {_MOST_FAILED:.0%} may"
+        )
+    if failed:
+        warnings.warn(
+            f"requests failed in {_rows(number for number, _ in failed)}",
+            InputWarning,
+            stacklevel=2,
+        )
+    if few:
+        raise InputError(
+            f"{_rows(few)} had fewer than {_FEWEST_REQUESTS} requests for each one in flight, so "
+            "that no slot was refilled often; measure with num_prompts of ten times the concurrency"
+        )
+    if capped:
+        number, name, value = capped[0]
+        raise InputError(
+            f"{_rows(each[0] for each in capped)} had more requests in flight than the engine runs "
+            f"(row {number}: {name} {value}, {concurrency[number - 1]:g} in flight); leave them out"
+        )
+
+
+def _rows(numbers: Iterable[int]) -> str:
+    """Rows in words."""
+    listed = [*numbers]
+    if len(listed) == 1:
+        return f"row {listed[0]}"
+    shown = ", ".join(map(str, listed[:8]))
+    return f"rows {shown}{' and others' if len(listed) > 8 else ''}"
+
+
+def _cells(
+    columns: Mapping[str, Sequence[Any]], names: Iterable[str]
+) -> Iterator[tuple[str, int, Any]]:
+    """Name, row (from 1) and value of the cells of these columns that say something."""
+    for name in names:
+        for number, value in enumerate(columns.get(name, ()), 1):
+            if value is not None and not (isinstance(value, str) and not value.strip()):
+                yield name, number, value
+
+
+def _checked(columns: dict[str, list[Any]]) -> Sweep:
     """Columns as a ``Sweep``.
 
     Raises:
@@ -230,22 +381,12 @@ def _checked(columns: dict[str, list[Any]], tensor_parallel: int) -> Sweep:
         raise InputError(f"it has no rows; at least {MIN_ROWS} are required")
     if count > MAX_ROWS:
         raise InputError(f"it has {count} rows; at most {MAX_ROWS} are allowed")
-    for name in _TENSOR_PARALLEL:
-        for number, value in enumerate(columns.get(name, []), 1):
-            if _number(value, number, name) != tensor_parallel:
-                allowed = f"{tensor_parallel}, which the fit is for"
-                checks.refuse(f"row {number}, column {name}", value, allowed)
-    for name in _OPEN_LOOP:
-        for number, value in enumerate(columns.get(name, []), 1):
-            if not _is_endless(value):
-                allowed = "inf, as in a load test that keeps requests in flight"
-                checks.refuse(f"row {number}, column {name}", value, allowed)
     values = {}
     for what, names in ALIASES.items():
         present = [name for name in names if name in columns]
         if not present and what != "TTFT":
             raise InputError(f"a column for {what} is missing; known are {', '.join(names)}")
-        if len(present) > 1 and what in _SETTINGS:
+        if len(present) > 1 and what in _SETTINGS and tuple(present) != _ASKED_AND_REACHED:
             raise InputError(f"columns {' and '.join(present)} both give the {what}")
         if present:
             values[what] = _column(columns[present[0]], present[0], _LOWEST.get(what))

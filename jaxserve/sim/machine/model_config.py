@@ -16,6 +16,7 @@ from jaxserve import checks
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import read_json
 from jaxserve.errors import InputError, InputWarning
+from jaxserve.sim.machine.model_classes import EXPERT_COUNTS, EXPERTS_PER_TOKEN, whole_config
 
 _SIZES = {
     "layers": "num_hidden_layers",
@@ -24,17 +25,7 @@ _SIZES = {
     "intermediate": "intermediate_size",
     "vocab": "vocab_size",
 }
-_EXPERT_COUNTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
 _MOST = 10_000_000
-_KNOWN = (
-    "cohere cohere2 deepseek_v2 deepseek_v3 dots1 exaone4 gemma gemma2 gemma3 gemma3_text glm glm4 "
-    "glm4_moe gpt_oss granite granitemoe internlm2 kimi_k2 llama minimax_m2 ministral mistral "
-    "mixtral olmo olmo2 olmo3 olmoe phi3 phimoe qwen2 qwen2_moe qwen2_vl qwen2_vl_text qwen2_5_vl "
-    "qwen2_5_vl_text qwen3 qwen3_moe qwen3_vl_text qwen3_vl_moe_text seed_oss smollm3"
-)
-"""Values of ``model_type`` whose layers are those that are modelled: a gated MLP or experts, after
-grouped-query or latent attention."""
 _OTHERWISE = (
     "attn_layer_period",
     "expert_layer_period",
@@ -66,10 +57,7 @@ def own_architecture(path: Path) -> JsonObject:
     data = JsonObject(read_json(path, where), where)
     if "architecture" in data:
         return data.inside("architecture")
-    # Models that see or hear keep the sizes of their text in a part of its own.
-    return JsonObject(
-        _converted(data.inside("text_config") if "text_config" in data else data), where
-    )
+    return JsonObject(_converted(whole_config(data, _OWN_FILE)), where)
 
 
 def _converted(config: JsonObject) -> dict[str, Any]:
@@ -86,7 +74,7 @@ def _converted(config: JsonObject) -> dict[str, Any]:
     sizes["tied_embeddings"] = bool(config.get("tie_word_embeddings", False))
     if config.get("kv_lora_rank"):
         sizes |= _latent(config)
-    if _named(config, _EXPERT_COUNTS):
+    if _named(config, EXPERT_COUNTS):
         sizes["experts"] = _experts(config, sizes["layers"])
     window = _window(config, sizes["layers"])
     return sizes | ({"window": window} if window else {})
@@ -94,10 +82,6 @@ def _converted(config: JsonObject) -> dict[str, Any]:
 
 def _check_kind(config: JsonObject) -> None:
     """Refuses what would be read as another model than it is."""
-    kind = config.get("model_type")
-    if kind is not None and kind not in _KNOWN.split():
-        allowed = f"that of a model whose config is understood, or give {_OWN_FILE} (known are "
-        checks.refuse(config.name("model_type"), kind, f"{allowed}{', '.join(_KNOWN.split())})")
     attention = config.get("attn_type_list")
     if attention is not None and attention != [_SOFTMAX] * config["num_hidden_layers"]:
         checks.refuse(config.name("attn_type_list"), attention, f"{_SOFTMAX} for every layer")
@@ -142,7 +126,7 @@ def _experts(config: JsonObject, layers: int) -> dict[str, int]:
         if config.get(key, 1) != 1:
             checks.refuse(config.name(key), config[key], "1")
     count, per_token = (
-        _size(config, _required(config, names)) for names in (_EXPERT_COUNTS, _EXPERTS_PER_TOKEN)
+        _size(config, _required(config, names)) for names in (EXPERT_COUNTS, EXPERTS_PER_TOKEN)
     )
     width = _named(config, ("moe_intermediate_size",)) or "intermediate_size"
     intermediate = _size(config, width)

@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 
 MAX_ENGINES = 64
 _FIRST_WAIT_S = 60.0
+_OTHER_UNIT = 100.0
+"""Factor between measured and simulated times that no engine explains, but a unit does."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,25 @@ def reuse_note(trace: Trace, simulated: np.ndarray, prefix_caching: bool) -> str
     if prefix_caching:
         return "the trace has no hash_ids: no prompt is known to begin like another"
     return None
+
+
+def check_unit(found: list[Quantity]) -> None:
+    """Refuses a log whose measured times can only be of another unit than seconds.
+
+    Raises:
+      InputError: the median time per token is ``_OTHER_UNIT`` times longer or shorter than the
+        simulated one; a queue lengthens the time to first token, but hardly the time per token.
+    """
+    tpot = next(each for each in found if each.name.startswith("TPOT p50"))
+    if not tpot.measured or not tpot.simulated > 0.0:
+        return
+    ratio = tpot.measured / tpot.simulated
+    if not 1.0 / _OTHER_UNIT < ratio < _OTHER_UNIT:
+        raise InputError(
+            f"the log's median time per token, {tpot.measured:,.3g} ms when its times are read as "
+            f"seconds, is {ratio:,.3g} times what is simulated, {tpot.simulated:,.3g} ms; name the "
+            "unit (--time-unit ms), or another GPU and model"
+        )
 
 
 _STATISTICS: dict[str, Callable[[Array], float]] = {

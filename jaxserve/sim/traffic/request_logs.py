@@ -8,7 +8,7 @@ Read are, told apart by their fields:
 - JSON lines of ``jaxserve gateway --records``;
 - every trace that ``jaxserve.sim.traffic.traces`` reads, which tells no latencies.
 
-Requests that failed are left out, and counted.
+Requests that failed are left out, and counted. Times are seconds unless their unit is named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES
+from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES, TIME_UNITS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
@@ -45,12 +45,20 @@ class RequestLog:
     """float64[n], mean time per token after the first, NaN for outputs of one; None likewise."""
 
 
-def load_request_log(path: Path | str) -> RequestLog:
+def load_request_log(
+    path: Path | str, run: int | None = None, time_unit: str | None = None
+) -> RequestLog:
     """Reads a log or a trace.
 
+    Args:
+      path: the file.
+      run: which of several runs that ``vllm bench serve --append-result`` has put into one file,
+        from 1 on.
+      time_unit: of a trace, see ``load_trace``, or of a log's times, which are seconds otherwise.
+
     Raises:
-      InputError: it cannot be read, or a row is not what its format says; the message names file,
-        line or request, and field.
+      InputError: the file cannot be read, holds several runs of which none is named, or a row is
+        not what its format says; the message names file, line or request, and field.
     """
     name = str(path)
     try:
@@ -62,14 +70,20 @@ def load_request_log(path: Path | str) -> RequestLog:
     first = _object(data.lstrip().split(b"\n", 1)[0])
     whole = _object(data) if first is None else first
     reader = _reader(whole)
+    if reader is _of_benchmark:
+        whole = _chosen_run(name, whole, data, run)
+    elif run is not None:
+        raise InputError(f"{name} holds no runs of vllm bench serve, of which run {run} is one")
     if reader is None:
-        return RequestLog(load_trace(path), None, None)
+        return RequestLog(load_trace(path, time_unit=time_unit), None, None)
+    second = TIME_UNITS[checks.one_of("time_unit", time_unit or "s", tuple(TIME_UNITS))]
     rows = list(reader(name, whole, data))
     served = [row for row in rows if row is not None]
     if not served:
         raise InputError(f"{name} holds no request that was served")
     served.sort(key=lambda row: row[0])
     arrival_s, prompt, output, ttft_s, tpot_s = np.array(served, float).T
+    arrival_s, ttft_s, tpot_s = (times / second for times in (arrival_s, ttft_s, tpot_s))
     trace = Trace(
         arrival_s=arrival_s - arrival_s[0],
         prompt_tokens=prompt.astype(np.int32),
@@ -102,12 +116,32 @@ def _object(text: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def _chosen_run(name: str, first: Any, data: bytes, run: int | None) -> Any:
+    """The run that is meant, of a file with one line for each."""
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    if len(lines) < 2 or _object(lines[0]) is None:  # one object, perhaps over many lines
+        lines = [data]
+    if run is None and len(lines) > 1:
+        raise InputError(f"{name} holds {len(lines)} runs; say which (--run 1 to {len(lines)})")
+    number = checks.whole("run", 1 if run is None else run, 1, len(lines))
+    chosen = first if number == 1 else _object(lines[number - 1])
+    if chosen is None:
+        raise InputError(f"{name}, line {number}: not a whole JSON object; the line is cut off")
+    return chosen
+
+
 def _of_benchmark(name: str, result: Any, data: bytes) -> Iterator[_Row | None]:
     """Lists of one length; a request that failed has an error."""
     del data
     fields = checks.JsonObject(result, name)
     names = ("start_times", "input_lens", "output_lens", "ttfts", "itls")
     lists = {field: fields.get(field, checks.MISSING) for field in names}
+    if lists["start_times"] is checks.MISSING and isinstance(lists["ttfts"], list):
+        raise InputError(
+            f"{name} does not say when requests were sent, so there is no trace to simulate: "
+            "start_times is missing, which vllm bench serve --save-detailed writes since January "
+            "2026 and sglang.bench_serving does not"
+        )
     for field, values in lists.items():
         if not isinstance(values, list) or len(values) != len(lists["ttfts"]):
             allowed = "a list with an entry for every request, as --save-detailed writes it"
@@ -197,4 +231,9 @@ def _lines(name: str, data: bytes) -> Iterator[checks.JsonObject]:
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
             where = f"{name}, line {number}"
-            yield checks.JsonObject(_object(line), where)
+            row = _object(line)
+            if row is None:
+                raise InputError(
+                    f"{where}: not a whole JSON object; the line is cut off or damaged"
+                )
+            yield checks.JsonObject(row, where)

@@ -7,6 +7,10 @@ Four public formats are read, as they are or compressed with gzip:
 - ``mooncake``: JSON lines {"timestamp": ms, "input_length": ..., "output_length": ...}, and perhaps
   "hash_ids" of the blocks of 512 tokens that the prompt consists of.
 - ``bailian``: the same with "chat_id", a timestamp in seconds, and blocks of 16 tokens.
+- ``timed``: the same in seconds without "chat_id", as GuideLLM's ``trace_synthetic`` and the
+  ``timed_trace`` of ``vllm bench serve`` are. The file looks like Mooncake's, so the unit has to be
+  named where the file does not tell it: blocks of 16 tokens are of this format, and so are more
+  than 1,000 requests per second if times were in milliseconds.
 - ``burstgpt``: CSV of BurstGPT, columns Timestamp (seconds), Request tokens, Response tokens.
 
 A column of a CSV file named kind, in any case, or a field "kind" of JSON lines says which kind of
@@ -62,11 +66,18 @@ _FORMATS = {
     "azure": Layout("TIMESTAMP", "ContextTokens", "GeneratedTokens", True, False),
     "mooncake": Layout("timestamp", "input_length", "output_length", False, False, 1e3, 512),
     "bailian": Layout("timestamp", "input_length", "output_length", False, False, 1.0, 16),
+    "timed": Layout("timestamp", "input_length", "output_length", False, False, 1.0, 16),
     "burstgpt": Layout("Timestamp", "Request tokens", "Response tokens", False, True),
 }
 
 FORMATS = tuple(_FORMATS)
 """Names that ``read_rows`` takes as ``format``."""
+TIME_UNITS = {"s": 1.0, "ms": 1e3}
+"""Units of a file's times, and how many of them are a second."""
+_MOST_RPS = 1000.0
+"""More requests per second than any deployment that a trace was recorded of has."""
+_FEWEST_TO_TELL = 10
+"""Requests from which their rate tells the unit of time."""
 
 
 class Rows(NamedTuple):
@@ -88,28 +99,38 @@ _Kinds = tuple[tuple[str, ...], NDArray[np.int32] | None]
 """``kinds`` and ``kind`` of ``Rows``."""
 
 
-def read_rows(path: str | Path, format: str | None = None) -> tuple[Rows, Layout]:
+def read_rows(
+    path: str | Path, format: str | None = None, time_unit: str | None = None
+) -> tuple[Rows, Layout]:
     """Every row of a trace file, and what its columns mean.
 
     Args:
       path: the file.
-      format: one of ``FORMATS``, or None to tell from the first line.
+      format: one of ``FORMATS``, or None to tell from the file.
+      time_unit: one of ``TIME_UNITS``, or None for that of the format.
 
     Raises:
       InputError: the file cannot be read, is empty, is larger than ``MAX_TRACE_BYTES`` or
-        ``MAX_TRACE_ROWS``, or has a bad row; the message names file, line and column.
+        ``MAX_TRACE_ROWS``, has a bad row, or does not tell the unit of its times; the message names
+        file, line and column.
     """
     if format is not None:
         checks.one_of("format", format, FORMATS)
+    if time_unit is not None:
+        checks.one_of("time_unit", time_unit, tuple(TIME_UNITS))
     name = str(path)
     data = _read_text(name)
-    format = format or _detect(name, data)
-    layout = _FORMATS[format]
-    rows = (
-        _parse_jsonl(name, data, layout)
-        if layout.block_tokens
-        else _parse_csv(name, data, layout, format)
-    )
+    found = format or _detect(name, data)
+    layout = _FORMATS[found]
+    if time_unit is not None:
+        if found == "azure":
+            raise InputError(f"{name} has calendar times, which have no time_unit; leave it out")
+        layout = layout._replace(second=TIME_UNITS[time_unit])
+    if layout.block_tokens:
+        known = format is not None or time_unit is not None
+        rows, layout = _parse_jsonl(name, data, layout, known)
+    else:
+        rows = _parse_csv(name, data, layout, found)
     if len(rows.line) > MAX_TRACE_ROWS:
         raise InputError(f"{name} has {len(rows.line):,} rows; at most {MAX_TRACE_ROWS:,} are read")
     _check_order(name, rows, layout)
@@ -163,8 +184,8 @@ def _header(data: bytes) -> list[str]:
 
 def _detect(name: str, data: bytes) -> str:
     """The format whose column names the first line shares most."""
-    if data.startswith(b"{"):
-        return "bailian" if b'"chat_id"' in data.split(b"\n", 1)[0] else "mooncake"
+    if data.startswith((b"{", b"[")):
+        return _detect_json(name, data)
     header = set(_header(data))
     matches = {key: len(header.intersection(_FORMATS[key][:3])) for key in ("azure", "burstgpt")}
     best = max(matches, key=lambda key: matches[key])
@@ -174,6 +195,23 @@ def _detect(name: str, data: bytes) -> str:
             f"{name}, line 1: neither a JSON object nor a header with known columns ({columns})"
         )
     return best
+
+
+def _detect_json(name: str, data: bytes) -> str:
+    try:
+        row = json.loads(data.split(b"\n", 1)[0])
+    except (ValueError, RecursionError):
+        return "mooncake"  # the line's own error is the message
+    fields = sorted(row) if isinstance(row, dict) else []
+    wanted = _FORMATS["mooncake"][:3]
+    if not set(wanted) & set(fields):
+        has = ", ".join(fields[:12]) if fields else "no fields"
+        raise InputError(
+            f"{name}, line 1 has {has}; a trace in JSON lines has {', '.join(wanted)}, and a log "
+            "of requests has queued_ts, first_token_ts and last_token_ts, or is what vllm bench "
+            "serve --save-detailed writes"
+        )
+    return "bailian" if "chat_id" in fields else "mooncake"
 
 
 def _parse_csv(name: str, data: bytes, layout: Layout, format: str) -> Rows:
@@ -231,7 +269,7 @@ def _parse_csv(name: str, data: bytes, layout: Layout, format: str) -> Rows:
     line = np.arange(2, len(table) + 2)
     convert_time = _calendar_s if format == "azure" else _seconds
     rows = Rows(
-        convert_time(name, layout.time, time),
+        convert_time(name, layout.time, time) / layout.second,
         _tokens(name, layout.prompt, prompt),
         _tokens(name, layout.output, output),
         line,
@@ -293,7 +331,12 @@ def _is_time(cell: pa.StringScalar, kind: pa.DataType) -> bool:
         return False
 
 
-def _parse_jsonl(name: str, data: bytes, layout: Layout) -> Rows:
+def _parse_jsonl(name: str, data: bytes, layout: Layout, known: bool) -> tuple[Rows, Layout]:
+    """The rows, and the layout with what they tell.
+
+    Args:
+      known: whether the unit of time and the size of blocks are those of ``layout``.
+    """
     rows: list[tuple[float, int, int]] = []
     ids: list[list[Any]] = []
     texts: dict[str, int] = {}
@@ -309,7 +352,9 @@ def _parse_jsonl(name: str, data: bytes, layout: Layout) -> Rows:
     prompt = prompt.astype(int)
     lines = np.arange(1, len(rows) + 1)
     kinds, kind = _kinds(name, _KIND, list(texts), np.array(kind_texts), lines)
-    return Rows(
+    if not known and layout == _FORMATS["mooncake"]:
+        layout = _told_layout(name, time, prompt, ids)
+    rows_read = Rows(
         time / layout.second,
         prompt,
         output.astype(int),
@@ -318,6 +363,37 @@ def _parse_jsonl(name: str, data: bytes, layout: Layout) -> Rows:
         kinds,
         kind,
     )
+    return rows_read, layout
+
+
+def _told_layout(
+    name: str, time: NDArray[np.float64], prompt: NDArray[np.int64], ids: list[list[Any]]
+) -> Layout:
+    """Mooncake's, or that of the traces in seconds which have the same fields.
+
+    Raises:
+      InputError: times have fractions, as seconds have, and may be milliseconds as well.
+    """
+    mooncake, timed = _FORMATS["mooncake"], _FORMATS["timed"]
+    pairs = [(len(listed), tokens) for listed, tokens in zip(ids, prompt, strict=True) if listed]
+
+    def fits(layout: Layout) -> bool:
+        return all(count == -(-tokens // layout.block_tokens) for count, tokens in pairs)
+
+    if pairs and fits(timed) and not fits(mooncake):
+        return timed
+    span = float(time[-1] - time[0])
+    if len(time) >= _FEWEST_TO_TELL and span > 0.0:
+        rate_ms = mooncake.second * len(time) / span
+        if rate_ms > _MOST_RPS:
+            return timed
+        if (time != np.rint(time)).any():
+            raise InputError(
+                f"{name} does not tell the unit of its timestamps: in seconds it has "
+                f"{rate_ms / mooncake.second:.3g} requests per second, in milliseconds "
+                f"{rate_ms:.3g}; say which (--time-unit s or --time-unit ms)"
+            )
+    return mooncake
 
 
 def _json_row(where: str, text: bytes) -> checks.JsonObject:

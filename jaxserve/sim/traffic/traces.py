@@ -31,6 +31,7 @@ COARSE_TICK_S = 0.5
 """Shortest tick of a clock over which requests of one time are spread, seconds."""
 _MIN_TICKS = 10
 _TICK_TOLERANCE = 0.01
+_SPANS = ((86_400.0, "days"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,20 @@ class Trace:
         )
 
     @property
+    def summary(self) -> str:
+        """What was understood of the file, in one line."""
+        length_s = self.duration_s
+        unit, name = next((each for each in _SPANS if length_s >= 2.0 * each[0]), _SPANS[-1])
+        rate = f", {len(self) / length_s:.3g}/s" if length_s > 0.0 else ""
+        kinds = f", {len(self.kinds)} kinds" if self.kinds else ""
+        failed = f"; {self.skipped:,} that failed are left out" if self.skipped else ""
+        return (
+            f"{len(self):,} requests in {length_s / unit:.3g} {name}{rate}, prompts of "
+            f"{self.prompt_tokens.mean():,.0f} and outputs of {self.output_tokens.mean():,.0f} "
+            f"tokens on average{kinds}{failed}"
+        )
+
+    @property
     def tick_note(self) -> str | None:
         """Note on the spreading of a coarse clock's arrivals; None for a fine clock."""
         if self.tick_s is None:
@@ -128,6 +143,9 @@ class Trace:
         """Note on requests that a latency table does not replay as recorded; None if there are
         none."""
         notes = [] if self.tick_note is None else [self.tick_note]
+        if self.skipped:
+            total = len(self) + self.skipped
+            notes.append(f"{self.skipped:,} of {total:,} requests failed and are left out")
         requests, tokens = self.beyond_table
         if requests:
             notes.append(
@@ -138,12 +156,18 @@ class Trace:
         return "; ".join(notes) or None
 
 
-def load_trace(path: str | Path, format: str | None = None, time_scale: float = 1.0) -> Trace:
+def load_trace(
+    path: str | Path,
+    format: str | None = None,
+    time_scale: float = 1.0,
+    time_unit: str | None = None,
+) -> Trace:
     """Reads a trace file.
 
     Args:
       path: the file.
-      format: one of ``trace_files.FORMATS``, or None to tell from the first line.
+      format: one of ``trace_files.FORMATS``, or None to tell from the file.
+      time_unit: ``s`` or ``ms``, of the file's times; None for that of the format.
       time_scale: how much faster than recorded requests arrive; 2 doubles the load.
 
     Raises:
@@ -151,7 +175,7 @@ def load_trace(path: str | Path, format: str | None = None, time_scale: float = 
         message names file, line and column.
     """
     checks.positive("time_scale", time_scale)
-    rows, layout = read_rows(path, format)
+    rows, layout = read_rows(path, format, time_unit)
     name = str(path)
     served = (rows.prompt > 0) & (rows.output > 0)
     if not layout.zero_is_failure and not served.all():

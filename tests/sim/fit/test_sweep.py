@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from jaxserve.errors import InputError
+from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.fit import sweep
 from jaxserve.sim.fit.sweep import MIN_ROWS, Sweep, read_sweep
 
@@ -81,11 +81,11 @@ def runs() -> list[dict[str, object]]:
         {
             "date": "20250101-000000",
             "backend": "vllm",
-            "num_prompts": 100,
+            "num_prompts": 1000,
             "max_concurrency": row[0],
-            "completed": 100,
-            "total_input_tokens": 100 * row[1],
-            "total_output_tokens": 100 * row[2],
+            "completed": 1000,
+            "total_input_tokens": 1000 * row[1],
+            "total_output_tokens": 1000 * row[2],
             "mean_ttft_ms": row[3],
             "mean_tpot_ms": row[4],
             "rtfx": 0.0,
@@ -141,6 +141,8 @@ def broken(row: int, column: int, value: object) -> str:
         (broken(4, 3, "1,2"), r"row 4 has 6 values; the header has 5"),
         (csv_text(HEADER + ",meantpot", [[*r, 1] for r in ROWS]), r"column 'meantpot' is unknown; "
          r"known are concurrency: max_concurrency, concurrency, batch_size; prompt length: "),
+        (csv_text(HEADER + ",meantpot,meanttft", [[*r, 1, 1] for r in ROWS]),
+         r"columns 'meantpot', 'meanttft' are unknown; known are"),
         (csv_text(HEADER.replace("mean_tpot_ms", "date")), r"a column for TPOT is missing; known "),
         (csv_text(HEADER.replace("max_c", "c") + ",batch_size", [[*r, 1] for r in ROWS]),
          r"columns concurrency and batch_size both give the concurrency"),
@@ -167,7 +169,12 @@ def test_malformed_csv(text: str, message: str, tmp_path: Path) -> None:
         ("[" * 100_000, r"it is not valid JSON: nested too deeply"),
         ("[1, 2]", r"it must hold JSON objects, one per run"),
         ("[]", r"it has no rows"),
-        (json.dumps([*runs()[:7], {"completed": 1}]), r"row 8, column max_concurrency is missing"),
+        (json.dumps([*runs()[:7], {"completed": 1}]), r"row 8, column total_input_tokens is miss"),
+        (json.dumps([*runs()[:7], {"date": 1}]), r"row 8, column completed is missing"),
+        (
+            json.dumps([{"time_to_first_token": 3, "isl_avg": 4}] * 8),
+            r"its 8 rows have isl_avg, time_to_first_token, none of which is known; known are",
+        ),
         (json.dumps([run | {"max_concurrency": None} for run in runs()]), r"row 1, .* is missing"),
         (json.dumps([run | {"mean_tpot_ms": True} for run in runs()]), r"mean_tpot_ms is True"),
         (json.dumps([run | {"mean_tpot_ms": [5]} for run in runs()]), r"mean_tpot_ms is \[5\]"),
@@ -230,3 +237,68 @@ def test_an_open_loop_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, csv_text(header, [[4, *row] for row in ROWS]))
     with pytest.raises(InputError, match=r"row 1, column request_rate is '4'; it must be inf"):
         read_sweep(path)
+
+
+def test_what_a_benchmark_counted_stands_before_what_was_asked(tmp_path: Path) -> None:
+    """Lengths that were drawn or cut are those of the totals, in JSON and CSV; the concurrency is
+    the one that was asked for."""
+    nominal = {"random_input_len": 7777, "random_output_len": 8888, "concurrency": 1.5}
+    measured = [run | nominal for run in runs()]
+    check(read_sweep(write(tmp_path, json.dumps(measured), "runs.json")))
+    header = ",".join(measured[0])
+    text = csv_text(header, [list(run.values()) for run in measured])  # a column rtfx as well
+    check(read_sweep(write(tmp_path, text)))
+
+
+OTHERS = [
+    ({"failed": 300, "completed": 700}, "in row 1 30% of the requests failed"),
+    (
+        {"completed": 1, "total_input_tokens": 512, "total_output_tokens": 99},
+        "100% of the requests",
+    ),
+    ({"num_prompts": 4, "completed": 4}, "fewer than 3 requests for each one in flight"),
+    ({"spec_decode_acceptance_length": 1.75}, "it must be that of an engine without drafts"),
+    ({"spec_decode_num_drafts": 1000}, "it must be that of an engine without drafts"),
+    ({"accept_length": 2.5}, "it must be that of an engine without drafts"),
+    ({"max_num_seqs": 2}, "had more requests in flight than the engine runs"),
+    ({"max_num_batched_tokens": 4096}, "it must be 2048, which the fit is for"),
+    ({"tp_size": 2}, "it must be 1, which the fit is for"),
+    ({"request_rate": 3.5}, "it must be inf"),
+]
+
+
+@pytest.mark.parametrize(("columns", "message"), OTHERS)
+def test_runs_that_are_something_else_are_refused(
+    columns: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    """A column that says that a row is no steady state of a plain engine is looked at, whatever the
+    file's form."""
+    others = [run | columns for run in runs()]
+    with pytest.raises(InputError, match=message):
+        read_sweep(write(tmp_path, json.dumps(others), "runs.json"), token_budget=2048)
+    text = csv_text(",".join(others[0]), [list(run.values()) for run in others])
+    with pytest.raises(InputError, match=message):
+        read_sweep(write(tmp_path, text), token_budget=2048)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"accept_length": None},
+        {"accept_length": 1.0},
+        {"spec_decode_acceptance_length": ""},
+        {"max_num_seqs": 1024, "max_num_batched_tokens": 2048, "run_number": 3},
+        {"failed": 0},
+    ],
+)
+def test_columns_that_say_nothing_else(columns: dict[str, object], tmp_path: Path) -> None:
+    """An engine without drafts may say so."""
+    rows = [run | columns for run in runs()]
+    check(read_sweep(write(tmp_path, json.dumps(rows), "runs.json"), token_budget=2048))
+
+
+def test_a_few_failures_are_said(tmp_path: Path) -> None:
+    """One request of a thousand changes little."""
+    rows = [*runs()[:7], runs()[7] | {"failed": 1, "num_prompts": 1001}]
+    with pytest.warns(InputWarning, match="requests failed in row 8"):
+        check(read_sweep(write(tmp_path, json.dumps(rows), "runs.json")))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve import cli
+from jaxserve.datafiles import data_dir
 from jaxserve.errors import InputError, InputWarning
 from jaxserve.sim.machine.architecture import LargeModel
 from jaxserve.sim.machine.cost_model import CostModel
@@ -31,6 +33,7 @@ _LLAMA = {
     "vocab_size": 128256,
 }
 _QWEN_MOE = {
+    "model_type": "qwen3_moe",
     "decoder_sparse_step": 1,
     "head_dim": 128,
     "hidden_size": 2048,
@@ -47,6 +50,7 @@ _QWEN_MOE = {
     "vocab_size": 151936,
 }
 _GPT_OSS = {
+    "model_type": "gpt_oss",
     "head_dim": 64,
     "hidden_size": 2880,
     "intermediate_size": 2880,
@@ -60,6 +64,7 @@ _GPT_OSS = {
     "vocab_size": 201088,
 }
 _DEEPSEEK = {
+    "model_type": "deepseek_v3",
     "first_k_dense_replace": 3,
     "hidden_size": 7168,
     "intermediate_size": 18432,
@@ -330,3 +335,124 @@ def test_names(tmp_path: Path) -> None:
         load_model(_file(tmp_path, _LLAMA, "llama-3.1-8b.json"))
     with pytest.raises(InputError, match=r"or the path of a JSON file"):
         load_model("none.json")
+
+
+CLASSES = json.loads((data_dir() / "model_classes.json").read_text())
+
+
+def _loaded(folder: Path, config: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", InputWarning)
+        return load_model(_file(folder, config))
+
+
+@given(st.sampled_from(sorted(CLASSES["classes"])), st.data())
+def test_a_field_left_out_is_the_class_default(kind: str, data: st.DataObject) -> None:
+    """A part for text that leaves out any of its fields is the model of the whole config, or is
+    refused; the same whether its class is named inside or outside."""
+    stated = {key: v for key, v in CLASSES["classes"][kind]["defaults"].items() if v is not None}
+    whole = {"sliding_window": None, "num_hidden_layers": 8, "first_k_dense_replace": 0} | {
+        key: value for key, value in stated.items() if key != "first_k_dense_replace"
+    }
+    whole |= {"sliding_window": None, "model_type": kind}
+    left_out = data.draw(st.sets(st.sampled_from(sorted(stated)))) - {"sliding_window"}
+    sparse = {key: value for key, value in whole.items() if key not in left_out}
+    outer = {"text_config": sparse}
+    if data.draw(st.booleans()):
+        outer["model_type"] = sparse.pop("model_type")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            expected = _loaded(Path(folder), {"text_config": whole})
+        except InputError as error:
+            assert "is missing" in str(error)  # classes whose sizes are always stated
+            return
+        assert _loaded(Path(folder), outer) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters"),
+    [
+        (  # gemma-7b
+            {
+                "head_dim": 256,
+                "hidden_size": 3072,
+                "intermediate_size": 24576,
+                "model_type": "gemma",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 28,
+                "num_key_value_heads": 16,
+                "vocab_size": 256000,
+            },
+            8.54e9,
+        ),
+        (  # gemma-3-4b-it
+            {
+                "model_type": "gemma3",
+                "text_config": {
+                    "hidden_size": 2560,
+                    "intermediate_size": 10240,
+                    "model_type": "gemma3_text",
+                    "num_hidden_layers": 34,
+                    "sliding_window": None,
+                },
+            },
+            3.88e9,
+        ),
+        (  # llava-1.5-7b-hf: Vicuna, but for its vocabulary
+            {
+                "model_type": "llava",
+                "text_config": {"max_position_embeddings": 4096, "vocab_size": 32064},
+                "vision_config": {},
+            },
+            6.74e9,
+        ),
+    ],
+)
+def test_parameters_of_configs_that_say_little(
+    config: dict[str, Any], parameters: float, tmp_path: Path
+) -> None:
+    """As their publishers count them."""
+    model = _loaded(tmp_path, config)
+    found = model.body_parameters + model.embedding_parameters + model.head_parameters
+    assert found == pytest.approx(parameters, rel=2e-3)
+
+
+def test_sizes_taken_from_the_class_are_said(tmp_path: Path) -> None:
+    """A user sees what the file does not state."""
+    config = {"model_type": "llava", "text_config": {"vocab_size": 32064}}
+    with pytest.warns(InputWarning, match="class llama: .*hidden_size 4096"):
+        load_model(_file(tmp_path, config))
+
+
+def test_fields_outside_of_the_part_for_text(tmp_path: Path) -> None:
+    """Number formats, ties and an unknown class are seen where they stand outside."""
+    text = {key: value for key, value in _LLAMA.items() if key != "tie_word_embeddings"}
+    outer = {"text_config": text, "tie_word_embeddings": True}
+    assert load_model(_file(tmp_path, outer)).tied_embeddings
+    outer["quantization_config"] = {"quant_method": "fp8"}
+    with pytest.warns(InputWarning, match="quantization_config is not read"):
+        load_model(_file(tmp_path, outer))
+    strange = {"model_type": "some_sparse_attention", "text_config": text | {"architectures": []}}
+    with pytest.raises(InputError, match="model_type is 'some_sparse_attention'"):
+        load_model(_file(tmp_path, strange))
+
+
+def test_a_config_without_a_class(tmp_path: Path) -> None:
+    """All fields whose default depends on the class are named at once: with a warning where a file
+    is written by hand, and with a refusal in a part for text, which leaves out much."""
+    known = ("architectures", "num_key_value_heads", "tie_word_embeddings")
+    config = {key: value for key, value in _LLAMA.items() if key not in known}
+    fields = "num_key_value_heads, head_dim, tie_word_embeddings"
+    with pytest.warns(InputWarning, match=f"model_type is missing, and so are {fields}"):
+        assert load_model(_file(tmp_path, config)).kv_heads == _LLAMA["num_attention_heads"]
+    with pytest.raises(InputError, match=f"model_type is missing, and so are {fields}"):
+        load_model(_file(tmp_path, {"text_config": config}))
+
+
+@pytest.mark.parametrize("named", ["num_experts", "num_local_experts", "n_routed_experts"])
+def test_a_number_of_experts_under_any_name(named: str, tmp_path: Path) -> None:
+    """It stands before the class's default, which has another name."""
+    config = {key: value for key, value in _QWEN_MOE.items() if key != "num_experts"}
+    model = _loaded(tmp_path, config | {named: 64})
+    assert isinstance(model, LargeModel)
+    assert model.experts is not None and model.experts.count == 64

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve import cli
 from jaxserve.errors import InputError
-from jaxserve.sim.reference.own_log import ServedBy, quantities, simulate
+from jaxserve.sim.reference.own_log import Quantity, ServedBy, check_unit, quantities, simulate
 from jaxserve.sim.table.file import read_table_file
 from jaxserve.sim.traffic.prompt_blocks import from_ids
 from jaxserve.sim.traffic.request_logs import RequestLog
@@ -133,3 +133,14 @@ def test_requests_beyond_the_table_are_counted(
         "1 of 2 requests are longer, prompt and output together, than the 131,072 tokens" in printed
     )
     assert "the cost model of the table computes them all the same" in printed
+
+
+@pytest.mark.parametrize(("factor", "refused"), [(1e3, True), (1e-3, True), (3.0, False)])
+def test_times_of_another_unit_are_refused(factor: float, refused: bool) -> None:
+    """No engine is a thousand times slower or faster; one that is three times slower is shown."""
+    found = [Quantity("TPOT p50, ms", 7.0, 7.0 * factor)]
+    if not refused:
+        check_unit(found)
+        return
+    with pytest.raises(InputError, match="name the unit"):
+        check_unit(found)

@@ -73,7 +73,7 @@ def test_a_trace_tells_no_latencies(tmp_path: Path) -> None:
     [
         (_engine().replace("10.25", "9.0"), "line 2: its first token is before it"),
         (_engine().replace('"input_toks": 512', '"input_toks": 0'), "line 2: input_toks is 0;"),
-        (_engine() + "\n{", "line 4 is None; it must be a JSON object"),
+        (_engine() + "\n{", "line 4: not a whole JSON object; the line is cut off"),
         (_benchmark(itls=[[]]), r"itls is \[\[\]\]; it must be a list with an entry for every"),
         (_benchmark(ttfts=["x", 0.25, 0]), "request 1: ttfts is 'x'; it must be a"),
         (_benchmark(output_lens=[0, 0, 0]), "holds no request that was served"),
@@ -93,3 +93,41 @@ def test_a_missing_file(tmp_path: Path) -> None:
     """Is named."""
     with pytest.raises(InputError, match=r"none\.json cannot be read"):
         load_request_log(tmp_path / "none.json")
+
+
+def test_one_of_several_runs(tmp_path: Path) -> None:
+    """``--append-result`` writes a line for each; the one that is meant has to be named."""
+    path = tmp_path / "appended.jsonl"
+    starts = ([0.0, 1.0, 2.0], [5.0, 9.0, 10.0])
+    path.write_text("\n".join(json.dumps(json.loads(_benchmark(start_times=s))) for s in starts))
+    with pytest.raises(InputError, match=r"holds 2 runs; say which \(--run 1 to 2\)"):
+        load_request_log(path)
+    assert load_request_log(path, run=2).trace.arrival_s.tolist() == [0.0, 4.0]
+    with pytest.raises(InputError, match="run is 3; it must be a whole number from 1 to 2"):
+        load_request_log(path, run=3)
+    path.write_text(_engine())
+    with pytest.raises(InputError, match="holds no runs"):
+        load_request_log(path, run=1)
+
+
+def test_a_log_in_milliseconds(tmp_path: Path) -> None:
+    """A unit that is named holds for all of its times."""
+    path = tmp_path / "log.jsonl"
+    rows = [json.loads(line) for line in _engine().splitlines()]
+    timed = [{k: 1e3 * v if k.endswith("_ts") and v else v for k, v in row.items()} for row in rows]
+    path.write_text("\n".join(map(json.dumps, timed)))
+    log = load_request_log(path, time_unit="ms")
+    assert log.trace.arrival_s.tolist() == [0.0, 2.0]
+    assert log.ttft_s is not None and log.tpot_s is not None
+    np.testing.assert_allclose(log.ttft_s, [0.25, 0.5])
+    np.testing.assert_allclose(log.tpot_s, [0.02, np.nan])
+
+
+def test_results_without_start_times(tmp_path: Path) -> None:
+    """Those of vLLM before 2026 and of SGLang: the message says what they lack."""
+    result = json.loads(_benchmark())
+    del result["start_times"]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result))
+    with pytest.raises(InputError, match="does not say when requests were sent"):
+        load_request_log(path)

@@ -127,7 +127,8 @@ def test_bad_time_scale(scale: float) -> None:
 def test_unknown_format() -> None:
     """An unknown format's error lists the known ones."""
     with pytest.raises(
-        InputError, match="format is 'csv'; it must be one of azure, mooncake, bailian, burstgpt"
+        InputError,
+        match="format is 'csv'; it must be one of azure, mooncake, bailian, timed, burstgpt",
     ):
         load_trace(DATA / "azure_small.csv", format="csv")
 
@@ -369,3 +370,78 @@ def test_requests_beyond_the_tables_are_counted_and_shortened() -> None:
     assert shorter.beyond_table == (0, 0)
     assert shorter.within_table() is shorter
     assert shorter.note is None
+
+
+PLAIN = "Timestamp,Request tokens,Response tokens\n"
+
+
+def json_lines(times: list[float], **fields: Any) -> str:
+    rows = [{"timestamp": t, "input_length": 40, "output_length": 4} | fields for t in times]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@given(
+    unit=st.sampled_from(["s", "ms"]),
+    gaps_s=st.lists(st.floats(0.004, 400.0), min_size=12, max_size=40),
+    digits=st.integers(0, 6),
+    named=st.booleans(),
+)
+def test_a_unit_is_told_or_asked_for(
+    unit: str, gaps_s: list[float], digits: int, named: bool, tmp_path_factory: Any
+) -> None:
+    """Times in seconds or milliseconds, with any number of digits: what is read are the recorded
+    times, or the file is refused and the unit asked for. A file of whole numbers alone is taken for
+    Mooncake's, in milliseconds, unless it would have over 1,000 requests per second."""
+    factor = 1.0 if unit == "s" else 1e3
+    times = [round(factor * float(at), digits) for at in np.cumsum(gaps_s)]
+    path = tmp_path_factory.getbasetemp() / "unit.jsonl"
+    rows = [json.loads(line) for line in json_lines(times).splitlines()]
+    path.write_text(
+        "\n".join(json.dumps(row | {"input_length": i + 1}) for i, row in enumerate(rows))
+    )
+    whole = all(float(at).is_integer() for at in times)
+    slow = len(times) <= times[-1] - times[0]
+    try:
+        trace = load_trace(path, time_unit=unit if named else None)
+    except InputError as error:
+        assert not named and not whole and "--time-unit" in str(error)
+        return
+    if named or not (unit == "s" and whole and slow):
+        np.testing.assert_allclose(
+            trace.arrival_s, (np.array(times) - times[0]) / factor, atol=1e-6
+        )
+
+
+def test_blocks_of_16_tokens_are_not_mooncakes(write) -> None:
+    """A replay of GuideLLM or vLLM has them, and times in seconds."""
+    trace = load_trace(write(json_lines([0, 1, 3], hash_ids=[1, 2, 3])))
+    assert trace.blocks is not None and trace.blocks.tokens == 16
+    assert trace.arrival_s.tolist() == [0.0, 1.0, 3.0]
+
+
+def test_calendar_times_have_no_unit() -> None:
+    """A unit that is named for them is a mistake."""
+    with pytest.raises(InputError, match="calendar times"):
+        load_trace(DATA / "azure_small.csv", time_unit="ms")
+
+
+def test_a_csv_in_milliseconds(write) -> None:
+    """A unit that is named holds for every format with a clock."""
+    trace = load_trace(write(PLAIN + "0,9,9\n1500,9,9\n"), time_unit="ms")
+    assert trace.arrival_s.tolist() == [0.0, 1.5]
+
+
+def test_what_was_understood_is_one_line(write) -> None:
+    """Number, length, rate, lengths, and what failed."""
+    trace = load_trace(write(PLAIN + "0,100,10\n300,9,0\n600,300,30\n"))
+    assert trace.summary == (
+        "2 requests in 10 min, 0.00333/s, prompts of 200 and outputs of 20 tokens on average; "
+        "1 that failed are left out"
+    )
+    assert trace.note == "1 of 3 requests failed and are left out"
+
+
+def test_an_unknown_log_is_told_from_a_trace(write) -> None:
+    """Another tool's file is named by what it has and what is known."""
+    with pytest.raises(InputError, match="line 1 has arrival_time_ns, input_toks; a trace in JSON"):
+        load_trace(write('{"input_toks": 3, "arrival_time_ns": 5}\n'))
