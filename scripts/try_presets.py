@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from jaxserve.datafiles import write_atomic  # noqa: E402
 from jaxserve.rollouts.presets import load_preset  # noqa: E402
-from tests.rollouts.installed import install, stage  # noqa: E402
+from tests.rollouts.installed_agents import install, stage  # noqa: E402
 
 
 def main() -> int:

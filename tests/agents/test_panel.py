@@ -31,7 +31,7 @@ from jaxserve.sim.table.file import read_table_file, table_path, write_table_fil
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors, write_anchors
 from jaxserve.tasks.spec import load_task, task_path
-from tests.searched import static_search
+from tests.search_results import static_search
 
 ANCHORS = Anchors(
     task="static_workload",

@@ -14,7 +14,7 @@ from jaxserve.gateway.dialects import CHAT, MESSAGES
 from jaxserve.gateway.incoming import understand
 from jaxserve.gateway.problems import Problem
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S
 

@@ -22,8 +22,8 @@ from jaxserve.gateway.knob_values import ENGINE_KNOBS
 from jaxserve.gateway.steering import Steering
 from jaxserve.gateway.switch import Switch
 from tests.gateway.conftest import Start
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
-from tests.gateway.running import Leaver, RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import wait_until
 

@@ -22,7 +22,7 @@ from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.live.window_report import Report
 from jaxserve.spaces import make_action
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.integrations.environments import ROOT
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server

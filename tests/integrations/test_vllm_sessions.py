@@ -18,8 +18,8 @@ import pytest
 from jaxserve.gateway.sessions.records import EXACT, CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from server.local import LocalServer
-from tests.gateway.running import RunningGateway
-from tests.gateway.sessions.speaking import (
+from tests.gateway.gateway_thread import RunningGateway
+from tests.gateway.sessions.client_conversations import (
     ASKED,
     DIALECTS,
     Talk,
@@ -27,7 +27,7 @@ from tests.gateway.sessions.speaking import (
     google_client,
     openai_client,
 )
-from tests.gateway.sessions.talking import Agent
+from tests.gateway.sessions.session_agent import Agent
 from tests.integrations.examples import TRAINING, run
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server

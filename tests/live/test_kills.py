@@ -25,7 +25,7 @@ from jaxserve.live.window_report import Report
 from jaxserve.runtime.child_server import wait_until_answers
 from jaxserve.runtime.process_group import own_process
 from server.local import free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.live.controller import operate
 from tests.live.deployment import TASK, setup_of
 from tests.mock_engine.conftest import running

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.live.deployment import Deployment
 from tests.live.faults import FAULTS, UNTOLD
-from tests.live.played import Play
+from tests.live.operated_deployment import Play
 
 
 @pytest.mark.parametrize("what", FAULTS)

@@ -14,7 +14,7 @@ from jaxserve.live.player import Outcome, play
 from jaxserve.live.prompts import Prompts
 from jaxserve.live.study.figures import summarise
 from jaxserve.seeds import episode_key
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.mock_engine.conftest import running
 
 

@@ -24,7 +24,7 @@ from jaxserve.mock_engine import access, command, steps
 from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
 from jaxserve.mock_engine.control import Bounds, Control, offered_knobs
-from tests.mock_engine.virtual import machine
+from tests.mock_engine.engine_in_virtual_time import machine
 
 TOKEN = "0123456789abcdef"
 MACHINE = machine(speculation_depth=4)

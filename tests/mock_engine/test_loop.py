@@ -16,7 +16,7 @@ from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from tests.mock_engine.virtual import Played, machine
+from tests.mock_engine.engine_in_virtual_time import Played, machine
 
 TRAFFIC = st.lists(
     st.tuples(st.floats(0, 0.5), st.integers(1, 300), st.integers(1, 150), st.integers(0, 2)),

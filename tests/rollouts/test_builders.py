@@ -14,7 +14,7 @@ from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.traces import Trajectory
 from tests.gateway.token_engine import prompt_of, sampled
-from tests.rollouts.trees import Message, Tree, trees, user
+from tests.rollouts.conversation_trees import Message, Tree, trees, user
 
 
 def check(records: list[CompletionRecord], trajectory: Trajectory) -> None:

@@ -19,8 +19,8 @@ from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories, write_trajectories
 from jaxserve.rollouts.traces import Trajectory
+from tests.rollouts.conversation_trees import trees
 from tests.rollouts.test_export import trace_of
-from tests.rollouts.trees import trees
 
 ENDINGS = (".jsonl", ".parquet")
 

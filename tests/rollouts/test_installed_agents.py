@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from jaxserve.rollouts.presets import load_preset, preset_names
-from tests.rollouts.installed import WINDOWS, Stage, install, sent, stage
+from tests.rollouts.installed_agents import WINDOWS, Stage, install, sent, stage
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.conftest import Start
 from tests.gateway.sessions.dialect_bodies import BODIES, IMAGE, SCHEMA
-from tests.gateway.sessions.talking import Agent, started, user
+from tests.gateway.sessions.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine, prompt_of
 
 PLACE = '{"place": "Ulm"}'

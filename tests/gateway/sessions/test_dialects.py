@@ -12,13 +12,13 @@ import pytest
 from jaxserve.gateway.sessions.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.conftest import Start
-from tests.gateway.sessions.speaking import (
+from tests.gateway.sessions.client_conversations import (
     ASKED,
     CALL,
     DIALECTS,
     LAST,
 )
-from tests.gateway.sessions.talking import Agent, started
+from tests.gateway.sessions.session_agent import Agent, started
 from tests.gateway.token_engine import TokenEngine, message_of, prompt_of, sampled
 
 

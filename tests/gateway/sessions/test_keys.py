@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.gateway.settings import Tokens
 from tests.gateway.conftest import Start
-from tests.gateway.sessions.talking import CHAT, Agent, started, user
+from tests.gateway.sessions.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 
 

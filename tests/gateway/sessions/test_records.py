@@ -23,7 +23,7 @@ from jaxserve.gateway.sessions.records import (
     lines,
     read_records,
 )
-from tests.rollouts.trees import trees
+from tests.rollouts.conversation_trees import trees
 
 _IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)
 _NUMBERS = st.lists(st.floats(width=32), max_size=5)

@@ -14,7 +14,7 @@ from jaxserve.gateway.sessions.records import encode
 from jaxserve.gateway.sessions.redaction import PLACEHOLDER, Redaction
 from jaxserve.gateway.settings import Tokens
 from tests.gateway.conftest import Start
-from tests.gateway.sessions.talking import Agent, user
+from tests.gateway.sessions.session_agent import Agent, user
 from tests.gateway.sessions.test_records import record_of
 from tests.gateway.token_engine import TokenEngine, sampled
 

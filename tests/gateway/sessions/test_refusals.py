@@ -13,7 +13,7 @@ from jaxserve.gateway.sessions import session as sessions
 from jaxserve.gateway.sessions.files import RecordFile
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from tests.gateway.conftest import Start
-from tests.gateway.sessions.talking import CHAT, Agent, started, user
+from tests.gateway.sessions.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 

@@ -22,7 +22,7 @@ from jaxserve.gateway.sessions.records import read_records
 from jaxserve.gateway.sessions.store import Sessions
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.conftest import Start
-from tests.gateway.sessions.talking import CHAT, Agent, started, user
+from tests.gateway.sessions.session_agent import CHAT, Agent, started, user
 from tests.gateway.test_serve import process
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S

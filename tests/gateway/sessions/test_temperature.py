@@ -14,7 +14,7 @@ from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from tests.gateway.conftest import Start
 from tests.gateway.sessions.dialect_bodies import BODIES
-from tests.gateway.sessions.talking import Agent, started, user
+from tests.gateway.sessions.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine, scaled
 
 KINDS = {"vllm": "raw", "sglang": "scaled"}

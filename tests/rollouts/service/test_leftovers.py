@@ -23,9 +23,9 @@ from jaxserve.rollouts.service.control import Control
 from jaxserve.rollouts.service.leftovers import LostKeys, remove_leftovers
 from jaxserve.rollouts.service.state import State
 from server.local import free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.patience import PATIENCE_S, wait_until
-from tests.rollouts.service.running import RunningNode, RunningService
+from tests.rollouts.service.service_thread import RunningNode, RunningService
 
 DOCKER = """#!{python}
 import json, pathlib, sys

@@ -12,9 +12,9 @@ from jaxserve.rollouts.service import work
 from jaxserve.rollouts.service.folders import Folders
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.rollouts.service.variables import OWN_VARIABLES, admission_of, ours_of
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 EPISODE = Episode("http://e", "s", "e", "1", "t", 0, "train")
 LOOK = """

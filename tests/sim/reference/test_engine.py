@@ -12,9 +12,9 @@ from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from tests.sim.reference.doubles import ACCEPTANCE, LinearTimer
+from tests.sim.reference.engine_inputs import REQUESTS, burst, make, make_engine, served
 from tests.sim.reference.naive_scheduler import naive_run
-from tests.sim.reference.scenes import REQUESTS, burst, make, make_engine, served
+from tests.sim.reference.simulator_inputs import ACCEPTANCE, LinearTimer
 
 
 @settings(max_examples=200)

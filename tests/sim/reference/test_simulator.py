@@ -20,7 +20,14 @@ from jaxserve.sim.reference.settings import (
     ShiftedExponentialFrontEnd,
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from tests.sim.reference.doubles import ACCEPTANCE, ROOMY, LinearTimer, RowLimit, poisson, windows
+from tests.sim.reference.simulator_inputs import (
+    ACCEPTANCE,
+    ROOMY,
+    LinearTimer,
+    RowLimit,
+    poisson,
+    windows,
+)
 
 KNOBS = st.builds(
     Knobs,
