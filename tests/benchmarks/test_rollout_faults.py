@@ -56,7 +56,7 @@ def test_what_is_wrong_is_not_whole(wrong: dict[str, object]) -> None:
     assert not found.whole
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_small_run(tmp_path: Path) -> None:
     """Two nodes are harmed while six agents talk: nothing that was acknowledged is lost, nothing is
     counted twice, and every task ends once, with a status and a reason, whatever it is."""

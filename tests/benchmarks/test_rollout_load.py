@@ -28,7 +28,7 @@ def test_the_exit_code(found: list[Found], code: int, monkeypatch: pytest.Monkey
     assert main() == code
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_a_small_run() -> None:
     """Everything is measured, and every aim of the page has a row."""
     page, found = load_page(2, 40, 20)

@@ -10,6 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from benchmarks.server_fuzz import Fuzz, fuzz_http, fuzz_schema, fuzz_sockets, fuzz_websocket
@@ -70,10 +71,15 @@ def test_what_is_the_servers_own_is_told_apart(server: LocalServer) -> None:
     assert messages.told == messages.tried == 20
 
 
-def test_requests_made_from_the_schema(server: LocalServer) -> None:
-    """Some for every route, and none breaks the server."""
-    found = fuzz_schema(server.url, 2, random.Random(1), ["absent"])
-    assert found.survived == found.tried > 30
+@pytest.mark.parametrize(
+    "cases",
+    [2, pytest.param(15, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.deep)],
+)
+def test_requests_made_from_the_schema(server: LocalServer, cases: int) -> None:
+    """schemathesis makes requests for every route, and none breaks the server."""
+    found = fuzz_schema(server.url, cases, random.Random(1), ["absent"])
+    assert found.survived == found.tried > 30, found
+    assert httpx.get(f"{server.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize("status", [501, 503])

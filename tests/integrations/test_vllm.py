@@ -28,7 +28,7 @@ from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
 from tests.live.deployment import TASK, Moody, setup_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 TOKEN = "a-token-of-this-test-only"
 BATCH_CAP, TOKEN_BUDGET, DEPTH, BLOCKS = 32, 512, 4, 128

@@ -9,7 +9,7 @@ from jaxserve.fidelity.scheduler_episodes import our_steps, random_episode
 from jaxserve.fidelity.vllm_scheduler import GROUPS, RECORD, digest, first_difference, vllm_steps
 from tests.integrations.vllm_environment import VERSION, vllm_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 FRESH = 70
 """Episodes of each group that are not in the record."""

@@ -32,7 +32,7 @@ from tests.integrations.examples import TRAINING, run
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 CAPS = (8, 24, 48, 96, 192, 384)
 """Values that the model knows."""

@@ -77,7 +77,7 @@ def test_logs_without_overdue_requests(setup: TaskSetup, steps: Steps, tmp_path:
     assert not read_episode(path, setup.env).rollout.timesteps.metrics.overdue.any()
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=st.integers(0, 10_000), again=st.booleans())
 def test_a_writer_that_was_killed(
     kept: int, again: bool, setup: TaskSetup, steps: Steps, tmp_path: Path

@@ -43,7 +43,7 @@ EVENTS = st.dictionaries(st.integers(1, 12), st.sampled_from(sorted(FAULTS)), ma
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(happen=EVENTS, end=EVENTS)
 def test_any_faults_together(
     play: Play, happen: dict[int, str], end: dict[int, str], tmp_path: Path

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.mock_engine import Latencies, Load, simulated
@@ -29,7 +29,6 @@ def requests_of(rows) -> list[Request]:
     return [Request(n, *row[:3], priority=row[3]) for n, row in enumerate(sorted(rows))]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     TRAFFIC,
     st.sampled_from([40, 80, 200]),
@@ -89,7 +88,6 @@ def test_every_token_is_handed_over_once():
     assert any(span.stop - span.start > 1 for call in played.calls for span in call._news)
 
 
-@settings(deadline=None, max_examples=40)
 @given(TRAFFIC, st.integers(0, 11), st.floats(0, 0.6))
 def test_a_client_that_leaves_frees_its_place(rows, who, when_s):
     """Waiting, in the front end, running or done: all others are served, and no block is lost."""

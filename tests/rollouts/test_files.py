@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -33,7 +33,6 @@ def plain(trajectory: Trajectory) -> Any:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@settings(max_examples=15, deadline=None)
 @given(records=trees(), reward=st.none() | st.floats(-1e9, 1e9))
 def test_round_trip(
     ending: str, tmp_path_factory: pytest.TempPathFactory, records: Any, reward: float | None

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -40,7 +40,6 @@ KNOBS = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(
     st.lists(KNOBS, min_size=1, max_size=12),
     st.integers(0, 5),
