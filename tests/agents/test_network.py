@@ -32,6 +32,7 @@ from jaxserve.evaluation.episode_statistics import interval
 from jaxserve.grids import action_at
 from jaxserve.seeds import episode_key, episode_keys, policy_key
 from jaxserve.spaces import KNOBS
+from tests.compiled_env import reset, step
 from tests.examples_drawn import FEW
 
 SIZES = (4, 1, 3, 1, 1, 2)
@@ -110,7 +111,7 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
     would flap. Drawn actions change nearly every window, whatever is held."""
     env, still = flat_policy(greedy=True)
     key = episode_key(0)
-    env_state, timestep = env.reset(key)
+    env_state, timestep = reset(env, key)
     played: dict[str, list[np.ndarray]] = {"still": [], "flapping": [], "drawn": [], "held": []}
     policies = {
         "still": still,
@@ -130,7 +131,7 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
             np.testing.assert_array_equal(
                 np.asarray(action_at(memories[name].last).batch_cap), np.asarray(action.batch_cap)
             )
-        env_state, timestep = env.step(env_state, action)
+        env_state, timestep = step(env, env_state, action)
     assert (np.stack(played["still"]) == start).all()
     assert (np.stack(played["flapping"]) != start).any()
     assert (np.diff(np.stack(played["drawn"]), axis=0) != 0).any(axis=1).mean() > 0.8
@@ -198,7 +199,7 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     env = jaxserve.make("adversarial_multitenant")
     network = network_for(env, recurrent=recurrent)
     memory = network.initial_memory(env)
-    _, timestep = env.reset(episode_key(0))
+    _, timestep = reset(env, episode_key(0))
     memory, inputs, features = perceive(env, Normaliser.create(), memory, timestep.observation)
     assert inputs.shape == (INPUTS,) and features.shape == (len(FEATURE_NAMES),)
     params = network.initial_params(jax.random.key(0))

@@ -18,6 +18,7 @@ from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, read_episode
 from jaxserve.seeds import episode_key
 from jaxserve.types import TimeStep
+from tests.compiled_env import reset, step
 
 HEADER = {"task": "mine", "agent": "ppo"}
 NOTES: dict[str, Any] = {
@@ -35,11 +36,10 @@ Steps = list[TimeStep]
 @pytest.fixture(scope="module")
 def steps(setup: TaskSetup) -> Steps:
     """Four windows of a simulated episode."""
-    state, _ = setup.env.reset(episode_key(1))
-    step = jax.jit(setup.env.step)
+    state, _ = reset(setup.env, episode_key(1))
     found = []
     for _ in range(4):
-        state, timestep = step(state, ACTION)
+        state, timestep = step(setup.env, state, ACTION)
         found.append(timestep)
     return found
 
