@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
 from tests.processor_budget import KINDS, ProcessorBudget, kind
-from tests.quick_compiler import compile_quickly
+from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
@@ -81,6 +81,13 @@ def _programs_find_room() -> Iterator[None]:
     yield
     if "jax" in sys.modules and _memory_maps() > _MANY_MAPS:
         sys.modules["jax"].clear_caches()
+
+
+@pytest.fixture(scope="module")
+def computing_programs() -> Iterator[None]:
+    """For files whose programs compute for longer than they compile."""
+    with programs_compute():
+        yield
 
 
 def _memory_maps() -> int:

@@ -65,7 +65,13 @@ def test_it_solves_a_problem_without_chance() -> None:
     assert planned > default + 0.8 * (best - default)
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "trace_replay" else [])
+        for name in task_names()
+    ],
+)
 def test_it_runs_on_every_task(task: str) -> None:
     """Knobs from the task's own grids, locked ones left alone, rewards that are numbers."""
     env = short(task)
