@@ -18,7 +18,7 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS ?= 0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES ?= -1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow collect test-agents notebooks lint fmt bench bench-gpu fidelity settings docs tables serve check wheel clean
+.PHONY: help demo test test-all test-deep notebooks lint fmt bench bench-gpu fidelity settings docs tables serve check wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,21 +31,19 @@ demo: $(SYNCED) ## train a controller for a minute and compare it with every bas
 	@cat scripts/after_demo.txt
 
 # Many tests wait for servers: more workers than cores keep the cores busy.
-test test-slow: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
-test: $(SYNCED) ## run the tests, without the slow ones
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test test-all test-deep: WORKERS ?= $(shell $(PYTHON) -c 'import os; print(os.cpu_count() + 2)')
+test: $(SYNCED) ## run the fast tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: $(SYNCED) ## run only the slow tests
-	$(BIN)/python -m pytest -m slow -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test-all: $(SYNCED) ## run the fast and the slow tests, as CI does
+	$(BIN)/python -m pytest -m "not deep" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30
 
-collect: $(SYNCED) ## import every test without running any
-	$(BIN)/python -m pytest --collect-only -qq -m ""
-
-test-agents: $(SYNCED) ## install every agent of the presets and have it play an episode (network, npm)
-	JAXSERVE_ALL_AGENTS=1 $(BIN)/python -m pytest -m slow tests/rollouts/test_installed_agents.py
+test-deep: $(SYNCED) ## run every test, properties on 200 examples (hours of processor time, network)
+	$(BIN)/python -m pytest -m "" --hypothesis-profile=deep -n $(WORKERS) --dist loadfile \
+	  --no-loadscope-reorder --durations=30
 
 notebooks: $(SYNCED) ## run the notebooks on their short budget
-	$(BIN)/python -m pytest tests/notebooks -m slow -n logical
+	$(BIN)/python -m pytest tests/notebooks -m "" -n logical
 
 lint: $(SYNCED) ## check lock file, style, format and types
 	$(BIN)/uv lock --check --quiet

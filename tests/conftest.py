@@ -1,5 +1,5 @@
-"""What every test shares: compiled programs outlive a run, examples are reproducible, and one
-server answers all who need no other."""
+"""Setup of all tests: compiled programs outlive a run, examples are reproducible, and tests that
+need no server of their own share one."""
 
 from __future__ import annotations
 
@@ -15,36 +15,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from server.local import LocalServer
-from tests.quick_compiler import compile_quickly
+from tests.processor_budget import KINDS, ProcessorBudget, kind
+from tests.quick_compiler import compile_quickly, programs_compute
 
 StartServer = Callable[..., LocalServer]
 _MANY_MAPS = 25_000
-_LONGEST = (
-    "docs/test_pages.py",
-    "notebooks/test_notebooks.py",
-    "test_readme.py",
-    "integrations/test_vllm_sessions.py",
-    "server/test_durability.py",
-    "studies/compare/test_end_to_end.py",
-    "studies/live/test_run.py",
-    "examples/test_examples.py",
-    "integrations/test_vllm.py",
-    "live/test_page.py",
-    "learning/test_distributed.py",
-    "server/test_documents.py",
-    "learning/test_training.py",
-    "live/test_kills.py",
-    "benchmarks/test_mock_engine.py",
-    "runtime/test_devices.py",
-    "server/test_page_pictures.py",
-    "server/players/test_baseline_inference.py",
-    "server/test_ending.py",
-    "learning/test_ppo.py",
-    "server/test_live_server.py",
-    "agents/test_regime_oracle.py",
-)
-"""Files of slow tests that take about a minute or more. They are begun first: one that is
-begun last keeps all but one worker waiting."""
+_BUDGET = "processor_budget"
 
 # JAX reads these when it is first imported, and the commands that tests start inherit them.
 os.environ.setdefault(
@@ -59,28 +35,33 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# The first example of a jitted function pays for compilation, so a deadline would time XLA.
-settings.register_profile(
-    "jaxserve",
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("jaxserve")
+# The first example of a jitted function pays for compilation, so a deadline would time XLA. The
+# option --hypothesis-profile=deep chooses the other profile.
+for name, examples in (("ci", 25), ("deep", 200)):
+    settings.register_profile(
+        name,
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+settings.load_profile("ci")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Nearly every test waits for the compiler."""
+    """Nearly every test waits for the compiler; each file keeps to a budget."""
     compile_quickly()
+    config.pluginmanager.register(ProcessorBudget(), _BUDGET)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest files first, as ``make test-slow`` hands them out in this order."""
-    if config.option.markexpr == "slow":
-        folder = Path(__file__).parent
-        rank = {folder / name: place for place, name in enumerate(_LONGEST)}
-        assert all(file.is_file() for file in rank), "a file in _LONGEST does not exist"
-        items.sort(key=lambda item: rank.get(item.path, len(rank)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with deep tests first, then files with slow tests: a long file that is begun last keeps
+    all workers but one waiting."""
+    kinds = list(KINDS)
+    rank: dict[Path, int] = {}
+    for item in items:
+        rank[item.path] = min(kinds.index(kind(item)), rank.get(item.path, len(kinds)))
+    items.sort(key=lambda item: rank[item.path])
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +81,13 @@ def _programs_find_room() -> Iterator[None]:
     yield
     if "jax" in sys.modules and _memory_maps() > _MANY_MAPS:
         sys.modules["jax"].clear_caches()
+
+
+@pytest.fixture(scope="module")
+def computing_programs() -> Iterator[None]:
+    """For files whose programs compute for longer than they compile."""
+    with programs_compute():
+        yield
 
 
 def _memory_maps() -> int:
@@ -150,10 +138,13 @@ def start_servers_of_module(tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
-    """One server with default settings that many tests share."""
+def server(
+    tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
+) -> Iterator[LocalServer]:
+    """One server with default settings that many tests share; no file is charged with its time."""
     with _servers(tmp_path_factory) as start:
         yield start()
+    pytestconfig.pluginmanager.get_plugin(_BUDGET).restart()
 
 
 @pytest.fixture(scope="session", autouse=True)

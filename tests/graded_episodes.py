@@ -7,7 +7,6 @@ import functools
 import json
 from typing import Any
 
-import jax
 import numpy as np
 
 import jaxserve
@@ -15,6 +14,7 @@ from jaxserve.env import ServeEnv
 from jaxserve.seeds import episode_key
 from jaxserve.spaces import ACTION_BOUNDS, DEFAULT_ACTION
 from jaxserve.tasks.reward import reweight
+from tests.compiled_env import reset, step
 
 HORIZON = 200
 GRADED = ("static_workload", "bursty_workload", "adversarial_multitenant")
@@ -51,15 +51,12 @@ def environment(task: str) -> ServeEnv:
     return jaxserve.make(task)
 
 
-step = jax.jit(ServeEnv.step)
-
-
 @functools.cache
 def honest_log(task: str, seed: int, config: tuple[tuple[str, float], ...] = ()) -> list[Any]:
     """What a client writes down who plays window by window."""
     env = environment(task)
     env = dataclasses.replace(env, reward=reweight(env.reward, dict(config)))
-    state, first = env.reset(episode_key(seed, "test"))
+    state, first = reset(env, episode_key(seed, "test"))
 
     def plain(values: Any) -> dict[str, Any]:
         return {name: np.asarray(value).tolist() for name, value in vars(values).items()}

@@ -24,6 +24,7 @@ from jaxserve.tasks import anchors as anchors_module
 from jaxserve.tasks.anchors import Anchors, load_anchors, write_anchors
 from jaxserve.tasks.spec import load_task
 from jaxserve.types import ServeAction
+from tests.compiled_env import reset
 from tests.graded_episodes import (
     GOOD,
     GRADED,
@@ -64,7 +65,7 @@ def test_a_grade_is_what_the_episode_was_worth(task: str) -> None:
     """Mean reward, score, goodput and shares agree with the episode and with each other."""
     grade = good_grade(task)
     env = environment(task)
-    state, _ = env.reset(episode_key(SEED, "test"))
+    state, _ = reset(env, episode_key(SEED, "test"))
     rewards, good = [], 0.0
     for action in GOOD:
         state, timestep = step(env, state, jaxserve.validate_action(action))
@@ -89,7 +90,7 @@ def test_requests_that_are_open_at_the_horizon_count_in_no_share() -> None:
     """What is inside its objectives so far has neither met nor missed them; it has failed where
     the episode was stopped, be it one window early."""
     env = environment("static_workload")
-    state, _ = env.reset(episode_key(SEED, "test"))
+    state, _ = reset(env, episode_key(SEED, "test"))
     for action in GOOD:
         state, timestep = step(env, state, jaxserve.validate_action(action))
     last = timestep.metrics
@@ -158,7 +159,7 @@ def test_windows_that_are_not_played_earn_nothing_and_still_cost() -> None:
     assert half.score < full.score
     assert "only 100 of 200 windows" in half.feedback
     env = environment(HARD)
-    state, _ = env.reset(episode_key(SEED, "test"))
+    state, _ = reset(env, episode_key(SEED, "test"))
     earned = 0.0
     for action in GOOD[:100]:
         state, timestep = step(env, state, jaxserve.validate_action(action))

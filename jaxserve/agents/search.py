@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtrit
 
 from jaxserve.agents.objective import horizon_of, in_chunks, mean_reward, on_all_devices
 from jaxserve.agents.played_settings import PlayedSettings
@@ -423,7 +423,7 @@ def _margin(values: NDArray[np.float32], confidence: float) -> NDArray[np.float6
     count = values.shape[1]
     if count == 1:
         return np.where(values[:, 0] == 0.0, 0.0, np.inf)
-    quantile = float(stats.t.ppf(0.5 + confidence / 2, count - 1))
+    quantile = float(stdtrit(count - 1, 0.5 + confidence / 2))
     return quantile * values.std(1, ddof=1) / math.sqrt(count)
 
 

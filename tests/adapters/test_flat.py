@@ -21,6 +21,7 @@ from jaxserve.seeds import episode_key
 from jaxserve.spaces import OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
 from jaxserve.types import ServeObservation
+from tests import compiled_env
 
 ENV = jaxserve.make("adversarial_multitenant")
 SIZES = grid_sizes(ENV)
@@ -67,9 +68,9 @@ def test_a_window_at_full_power_costs_its_share() -> None:
 def test_numbers_are_those_of_the_window() -> None:
     """Counts are sums over the classes, and the parts of the reward add up to it."""
     indices = jnp.array([9, 10, 2, 0, 1, 1])
-    state, _ = jax.jit(ENV.reset)(episode_key(3))
+    state, _ = compiled_env.reset(ENV, episode_key(3))
     _, seen = step(ENV, state, indices)
-    _, timestep = jax.jit(ENV.step)(state, action_at(indices))
+    _, timestep = compiled_env.step(ENV, state, action_at(indices))
     numbers = {name: float(value) for name, value in seen.numbers.items()}
     assert numbers["arrivals"] == pytest.approx(float(timestep.metrics.arrivals.sum()), rel=1e-5)
     assert numbers["p99_ttft_ms"] == pytest.approx(float(timestep.observation.p99_ttft_ms), 1e-3)

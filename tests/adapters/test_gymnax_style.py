@@ -17,6 +17,7 @@ from jaxserve.adapters.gymnax_style import GymnaxEnv, OneBox, OneIndex, make
 from jaxserve.errors import InputError
 from jaxserve.grids import grid_sizes
 from jaxserve.seeds import episode_key
+from tests.compiled_env import reset, step
 
 ENV, PARAMS = make("bursty_workload", overrides={"horizon": 5})
 ACTION = jnp.array([9, 10, 2, 0, 0, 0])
@@ -27,15 +28,14 @@ def test_an_episode_and_its_successor() -> None:
     """Five windows as the environment plays them, then a new episode from the step's key."""
     observation, state = ENV.reset(episode_key(0), PARAMS)
     assert ENV.observation_space(PARAMS).contains(observation)
-    expected, _ = PARAMS.reset(episode_key(0))
-    step = jax.jit(PARAMS.step)
+    expected, _ = reset(PARAMS, episode_key(0))
     action = jaxserve.make_action(batch_cap=64, speculation_depth=2)
     for window in range(5):
         before = observation
         observation, state, reward, terminated, truncated, info = ENV.step(
             episode_key(window + 1), state, ACTION, PARAMS
         )
-        expected, timestep = step(expected, action)
+        expected, timestep = step(PARAMS, expected, action)
         features = PARAMS.observe(timestep.observation)
         assert float(reward) == pytest.approx(float(timestep.reward), rel=1e-4, abs=1e-5)
         np.testing.assert_allclose(info["final_observation"], features, rtol=1e-4, atol=1e-4)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxserve
@@ -32,6 +32,8 @@ from jaxserve.evaluation.episode_statistics import interval
 from jaxserve.grids import action_at
 from jaxserve.seeds import episode_key, episode_keys, policy_key
 from jaxserve.spaces import KNOBS
+from tests.compiled_env import reset, step
+from tests.examples_drawn import FEW
 
 SIZES = (4, 1, 3, 1, 1, 2)
 
@@ -44,7 +46,7 @@ def a_step(seed: int) -> Outputs:
 
 
 @given(st.integers(0, 100))
-@settings(max_examples=10)
+@FEW
 def test_draws_have_the_probabilities_they_are_given(seed: int) -> None:
     """Frequencies of whole actions are exp(log_probability); locked knobs stay at 0."""
     step = a_step(seed)
@@ -85,7 +87,6 @@ def test_greedy_is_the_most_likely_action() -> None:
     st.tuples(*(st.integers(0, size - 1) for size in SIZES)),
     st.floats(0.01, 4.0),
 )
-@settings(max_examples=30)
 def test_a_hand_moves_for_a_clear_preference(seed: int, last: tuple[int, ...], nats: float) -> None:
     """A knob takes its most likely value exactly where that is likelier by so many nats than its
     last one, each knob by itself; locked knobs stay at 0."""
@@ -112,7 +113,7 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
     would flap. Drawn actions change nearly every window, whatever is held."""
     env, still = flat_policy(greedy=True)
     key = episode_key(0)
-    env_state, timestep = env.reset(key)
+    env_state, timestep = reset(env, key)
     played: dict[str, list[np.ndarray]] = {"still": [], "flapping": [], "drawn": [], "held": []}
     policies = {
         "still": still,
@@ -132,7 +133,7 @@ def test_a_flat_head_keeps_its_hand_still() -> None:
             np.testing.assert_array_equal(
                 np.asarray(action_at(memories[name].last).batch_cap), np.asarray(action.batch_cap)
             )
-        env_state, timestep = env.step(env_state, action)
+        env_state, timestep = step(env, env_state, action)
     assert (np.stack(played["still"]) == start).all()
     assert (np.stack(played["flapping"]) != start).any()
     assert (np.diff(np.stack(played["drawn"]), axis=0) != 0).any(axis=1).mean() > 0.8
@@ -162,7 +163,6 @@ def test_packaged_weights_turn_less_for_as_much(task: str) -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 99))
-@settings(max_examples=20)
 def test_normaliser_merges_samples_as_if_they_came_at_once(sizes: list[int], seed: int) -> None:
     """Mean and variance after batches are those of all samples together, and of the prior one."""
     rng = np.random.default_rng(seed)
@@ -201,7 +201,7 @@ def test_a_fresh_policy_keeps_tier_and_split(recurrent: bool) -> None:
     env = jaxserve.make("adversarial_multitenant")
     network = network_for(env, recurrent=recurrent)
     memory = network.initial_memory(env)
-    _, timestep = env.reset(episode_key(0))
+    _, timestep = reset(env, episode_key(0))
     memory, inputs, features = encode_observation(
         env, Normaliser.create(), memory, timestep.observation
     )

@@ -65,7 +65,13 @@ def named(name: str) -> Rollout:
     return played(HARD, baselines(environment(HARD))[name])
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(name, marks=[] if name in ("static_workload", HARD) else [pytest.mark.slow])
+        for name in task_names()
+    ],
+)
 def test_every_baseline_runs_every_task(task: str) -> None:
     """Rewards are finite, observations and knobs inside their bounds, locked knobs untouched."""
     env = environment(task)

@@ -23,6 +23,7 @@ from tests.sizes import SEARCH_EPISODES, SEARCH_HORIZON
 
 KEYS = episode_keys(SEARCH_EPISODES, "validation")
 HARD = "adversarial_multitenant"
+pytestmark = pytest.mark.slow  # every test searches for plans
 
 
 @functools.cache
@@ -54,7 +55,6 @@ def played() -> Rollout:
     return rollout(environment(), policy, KEYS)
 
 
-@pytest.mark.slow
 def test_the_oracle_is_at_least_the_best_static_setting() -> None:
     """It starts there, and every step keeps the better plan."""
     plans, values = planned()

@@ -23,7 +23,7 @@ from jaxserve.errors import InputError
 from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.tasks.anchors import Anchors
 from jaxserve.tasks.spec import load_task
-from tests.searched import static_search
+from tests.search_results import static_search
 
 ANCHORS = Anchors(
     task="static_workload",

@@ -21,6 +21,7 @@ from jaxserve.seeds import episode_key, episode_keys
 from jaxserve.sim.traffic.workload import draw_arrivals
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import task_names
+from tests.compiled_env import reset, step
 
 SMALL = PlannerConfig(
     horizon_windows=8, hold_windows=2, candidates=16, elites=4, iterations=2, futures=2
@@ -64,7 +65,13 @@ def test_it_solves_a_problem_without_chance() -> None:
     assert planned > default + 0.8 * (best - default)
 
 
-@pytest.mark.parametrize("task", task_names())
+@pytest.mark.parametrize(
+    "task",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name == "trace_replay" else [])
+        for name in task_names()
+    ],
+)
 def test_it_runs_on_every_task(task: str) -> None:
     """Knobs from the task's own grids, locked ones left alone, rewards that are numbers."""
     env = short(task)
@@ -99,10 +106,9 @@ def other_future(env: ServeEnv, state: EnvState) -> EnvState:
 
 def state_after(env: ServeEnv, windows: int) -> EnvState:
     """Where the default policy leads."""
-    state, _ = env.reset(episode_key(3, "train"))
-    step = jax.jit(env.step)
+    state, _ = reset(env, episode_key(3, "train"))
     for _ in range(windows):
-        state, _ = step(state, env.locked)
+        state, _ = step(env, state, env.locked)
     return state
 
 
@@ -165,7 +171,7 @@ def test_it_refuses_to_play_on_observations() -> None:
     """Where no state is shown, a sentence says so."""
     env = short("static_workload")
     planner = planner_for(env, SMALL)
-    _, timestep = env.reset(jax.random.key(0))
+    _, timestep = reset(env, jax.random.key(0))
     with pytest.raises(InputError, match="Planner acts on the state of the fast simulator"):
         planner.act(env, planner.init(env), timestep.observation, jax.random.key(0))
 

@@ -19,6 +19,7 @@ from jaxserve.agents.recorded_episodes import (
 )
 from jaxserve.env import ServeEnv
 from jaxserve.errors import InputError
+from tests.compiled_env import reset
 
 HORIZON = 200
 
@@ -47,7 +48,7 @@ def starts_of(env: ServeEnv) -> np.ndarray:
 
 def begins(env: ServeEnv, keys) -> np.ndarray:
     """The window of the recording at which the episode of each key begins."""
-    return np.array([int(env.reset(key)[0].workload.replay_start) for key in keys])
+    return np.array([int(reset(env, key)[0].workload.replay_start) for key in keys])
 
 
 @pytest.mark.parametrize("windows", [400, 900, 1_600, 3_600, 90_000])

@@ -18,6 +18,7 @@ from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
 from jaxserve.tasks.spec import REGIME_COUNT, task_names
+from tests.compiled_env import reset
 from tests.quick_compiler import programs_compute
 
 HORIZON = 8
@@ -50,7 +51,7 @@ def test_only_the_present_counts() -> None:
     """Another key and another schedule behind the regime in force change nothing."""
     env = jaxserve.make("bursty_workload")
     policy = oracle()
-    state, _ = env.reset(jax.random.key(0))
+    state, _ = reset(env, jax.random.key(0))
     caps = set()
     for seed in range(4):
         traffic = dataclasses.replace(
@@ -65,7 +66,7 @@ def test_only_the_present_counts() -> None:
 def test_it_refuses_to_play_on_observations() -> None:
     """Where no state is shown, a sentence says so."""
     env = jaxserve.make("static_workload")
-    _, timestep = env.reset(jax.random.key(0))
+    _, timestep = reset(env, jax.random.key(0))
     with pytest.raises(InputError, match="RegimeOracle acts on the state of the fast simulator"):
         oracle().act(env, (), timestep.observation, jax.random.key(0))
 

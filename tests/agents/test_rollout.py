@@ -12,6 +12,7 @@ from jaxserve.agents.open_loop import RandomPolicy, StaticPolicy
 from jaxserve.agents.rollout import rollout
 from jaxserve.seeds import episode_keys
 from jaxserve.spaces import KNOBS, make_action
+from tests.compiled_env import reset, step
 from tests.sizes import EPISODES
 
 ENV = jaxserve.make("bursty_workload")
@@ -32,12 +33,12 @@ def test_is_what_a_loop_would_do() -> None:
     """Stepping policy and environment in turn gives the same knobs and the same rewards."""
     policy, episode = HeuristicPolicy(), 3
     found = rollout(ENV, policy, KEYS)
-    step, act = jax.jit(ENV.step), jax.jit(policy.act)
-    state, timestep = ENV.reset(KEYS[episode])
+    act = jax.jit(policy.act)
+    state, timestep = reset(ENV, KEYS[episode])
     memory = policy.init(ENV)
     for window in range(12):
         action, memory = act(ENV, memory, timestep.observation, jax.random.key(0))
-        state, timestep = step(state, action)
+        state, timestep = step(ENV, state, action)
         for knob in KNOBS:
             recorded = getattr(found.actions, knob)[episode, window]
             np.testing.assert_allclose(getattr(action, knob), recorded, rtol=1e-3, err_msg=knob)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.arrays.batching import add_up, batch_last, largest, stage, staged
@@ -59,7 +59,6 @@ def assert_same(found: Found, expected: Found) -> None:
 batched_arguments = st.tuples(st.booleans(), st.booleans(), st.booleans()).filter(any)
 
 
-@settings(max_examples=25)
 @given(
     st.lists(batched_arguments, max_size=len(BATCHES)),
     st.booleans(),
@@ -125,7 +124,6 @@ def pieces(counts: jax.Array, rest: dict[str, jax.Array]) -> tuple[Any, ...]:
     return kept, {"ranks": jnp.argsort(counts), "any": jnp.any(rest["keep"])}, add_up(kept)
 
 
-@settings(max_examples=25)
 @given(st.integers(0, 1000), st.sampled_from([(), (7,)]))
 def test_a_stage_is_its_step(seed: int, batch: tuple[int, ...]) -> None:
     """Compiled or not, the same values, types and containers as without the boundary."""

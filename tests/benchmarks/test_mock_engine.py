@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.mock_engine import Latencies, LoadTest, served, simulated
 from jaxserve.mock_engine.settings import MockEngineSettings
-from tests.mock_engine.virtual import Played, machine
+from tests.mock_engine.engine_in_virtual_time import Played, machine
 
 
 @pytest.mark.slow

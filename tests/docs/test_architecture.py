@@ -1,4 +1,4 @@
-"""The maps of the code are those of the files, and imports go one way."""
+"""The map of the code is that of the files, and imports go one way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MAP_PAGES = ("docs/architecture.md", "CONTRIBUTING.md")
+MAP_PAGE = ROOT / "docs" / "architecture.md"
 HAND_WRITTEN = ("README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")))
 
 
@@ -35,10 +35,10 @@ def rooms() -> set[str]:
     return found - {"server/__init__.py", "jaxserve/sim/__init__.py", "jaxserve/sim/"}
 
 
-def floors(page: str) -> list[list[str]]:
-    """The map of a page: a line of rooms is a floor, the highest comes first."""
+def floors() -> list[list[str]]:
+    """The lines of the map: each is a floor of rooms, the highest comes first."""
     found, top = [], ""
-    (text,) = re.findall(r"^```text\n(server/\n.*?)^```$", (ROOT / page).read_text(), re.M | re.S)
+    (text,) = re.findall(r"^```text\n(server/\n.*?)^```$", MAP_PAGE.read_text(), re.M | re.S)
     for line in text.splitlines():
         names = re.match(r" *((?:[\w/]+(?:/|\.py)(?: +|$))*)", line)
         assert names is not None
@@ -70,18 +70,16 @@ def room(name: str) -> str:
     return f"{path}.py" if (ROOT / f"{path}.py").is_file() else f"{parts[0]}/__init__.py"
 
 
-@pytest.mark.parametrize("page", MAP_PAGES)
-def test_a_map_is_whole(page: str) -> None:
-    """Every room is on it once, and it names none that does not exist."""
-    named = [name for floor in floors(page) for name in floor if name != "server/static/"]
+def test_the_map_is_whole() -> None:
+    """Every room is on the map once, and the map names no room that does not exist."""
+    named = [name for floor in floors() for name in floor if name != "server/static/"]
     assert len(named) == len(set(named))
     assert set(named) == rooms()
 
 
-@pytest.mark.parametrize("page", MAP_PAGES)
-def test_imports_go_down(page: str) -> None:
+def test_imports_go_down() -> None:
     """A room imports only from floors below its own."""
-    floor_of = {name: height for height, floor in enumerate(floors(page)) for name in floor}
+    floor_of = {name: height for height, floor in enumerate(floors()) for name in floor}
     wrong, seen = [], 0
     for top in ("server", "jaxserve"):
         for file in ROOT.glob(f"{top}/**/*.py"):
@@ -132,14 +130,6 @@ def test_tests_are_in_the_folders_of_the_code() -> None:
     assert len(folders) > 30
     tops = (ROOT / "jaxserve", ROOT)
     assert not [one for one in folders if not any((top / one).is_dir() for top in tops)]
-
-
-def test_map_of_the_server_is_whole() -> None:
-    """Its page names every module."""
-    text = (ROOT / "docs/server.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```text\n(server/\n.*?)^```$", text, re.M | re.S)
-    modules = {file.name for file in ROOT.glob("server/**/*.py")} - {"__init__.py"}
-    assert set(re.findall(r"\w+\.py", block)) == modules
 
 
 @pytest.mark.parametrize("page", [*HAND_WRITTEN, "docs/architecture.svg"])

@@ -23,6 +23,8 @@ ELSEWHERE = {
     "server.md": "tests/server/test_documents.py",
 }
 """Pages whose blocks other tests run, with the place."""
+TRAINING = ("agents.md",)
+"""Pages that train, which takes long; the demo of the README trains in CI."""
 EXTENDING = ("extend_agent.md", "extend_hardware.md", "extend_task.md")
 PAGES = sorted(
     str(page.relative_to(DOCS))
@@ -33,7 +35,14 @@ MAX_LINES = 40
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in EXTENDING])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.deep] if name in TRAINING else [])
+        for name in PAGES
+        if name not in EXTENDING
+    ],
+)
 def test_blocks_run(name: str, tmp_path: Path) -> None:
     """From top to bottom in an empty folder."""
     assert run_page(DOCS / name, tmp_path)

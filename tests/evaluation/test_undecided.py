@@ -25,6 +25,7 @@ from jaxserve.tasks.spec import load_task
 from jaxserve.types import ServeAction, WindowMetrics
 from tests.sizes import EPISODES
 
+pytestmark = pytest.mark.usefixtures("computing_programs")
 DRAIN = 400  # windows without arrivals, enough for the longest queue here
 
 
@@ -58,12 +59,22 @@ def play(
     return played, jax.lax.scan(drained, state.sim, None, length=DRAIN)[1]
 
 
-def attainment(env: ServeEnv, **knobs: float) -> tuple[float, float, float]:
+@functools.cache
+def loaded(task: str, load: float, cap: int) -> tuple[ServeEnv, Rollout, WindowMetrics]:
+    """A task under a scaled load, its episodes, and the windows after them."""
+    env = jaxserve.make(task, overrides={"rate_scale": load})
+    return env, *episodes(env, cap)
+
+
+def episodes(env: ServeEnv, cap: int) -> tuple[Rollout, WindowMetrics]:
+    """Episodes under a batch cap, and the windows after them."""
+    keys = episode_keys(EPISODES, "validation")
+    return play(env, keys, make_action(batch_cap=cap), int(env.horizon))
+
+
+def attainment(env: ServeEnv, played: Rollout, after: WindowMetrics) -> tuple[float, float, float]:
     """SLO met of the episodes, the same when all of their requests were served, and the undecided
     share."""
-    action = make_action(**knobs)
-    keys = episode_keys(EPISODES, "validation")
-    played, after = play(env, keys, action, int(env.horizon))
 
     def total(counts: Any) -> float:
         return float(np.sum(np.asarray(counts, np.float64)))
@@ -76,10 +87,11 @@ def attainment(env: ServeEnv, **knobs: float) -> tuple[float, float, float]:
     return found["slo_attainment"].mean, truth, found["undecided_share"].mean
 
 
-@pytest.mark.parametrize("output_ages", [MEMORYLESS, 8])
+@pytest.mark.parametrize("output_ages", [pytest.param(MEMORYLESS, marks=pytest.mark.slow), 8])
 def test_requests_that_run_when_an_episode_ends_are_not_missed(output_ages: int) -> None:
     """An idle H100 misses nobody, though a sixth of its requests outlive the episode."""
-    found, truth, undecided = attainment(idle_h100(output_ages), batch_cap=64)
+    env = idle_h100(output_ages)
+    found, truth, undecided = attainment(env, *episodes(env, 64))
     assert found == pytest.approx(1.0, abs=1e-3) and truth == pytest.approx(1.0, abs=1e-3)
     assert 0.1 < undecided < 0.25
 
@@ -93,8 +105,7 @@ def test_an_overloaded_server_does_not_look_better_than_it_is(
 ) -> None:
     """Below and far above what a deployment can serve, requests whose fate is known fare as all do
     in the end, within three points: those that wait beyond their objective count as missed."""
-    env = jaxserve.make(task, overrides={"rate_scale": load})
-    found, truth, _ = attainment(env, batch_cap=cap)
+    found, truth, _ = attainment(*loaded(task, load, cap))
     assert found == pytest.approx(truth, abs=0.03)
 
 
@@ -105,8 +116,7 @@ def test_an_overloaded_server_does_not_look_better_than_it_is(
 def test_the_reward_credits_what_is_served_after_the_end(task: str, load: float, cap: int) -> None:
     """The requests on track at the horizon are about those in service that end well when nobody
     comes any more; an episode's reward is that of all its requests."""
-    env = jaxserve.make(task, overrides={"rate_scale": load})
-    played, after = play(env, episode_keys(EPISODES, "validation"), make_action(batch_cap=cap), 200)
+    _, played, after = loaded(task, load, cap)
     metrics = jax.tree.map(np.asarray, played.timesteps.metrics)
     arrivals = metrics.arrivals.sum()
     inside = metrics.running[:, -1] + metrics.waiting[:, -1]
@@ -119,7 +129,7 @@ def test_the_reward_credits_what_is_served_after_the_end(task: str, load: float,
 def test_an_idle_server_earns_all_there_is() -> None:
     """Long answers that no episode sees the end of are worth as much as others."""
     env = idle_h100(8)
-    played, _ = play(env, episode_keys(EPISODES, "validation"), make_action(batch_cap=64), 200)
+    played, _ = episodes(env, 64)
     parts = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64).sum(), played.timesteps.parts)
     metrics = played.timesteps.metrics
     worth = np.asarray(metrics.arrivals, np.float64) @ np.asarray(env.reward.value, np.float64)

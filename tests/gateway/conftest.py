@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 
 Start = Callable[..., RunningGateway]

@@ -11,7 +11,7 @@ import pytest
 from server.local import LocalServer
 from tests.integrations.examples import run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 STEPS, WINDOWS = 2, 2
 

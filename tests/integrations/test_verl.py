@@ -13,7 +13,7 @@ from tests.integrations.environments import ROOT
 from tests.integrations.examples import run
 from tests.integrations.trainer_environment import trainer_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 
 def sampled(folder: Path) -> None:

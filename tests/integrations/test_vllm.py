@@ -22,13 +22,13 @@ from jaxserve.live.operate import Conduct, Controller
 from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
 from jaxserve.spaces import make_action
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.integrations.environments import ROOT
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
 from tests.live.deployment import TASK, Moody, setup_of
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 TOKEN = "a-token-of-this-test-only"
 BATCH_CAP, TOKEN_BUDGET, DEPTH, BLOCKS = 32, 512, 4, 128

@@ -15,7 +15,7 @@ from jaxserve.studies.fidelity.vllm_scheduler import (
 )
 from tests.integrations.vllm_environment import VERSION, vllm_python
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 FRESH = 70
 """Episodes of each group that are not in the record."""

@@ -18,7 +18,8 @@ import pytest
 from jaxserve.gateway.recording.records import EXACT, CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from server.local import LocalServer
-from tests.gateway.recording.speaking import (
+from tests.gateway.gateway_thread import RunningGateway
+from tests.gateway.recording.client_conversations import (
     ASKED,
     DIALECTS,
     Talk,
@@ -26,13 +27,12 @@ from tests.gateway.recording.speaking import (
     google_client,
     openai_client,
 )
-from tests.gateway.recording.talking import Agent
-from tests.gateway.running import RunningGateway
+from tests.gateway.recording.session_agent import Agent
 from tests.integrations.examples import TRAINING, run
 from tests.integrations.vllm_environment import vllm_python
 from tests.integrations.vllm_server import vllm_server
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 CAPS = (8, 24, 48, 96, 192, 384)
 """Values that the model knows."""

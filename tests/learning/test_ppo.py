@@ -59,7 +59,7 @@ def leaves(state: TrainState) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_updates_are_deterministic_and_finite(recurrent: bool) -> None:
     """The same state gives the same next state bit by bit, and every number is one."""
     first, report = compiled(recurrent)(start(recurrent))
@@ -139,7 +139,7 @@ def test_minibatches_are_even_and_complete() -> None:
     assert sorted(np.concatenate(parts, axis=1)[0, :, 0]) == list(range(15))
 
 
-@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("recurrent", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_probabilities_are_of_the_executed_actions(recurrent: bool) -> None:
     """Before the optimiser's first step the loss sees the policy that played: no divergence."""
     made, state = learner(recurrent), start(recurrent)
@@ -162,6 +162,7 @@ def test_groups_share_their_traffic() -> None:
     np.testing.assert_allclose(by_group.mean(axis=-1), 0.0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rewards_count_as_much_as_their_scale_says() -> None:
     """A scale of 0 leaves nothing but the values to learn from; rewards are reported as paid."""
     _, paid = compiled()(start())
@@ -172,6 +173,7 @@ def test_rewards_count_as_much_as_their_scale_says() -> None:
     np.testing.assert_array_equal(state.rewards.latest, compiled()(start())[0].rewards.latest)
 
 
+@pytest.mark.slow
 def test_seeds_and_hyper_parameters_can_be_batched() -> None:
     """Seeds and learning rates under vmap are the runs that they are alone, and a rate that has
     fallen to nothing changes nothing."""

@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.agents.task_setup import TaskSetup
 from tests.live.deployment import TASK, setup_of
-from tests.live.played import Play, Played
+from tests.live.operated_deployment import Play, Played
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from jaxserve.learning.ppo_config import PPOConfig
 from jaxserve.learning.run_options import provenance
 from jaxserve.spaces import make_action
 from server.local import free_port
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.knob_engines import PluginEngine
-from tests.gateway.running import RunningGateway
 from tests.live.deployment import TASK
 
 

@@ -18,6 +18,7 @@ from jaxserve.errors import InputError
 from jaxserve.live.episode_file import EpisodeWriter, read_episode
 from jaxserve.seeds import episode_key
 from jaxserve.types import TimeStep
+from tests.compiled_env import reset, step
 
 HEADER = {"task": "mine", "agent": "ppo"}
 NOTES: dict[str, Any] = {
@@ -35,11 +36,10 @@ Steps = list[TimeStep]
 @pytest.fixture(scope="module")
 def steps(setup: TaskSetup) -> Steps:
     """Four windows of a simulated episode."""
-    state, _ = setup.env.reset(episode_key(1))
-    step = jax.jit(setup.env.step)
+    state, _ = reset(setup.env, episode_key(1))
     found = []
     for _ in range(4):
-        state, timestep = step(state, ACTION)
+        state, timestep = step(setup.env, state, ACTION)
         found.append(timestep)
     return found
 
@@ -77,7 +77,7 @@ def test_logs_without_overdue_requests(setup: TaskSetup, steps: Steps, tmp_path:
     assert not read_episode(path, setup.env).rollout.timesteps.metrics.overdue.any()
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=st.integers(0, 10_000), again=st.booleans())
 def test_a_writer_that_was_killed(
     kept: int, again: bool, setup: TaskSetup, steps: Steps, tmp_path: Path

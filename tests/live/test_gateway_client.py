@@ -13,8 +13,8 @@ from jaxserve.gateway.settings import AccessTokens
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.readings import parse_engine_state, parse_knobs, parse_window
 from server.local import free_port
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.knob_engines import PluginEngine
-from tests.gateway.running import RunningGateway
 from tests.gateway.stub_engine import RawServer
 from tests.patience import wait_until
 

@@ -24,7 +24,7 @@ from jaxserve.live.operate import LEASE_WINDOWS
 from jaxserve.live.show import Report
 from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.live.controller import operate
 from tests.live.deployment import TASK, setup_of
 from tests.mock_engine.conftest import running

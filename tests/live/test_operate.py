@@ -18,7 +18,7 @@ from jaxserve.live.episode_file import read_episode
 from jaxserve.live.supervisor import Mode, Rules
 from tests.live.deployment import WINDOW_S, Deployment, Slow
 from tests.live.faults import FAULTS
-from tests.live.played import Play, Played, Script
+from tests.live.operated_deployment import Play, Played, Script
 
 
 def test_a_deployment_that_is_well(play: Play, setup: TaskSetup) -> None:

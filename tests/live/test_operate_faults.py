@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.live.deployment import Deployment
 from tests.live.faults import FAULTS, UNTOLD
-from tests.live.played import Play
+from tests.live.operated_deployment import Play
 
 
 @pytest.mark.parametrize("what", FAULTS)
@@ -43,7 +43,7 @@ EVENTS = st.dictionaries(st.integers(1, 12), st.sampled_from(sorted(FAULTS)), ma
 
 
 @pytest.mark.slow
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(happen=EVENTS, end=EVENTS)
 def test_any_faults_together(
     play: Play, happen: dict[int, str], end: dict[int, str], tmp_path: Path

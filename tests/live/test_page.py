@@ -17,7 +17,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from tests.docs.snippets import blocks
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.live.calibration.batching import HttpEngine, measured_in_virtual_time
 from tests.mock_engine.conftest import running
 from tests.quick_compiler import programs_compute

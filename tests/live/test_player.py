@@ -14,7 +14,7 @@ from jaxserve.live.figures import summarise
 from jaxserve.live.player import RequestOutcome, play
 from jaxserve.live.prompts import RandomPrompts
 from jaxserve.seeds import episode_key
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.mock_engine.conftest import running
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 import pytest
 
@@ -11,21 +10,21 @@ from jaxserve.agents.task_setup import TaskSetup
 from jaxserve.live.twins import Twins, acceptance_scale
 from jaxserve.seeds import episode_key
 from jaxserve.sim.traffic.workload import draw_arrivals
+from tests.compiled_env import reset, step
 
 
 def test_a_simulated_episode_again(setup: TaskSetup) -> None:
     """Fed with an episode's arrivals, a twin under its knobs expects its goodput and reward."""
     env = setup.env
-    state, _ = env.reset(episode_key(3))
+    state, _ = reset(env, episode_key(3))
     action, other = jaxserve.make_action(batch_cap=32), jaxserve.make_action(batch_cap=1)
     twins = Twins(env, 2)
     twins.compile()
-    step = jax.jit(env.step)
     for _ in range(5):
         _, arrivals = draw_arrivals(
             env.workload, state.workload, state.step, env.ticks, env.window_s
         )
-        state, timestep = step(state, action)
+        state, timestep = step(env, state, action)
         same, worse = twins.advance([action, other], np.asarray(arrivals.counts), 1.0)
         assert same.good == pytest.approx(float(timestep.metrics.good.sum()), rel=1e-4, abs=1e-3)
         assert same.itl_s == pytest.approx(float(timestep.metrics.itl_s), rel=1e-4)

@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.mock_engine.serve import open_mock_engine
 from jaxserve.runtime.listening import CommandServer
-from tests.mock_engine.virtual import machine
+from tests.mock_engine.engine_in_virtual_time import machine
 from tests.server_thread import ServerThread
 
 

@@ -18,7 +18,7 @@ from jaxserve.mock_engine.app import MockEngine
 from jaxserve.mock_engine.clock import ScaledClock
 from jaxserve.mock_engine.knobs import leased_knobs
 from jaxserve_vllm.endpoint import ControlEndpoint
-from tests.mock_engine.virtual import machine
+from tests.mock_engine.engine_in_virtual_time import machine
 
 TOKEN = "0123456789abcdef"
 MACHINE = machine(speculation_depth=4)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.engine_control.command import Command
@@ -14,7 +14,7 @@ from jaxserve.sim.machine.memory import BLOCK_TOKENS
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings, SchedulerSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from tests.mock_engine.virtual import Played, machine
+from tests.mock_engine.engine_in_virtual_time import Played, machine
 
 TRAFFIC = st.lists(
     st.tuples(st.floats(0, 0.5), st.integers(1, 300), st.integers(1, 150), st.integers(0, 2)),
@@ -27,7 +27,6 @@ def requests_of(rows) -> list[Request]:
     return [Request(n, *row[:3], priority=row[3]) for n, row in enumerate(sorted(rows))]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     TRAFFIC,
     st.sampled_from([40, 80, 200]),
@@ -73,7 +72,6 @@ def test_every_token_is_handed_over_once():
     assert any(span.stop - span.start > 1 for group in played.groups for span in group._new)
 
 
-@settings(deadline=None, max_examples=40)
 @given(TRAFFIC, st.integers(0, 11), st.floats(0, 0.6))
 def test_a_client_that_leaves_frees_its_place(rows, who, when_s):
     """Waiting, in the front end, running or done: all others are served, and no block is lost."""

@@ -14,7 +14,7 @@ from jaxserve.mock_engine.settings import MockEngineSettings
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.memory import BLOCK_TOKENS, kv_capacity_tokens
 from jaxserve.sim.machine.models import load_model
-from tests.mock_engine.virtual import machine
+from tests.mock_engine.engine_in_virtual_time import machine
 
 
 def settings(**chosen: Any) -> MockEngineSettings:

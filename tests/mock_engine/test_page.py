@@ -12,7 +12,7 @@ import httpx
 
 from server.local import free_port
 from tests.docs.snippets import blocks, run_code
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.test_page import running
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "mock_engine.md"

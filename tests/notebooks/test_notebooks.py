@@ -1,6 +1,6 @@
 """The notebooks run, what they say of their pictures is so, and they are kept without outputs.
 
-Running them is slow and left to ``-m slow``; it takes the short budget, and a compilation cache.
+``make notebooks`` and ``make test-deep`` run them, on the short budget.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_says_where_to_look(name: str) -> None:
     assert len(asked) >= 3
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 @each_notebook
 def test_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom without an error; pictures are drawn, and what the text says is so."""

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from jaxserve.gateway.recording.records import CompletionRecord, Link
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.traces import Trajectory
+from tests.examples_drawn import MANY
 from tests.gateway.token_engine import prompt_of, sampled
-from tests.rollouts.trees import Message, Tree, trees, user
+from tests.rollouts.conversation_trees import Message, Tree, trees, user
 
 
 def check(records: list[CompletionRecord], trajectory: Trajectory) -> None:
@@ -52,7 +53,7 @@ def check(records: list[CompletionRecord], trajectory: Trajectory) -> None:
 
 
 @given(trees())
-@settings(max_examples=300, deadline=None)
+@MANY
 def test_every_token_is_trainable_once_in_its_context(records: list[CompletionRecord]) -> None:
     """Whatever agents do: siblings, retries, discarded answers, sub-agents, compaction, other
     tokens, later system messages, several choices, failures."""
@@ -66,7 +67,7 @@ def test_every_token_is_trainable_once_in_its_context(records: list[CompletionRe
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@MANY
 def test_no_completion_has_two_successors_in_line(records: list[CompletionRecord]) -> None:
     """And a parent comes before, is usable, and is what the link says."""
     parents = [record.link.parent for record in records if record.link.in_line]

@@ -11,7 +11,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -19,8 +19,8 @@ from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from jaxserve.rollouts.files import read_trajectories, write_trajectories
 from jaxserve.rollouts.traces import Trajectory
+from tests.rollouts.conversation_trees import trees
 from tests.rollouts.test_export import trace_of
-from tests.rollouts.trees import trees
 
 ENDINGS = (".jsonl", ".parquet")
 
@@ -33,7 +33,6 @@ def plain(trajectory: Trajectory) -> Any:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-@settings(max_examples=15, deadline=None)
 @given(records=trees(), reward=st.none() | st.floats(-1e9, 1e9))
 def test_round_trip(
     ending: str, tmp_path_factory: pytest.TempPathFactory, records: Any, reward: float | None

@@ -1,7 +1,6 @@
 """Agents as their packages install them, each playing a short episode through the gateway.
 
-Two of them run with the slow tests; JAXSERVE_ALL_AGENTS=1 runs all. ``scripts/try_presets.py`` runs
-the last test with versions of its own, and writes what was seen into the presets.
+``scripts/try_presets.py`` writes its observations of the agents into the presets.
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from jaxserve.rollouts.presets import load_preset, preset_names
-from tests.rollouts.installed import WINDOWS, Stage, install, sent, stage
+from tests.rollouts.installed_agents import WINDOWS, Stage, install, sent, stage
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
-IN_EVERY_RUN = ("codex", "gemini_cli")
 TRIED = [name for name in preset_names() if load_preset(name).tried]
 
 
@@ -37,8 +35,6 @@ def playing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def test_it_plays_an_episode(playing: Stage, name: str, over_mcp: bool) -> None:
     """The agent plays with its shell or the server's tools, in the dialect of its preset; every
     window belongs to the completion that asked for it."""
-    if name not in IN_EVERY_RUN and not os.environ.get("JAXSERVE_ALL_AGENTS"):
-        pytest.skip("JAXSERVE_ALL_AGENTS is not set")
     preset = load_preset(name)
     played = playing.play(preset, install(preset, preset.tried[-1].version), over_mcp=over_mcp)
     assert played.code == 0, played.printed

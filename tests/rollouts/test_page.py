@@ -22,7 +22,7 @@ from tests.docs.snippets import blocks, run_code
 from tests.gateway.test_page import printed_by, running
 from tests.gateway.token_engine import TokenEngine
 from tests.rollouts.service.commands import client as client_of
-from tests.rollouts.service.running import ended
+from tests.rollouts.service.service_thread import ended
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = DOCS / "rollouts.md"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -219,7 +219,6 @@ def test_no_servers_of_tools(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-@settings(max_examples=30, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_an_instruction_arrives_as_it_is(name: str, text: str) -> None:
     """The instruction is one argument, one variable or the input, and never an option."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -55,7 +55,6 @@ def played(model: Model, seed: int, turns: int = 3) -> TokenTrace:
     )
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_the_policy_that_sampled(seed: int) -> None:
     """Up to rounding to float32; tokens of others do not count."""

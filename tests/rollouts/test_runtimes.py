@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.rollouts.runtimes import (
@@ -116,7 +116,6 @@ def test_local_processes_get_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.text(st.characters(exclude_characters="\0/"), min_size=1, max_size=20))
-@settings(max_examples=50, deadline=None)
 def test_any_folder_is_one_field(name: str) -> None:
     """Commas and quotes in it do not begin another option of the mount."""
     import csv

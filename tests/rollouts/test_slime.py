@@ -21,11 +21,11 @@ from jaxserve.rollouts.slime import (
     policy_version,
     prompt_text,
 )
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled
+from tests.rollouts.fake_slime import RELEASES, DataSource, install, sample_type
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
-from tests.rollouts.slime_stand_ins import RELEASES, DataSource, install, sample_type
+from tests.rollouts.service.service_thread import RunningService
 
 TWICE = SPEAK + SPEAK.replace('os.environ["INSTRUCTION"]', '"other"')
 """An agent that begins two conversations."""
@@ -171,7 +171,7 @@ def test_a_session_without_a_grade_is_not_trained_on(
 ) -> None:
     """The session becomes a sample in the form of a session without a trace."""
     sample = install(release, monkeypatch)
-    evaluator = {"name": "tests.rollouts.evaluators.own:Fails", "how": "refuses"}
+    evaluator = {"name": "tests.rollouts.evaluators.user_evaluators:Fails", "how": "refuses"}
     task = {"agent": python(SPEAK), "evaluator": evaluator}
     args = args_of(service, None, rollout_batch_size=1, jaxserve_task=task)
     output = generate_rollout(args, 0, DataSource(sample, ["a"], size=1))
@@ -188,7 +188,7 @@ def test_what_completions_earned_reaches_slime(
 ) -> None:
     """Rewards of completions are in each sample's metadata; the reward is the session's."""
     sample = install(release, monkeypatch)
-    evaluator = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.5}
+    evaluator = {"name": "tests.rollouts.evaluators.user_evaluators:Worth", "worth": 0.5}
     evaluator["completions"] = [[2, 0, -3.0]]
     task = {"agent": python(TWICE), "evaluator": evaluator}
     args = args_of(service, None, rollout_batch_size=1, jaxserve_task=task)

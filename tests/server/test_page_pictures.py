@@ -20,7 +20,7 @@ from tests.server.browser import opened, wait_until_idle, window
 from tests.server.operated_log import write_log
 from tests.server.players.stub_model import Model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.deep
 
 SCREENS = {
     "light": {"color_scheme": "light", "viewport": {"width": 1440, "height": 900}},

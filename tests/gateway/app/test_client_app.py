@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.running import Leaver, RunningGateway
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.stub_engine import RawServer, StubEngine, nobody_there
 
 INFERENCE = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.running import Leaver, RunningGateway
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 

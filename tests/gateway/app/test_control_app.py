@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.running import Leaver, RunningGateway
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.stub_engine import PROMPT_TOKENS, StubEngine
 from tests.patience import wait_until
 

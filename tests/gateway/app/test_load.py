@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine, nobody_there, stream_of
 from tests.patience import wait_until
 

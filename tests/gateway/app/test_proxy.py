@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.running import Leaver, RunningGateway
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.stub_engine import PROMPT_TOKENS, RawServer, StubEngine, nobody_there, stream_of
 from tests.patience import wait_until
 

@@ -20,8 +20,8 @@ import pytest
 from jaxserve import cli
 from jaxserve.runtime.child_processes import own_process
 from tests.gateway.conftest import Start
+from tests.gateway.gateway_thread import Leaver
 from tests.gateway.knob_engines import PluginEngine
-from tests.gateway.running import Leaver
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 

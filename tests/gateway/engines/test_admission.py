@@ -15,7 +15,7 @@ from jaxserve.gateway.engines.admission import Pool, Replica, build_pools
 from jaxserve.gateway.engines.specs import EngineSpec, parse_engines
 from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import wait_until
 

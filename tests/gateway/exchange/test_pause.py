@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.gateway.exchange.pause import InferencePause
@@ -52,7 +52,6 @@ async def _hold(pause: InferencePause) -> None:
 @given(
     st.lists(st.sampled_from(["enter", "leave", "fail", "cancel", "pause", "resume"]), max_size=30)
 )
-@settings(deadline=None)
 def test_counts_are_true(moves: list[str]) -> None:
     """Inside are those that passed and have not ended; nobody passes a closed pause."""
 

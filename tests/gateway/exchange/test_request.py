@@ -15,7 +15,7 @@ from jaxserve.gateway.dialects.openai_chat import CHAT
 from jaxserve.gateway.exchange.request import parse_request, with_usage
 from jaxserve.gateway.http.errors import RequestError
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S
 

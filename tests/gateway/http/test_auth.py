@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.stub_engine import StubEngine
 
 EVIL = "http://evil.example"

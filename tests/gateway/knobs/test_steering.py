@@ -23,8 +23,8 @@ from jaxserve.gateway.knobs.engine import EngineOffer
 from jaxserve.gateway.knobs.hold import ControlHold
 from jaxserve.gateway.knobs.steering import Steering
 from tests.gateway.conftest import Start
+from tests.gateway.gateway_thread import Leaver, RunningGateway
 from tests.gateway.knob_engines import PluginEngine, SglangEngine
-from tests.gateway.running import Leaver, RunningGateway
 from tests.gateway.stub_engine import StubEngine
 from tests.patience import wait_until
 

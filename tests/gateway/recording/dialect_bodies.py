@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 
-from tests.gateway.recording.talking import Agent
+from tests.gateway.recording.session_agent import Agent
 
 DATA = "iVBORw0KGgo="
 IMAGE = f"data:image/png;base64,{DATA}"

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.conftest import Start
 from tests.gateway.recording.dialect_bodies import BODIES, IMAGE, SCHEMA
-from tests.gateway.recording.talking import Agent, started, user
+from tests.gateway.recording.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine, prompt_of
 
 PLACE = '{"place": "Ulm"}'

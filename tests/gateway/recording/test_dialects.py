@@ -12,13 +12,13 @@ import pytest
 from jaxserve.gateway.recording.records import CompletionRecord
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.conftest import Start
-from tests.gateway.recording.speaking import (
+from tests.gateway.recording.client_conversations import (
     ASKED,
     CALL,
     DIALECTS,
     LAST,
 )
-from tests.gateway.recording.talking import Agent, started
+from tests.gateway.recording.session_agent import Agent, started
 from tests.gateway.token_engine import TokenEngine, message_of, prompt_of, sampled
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import CHAT, Agent, started, user
-from tests.gateway.running import Leaver
+from tests.gateway.gateway_thread import Leaver
+from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 

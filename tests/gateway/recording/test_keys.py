@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 
 

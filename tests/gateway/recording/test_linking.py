@@ -11,7 +11,7 @@ import pytest
 from jaxserve.gateway.recording import linking
 from jaxserve.gateway.recording.linking import message_digest
 from jaxserve.gateway.recording.records import Link
-from tests.rollouts.trees import Tree, user
+from tests.rollouts.conversation_trees import Tree, user
 
 
 def said(text: str, **more: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.stub_engine import StubEngine
 from tests.gateway.token_engine import TokenEngine, logprobs, prompt_of, sampled, scaled
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -23,7 +23,8 @@ from jaxserve.gateway.recording.records import (
     lines,
     read_records,
 )
-from tests.rollouts.trees import trees
+from tests.examples_drawn import MANY
+from tests.rollouts.conversation_trees import trees
 
 _IDS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5)
 _NUMBERS = st.lists(st.floats(width=32), max_size=5)
@@ -95,7 +96,6 @@ def test_what_is_no_record_is_refused(line: bytes) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
 def test_a_torn_last_line_is_none(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
@@ -166,7 +166,7 @@ def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
 
 
 @given(trees())
-@settings(max_examples=100, deadline=None)
+@MANY
 def test_a_file_is_read_as_its_lines(records: list[CompletionRecord]) -> None:
     """Prompts are decoded as far as they are new, and are what they are alone, whatever the link
     says."""

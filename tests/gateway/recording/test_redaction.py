@@ -14,7 +14,7 @@ from jaxserve.gateway.recording.records import encode
 from jaxserve.gateway.recording.redaction import PLACEHOLDER, Redaction
 from jaxserve.gateway.settings import AccessTokens
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import Agent, user
+from tests.gateway.recording.session_agent import Agent, user
 from tests.gateway.recording.test_records import record_of
 from tests.gateway.token_engine import TokenEngine, sampled
 

@@ -13,7 +13,7 @@ from jaxserve.gateway.recording import session as sessions
 from jaxserve.gateway.recording.records import RecordFile
 from jaxserve.rollouts.builders import per_request, prefix_merging
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import wait_until
 

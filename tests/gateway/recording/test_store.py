@@ -23,7 +23,7 @@ from jaxserve.gateway.recording.store import SessionStore
 from jaxserve.rollouts.builders import prefix_merging
 from tests.gateway.app.test_serve import process
 from tests.gateway.conftest import Start
-from tests.gateway.recording.talking import CHAT, Agent, started, user
+from tests.gateway.recording.session_agent import CHAT, Agent, started, user
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
 

@@ -14,7 +14,7 @@ from jaxserve.rollouts.builders import per_request, prefix_merging
 from jaxserve.rollouts.export import exported
 from tests.gateway.conftest import Start
 from tests.gateway.recording.dialect_bodies import BODIES
-from tests.gateway.recording.talking import Agent, started, user
+from tests.gateway.recording.session_agent import Agent, started, user
 from tests.gateway.token_engine import TokenEngine, scaled
 
 KINDS = {"vllm": "raw", "sglang": "scaled"}

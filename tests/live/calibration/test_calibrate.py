@@ -23,6 +23,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file, write_table_file
+from tests.compiled_env import reset, step
 from tests.live.calibration.batching import measured_in_virtual_time
 
 DEPLOYED = Deployed("a100-sxm-40gb", "llama-3.1-8b")
@@ -51,8 +52,8 @@ def test_a_calibrated_table_drives_the_simulator(measured, tmp_path: Path) -> No
         "static_workload", table=path, overrides={"deployment": {"kv_pool_tokens": 9_000}}
     )
     assert float(other.deployment.kv_pool_tokens[0, 0]) == 9_000
-    state, _ = env.reset(jax.random.key(0))
-    _, timestep = jax.jit(env.step)(state, jaxserve.make_action(batch_cap=32))
+    state, _ = reset(env, jax.random.key(0))
+    _, timestep = step(env, state, jaxserve.make_action(batch_cap=32))
     assert np.isfinite(timestep.reward)
     for batch, context in ((1, 100), (16, 500), (64, 1000)):
         found = file.metadata.cost_model.decode_s(batch, context)

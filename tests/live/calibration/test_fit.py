@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -21,6 +21,7 @@ from jaxserve.live.calibration.plan import CalibrationPlan
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
+from tests.examples_drawn import FEW
 from tests.live.calibration.batching import BUDGET, measured_in_virtual_time
 
 PLAN = CalibrationPlan((1, 2, 4, 8, 16, 32), (64, 256, 768), (24, 96))
@@ -37,7 +38,7 @@ def linear(**factors: float) -> CostModel:
 positive = st.floats(0.1, 10.0)
 
 
-@settings(max_examples=10)
+@FEW
 @given(base=positive, token=positive, sequence=positive, context=positive, pair=positive)
 def test_known_factors_are_found_in_steps(
     base: float, token: float, sequence: float, context: float, pair: float

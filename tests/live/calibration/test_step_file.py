@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve import cli
@@ -24,6 +24,7 @@ from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.file import read_table_file
+from tests.examples_drawn import FEW
 
 _GPU, _MODEL = load_gpu("l40s-48gb"), load_model("llama-3.1-8b")
 _COST = CostModel.of(_GPU, _MODEL)
@@ -103,7 +104,7 @@ def test_what_is_refused(change: Callable[[str], str], message: str, tmp_path: P
 
 
 @given(factor=st.sampled_from([1e-6, 1e-3, 1e3, 1e6]), scatter=st.floats(0.5, 2.0))
-@settings(max_examples=10)
+@FEW
 def test_other_units_are_refused(factor: float, scatter: float) -> None:
     """Milliseconds of any GPU that is about as fast as the one that is named, and the reverse."""
     steps = _steps()

@@ -14,11 +14,11 @@ from jaxserve.gateway.http.token_files import bearer
 from jaxserve.rollouts.dashboard.app import DASHBOARD
 from jaxserve.rollouts.dashboard.settings import DashboardSettings
 from jaxserve.rollouts.service.settings import RolloutTokens
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
-from tests.rollouts.dashboard.running import RunningDashboard
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.dashboard.dashboard_thread import RunningDashboard
+from tests.rollouts.service.service_thread import RunningService
 
 
 def test_what_it_passes_on(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
-from tests.rollouts.dashboard.running import RunningDashboard
+from tests.rollouts.dashboard.dashboard_thread import RunningDashboard
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from jaxserve.rollouts.evaluators.env_grade import EnvGrade
 from server.local import LocalServer, free_port
 from tests.rollouts.evaluators.test_credit import call, record
 
-OWN = "tests.rollouts.evaluators.own"
+OWN = "tests.rollouts.evaluators.user_evaluators"
 WINDOWS = 2
 
 

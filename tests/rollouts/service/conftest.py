@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 
 @pytest.fixture(scope="package")

@@ -17,11 +17,11 @@ from jaxserve.gateway.settings import AccessTokens
 from jaxserve.rollouts.service.api import app
 from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.runtime.limited_http import HttpLimits
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 SUBMIT = "/rollout/task/submit"
 JSON = {"content-type": "application/json"}

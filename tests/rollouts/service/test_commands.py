@@ -15,12 +15,12 @@ import yaml
 from jaxserve import cli
 from jaxserve.rollouts.files import read_trajectories
 from server.local import free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S, alive, wait_until
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.commands import begun, client, submitted
-from tests.rollouts.service.running import ENDED, RunningService, ended
+from tests.rollouts.service.service_thread import ENDED, RunningService, ended
 
 
 def test_a_topology(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,10 +20,10 @@ from jaxserve.rollouts.service.settings import RolloutTokens
 from jaxserve.rollouts.trainers import token_rewards
 from server.local import LocalServer
 from tests.conftest import StartServer
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.rollouts.service.operating_model import INSTRUCTION, operator
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 FOLDER = Path(__file__).parent
 CAPS = [96.0, 32.0, 64.0]
@@ -147,7 +147,9 @@ def install(programs: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyP
     (folder / "bin").mkdir()
     for program in programs:
         stand_in = folder / "bin" / program
-        stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {FOLDER}/stand_ins.py "$0" "$@"\n')
+        stand_in.write_text(
+            f'#!/bin/sh\nexec {sys.executable} {FOLDER}/preset_agents.py "$0" "$@"\n'
+        )
         stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 

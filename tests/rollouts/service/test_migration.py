@@ -16,9 +16,9 @@ from jaxserve import cli
 from jaxserve.errors import InputError
 from jaxserve.rollouts.service.cluster.topology import parse_topology
 from jaxserve.rollouts.service.worker.task import parse_task
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "rollout_migration.md"
 TOPOLOGY: dict[str, Any] = {

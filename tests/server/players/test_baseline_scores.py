@@ -17,7 +17,7 @@ from server.players.agents import Agents
 from server.players.baseline_scores import Baselines
 from server.players.model_budget import ModelBudget
 from server.request_errors import SpendingLimit
-from tests.server.players.notes import Notes
+from tests.server.players.session_notes import Notes
 
 
 @pytest.fixture

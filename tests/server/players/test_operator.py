@@ -17,7 +17,7 @@ from server.players.operator import Decision, Operator, is_offered, reason_of
 from server.request_errors import ModelFailure, Overloaded, SpendingLimit
 from server.sessions.programs import Window, knobs_of
 from tests.patience import PATIENCE_S
-from tests.server.players.notes import Notes
+from tests.server.players.session_notes import Notes
 from tests.server.players.stub_model import KEY, Model
 
 LAST = knobs_of(DEFAULT_ACTION)

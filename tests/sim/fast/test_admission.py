@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxserve
@@ -63,7 +63,6 @@ def vector(rng: np.random.Generator, high: float) -> jax.Array:
     return jnp.asarray(drawn, jnp.float32)
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 10_000), st.booleans())
 def test_a_full_queue_turns_away_the_overflow(seed: int, split: bool) -> None:
     """Exactly what is too many goes, of this tick's arrivals only, from all classes alike."""
@@ -148,7 +147,6 @@ def blocks(requests: jax.Array, tokens: jax.Array) -> float:
 free_resources = st.tuples(st.floats(0.0, 60.0), st.floats(0.0, 60_000.0), st.floats(0.0, 10.0))
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 10_000), free_resources)
 def test_nothing_is_given_out_twice(seed: int, free: tuple[float, float, float]) -> None:
     """Slots, KV and prefill seconds of those that come back and those that enter fit together."""
@@ -166,7 +164,6 @@ def test_nothing_is_given_out_twice(seed: int, free: tuple[float, float, float])
         assert served.sum() <= 0.01
 
 
-@settings(max_examples=50)
 @given(st.integers(0, 10_000), free_resources)
 def test_a_split_gives_out_both_pools_once(seed: int, free: tuple[float, float, float]) -> None:
     """Prompts share the prefill GPUs' KV with those that wait there for a decoding GPU."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.sim.fast.ages import (
@@ -104,7 +104,6 @@ def test_equal_outputs_end_together() -> None:
     np.testing.assert_allclose(exponential, np.exp(-0.05 * np.arange(1, 31)), atol=0.03)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 60)), min_size=1, max_size=12))
 def test_nobody_is_lost(ticks: list[tuple[float, float]]) -> None:
     """Who joined has completed or still runs, at any pace; no count is negative."""

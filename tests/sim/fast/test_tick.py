@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxserve
@@ -31,6 +31,7 @@ from jaxserve.sim.machine.memory import BLOCK_SLACK_TOKENS
 from jaxserve.sim.traffic.workload import Arrivals
 from jaxserve.spaces import ACTION_BOUNDS, KNOBS
 from jaxserve.types import ServeAction
+from tests.examples_drawn import FEW
 
 CASES = 64  # a batch of unrelated situations
 COUNT = 6
@@ -143,7 +144,6 @@ def inside(waiting: np.ndarray, queues: Queues) -> np.ndarray:
 seeds = st.integers(0, 100_000)
 
 
-@settings(max_examples=30)
 @given(seeds)
 def test_nobody_is_lost(seed: int) -> None:
     """Who was there or came is done, turned away or still there, in every class."""
@@ -155,7 +155,6 @@ def test_nobody_is_lost(seed: int) -> None:
     assert (np.abs(before - inside(after.lines.waiting, after.queues) - out) / size).max() <= 1e-6
 
 
-@settings(max_examples=30)
 @given(seeds)
 def test_nothing_is_negative_or_infinite(seed: int) -> None:
     """Counts stay counts from any state, and older ages never hold more than younger ones."""
@@ -167,7 +166,6 @@ def test_nothing_is_negative_or_infinite(seed: int) -> None:
     assert (np.diff(waiting, axis=-1) <= 1e-6 * (1.0 + waiting[..., :1])).all()
 
 
-@settings(max_examples=30)
 @given(seeds)
 def test_slots_and_memory_are_limits(seed: int) -> None:
     """Nobody joins a batch at its cap, and what exceeds the KV budget is gone after the tick."""
@@ -180,7 +178,6 @@ def test_slots_and_memory_are_limits(seed: int) -> None:
     assert (used <= after.plan.kv_tokens * (1.0 + 1e-4)).all()
 
 
-@settings(max_examples=30)
 @given(seeds, st.booleans())
 def test_the_lowest_priority_loses_its_memory_first(seed: int, routed: bool) -> None:
     """With priority routing no group is evicted more than one below it; without, all are alike."""
@@ -210,7 +207,7 @@ def test_the_lowest_priority_loses_its_memory_first(seed: int, routed: bool) -> 
         assert (most <= least + 1e-3).all()
 
 
-@settings(max_examples=10)
+@FEW
 @given(seeds)
 def test_lost_memory_is_computed_again(seed: int) -> None:
     """Preempted sequences whose KV is gone take prefill's time from new requests; in a split those
@@ -229,7 +226,6 @@ def test_lost_memory_is_computed_again(seed: int) -> None:
     assert (admitted[0] < admitted[1] - 0.1).any()
 
 
-@settings(max_examples=30)
 @given(seeds)
 def test_a_restart_takes_everybodys_memory(seed: int) -> None:
     """Where all GPUs go down, all that ran is preempted and nobody holds KV."""

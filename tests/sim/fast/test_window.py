@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxserve
@@ -240,7 +240,6 @@ def test_a_memory_crash_takes_all_gpus_away() -> None:
 GPUS = {"static_workload": 1, "bursty_workload": 2, "adversarial_multitenant": 4}
 
 
-@settings(max_examples=20)
 @given(st.sampled_from(sorted(GPUS)), st.integers(1, 2), st.floats(0.3, 7.0))
 def test_a_new_tier_costs_every_gpu_its_restart(task: str, tier: int, restart_s: float) -> None:
     """One GPU after the other is away; half-way through the new tier is in force and stays."""
@@ -257,7 +256,6 @@ def test_a_new_tier_costs_every_gpu_its_restart(task: str, tier: int, restart_s:
     assert (metrics.tier[:in_force] == 0).all() and (metrics.tier[in_force:] == tier).all()
 
 
-@settings(max_examples=20)
 @given(st.integers(1, 7), st.floats(0.3, 5.0))
 def test_a_new_split_costs_the_gpus_that_change(split: int, rerole_s: float) -> None:
     """Re-roling takes its time for each GPU that changes; one GPU always decodes."""

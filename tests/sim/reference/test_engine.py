@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -12,12 +12,13 @@ from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from tests.sim.reference.doubles import ACCEPTANCE, LinearTimer
+from tests.examples_drawn import MANY
+from tests.sim.reference.engine_inputs import REQUESTS, burst, make, make_engine, served
 from tests.sim.reference.naive_scheduler import naive_run
-from tests.sim.reference.scenes import REQUESTS, burst, make, make_engine, served
+from tests.sim.reference.simulator_inputs import ACCEPTANCE, LinearTimer
 
 
-@settings(max_examples=200)
+@MANY
 @given(
     REQUESTS, st.integers(1, 6), st.integers(8, 40), st.booleans(), st.sampled_from([3, 24, 2048])
 )
@@ -37,7 +38,6 @@ def test_matches_a_naive_scheduler(rows, cap, blocks, by_priority, budget):
             assert row["rejected"] or row["lost"]
 
 
-@settings(max_examples=60)
 @given(
     REQUESTS,
     st.integers(1, 6),
@@ -153,7 +153,6 @@ def test_decodes_beyond_the_token_budget_wait():
     assert served(engine, 2) == [{0: 1, 1: 1}, {0: 1, 1: 1}]
 
 
-@settings(deadline=None, max_examples=60)
 @given(REQUESTS, st.integers(0, 3), st.booleans(), st.booleans(), st.randoms(use_true_random=False))
 def test_an_aborted_request_leaves_nothing_behind(rows, depth, by_priority, caching, chance):
     """Wherever it is: its blocks are free again, and all others are served to the end."""

@@ -7,8 +7,8 @@ import numpy as np
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.request import Request, WaitingQueue
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from tests.sim.reference.doubles import LinearTimer
-from tests.sim.reference.scenes import burst, make_engine, served
+from tests.sim.reference.engine_inputs import burst, make_engine, served
+from tests.sim.reference.simulator_inputs import LinearTimer
 
 
 def test_preemption_recomputes_prompt_and_output():

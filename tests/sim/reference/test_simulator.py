@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
@@ -20,7 +20,14 @@ from jaxserve.sim.reference.settings import (
     ShiftedExponentialFrontEnd,
 )
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from tests.sim.reference.doubles import ACCEPTANCE, ROOMY, LinearTimer, RowLimit, poisson, windows
+from tests.sim.reference.simulator_inputs import (
+    ACCEPTANCE,
+    ROOMY,
+    LinearTimer,
+    RowLimit,
+    poisson,
+    windows,
+)
 
 KNOBS = st.builds(
     Knobs,
@@ -33,7 +40,6 @@ KNOBS = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(
     st.lists(KNOBS, min_size=1, max_size=12),
     st.integers(0, 5),

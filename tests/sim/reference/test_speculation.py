@@ -6,8 +6,8 @@ import pytest
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.replay import run_requests
 from jaxserve.sim.reference.settings import GpuKnobs, SchedulerSettings
-from tests.sim.reference.doubles import ACCEPTANCE, LinearTimer
-from tests.sim.reference.scenes import burst
+from tests.sim.reference.engine_inputs import burst
+from tests.sim.reference.simulator_inputs import ACCEPTANCE, LinearTimer
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8])

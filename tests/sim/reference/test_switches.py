@@ -8,7 +8,7 @@ import pytest
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import Knobs, ReferenceSettings
 from jaxserve.sim.reference.simulator import ReferenceSimulator
-from tests.sim.reference.doubles import ROOMY, LinearTimer, RowLimit, poisson, windows
+from tests.sim.reference.simulator_inputs import ROOMY, LinearTimer, RowLimit, poisson, windows
 
 
 def test_tier_change_rolls_over_one_gpu_at_a_time():

@@ -14,7 +14,7 @@ from jaxserve.learning import training
 from jaxserve.spaces import make_action
 from jaxserve.studies.compare import protocol
 from jaxserve.tasks.spec import REGIME_COUNT
-from tests.searched import static_search
+from tests.search_results import static_search
 
 
 @pytest.fixture

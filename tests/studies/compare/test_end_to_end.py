@@ -60,7 +60,7 @@ def test_a_run_is_taken_over_and_results_are_kept(
     assert report.read_text() == text
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains, plays, writes; the second call trains and plays nothing; pictures and tables."""
     stages = {}
@@ -100,7 +100,7 @@ def test_from_end_to_end(tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert path.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_results_of_other_circumstances_are_not_reused(
     tiny: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

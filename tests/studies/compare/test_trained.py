@@ -119,6 +119,7 @@ def test_only_the_tasks_own_runs_are_taken(other: dict, named: str, tmp_path: Pa
         (tmp_path / "weights.json").write_text("{}")
 
 
+@pytest.mark.slow
 def test_a_run_without_its_last_checkpoint_is_refused(tmp_path: Path) -> None:
     """The weights of one seed do not stand for all."""
     train(SETUP, CONFIG, (0, 1), tmp_path)

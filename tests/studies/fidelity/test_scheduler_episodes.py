@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxserve.studies.fidelity.scheduler_episodes import SchedulerEpisode, our_steps, random_episode
@@ -52,7 +52,6 @@ def test_every_knob_acts(knob, value, step, batch):
     assert our_steps(episode)[step][0] == batch
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.booleans(), st.booleans())
 def test_every_request_of_a_random_episode_can_be_served(seed, caching, speculates):
     """The smallest KV budget holds it, drafts and all, and the steps compute every token of it."""

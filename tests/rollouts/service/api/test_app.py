@@ -22,11 +22,11 @@ from jaxserve.rollouts.service.api.app import open_service
 from jaxserve.rollouts.service.settings import RolloutSettings, RolloutTokens
 from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.local import LocalServer, free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.patience import alive, wait_until
 from tests.rollouts.service.agents import SPEAK, python
 from tests.rollouts.service.commands import client
-from tests.rollouts.service.running import ENDED, RunningService, ended
+from tests.rollouts.service.service_thread import ENDED, RunningService, ended
 
 PLAYER = str(Path(__file__).parents[1] / "player.py")
 
@@ -118,7 +118,7 @@ def test_cancel(service: RunningService, gateway: RunningGateway, tmp_path: Path
 
 def test_an_evaluator_of_ones_own(service: RunningService) -> None:
     """The evaluator is constructed from its options, and gets the records."""
-    own = {"name": "tests.rollouts.evaluators.own:Worth", "worth": 0.25}
+    own = {"name": "tests.rollouts.evaluators.user_evaluators:Worth", "worth": 0.25}
     (one,) = service.result(service.submit(agent=python(SPEAK), evaluator=own))["sessions"]
     assert (one["state"], one["reward"], one["trace_rewards"]) == ("COMPLETED", 0.25, [0.25])
     assert one["evaluation"] == {"told": "do it", "records": 1}

@@ -23,9 +23,9 @@ from jaxserve.rollouts.service.cluster.cleanup import KeyCleanup, remove_contain
 from jaxserve.rollouts.service.control_client import ControlClient
 from jaxserve.rollouts.service.state.database import StateDatabase
 from server.local import free_port
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.patience import PATIENCE_S, wait_until
-from tests.rollouts.service.running import RunningNode, RunningService
+from tests.rollouts.service.service_thread import RunningNode, RunningService
 
 DOCKER = """#!{python}
 import json, pathlib, sys

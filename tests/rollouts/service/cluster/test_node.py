@@ -12,11 +12,11 @@ from jaxserve.rollouts.service.api.app import RolloutService
 from jaxserve.rollouts.service.cluster.topology import parse_topology
 from jaxserve.rollouts.service.settings import POOLS, RolloutSettings, RolloutTokens
 from jaxserve.rollouts.service.state.database import StateDatabase
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 from tests.patience import PATIENCE_S, wait_until
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import ENDED, RunningNode, RunningService
+from tests.rollouts.service.service_thread import ENDED, RunningNode, RunningService
 
 
 def test_two_nodes(gateway: RunningGateway, tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from jaxserve.rollouts.service.worker.execution import (
     session_variables,
 )
 from jaxserve.rollouts.service.worker.workspace import Workspace
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
 EPISODE = EnvironmentEpisode("http://e", "s", "e", "1", "t", 0, "train")
 LOOK = """

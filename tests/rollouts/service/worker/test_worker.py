@@ -12,9 +12,9 @@ from jaxserve.rollouts.files import read_trajectories
 from jaxserve.rollouts.service.worker import worker as work
 from server.local import LocalServer
 from tests.rollouts.service.agents import SPEAK, python
-from tests.rollouts.service.running import RunningService
+from tests.rollouts.service.service_thread import RunningService
 
-OWN = "tests.rollouts.evaluators.own"
+OWN = "tests.rollouts.evaluators.user_evaluators"
 TESTS = {"name": "test_on_output", "command": ["true"]}
 UNPREPARED = {"eval_prepare": [["false"]]}
 

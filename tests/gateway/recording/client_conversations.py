@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.recording.talking import Agent
+from tests.gateway.recording.session_agent import Agent
 
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"x": {"type": "integer"}}}
 CALL = {"reply": "I look.", "reasoning": "which one?", "calls": ["find"]}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from jaxserve.sim.reference.engine import Engine
 from jaxserve.sim.reference.request import Request
 from jaxserve.sim.reference.settings import SchedulerSettings
-from tests.sim.reference.doubles import LinearTimer
+from tests.sim.reference.simulator_inputs import LinearTimer
 
 
 def burst(count, prompt=100, output=20, gap_s=0.0, **fields):

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from jaxserve.gateway.recording.records import CompletionRecord, read_records
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
 from tests.gateway.token_engine import TokenEngine
 
 CHAT = "/v1/chat/completions"

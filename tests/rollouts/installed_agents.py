@@ -30,8 +30,8 @@ from jaxserve.rollouts.presets import Launch, Preset
 from jaxserve.rollouts.traces import Trajectory
 from jaxserve.runtime.child_processes import own_process
 from server.local import LocalServer
-from tests.gateway.recording.talking import Agent
-from tests.gateway.running import RunningGateway
+from tests.gateway.gateway_thread import RunningGateway
+from tests.gateway.recording.session_agent import Agent
 from tests.gateway.token_engine import TokenEngine
 
 ROOT = Path(__file__).resolve().parents[2]
