@@ -64,6 +64,7 @@ def plan_deployment(
         read_traffic,
         steady_traffic,
     )
+    from jaxserve.plan.load_tests import measured_options
     from jaxserve.plan.options import engine_options
     from jaxserve.plan.plan import make_plan
     from jaxserve.plan.play import Player
@@ -94,6 +95,7 @@ def plan_deployment(
         unpriced=unpriced,
     )
     options, excluded = engine_options(inputs)
+    options = measured_options(options, inputs, load_test, table)
     lanes = processes or _cores()
     player = Player(inputs, kept_file(out))
     with progress_bars() as progress, player.processes(lanes):

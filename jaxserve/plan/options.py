@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,13 +40,13 @@ class EngineOption:
     """whether each GPU attends for sequences of its own and experts are divided among the GPUs."""
     tier: int
     """tier of ``weight_format`` in ``cost``."""
-    cost: CostModel
+    cost: CostModel = field(repr=False)
     """times of iterations."""
     usd_per_hour: float
     """rent of the group."""
     doubt: Doubt
     """relative doubt of the times."""
-    machine: tuple[Gpu, LlmModel]
+    machine: tuple[Gpu, LlmModel] = field(repr=False)
     """the GPU and the model as served."""
 
     @property
