@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxserve.plan.doubt import most_expected
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption, mean_lengths
 from jaxserve.sim.table.closed_loop import closed_loop
@@ -45,8 +46,8 @@ class Limits:
 def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
     """Limits of an engine, the most promising first.
 
-    For each token budget, the largest batch cap whose TPOT is inside the objective, the next larger
-    one and the engine's own.
+    For each token budget, the batch cap below the requests in flight that are expected to complete
+    most inside the objective on TPOT, the next larger one and the engine's own.
     """
     prompt, output = mean_lengths(inputs)
     found: list[Limits] = []
@@ -66,7 +67,10 @@ def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
         inside = loop.tpot_s <= inputs.objective.tpot_s
         inside &= loop.ttft_p50_s <= inputs.objective.ttft_s
         rate = np.where(inside, loop.requests_per_s, 0.0)
-        largest = float(_IN_FLIGHT[inside].max()) if inside.any() else 1.0
+        chosen = most_expected(
+            loop.requests_per_s, loop.tpot_s, inputs.objective.tpot_s, option.doubt.error
+        )
+        largest = 1.0 if chosen is None else float(_IN_FLIGHT[chosen])
         below = max(cap for cap in BATCH_CAPS if cap <= largest)
         caps = {below, min(2 * below, BATCH_CAPS[-1]), DEFAULT_CAP}
         for cap in sorted(caps, reverse=True):

@@ -9,6 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
 from jaxserve.checks import JsonObject
 from jaxserve.datafiles import load_json
 from jaxserve.sim.machine.hardware import LlmModel
@@ -67,3 +71,35 @@ def published_doubt(
         name = f"{'fp8' if weight_format in ('fp8', 'int8') else 'bf16'} {wide}"
     row = rows.inside(name)
     return Doubt(row.number("error", 0, 1), f"fidelity results, {row.text('row')}")
+
+
+ROW_ERROR = 0.046
+"""Median relative error of TPOT of measured servers, held out by thirds: docs/fidelity_results.md,
+"TPOT of all rows but the impossible ones"."""
+_NORMAL_MEDIAN = 0.6745  # median absolute value of a standard normal number
+
+
+def most_expected(
+    worth: NDArray[np.float64],
+    predicted_s: NDArray[np.float64],
+    bound_s: float,
+    error: float = ROW_ERROR,
+) -> int | None:
+    """Index of the largest worth times the chance that its time is inside the bound.
+
+    A setting that is well inside the bound gives up nothing for its doubt, and one at the bound
+    gives way to the next where that is not worth much less.
+
+    Args:
+      worth: float64[n], worth of each setting inside the bound, such as output per GPU.
+      predicted_s: float64[n], predicted time of each.
+      bound_s: largest time allowed.
+      error: median relative error of predictions.
+
+    Returns:
+      the index; None where every setting is more likely outside than inside.
+    """
+    inside = norm.cdf(np.log(bound_s / predicted_s) * _NORMAL_MEDIAN / error)
+    if not len(inside) or inside.max() < 0.5:
+        return None
+    return int((worth * inside).argmax())

@@ -195,6 +195,10 @@ class _Search:
         passing = [each for each in variants if self.tried[each].meets(target)]
         passing.sort(key=lambda each: -self.tried[each].result.attainment)
         for deployment in passing:
+            if self.lanes > 1:
+                # The plan needs the slow end as well, and a process is free for it.
+                slowdown = deployment.option.doubt.slower
+                self.player.play([Play(deployment), Play(deployment, slowdown=slowdown)])
             self._play([deployment], slices=False)
             if self.tried[deployment].meets(target):
                 return self.tried[deployment]

@@ -213,7 +213,8 @@ def yaml_text(value: Any, indent: int = 0) -> str:
     pad = " " * indent
     if isinstance(value, dict) and value:
         lines = []
-        for key, each in value.items():
+        for name, each in value.items():
+            key = name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
             if isinstance(each, dict | list) and each:
                 lines.append(f"{pad}{key}:\n{yaml_text(each, indent + 2)}")
             else:
