@@ -50,7 +50,7 @@ _LAYOUT = 0.03
 _SCATTER = 0.01
 _PROMPTS, _LEVELS, _OUTPUT = (256, 1024, 3072), (1, 4, 16, 64), 128
 _WAVES = 4
-_DURATION_S = 300.0
+_DURATION_S = 200.0
 
 
 @dataclass(frozen=True)
@@ -81,18 +81,18 @@ def scenarios() -> list[Scenario]:
     chat, long, talk = (800, 150), (3000, 100), (300, 300)
     tight, loose, slow = Objective(0.5, 0.025), Objective(1.0, 0.05), Objective(2.0, 0.06)
     return [
-        Scenario("chat, steady", small, both, 10, 0.0, chat, loose),
-        Scenario("chat, waves", small, old, 5, 0.6, chat, loose),
-        Scenario("chat, tight", small, both, 8, 0.3, chat, tight),
-        Scenario("long prompts", small, both, 5, 0.4, long, slow),
-        Scenario("long prompts, tight", small, one, 6, 0.3, long, Objective(1.0, 0.03)),
-        Scenario("long outputs", small, old, 4, 0.4, talk, loose),
-        Scenario("long outputs, waves", small, new, 16, 0.6, talk, Objective(1.0, 0.03)),
-        Scenario("heavy", small, one, 20, 0.3, chat, loose),
-        Scenario("32B chat", large, both, 4, 0.3, chat, slow),
-        Scenario("32B chat, waves", large, new, 5, 0.6, chat, loose),
-        Scenario("32B long prompts", large, new, 2, 0.4, long, slow),
-        Scenario("32B long outputs", large, both, 3, 0.3, talk, slow),
+        Scenario("chat, steady", small, both, 26, 0.0, chat, loose),
+        Scenario("chat, waves", small, old, 16, 0.6, chat, loose),
+        Scenario("chat, tight", small, both, 24, 0.3, chat, tight),
+        Scenario("long prompts", small, both, 12, 0.4, long, slow),
+        Scenario("long prompts, tight", small, one, 11, 0.3, long, Objective(1.0, 0.03)),
+        Scenario("long outputs", small, old, 14, 0.4, talk, loose),
+        Scenario("long outputs, waves", small, new, 40, 0.6, talk, Objective(1.0, 0.03)),
+        Scenario("heavy", small, one, 50, 0.3, chat, loose),
+        Scenario("32B chat", large, both, 9, 0.3, chat, slow),
+        Scenario("32B chat, waves", large, new, 10, 0.6, chat, loose),
+        Scenario("32B long prompts", large, new, 4, 0.4, long, slow),
+        Scenario("32B long outputs", large, both, 8, 0.3, talk, slow),
     ]
 
 

@@ -107,6 +107,27 @@ def least_replicas(
     return np.ceil(rates(trace, window_s) / requests_per_s - 1e-9).astype(np.int64)
 
 
+def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
+    """Requests in flight on one engine in the busiest minute, where as many replicas serve as the
+    closed form asks for; 1 where no rate is inside the objectives."""
+    limits = best_limits(option, inputs)
+    if not limits or not limits[0].requests_per_s:
+        return 1.0
+    peak = float(rates(inputs.trace).max())
+    each = peak / np.ceil(peak / limits[0].requests_per_s)
+    prompt, output = mean_lengths(inputs)
+    loop = closed_loop(
+        option.cost,
+        _IN_FLIGHT,
+        prompt,
+        output,
+        tier=option.tier,
+        kv_tokens=max(option.kv_tokens(BATCH_CAPS[-1], limits[0].token_budget), 1),
+        token_budget=limits[0].token_budget,
+    )
+    return float(np.interp(each, np.maximum.accumulate(loop.requests_per_s), _IN_FLIGHT))
+
+
 def decode_share(option: EngineOption, inputs: PlanInputs, in_flight: float, budget: int) -> float:
     """Share of an average iteration that decoding takes; prefill takes the rest."""
     prompt, output = mean_lengths(inputs)

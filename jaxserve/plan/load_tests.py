@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.plan.capacity import best_limits
+from jaxserve.plan.capacity import usual_in_flight
 from jaxserve.plan.doubt import Doubt
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
@@ -272,8 +272,7 @@ def with_measured(
             continue
         before = published[option.name]
         cost = measured.cost if same else transferred(measured, before.cost)
-        limits = best_limits(replace(option, cost=cost), inputs)
-        in_flight = limits[0].in_flight if limits else 1.0
+        in_flight = usual_in_flight(replace(option, cost=cost), inputs)
         doubt = measured.doubt(inputs, in_flight, None if same else before.doubt)
         found.append(replace(option, cost=cost, doubt=doubt))
     return found

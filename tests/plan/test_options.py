@@ -27,7 +27,7 @@ def test_memory_decides() -> None:
     leaves."""
     options, excluded = engine_options(_inputs("llama-3.1-70b"))
     sizes = {(each.weight_format, each.tensor_parallel) for each in options}
-    assert ("bf16", 1) not in sizes and ("bf16", 2) not in sizes
+    assert ("bf16", 1) not in sizes
     assert {("bf16", 4), ("fp8", 2), ("fp8", 8)} <= sizes
     assert any("bf16" in each.name and "memory" in each.reason for each in excluded)
 
@@ -40,7 +40,7 @@ def test_the_longest_request_decides() -> None:
 
 
 def test_experts_may_be_divided() -> None:
-    """A model with experts has both layouts on several GPUs, and none where nothing was measured."""
+    """A model with experts has both layouts, and none on a GPU of which nothing was measured."""
     options, excluded = engine_options(
         _inputs("qwen3-30b-a3b", prices={"h100-sxm-80gb": 1.0, "a100-sxm-80gb": 1.0})
     )
