@@ -254,7 +254,8 @@ def _read_kept(path: Path | None) -> dict[str, Played]:
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             values = json.loads(line)
-            found[values.pop("key")] = Played(**values)
+            key = values.pop("key")
+            found[key] = Played(**values)
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return found
