@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.page import page_parser, publish
-from jaxserve.fidelity.served_fit import Prediction, fitted_constants
-from jaxserve.fidelity.served_rows import FILE, ServedRow, served_rows
 from jaxserve.plan.doubt import ROW_ERROR, most_expected
+from jaxserve.studies.fidelity.served_fit import Prediction, fitted_constants
+from jaxserve.studies.fidelity.served_rows import FILE, ServedRow, served_rows
 
 BOUNDS_S = (0.02, 0.03, 0.05, 0.1)
 """Bounds on TPOT, s."""

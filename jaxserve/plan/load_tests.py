@@ -24,15 +24,15 @@ from jaxserve.plan.capacity import usual_in_flight
 from jaxserve.plan.doubt import Doubt
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
+from jaxserve.sim.fit.load_test import WORST_TPOT_ERROR, FitReport, MeasuredEngine, fit_sweep
+from jaxserve.sim.fit.sweep import Sweep, read_sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.formats import STORED_BYTES
 from jaxserve.sim.machine.hardware import load_gpu
 from jaxserve.sim.machine.models import load_model
 from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.table.extent import Extent
 from jaxserve.sim.table.file import read_table_file
-from jaxserve.sim.table.fit import WORST_TPOT_ERROR, FitReport, MeasuredEngine, fit_sweep
-from jaxserve.sim.table.measured import Extent
-from jaxserve.sim.table.sweep import Sweep, read_sweep
 
 _OTHER_MODEL = 2.5
 """Times the expected TPOT from which a load test is of another model or GPU."""

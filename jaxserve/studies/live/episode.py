@@ -27,14 +27,11 @@ from jaxserve.live.figures import NAMES, Figures, of_reference, of_windows, unde
 from jaxserve.live.gateway_client import GatewayClient, GatewayError
 from jaxserve.live.guard import KnobLimits, as_values
 from jaxserve.live.operate import Conduct, Controller
-from jaxserve.live.player import RequestOutcome
-from jaxserve.live.player import play
+from jaxserve.live.player import RequestOutcome, play
 from jaxserve.live.prompts import RandomPrompts
 from jaxserve.live.show import Report
 from jaxserve.live.supervisor import Mode, Rules
-from jaxserve.seeds import episode_key
-from jaxserve.seeds import episode_keys
-from jaxserve.seeds import policy_key
+from jaxserve.seeds import episode_key, episode_keys, policy_key
 from jaxserve.sim.reference.request import Request
 from jaxserve.spaces import make_action
 from jaxserve.studies.live.agents import Prepared
