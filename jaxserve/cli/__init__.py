@@ -25,6 +25,7 @@ from jaxserve.cli.live import (
     show_live_log,
     throw_switch,
 )
+from jaxserve.cli.plan import plan_deployment
 from jaxserve.cli.rollouts import rollout_group
 from jaxserve.cli.simulate import simulate_log
 from jaxserve.cli.studies import check_fidelity, list_tasks, print_headroom, search_settings
@@ -34,6 +35,7 @@ from jaxserve.runtime.earlier_variables import without_effect
 
 GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
     "plan and simulate": {
+        "plan": plan_deployment,
         "tasks": list_tasks,
         "search": search_settings,
         "headroom": print_headroom,
@@ -62,7 +64,7 @@ GROUPS: dict[str, dict[str, Callable[..., Any]]] = {
 """Commands by name, in the groups of ``jaxserve --help``."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 """Every command by its name."""
-_COMPUTE_NOTHING = ("gateway", "rollout", "switch")
+_COMPUTE_NOTHING = ("gateway", "plan", "rollout", "switch")
 """Commands that start without JAX."""
 _DESCRIPTION = "Learn to operate an LLM inference server."
 _AFTER_HELP = """\

@@ -1,0 +1,129 @@
+"""The command ``jaxserve plan``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from jaxserve.cli.arguments import File, Name, Number, Real, optional
+from jaxserve.errors import InputError
+
+_Files = Annotated[tuple[str, ...], optional("[GPU/TP/FORMAT=]FILE ...")]
+
+
+def plan_deployment(
+    model: Annotated[str, tyro.conf.arg(metavar="NAME")],
+    ttft: Annotated[float, tyro.conf.arg(metavar="FLOAT")],
+    tpot: Annotated[float, tyro.conf.arg(metavar="FLOAT")],
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
+    trace: File = None,
+    rate: Real = None,
+    prompt: Number = None,
+    output: Number = None,
+    attainment: float = 0.99,
+    hardware: Name = None,
+    max_gpus: int = 16,
+    format: str = "bf16,fp8",
+    kv_format: str = "bf16,fp8",
+    prices: File = None,
+    load_test: _Files = (),
+    table: File = None,
+    processes: Number = None,
+) -> None:
+    """Find the cheapest deployment that meets your objectives, and write the files that start it.
+
+    Args:
+        model: Model, for example llama-3.1-8b, or path of a config.json of Hugging Face.
+        ttft: Objective on the time to first token, in seconds.
+        tpot: Objective on the mean time per output token after the first, in seconds.
+        out: Folder to write: plan.json, report.html, and what starts the deployment.
+        trace: Recorded traffic, as jaxserve simulate reads it.
+        rate: Requests per second, in place of a trace.
+        prompt: Prompt tokens of every request, with --rate.
+        output: Output tokens of every request, with --rate.
+        attainment: Share of the requests that must meet both objectives.
+        hardware: GPUs to choose from, separated by commas, names or files; all by default.
+        max_gpus: GPUs of a deployment, at most.
+        format: Number formats of the weights that are allowed, the preferred one first.
+        kv_format: The same of the KV cache.
+        prices: JSON file of USD per hour of one GPU by name, in place of the GPU files' own.
+        load_test: Load tests of your engines, see table fit; GPU/TP/FORMAT= says of which engine,
+            such as h100-sxm-80gb/2/fp8=test.jsonl, where --hardware names more than one GPU.
+        table: Latency table of one of the engines, for example from table fit.
+        processes: Runs at a time; by default one for each core.
+    """
+    from jaxserve.plan.answer import certainty, headline
+    from jaxserve.plan.folder import check_folder, kept_file, write_folder
+    from jaxserve.plan.inputs import (
+        Objective,
+        PlanInputs,
+        gpu_prices,
+        read_traffic,
+        steady_traffic,
+    )
+    from jaxserve.plan.load_tests import measured_options
+    from jaxserve.plan.options import engine_options
+    from jaxserve.plan.plan import make_plan
+    from jaxserve.plan.play import Player
+    from jaxserve.show.terminal import progress_bars, result_console
+
+    objective = Objective(ttft, tpot, attainment)
+    check_folder(out)
+    steady = (rate, prompt, output)
+    if (trace is None) == (steady == (None, None, None)):
+        raise InputError("name the traffic: either --trace, or --rate, --prompt and --output")
+    if trace is not None:
+        requests, traffic = read_traffic(trace)
+    elif rate is None or prompt is None or output is None:
+        raise InputError("--rate, --prompt and --output go together; name all three")
+    else:
+        requests, traffic = steady_traffic(rate, prompt, output)
+    kinds = None if hardware in (None, "all") else _words("--hardware", str(hardware))
+    priced, unpriced = gpu_prices(kinds, prices)
+    inputs = PlanInputs(
+        model=model,
+        trace=requests,
+        traffic=traffic,
+        objective=objective,
+        prices=priced,
+        max_gpus=max_gpus,
+        formats=_words("--format", format),
+        kv_formats=_words("--kv-format", kv_format),
+        unpriced=unpriced,
+    )
+    options, excluded = engine_options(inputs)
+    options = measured_options(options, inputs, load_test, table)
+    lanes = processes or _cores()
+    player = Player(inputs, kept_file(out))
+    with progress_bars() as progress, player.processes(lanes):
+        plan = make_plan(inputs, options, excluded, player, lanes, progress)
+    names = write_folder(out, plan)
+    kept_file(out).unlink(missing_ok=True)
+    console = result_console()
+    for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
+        console.print(sentence, soft_wrap=True)
+    for each in plan.neighbours:
+        if each.binds:
+            console.print(f"{each.difference}: missed, bound by {each.binds}", soft_wrap=True)
+    console.print(f"wrote {out}: {', '.join(names)}", soft_wrap=True)
+
+
+def _growth(bears: tuple[float, bool]) -> str:
+    factor, largest = bears
+    return f"It bears {'at least ' if largest else ''}{factor:g} times the traffic."
+
+
+def _words(option: str, text: str) -> tuple[str, ...]:
+    found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not found:
+        raise InputError(f"{option} is empty; name at least one")
+    return found
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,145 @@
+"""Capacity of an engine in closed form: the rate that it sustains inside the objectives.
+
+The closed loop that fills latency tables says, for a number of requests in flight, how many it
+completes and how long their tokens take. The largest rate whose TPOT and TTFT are inside the
+objectives bounds the replicas that a deployment needs, before any request is played.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxserve.plan.doubt import most_expected
+from jaxserve.plan.inputs import PlanInputs
+from jaxserve.plan.options import EngineOption, mean_lengths
+from jaxserve.sim.table.closed_loop import closed_loop
+from jaxserve.sim.traffic.traces import Trace
+
+BATCH_CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Batch caps to choose from (vLLM's ``max_num_seqs``)."""
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+"""Token budgets to choose from (vLLM's ``max_num_batched_tokens``)."""
+DEFAULT_CAP, DEFAULT_BUDGET = 256, 2048
+"""The simulated engine's own batch cap and token budget."""
+WINDOW_S = 60.0
+"""Length of the windows over which rates are counted, s."""
+_IN_FLIGHT = np.unique(np.round(np.geomspace(1, BATCH_CAPS[-1], 60)))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Batch cap and token budget of an engine, and the rate that they sustain."""
+
+    batch_cap: int
+    """sequences that run at once."""
+    token_budget: int
+    """tokens of an iteration."""
+    requests_per_s: float
+    """rate inside the objectives, in closed form; 0 where no rate is."""
+    in_flight: float
+    """requests in flight at that rate."""
+
+
+def best_limits(option: EngineOption, inputs: PlanInputs) -> list[Limits]:
+    """Limits of an engine, the most promising first.
+
+    For each token budget, the batch cap below the requests in flight that are expected to complete
+    most inside the objective on TPOT, the next larger one and the engine's own.
+    """
+    prompt, output = mean_lengths(inputs)
+    found: list[Limits] = []
+    for budget in TOKEN_BUDGETS:
+        pool = option.kv_tokens(BATCH_CAPS[-1], budget)
+        if pool < inputs.model_length:
+            continue
+        loop = closed_loop(
+            option.cost,
+            _IN_FLIGHT,
+            prompt,
+            output,
+            tier=option.tier,
+            kv_tokens=pool,
+            token_budget=budget,
+        )
+        inside = loop.tpot_s <= inputs.objective.tpot_s
+        inside &= loop.ttft_p50_s <= inputs.objective.ttft_s
+        rate = np.where(inside, loop.requests_per_s, 0.0)
+        chosen = most_expected(
+            loop.requests_per_s, loop.tpot_s, inputs.objective.tpot_s, option.doubt.error
+        )
+        largest = 1.0 if chosen is None else float(_IN_FLIGHT[chosen])
+        below = max(cap for cap in BATCH_CAPS if cap <= largest)
+        caps = {below, min(2 * below, BATCH_CAPS[-1]), DEFAULT_CAP}
+        for cap in sorted(caps, reverse=True):
+            within = np.where(cap >= _IN_FLIGHT, rate, 0.0)
+            best = int(within.argmax())
+            found.append(Limits(cap, budget, float(within[best]), float(_IN_FLIGHT[best])))
+    most = max((each.requests_per_s for each in found), default=0.0)
+
+    def order(each: Limits) -> tuple[bool, int, int]:
+        # Limits within 2 % of the largest rate are equal: the engine's own come first.
+        equal = each.requests_per_s >= 0.98 * most
+        cap_steps = abs(BATCH_CAPS.index(each.batch_cap) - BATCH_CAPS.index(DEFAULT_CAP))
+        budget_steps = TOKEN_BUDGETS.index(each.token_budget) - TOKEN_BUDGETS.index(DEFAULT_BUDGET)
+        return not equal, abs(budget_steps), cap_steps
+
+    return sorted(found, key=order)
+
+
+def rates(trace: Trace, window_s: float = WINDOW_S) -> NDArray[np.float64]:
+    """float64[W], requests per second in each window of a trace; the last window is as long as the
+    trace leaves it, and part of the one before where that is less than half."""
+    duration_s = max(trace.duration_s, 1e-9)
+    windows = max(int(duration_s / window_s + 0.5), 1)
+    edges = np.append(np.arange(windows) * window_s, duration_s)
+    counts, _ = np.histogram(trace.arrival_s, edges)
+    return counts / np.diff(edges)
+
+
+def least_replicas(
+    trace: Trace, requests_per_s: float, window_s: float = WINDOW_S
+) -> NDArray[np.int64]:
+    """int64[W], ``ceil(lambda(t) / mu)`` in each window: replicas of a fleet that follows the
+    traffic without delay."""
+    return np.ceil(rates(trace, window_s) / requests_per_s - 1e-9).astype(np.int64)
+
+
+def usual_in_flight(option: EngineOption, inputs: PlanInputs) -> float:
+    """Requests in flight on one engine in the busiest minute, where as many replicas serve as the
+    closed form asks for; 1 where no rate is inside the objectives."""
+    limits = best_limits(option, inputs)
+    if not limits or not limits[0].requests_per_s:
+        return 1.0
+    peak = float(rates(inputs.trace).max())
+    each = peak / np.ceil(peak / limits[0].requests_per_s)
+    prompt, output = mean_lengths(inputs)
+    loop = closed_loop(
+        option.cost,
+        _IN_FLIGHT,
+        prompt,
+        output,
+        tier=option.tier,
+        kv_tokens=max(option.kv_tokens(BATCH_CAPS[-1], limits[0].token_budget), 1),
+        token_budget=limits[0].token_budget,
+    )
+    return float(np.interp(each, np.maximum.accumulate(loop.requests_per_s), _IN_FLIGHT))
+
+
+def decode_share(option: EngineOption, inputs: PlanInputs, in_flight: float, budget: int) -> float:
+    """Share of an average iteration that decoding takes; prefill takes the rest."""
+    prompt, output = mean_lengths(inputs)
+    pool = option.kv_tokens(BATCH_CAPS[-1], budget)
+    loop = closed_loop(
+        option.cost,
+        max(in_flight, 1.0),
+        prompt,
+        output,
+        tier=option.tier,
+        kv_tokens=max(pool, 1),
+        token_budget=budget,
+    )
+    decode_s = option.cost.decode_s(loop.batch, prompt + output / 2, 0, option.tier)
+    return float(decode_s / loop.iteration_s)

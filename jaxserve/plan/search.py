@@ -1,0 +1,322 @@
+"""The search for the cheapest deployment that meets the objectives.
+
+The closed form ranks engines and bounds their replicas from below. Deployments are then played in
+the order of their price: on the busiest parts of the traffic first, whose misses alone rule most of
+them out, and the first that passes there on the whole traffic. All cheaper ones have missed by
+then, so the first that passes is the cheapest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from jaxserve.errors import InputError
+from jaxserve.plan.capacity import (
+    BATCH_CAPS,
+    TOKEN_BUDGETS,
+    Limits,
+    best_limits,
+    decode_share,
+    rates,
+)
+from jaxserve.plan.inputs import PlanInputs
+from jaxserve.plan.options import EngineOption
+from jaxserve.plan.play import Deployment, Play, Played, Player
+
+Progress = Callable[[str, int, int], None]
+_OPTIMISM = 1.25
+"""Factor on the closed form's rate, so that its errors rule out no deployment."""
+_HOPELESS = 6.0
+"""Times the allowed misses beyond which no other limits of the engine are tried at a price."""
+_MOST_PLAYS = 400
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A deployment and what its run showed."""
+
+    deployment: Deployment
+    """what served."""
+    result: Played
+    """result of the run."""
+    whole: bool
+    """whether the whole traffic was played; the busiest parts otherwise."""
+
+    def meets(self, attainment: float) -> bool:
+        """Whether the share of the requests suffices, as far as the run tells."""
+        return self.result.attainment >= attainment
+
+
+@dataclass(frozen=True)
+class Family:
+    """An engine with the limits to try."""
+
+    option: EngineOption
+    """the engine."""
+    limits: tuple[Limits, ...]
+    """the most promising first, at least one with a rate above 0."""
+    precision: int
+    """place of its formats in the order of preference, 0 for the most precise."""
+
+    @property
+    def requests_per_s(self) -> float:
+        """Rate of the most promising limits, in closed form."""
+        return self.limits[0].requests_per_s
+
+    def deployments(self, replicas: int) -> list[Deployment]:
+        """With each of the limits."""
+        return [
+            Deployment(self.option, replicas, each.batch_cap, each.token_budget)
+            for each in self.limits
+        ]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Result of the search."""
+
+    best: Tried
+    """cheapest deployment that meets the objectives."""
+    tried: tuple[Tried, ...]
+    """all deployments that were played, in the order of their first run."""
+    families: tuple[Family, ...]
+    """engines that were considered, with a rate above 0."""
+
+
+def families_of(options: Iterable[EngineOption], inputs: PlanInputs) -> list[Family]:
+    """Engines with the limits to try; those of no rate inside the objectives have the limits that
+    come nearest."""
+    precision = {
+        formats: place
+        for place, formats in enumerate(itertools.product(inputs.formats, inputs.kv_formats))
+    }
+    found = []
+    for option in options:
+        limits = best_limits(option, inputs)
+        if limits:
+            place = precision[option.weight_format, option.kv_format]
+            found.append(Family(option, tuple(limits), place))
+    return found
+
+
+def search(
+    inputs: PlanInputs,
+    options: Sequence[EngineOption],
+    player: Player,
+    lanes: int = 1,
+    progress: Progress | None = None,
+) -> Found:
+    """The cheapest deployment.
+
+    Args:
+      lanes: runs at a time.
+
+    Raises:
+      InputError: no deployment meets the objectives; the message has the nearest one and what
+        binds it.
+    """
+    families = families_of(options, inputs)
+    able = [family for family in families if family.requests_per_s > 0]
+    if not able:
+        raise _nothing(inputs, families, {}, player)
+    return _Search(inputs, able, player, lanes, progress).run()
+
+
+class _Search:
+    """A search under way."""
+
+    def __init__(
+        self,
+        inputs: PlanInputs,
+        families: list[Family],
+        player: Player,
+        lanes: int,
+        progress: Progress | None,
+    ) -> None:
+        self.inputs, self.families, self.player = inputs, families, player
+        self.lanes, self.progress = lanes, progress
+        self.tried: dict[Deployment, Tried] = {}
+        self._number = itertools.count()
+        self._heap: list[tuple[float, int, float, int, Family, int]] = []
+        self._misses = 1.0 - inputs.objective.attainment
+
+    def run(self) -> Found:
+        """Plays in the order of price."""
+        rate = len(self.inputs.trace) / max(self.inputs.trace.duration_s, 1e-9)
+        for family in self.families:
+            self._push(family, max(1, math.ceil(rate / (_OPTIMISM * family.requests_per_s))))
+        while self._heap:
+            if self.progress is not None:
+                total = len(self.tried) + len(self._heap)
+                self.progress("search", min(len(self.tried), total), total)
+            best = self._next()
+            if best is not None:
+                return Found(best, tuple(self.tried.values()), tuple(self.families))
+            if len(self.tried) > _MOST_PLAYS:
+                break
+        raise _nothing(self.inputs, self.families, self.tried, self.player)
+
+    def _push(self, family: Family, replicas: int) -> None:
+        if replicas * family.option.tensor_parallel <= self.inputs.max_gpus:
+            price = round(replicas * family.option.usd_per_hour, 6)
+            entry = (price, family.precision, -family.requests_per_s * replicas)
+            heapq.heappush(self._heap, (*entry, next(self._number), family, replicas))
+
+    def _next(self) -> Tried | None:
+        """Plays the next of the heap, as many as there are lanes; the cheapest that passes."""
+        chosen = [heapq.heappop(self._heap) for _ in range(min(self.lanes, len(self._heap)))]
+        first = [family.deployments(count)[0] for *_, family, count in chosen]
+        self._play(first, slices=True)
+        for place, (*_, family, replicas) in enumerate(chosen):
+            best = self._settled(family, replicas)
+            if best is not None:
+                for *entry, other, count in chosen[place + 1 :]:
+                    heapq.heappush(self._heap, (*entry, other, count))  # type: ignore[arg-type]
+                return best
+            self._push(family, replicas + 1)
+        return None
+
+    def _settled(self, family: Family, replicas: int) -> Tried | None:
+        """A deployment of these replicas that meets the objectives on the whole traffic; None where
+        none of the limits does."""
+        target = self.inputs.objective.attainment
+        first = family.deployments(replicas)[0]
+        variants = [first]
+        found = self.tried[first]
+        if not found.meets(target):
+            if 1.0 - found.result.attainment > _HOPELESS * max(self._misses, 1e-3):
+                return None
+            variants += _other_limits(first, found.result)
+            self._play(variants[1:], slices=True)
+        passing = [each for each in variants if self.tried[each].meets(target)]
+        passing.sort(key=lambda each: -self.tried[each].result.attainment)
+        for deployment in passing:
+            if self.lanes > 1:
+                # The plan needs the slow end as well, and a process is free for it.
+                slowdown = deployment.option.doubt.slower
+                self.player.play([Play(deployment), Play(deployment, slowdown=slowdown)])
+            self._play([deployment], slices=False)
+            if self.tried[deployment].meets(target):
+                return self.tried[deployment]
+        return None
+
+    def _play(self, deployments: Sequence[Deployment], slices: bool) -> None:
+        found = self.player.play([Play(each, slices) for each in deployments])
+        for deployment, result in zip(deployments, found, strict=True):
+            self.tried[deployment] = Tried(deployment, result, not slices)
+
+
+def _other_limits(deployment: Deployment, result: Played) -> list[Deployment]:
+    """The same replicas with limits that favour what was missed: TPOT wants smaller iterations,
+    TTFT larger ones."""
+    budget, cap = deployment.token_budget, deployment.batch_cap
+    if result.missed_tpot > result.missed_ttft:
+        running = max(int(result.in_flight), 1)
+        within = [each for each in BATCH_CAPS if each <= running and each < cap]
+        wanted = [(cap, budget // 2), (cap, budget // 4), *((each, budget) for each in within[-2:])]
+    else:
+        wanted = [(cap, 2 * budget), (cap, 4 * budget), (min(2 * cap, BATCH_CAPS[-1]), 2 * budget)]
+    within_range = [
+        replace(deployment, batch_cap=caps, token_budget=tokens)
+        for caps, tokens in dict.fromkeys(wanted)
+        if TOKEN_BUDGETS[0] // 2 <= tokens <= TOKEN_BUDGETS[-1]
+    ]
+    return [each for each in within_range if each.kv_tokens]
+
+
+def _nothing(
+    inputs: PlanInputs,
+    families: Sequence[Family],
+    tried: dict[Deployment, Tried],
+    player: Player,
+) -> InputError:
+    """The error of objectives that no deployment meets."""
+    if not tried:
+        largest = [
+            Deployment(
+                family.option,
+                max(inputs.max_gpus // family.option.tensor_parallel, 1),
+                family.limits[0].batch_cap,
+                family.limits[0].token_budget,
+            )
+            for family in families
+        ]
+        fastest = sorted(largest, key=lambda each: each.option.cost.prefill_alone_s(1024).item())
+        for deployment in fastest[:4]:
+            (result,) = player.play([Play(deployment, slices=True)])
+            tried[deployment] = Tried(deployment, result, False)
+    nearest = max(tried.values(), key=lambda each: each.result.attainment)
+    result, wanted = nearest.result, inputs.objective
+    return InputError(
+        f"no deployment of at most {inputs.max_gpus} GPUs meets TTFT {wanted.ttft_s:g} s and TPOT "
+        f"{wanted.tpot_s:g} s for {wanted.attainment:.1%} of the requests; the nearest is "
+        f"{nearest.deployment.name} with {result.attainment:.1%}, bound by "
+        f"{binding(nearest, inputs)}; its TTFT is {result.ttft_p50_s:.3g} s (p50) to "
+        f"{result.ttft_p99_s:.3g} s (p99), its TPOT {result.tpot_p50_s:.3g} s to "
+        f"{result.tpot_p99_s:.3g} s"
+    )
+
+
+def binding(tried: Tried, inputs: PlanInputs) -> str:
+    """The constraint that binds a deployment: KV memory, prefill time, decode bandwidth, batch cap
+    or the queue at the peak."""
+    result, by = tried.result, tried.deployment
+    if result.unserved or result.preempted > 0.01:
+        return "KV memory"
+    lasting = by.option.cost.prefill_alone_s(
+        float(inputs.trace.prompt_tokens.max()), by.option.tier, by.token_budget
+    )
+    share = decode_share(by.option, inputs, result.in_flight, by.token_budget)
+    slowest = "decode bandwidth" if share > 0.5 else "prefill time"
+    if result.missed_tpot >= result.missed_ttft:
+        return slowest
+    if result.waited < 0.5 and float(lasting) > 0.5 * inputs.objective.ttft_s:
+        return "prefill time"
+    mean = len(inputs.trace) / max(inputs.trace.duration_s, 1e-9)
+    peaked = float(rates(inputs.trace).max()) > 1.2 * mean
+    if peaked and result.crowded > 0.5:
+        return "queue at the peak"
+    if result.in_flight > 0.8 * by.batch_cap:
+        return "batch cap"
+    return slowest
+
+
+def neighbours(best: Deployment, found: Found) -> list[tuple[str, Deployment]]:
+    """Deployments that differ from the best in one thing, with a name for the difference."""
+    cases: list[tuple[str, Deployment]] = []
+    if best.replicas > 1:
+        cases.append(("one replica less", replace(best, replicas=best.replicas - 1)))
+    for factor, label in ((0.5, "half"), (2, "twice")):
+        cap, budget = int(best.batch_cap * factor), int(best.token_budget * factor)
+        if 1 <= cap <= 512:
+            cases.append((f"{label} the batch cap", replace(best, batch_cap=cap)))
+        if 256 <= budget <= 16_384:
+            cases.append((f"{label} the token budget", replace(best, token_budget=budget)))
+    for family in found.families:
+        other, own = family.option, best.option
+        limits = family.limits[0]
+        alike = (other.weight_format, other.kv_format, other.attention_data_parallel) == (
+            own.weight_format,
+            own.kv_format,
+            own.attention_data_parallel,
+        )
+        if other.gpu == own.gpu and alike and other.tensor_parallel != own.tensor_parallel:
+            replicas, rest = divmod(best.gpus, other.tensor_parallel)
+            if replicas and not rest:
+                label = f"TP {other.tensor_parallel} on as many GPUs"
+                at = Deployment(other, replicas, limits.batch_cap, limits.token_budget)
+                cases.append((label, at))
+        if (
+            other.gpu == own.gpu
+            and other.tensor_parallel == own.tensor_parallel
+            and (other.weight_format, other.kv_format) != (own.weight_format, own.kv_format)
+        ):
+            at = replace(best, option=other)
+            label = f"{other.weight_format} weights, {other.kv_format} KV"
+            if at.kv_tokens:
+                cases.append((label, at))
+    return cases

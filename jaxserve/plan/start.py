@@ -1,0 +1,230 @@
+"""Files that start a deployment: command lines of vLLM and SGLang, compose, Kubernetes, gateway."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxserve.datafiles import load_json
+from jaxserve.plan.inputs import Objective
+from jaxserve.plan.play import Deployment
+from jaxserve.sim.machine.hardware import EngineSettings
+from jaxserve.sim.machine.models import model_names
+
+VLLM_VERSION = "0.32.0"
+"""Version of vLLM whose options are written."""
+SGLANG_VERSION = "0.5.23"
+"""Version of SGLang whose options are written."""
+_PORT, _GATEWAY_PORT = 8000, 9000
+_CHECKPOINTS = {"int8": "W8A8", "int4": "AWQ or GPTQ", "fp4": "NVFP4"}
+_MEMORY = str(EngineSettings.memory_utilization)
+
+
+def served_model(model: str) -> str:
+    """Name or path under which an engine loads a model: its repository on Hugging Face, or the
+    folder of a config.json."""
+    if model not in model_names():
+        return str(Path(model).resolve().parent)
+    source = str(load_json(f"models/{model}.json").get("source", ""))
+    found = re.search(r"config\.json of ([\w.-]+/[\w.-]+)", source)
+    return found[1].rstrip(".") if found else model
+
+
+def checkpoint_note(deployment: Deployment, model: str) -> str | None:
+    """Advice where the weights must be a checkpoint in their own format; None where they need not
+    be."""
+    kind = _CHECKPOINTS.get(deployment.option.weight_format)
+    if kind is None:
+        return None
+    return f"name a {kind} checkpoint of {model} in place of {served_model(model)}"
+
+
+def vllm_command(deployment: Deployment, model: str, model_length: int) -> list[str]:
+    """Arguments of ``vllm serve`` for one replica."""
+    option = deployment.option
+    cap = deployment.batch_cap
+    words = ["vllm", "serve", served_model(model)]
+    if option.attention_data_parallel:
+        # Every rank has a scheduler of its own, with its share of the batch.
+        cap = max(-(-cap // option.tensor_parallel), 1)
+        words += ["--data-parallel-size", str(option.tensor_parallel), "--enable-expert-parallel"]
+    else:
+        words += ["--tensor-parallel-size", str(option.tensor_parallel)]
+    words += ["--max-num-seqs", str(cap)]
+    words += ["--max-num-batched-tokens", str(deployment.token_budget)]
+    words += ["--max-model-len", str(model_length), "--gpu-memory-utilization", _MEMORY]
+    if option.weight_format == "fp8":
+        words += ["--quantization", "fp8"]
+    if option.kv_format == "fp8":
+        words += ["--kv-cache-dtype", "fp8"]
+    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+
+
+def sglang_command(deployment: Deployment, model: str, model_length: int) -> list[str]:
+    """Arguments of SGLang's server for one replica."""
+    option = deployment.option
+    words = ["python", "-m", "sglang.launch_server", "--model-path", served_model(model)]
+    words += ["--tp-size", str(option.tensor_parallel)]
+    if option.attention_data_parallel:
+        words += ["--dp-size", str(option.tensor_parallel), "--enable-dp-attention"]
+        words += ["--ep-size", str(option.tensor_parallel)]
+    words += ["--max-running-requests", str(deployment.batch_cap)]
+    words += ["--chunked-prefill-size", str(deployment.token_budget), "--enable-mixed-chunk"]
+    words += ["--context-length", str(model_length)]
+    if option.weight_format == "fp8":
+        words += ["--quantization", "fp8"]
+    if option.kv_format == "fp8":
+        words += ["--kv-cache-dtype", "fp8_e4m3"]
+    return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
+
+
+def gateway_command(hosts: Sequence[str], objective: Objective, host: str) -> list[str]:
+    """Arguments of ``jaxserve gateway`` in front of engines."""
+    words = ["gateway"]
+    for each in hosts:
+        words += ["--engine", f"vllm=http://{each}"]
+    slo = f"default:ttft={objective.ttft_s:g},tpot={objective.tpot_s:g}"
+    return [*words, "--slo", slo, "--host", host, "--port", str(_GATEWAY_PORT)]
+
+
+def start_files(
+    deployment: Deployment, model: str, model_length: int, objective: Objective
+) -> dict[str, str]:
+    """Texts of the files by name."""
+    vllm = vllm_command(deployment, model, model_length)
+    sglang = sglang_command(deployment, model, model_length)
+    note = checkpoint_note(deployment, model)
+    head = f"#!/bin/sh\n# {deployment.name}\n"
+    each = f"# One of {deployment.replicas} replicas, each on {deployment.option.tensor_parallel} "
+    each += f"x {deployment.option.gpu}.\n" + ("" if note is None else f"# {note}.\n")
+    local = [f"127.0.0.1:{_PORT + place}" for place in range(deployment.replicas)]
+    return {
+        "vllm.sh": f"{head}{each}# vLLM {VLLM_VERSION}\nexec {_lines(vllm)}\n",
+        "sglang.sh": f"{head}{each}# SGLang {SGLANG_VERSION}\nexec {_lines(sglang)}\n",
+        "gateway.sh": (
+            f"{head}# The gateway spreads requests over replicas on ports {_PORT} and up.\n"
+            f"exec {_lines(['jaxserve', *gateway_command(local, objective, '127.0.0.1')])}\n"
+        ),
+        "compose.yaml": yaml_text(_compose(deployment, vllm, objective)),
+        "kubernetes.yaml": "---\n".join(
+            yaml_text(each) for each in _manifests(deployment, vllm, objective)
+        ),
+    }
+
+
+def _lines(words: Sequence[str]) -> str:
+    """A command over several lines, each option with its value on one."""
+    text = ""
+    for word in words:
+        text += (" \\\n  " if word.startswith("--") else " ") + shlex.quote(word)
+    return text.strip()
+
+
+def _compose(deployment: Deployment, vllm: list[str], objective: Objective) -> dict[str, Any]:
+    size = deployment.option.tensor_parallel
+    services: dict[str, Any] = {}
+    for place in range(deployment.replicas):
+        ids = [str(place * size + gpu) for gpu in range(size)]
+        reservation = {"driver": "nvidia", "device_ids": ids, "capabilities": ["gpu"]}
+        services[f"engine-{place}"] = {
+            "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
+            "command": vllm[2:],
+            "ipc": "host",
+            "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
+            "volumes": ["huggingface:/root/.cache/huggingface"],
+            "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
+            "restart": "unless-stopped",
+        }
+    hosts = [f"{name}:{_PORT}" for name in services]
+    gateway = {
+        "image": "jaxserve",
+        "command": ["python", "-m", "jaxserve.cli", *gateway_command(hosts, objective, "0.0.0.0")],
+        "ports": [f"127.0.0.1:{_GATEWAY_PORT}:{_GATEWAY_PORT}"],
+        "depends_on": list(services),
+        "restart": "unless-stopped",
+    }
+    return {"services": services | {"gateway": gateway}, "volumes": {"huggingface": {}}}
+
+
+def _manifests(
+    deployment: Deployment, vllm: list[str], objective: Objective
+) -> list[dict[str, Any]]:
+    """A stateful set of engines, whose pods have names of their own, and a gateway."""
+    engine, gateway = {"app": "engine"}, {"app": "gateway"}
+    hosts = [f"engine-{place}.engine:{_PORT}" for place in range(deployment.replicas)]
+    probe = {
+        "httpGet": {"path": "/health", "port": _PORT},
+        "periodSeconds": 5,
+        "failureThreshold": 360,
+    }
+    secret = {"name": "huggingface", "key": "token", "optional": True}
+    pod = {
+        "containers": [
+            {
+                "name": "vllm",
+                "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
+                "args": vllm[2:],
+                "ports": [{"containerPort": _PORT}],
+                "env": [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}}],
+                "resources": {"limits": {"nvidia.com/gpu": deployment.option.tensor_parallel}},
+                "startupProbe": probe,
+                "readinessProbe": {"httpGet": {"path": "/health", "port": _PORT}},
+                "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+            }
+        ],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}}],
+    }
+    front = {
+        "containers": [
+            {
+                "name": "gateway",
+                "image": "jaxserve",
+                "command": ["python", "-m", "jaxserve.cli"],
+                "args": gateway_command(hosts, objective, "0.0.0.0"),
+                "ports": [{"containerPort": _GATEWAY_PORT}],
+            }
+        ]
+    }
+    engine_ports, gateway_ports = ([{"port": port}] for port in (_PORT, _GATEWAY_PORT))
+    return [
+        _object("v1", "Service", "engine", {"clusterIP": "None", "selector": engine,
+                "ports": engine_ports, "publishNotReadyAddresses": True}),
+        _object("apps/v1", "StatefulSet", "engine", {"serviceName": "engine",
+                "replicas": deployment.replicas, "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": engine},
+                "template": {"metadata": {"labels": engine}, "spec": pod}}),
+        _object("v1", "Service", "gateway", {"selector": gateway, "ports": gateway_ports}),
+        _object("apps/v1", "Deployment", "gateway", {"replicas": 1,
+                "selector": {"matchLabels": gateway},
+                "template": {"metadata": {"labels": gateway}, "spec": front}}),
+    ]  # fmt: skip
+
+
+def _object(version: str, kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def yaml_text(value: Any, indent: int = 0) -> str:
+    """A value of JSON as YAML in blocks; texts are quoted as JSON quotes them."""
+    pad = " " * indent
+    if isinstance(value, dict) and value:
+        lines = []
+        for name, each in value.items():
+            key = name if re.fullmatch(r"[A-Za-z][\w./-]*", name) else json.dumps(name)
+            if isinstance(each, dict | list) and each:
+                lines.append(f"{pad}{key}:\n{yaml_text(each, indent + 2)}")
+            else:
+                lines.append(f"{pad}{key}: {json.dumps(each)}\n")
+        return "".join(lines)
+    if isinstance(value, list) and value:
+        return "".join(
+            f"{pad}- {yaml_text(each, indent + 2).lstrip()}"
+            if isinstance(each, dict | list)
+            else f"{pad}- {json.dumps(each)}\n"
+            for each in value
+        )
+    return f"{pad}{json.dumps(value)}\n"

@@ -1,0 +1,122 @@
+"""Command lines and manifests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tyro
+import yaml
+
+from jaxserve.gateway.objectives import Classes
+from jaxserve.gateway.settings import GatewaySettings
+from jaxserve.plan.inputs import Objective, PlanInputs, steady_traffic
+from jaxserve.plan.options import engine_options
+from jaxserve.plan.play import Deployment
+from jaxserve.plan.start import (
+    gateway_command,
+    served_model,
+    sglang_command,
+    start_files,
+    vllm_command,
+    yaml_text,
+)
+
+
+def _deployment(model: str, weight_format: str, kv_format: str) -> Deployment:
+    inputs = PlanInputs(
+        model,
+        *steady_traffic(1, 1000, 100),
+        Objective(1.0, 0.05),
+        {"h200-sxm-141gb": 3.0},
+        formats=(weight_format,),
+        kv_formats=(kv_format,),
+    )
+    options, _ = engine_options(inputs)
+    option = max(
+        options, key=lambda each: (each.tensor_parallel == 2, each.attention_data_parallel)
+    )
+    return Deployment(option, 3, 128, 4096)
+
+
+def test_options_of_the_engines() -> None:
+    """Limits, formats and layout are written as the engines call them."""
+    words = vllm_command(_deployment("llama-3.1-8b", "fp8", "fp8"), "llama-3.1-8b", 8192)
+    text = " ".join(words)
+    assert text.startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2")
+    assert "--max-num-seqs 128 --max-num-batched-tokens 4096 --max-model-len 8192" in text
+    assert "--quantization fp8 --kv-cache-dtype fp8" in text
+    words = sglang_command(_deployment("llama-3.1-8b", "bf16", "bf16"), "llama-3.1-8b", 8192)
+    assert "--quantization" not in words and "--kv-cache-dtype" not in words
+
+
+def test_experts_divided_among_gpus() -> None:
+    """Each rank has its share of the batch."""
+    deployment = _deployment("qwen3-30b-a3b", "bf16", "bf16")
+    assert deployment.option.attention_data_parallel
+    text = " ".join(vllm_command(deployment, "qwen3-30b-a3b", 8192))
+    assert "--data-parallel-size 2 --enable-expert-parallel --max-num-seqs 64" in text
+
+
+def test_the_gateway_understands_its_line() -> None:
+    """Its own settings parse the options and the objectives."""
+    words = gateway_command(["a:8000", "b:8000"], Objective(0.5, 0.04), "0.0.0.0")
+    settings = tyro.cli(GatewaySettings, args=words[1:])
+    settings.check()
+    assert settings.engine == ("vllm=http://a:8000", "vllm=http://b:8000")
+    assert Classes(settings.slo).slos["default"].tpot_s == 0.04
+
+
+def test_every_replica_has_gpus_of_its_own() -> None:
+    """Compose gives each a service, Kubernetes a pod of a name that the gateway knows."""
+    deployment = _deployment("llama-3.1-8b", "bf16", "bf16")
+    files = start_files(deployment, "llama-3.1-8b", 8192, Objective(1.0, 0.05))
+    services = yaml.safe_load(files["compose.yaml"])["services"]
+    devices = [
+        service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
+        for name, service in services.items()
+        if name != "gateway"
+    ]
+    assert devices == [["0", "1"], ["2", "3"], ["4", "5"]]
+    objects = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in yaml.safe_load_all(files["kubernetes.yaml"])
+    }
+    engines = objects["StatefulSet", "engine"]["spec"]
+    assert engines["replicas"] == 3
+    limits = engines["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert limits == {"nvidia.com/gpu": 2}
+    arguments = objects["Deployment", "gateway"]["spec"]["template"]["spec"]["containers"][0][
+        "args"
+    ]
+    assert "vllm=http://engine-2.engine:8000" in arguments
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"a": [1, {"b": [], "c": {}}, [2, [3]]], "d": None, "e: f": 'g"\n'},
+        [{"a": {"b": 1}, "c": [True]}, "yes"],
+        {"a": [[{"b": 1, "c": 2}]]},
+    ],
+)
+def test_yaml_reads_back(value: object) -> None:
+    """Blocks of any nesting are the value again."""
+    assert yaml.safe_load(yaml_text(value)) == value
+
+
+def test_own_models_are_served_from_their_folder(tmp_path: Path) -> None:
+    """The folder of a config.json; packaged models have their repository's name."""
+    assert served_model(str(tmp_path / "config.json")) == str(tmp_path.resolve())
+    assert served_model("deepseek-v3") == "deepseek-ai/DeepSeek-V3"
+
+
+def test_four_bit_weights_say_that_they_need_a_checkpoint() -> None:
+    """No engine makes them of bf16 weights."""
+    deployment = _deployment("llama-3.1-8b", "bf16", "bf16")
+    option = replace(deployment.option, weight_format="int4")
+    files = start_files(
+        replace(deployment, option=option), "llama-3.1-8b", 8192, Objective(1.0, 0.05)
+    )
+    assert "AWQ or GPTQ checkpoint" in files["vllm.sh"]
