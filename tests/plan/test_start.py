@@ -9,7 +9,7 @@ import pytest
 import tyro
 import yaml
 
-from jaxserve.gateway.objectives import Classes
+from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.settings import GatewaySettings
 from jaxserve.plan.inputs import Objective, PlanInputs, steady_traffic
 from jaxserve.plan.options import engine_options
@@ -65,7 +65,7 @@ def test_the_gateway_understands_its_line() -> None:
     settings = tyro.cli(GatewaySettings, args=words[1:])
     settings.check()
     assert settings.engine == ("vllm=http://a:8000", "vllm=http://b:8000")
-    assert Classes(settings.slo).slos["default"].tpot_s == 0.04
+    assert RequestClasses(settings.slo).slos["default"].tpot_s == 0.04
 
 
 def test_every_replica_has_gpus_of_its_own() -> None:
