@@ -89,6 +89,8 @@ class Dialect:
     """whether an event reports a failure of the engine."""
     usage: Callable[[Json], Usage]
     """usage in an event or a whole answer."""
+    finish: Callable[[Json], str | None]
+    """reason for which an answer ended, in an event or a whole answer; None if it goes on."""
     translation: Translation | None = None
     """functions for sessions; None where requests can only be passed through."""
     asks_for_usage: bool = False
@@ -107,6 +109,16 @@ def model_cards(body: bytes) -> tuple[ModelCard, ...]:
         for card in cards
         if isinstance(card.get("id"), str)
     )
+
+
+GIVEN_UP = ("abort", "error")
+"""Finish reasons of an answer that the engine did not bring to its end."""
+
+
+def first_finish(items: object, field: str) -> str | None:
+    """First reason in a field of choices or candidates; None where all of them go on."""
+    reasons = (item.get(field) for item in object_items(items))
+    return next((str(reason) for reason in reasons if reason is not None), None)
 
 
 def named_event(name: str, content: Json) -> bytes:

@@ -7,6 +7,7 @@ vLLM calls reasoning ``reasoning``, SGLang ``reasoning_content``; the stop seque
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.gateway.dialects.canonical import Completion, Counts
@@ -21,11 +22,9 @@ from jaxserve.gateway.dialects.deltas import (
     Text,
     fold,
 )
+from jaxserve.gateway.dialects.dialect import GIVEN_UP
 from jaxserve.gateway.dialects.request_fields import parse_object
 from jaxserve.gateway.http.errors import RequestError
-
-_NO_END = ("abort", "error")
-"""Finish reasons of an answer that the engine aborted."""
 
 
 class EngineReader:
@@ -37,7 +36,7 @@ class EngineReader:
     def __init__(self, answer_id: str) -> None:
         """Args: id of the answer, for ids of calls that the engine left without one."""
         self._answer_id = answer_id
-        self._started: set[tuple[int, int]] = set()
+        self._calls: dict[int, _Calls] = {}
 
     def feed(self, event: Mapping[str, Any]) -> list[Delta]:
         """Deltas of an event.
@@ -68,13 +67,16 @@ class EngineReader:
         error = answer.get("error")
         if error is not None:
             raise RequestError(502, "engine_error", _message(error) or "the engine failed")
-        for choice in answer["choices"]:
-            yield from self._choice(choice, choice.get(name) or {})
+        # Routers send further events, of cost or usage alone.
+        for choice in answer.get("choices") or ():
+            yield from self._choice(choice, choice.get(name) or {}, name == "message")
         usage = answer.get("usage")
         if usage is not None:
             yield _counts(usage)
 
-    def _choice(self, choice: Mapping[str, Any], message: Mapping[str, Any]) -> Iterator[Delta]:
+    def _choice(
+        self, choice: Mapping[str, Any], message: Mapping[str, Any], is_whole: bool
+    ) -> Iterator[Delta]:
         at = _whole(choice.get("index", 0))
         if reasoning := message.get("reasoning") or message.get("reasoning_content"):
             yield Reasoning(at, _text(reasoning))
@@ -82,26 +84,90 @@ class EngineReader:
             yield Text(at, _text(message["content"]))
         if message.get("refusal"):
             yield Refusal(at, _text(message["refusal"]))
-        for number, call in enumerate(message.get("tool_calls") or ()):
-            yield from self._call(at, _whole(call.get("index", number)), call)
+        calls = self._calls.setdefault(at, _Calls())
+        for call in message.get("tool_calls") or ():
+            # In a whole answer every entry is a call, whatever its index says.
+            yield from self._call(at, calls, None if is_whole else calls.known(call), call)
         if logprobs := (choice.get("logprobs") or {}).get("content"):
             yield Logprobs(at, tuple(logprobs))
         reason = choice.get("finish_reason")
-        if reason in _NO_END:
+        if reason in GIVEN_UP:
             raise RequestError(502, "engine_error", "the engine gave up the answer before its end")
         if reason is not None:
             stop = choice.get("stop_reason", choice.get("matched_stop"))
             yield Finish(at, _text(reason), stop if isinstance(stop, str) else None)
 
-    def _call(self, at: int, number: int, call: Mapping[str, Any]) -> Iterator[Delta]:
+    def _call(
+        self, at: int, calls: _Calls, number: int | None, call: Mapping[str, Any]
+    ) -> Iterator[Delta]:
+        """Deltas of an entry.
+
+        Args:
+          at: index of the choice.
+          calls: calls of the choice so far.
+          number: number of the call that the entry continues; None for another call.
+          call: the entry.
+        """
         function = call.get("function") or {}
-        if (at, number) not in self._started:
+        if number is None:
             name = _text(function["name"])
+            number = calls.begin(call, name)
             made = f"call_{self._answer_id}_{at}_{number}"
-            self._started.add((at, number))
             yield CallStart(at, number, _text(call.get("id") or made), name)
         if function.get("arguments"):
-            yield Arguments(at, number, _text(function["arguments"]))
+            arguments = _text(function["arguments"])
+            calls.started[number].arguments.append(arguments)
+            yield Arguments(at, number, arguments)
+
+
+@dataclass(slots=True)
+class _StartedCall:
+    id: str | None
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the arguments so far are a JSON object."""
+        return parse_object("".join(self.arguments).encode()) is not None
+
+
+@dataclass(slots=True)
+class _Calls:
+    """Tool calls of a choice, in the order in which they began.
+
+    Engines are known to give every call the index 0, or no index: a call is told from another by
+    its id and name as well.
+    """
+
+    started: list[_StartedCall] = field(default_factory=list)
+    by_index: dict[int, int] = field(default_factory=dict)
+    """number of the latest call with an index."""
+
+    def begin(self, call: Mapping[str, Any], name: str) -> int:
+        """Adds a call; returns its number."""
+        number = len(self.started)
+        self.started.append(_StartedCall(call.get("id") or None, name))
+        if isinstance(index := call.get("index"), int):
+            self.by_index[index] = number
+        return number
+
+    def known(self, call: Mapping[str, Any]) -> int | None:
+        """Number of the call that an entry of a stream continues; None for another call."""
+        index, own_id = call.get("index"), call.get("id") or None
+        name = (call.get("function") or {}).get("name") or None
+        if isinstance(index, int) and index >= 0:
+            number = self.by_index.get(index)
+        else:
+            same = (n for n, each in enumerate(self.started) if own_id and each.id == own_id)
+            number = next(same, len(self.started) - 1 if self.started else None)
+        if number is None or name is None:
+            return number
+        begun = self.started[number]
+        if own_id is not None and begun.id is not None:
+            return number if own_id == begun.id else None
+        # Without ids: some engines repeat the name in every event of a call.
+        return None if name != begun.name or begun.is_complete else number
 
 
 def engine_error(status: int, body: bytes, engine: str) -> RequestError:

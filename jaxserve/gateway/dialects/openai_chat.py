@@ -33,6 +33,7 @@ from jaxserve.gateway.dialects.dialect import (
     ModelCard,
     Translation,
     error_type,
+    first_finish,
     openai_usage,
 )
 from jaxserve.gateway.dialects.request_fields import (
@@ -303,8 +304,9 @@ CHAT = Dialect(
     error=openai_error,
     error_event=_error_event,
     has_token=_chat_token,
-    is_error=lambda event: event.get("error") is not None,
+    is_error=lambda event: event.get("error") is not None or event.get("object") == "error",
     usage=openai_usage,
+    finish=lambda event: first_finish(event.get("choices"), "finish_reason"),
     translation=Translation(to_chat, answer_body, ChatEventWriter, model_body, models_body),
     asks_for_usage=True,
 )

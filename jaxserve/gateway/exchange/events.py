@@ -7,15 +7,17 @@ follow at any time.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jaxserve.gateway.dialects.dialect import NO_USAGE, Dialect, Usage
+from jaxserve.gateway.dialects.dialect import GIVEN_UP, NO_USAGE, Dialect, Usage
 from jaxserve.gateway.http.errors import RequestError
 from jaxserve.gateway.http.json_http import parse_object
 
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n")
+_NAMED_ERROR = re.compile(rb"^event: ?error\s*$", re.M)
+_LONGEST_MESSAGE = 1000
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class EventStream:
     """events that have passed."""
     failed: bool = False
     """whether an event reported a failure of the engine."""
+    finish: str | None = None
+    """reason for which the answer ended, as far as events were parsed."""
     _rest: bytes = b""
     _unparsed: bool = False
 
@@ -53,28 +57,48 @@ class EventStream:
     def end(self) -> bytes:
         """Rest at the end of the stream: an event without its blank line."""
         rest, self._rest = self._rest, b""
+        if rest.strip():
+            self._note(rest)
         return rest
+
+    @property
+    def failure(self) -> str:
+        """Reason for which the answer is not whole; empty for a whole one, and for one that was not
+        parsed to its end."""
+        if self.failed or self.finish in GIVEN_UP:
+            return "engine_error"
+        return "" if self.finish is not None or self._unparsed else "engine_broke"
 
     def _parse(self, data: bytes) -> tuple[bytes, int]:
         tokens, dropped = 0, []
         for start, stop in _events(data):
             self.events += 1
-            event = _payload(data[start:stop])
+            event = self._note(data[start:stop])
             if event is None:
                 continue
-            if self.dialect.has_token(event):
-                tokens += 1
-            if self.dialect.is_error(event):
-                self.failed = True
-            usage = self.dialect.usage(event)
-            if usage is not NO_USAGE:
-                self.usage = self.usage.updated(usage)
-                if self.drops_usage and event.get("choices") == []:
-                    dropped.append((start, stop))
+            tokens += self.dialect.has_token(event)
+            unasked = self.drops_usage and self.dialect.usage(event) is not NO_USAGE
+            if unasked and event.get("choices") == []:
+                dropped.append((start, stop))
         for start, stop in reversed(dropped):
             self.events -= 1
             data = data[:start] + data[stop:]
         return data, tokens
+
+    def _note(self, data: bytes) -> dict[str, Any] | None:
+        """Reads what an event says of the answer; returns its JSON object, if it has one."""
+        event = parse_object(_data(data))
+        if event is None:
+            # Routers report errors in words.
+            self.failed = self.failed or _NAMED_ERROR.search(data) is not None
+            return None
+        self.failed = self.failed or self.dialect.is_error(event)
+        if self.finish not in GIVEN_UP:
+            self.finish = self.dialect.finish(event) or self.finish
+        usage = self.dialect.usage(event)
+        if usage is not NO_USAGE:
+            self.usage = self.usage.updated(usage)
+        return event
 
 
 class EventReader:
@@ -99,14 +123,26 @@ class EventReader:
         self._rest = data[end:]
         if len(self._rest) > self._max_bytes:
             raise RequestError(502, "answer_too_large", "an event of the engine is too large")
-        found: list[dict[str, Any] | None] = []
-        for start, stop in _events(data[:end]):
-            event = data[start:stop]
-            if (payload := _payload(event)) is not None:
-                found.append(payload)
-            elif event.strip() == b"data: [DONE]":
-                found.append(None)
-        return found
+        return _read([data[start:stop] for start, stop in _events(data[:end])])
+
+    def end(self) -> list[dict[str, Any] | None]:
+        """The event that the engine left without its blank line, as ``feed`` returns events."""
+        rest, self._rest = self._rest, b""
+        return _read([rest])
+
+
+def _read(events: Iterable[bytes]) -> list[dict[str, Any] | None]:
+    found: list[dict[str, Any] | None] = []
+    for event in events:
+        text = _data(event)
+        if (payload := parse_object(text)) is not None:
+            found.append(payload)
+        elif text.strip() == b"[DONE]":
+            found.append(None)
+        elif _NAMED_ERROR.search(event) is not None:
+            message = text.decode(errors="replace").strip() or "the engine failed"
+            found.append({"error": {"message": message[:_LONGEST_MESSAGE]}})
+    return found
 
 
 def _end_of_last_event(data: bytes) -> int:
@@ -133,10 +169,10 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _payload(event: bytes) -> dict[str, Any] | None:
-    """The JSON object in the ``data`` lines of an event; None for anything else."""
+def _data(event: bytes) -> bytes:
+    """The ``data`` lines of an event, joined as the standard for server-sent events says."""
     text = event[6:]
-    if not event.startswith(b"data: {") or b"\n" in text[:-2]:
-        lines = (line[5:] for line in event.splitlines() if line.startswith(b"data:"))
-        text = b"\n".join(lines)
-    return parse_object(text)
+    if event.startswith(b"data: {") and b"\n" not in text[:-2] and b"\r" not in text[:-2]:
+        return text
+    lines = (line[5:] for line in event.splitlines() if line.startswith(b"data:"))
+    return b"\n".join(lines)

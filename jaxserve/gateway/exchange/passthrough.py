@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import aiohttp
 
-from jaxserve.gateway.dialects.dialect import NO_USAGE
+from jaxserve.gateway.dialects.dialect import GIVEN_UP
 from jaxserve.gateway.dialects.template_policy import TemplatePolicy
 from jaxserve.gateway.engines.specs import EngineSpec
 from jaxserve.gateway.engines.upstream import join
@@ -64,8 +64,10 @@ class Passthrough(Exchange):
         request.expect(write_timeout, self.settings.write_s)
         if not response.started:
             await response.start(200, headers)
-        await response.write(stream.end(), more=False)
-        record.reason = "engine_error" if stream.failed else ""
+        rest = stream.end()
+        record.count(stream.usage)
+        await response.write(rest, more=False)
+        record.reason = stream.failure
         record.outcome = outcome(record.reason)
 
     async def _whole(self, answer: aiohttp.ClientResponse, engine: str) -> None:
@@ -73,8 +75,10 @@ class Passthrough(Exchange):
         body = await join(self.chunks(answer, engine), engine, self.settings.max_answer_bytes)
         status = answer.status
         if status < 400:
-            found = parse_object(body)
-            record.count(NO_USAGE if found is None else self.dialect.usage(found))
+            found = parse_object(body) or {}
+            record.count(self.dialect.usage(found))
+            if self.dialect.is_error(found) or self.dialect.finish(found) in GIVEN_UP:
+                record.reason = "engine_error"
         else:
             record.reason = "engine_429" if status == 429 else f"engine_{status // 100}xx"
         self.request.expect(write_timeout, self.settings.write_s)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from starlette.types import Receive
 
 from jaxserve.gateway.dialects.dialect import Dialect
@@ -86,9 +87,13 @@ def with_usage(request: ParsedRequest, dialect: Dialect) -> tuple[bytes, bool]:
     The wish is added to streams of dialects that report usage only on request; its event is then
     kept from the client.
     """
-    if request.streamed and dialect.asks_for_usage and "stream_options" not in request.fields:
+    if not request.streamed or not dialect.asks_for_usage:
+        return request.body, False
+    if "stream_options" not in request.fields:
         # The object has at least the field ``stream``, so a comma is right.
         return request.body.rstrip()[:-1] + _USAGE, True
+    if request.fields["stream_options"] in (None, {}):  # says nothing either
+        return orjson.dumps(request.fields | {"stream_options": {"include_usage": True}}), True
     return request.body, False
 
 

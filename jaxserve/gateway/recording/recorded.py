@@ -7,7 +7,7 @@ answer finds it in the records. In a durable session the record is on the disk b
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,6 +86,15 @@ async def record_refusal(context: RecordingContext, record: RequestRecord) -> No
     """
     async with context.sessions.entered(context.session):
         context.session.add(_ended(_draft_of(context, record), record))
+
+
+async def _batches(
+    chunks: AsyncIterator[bytes], reader: EventReader
+) -> AsyncIterator[list[dict[str, Any] | None]]:
+    """Events of each chunk, and at last the event that was left without its blank line."""
+    async for chunk in chunks:
+        yield reader.feed(chunk)
+    yield reader.end()
 
 
 def _draft_of(context: RecordingContext, record: RequestRecord) -> CompletionRecord:
@@ -220,9 +229,9 @@ class RecordedExchange(Exchange):
         clock = TokenClock(self.ledger, record)
         usage, done = NO_USAGE, False
         try:
-            async for chunk in self.chunks(stream, engine):
+            async for events in _batches(self.chunks(stream, engine), reader):
                 data, tokens = [], 0
-                for event in reader.feed(chunk):
+                for event in events:
                     if event is None:
                         done = True
                         continue

@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -72,9 +73,19 @@ def test_every_event_leaves_when_it_arrives(engine: StubEngine, gateway: Running
         assert [line for line in lines if line][-1] == "data: [DONE]"
 
 
-@pytest.mark.parametrize(
-    "options", [{"include_usage": True}, {"include_usage": False}, {}], ids=str
-)
+@pytest.mark.parametrize("options", [None, {}], ids=str)
+def test_empty_options_say_nothing_of_usage(
+    options: dict[str, Any] | None, gateway: RunningGateway
+) -> None:
+    """The tokens are counted, and the client gets no usage, as without the field."""
+    body = {"model": "stub", "stream": True, "stub": {"tokens": 4}}
+    through = gateway.post({**body, "stream_options": options})
+    assert through.content == asyncio.run(engine_events(PATHS[0], body))
+    (record,) = gateway.records(1)
+    assert record["output_tokens"] == 4
+
+
+@pytest.mark.parametrize("options", [{"include_usage": True}, {"include_usage": False}], ids=str)
 def test_usage_is_as_the_client_chose(options: dict, gateway: RunningGateway) -> None:
     """A client that says anything about usage gets what it says."""
     body = {"model": "stub", "stream": True, "stream_options": options, "stub": {"tokens": 4}}
@@ -222,14 +233,16 @@ def test_an_engine_that_talks_nonsense(says: bytes, reason: str, start: Start) -
 
 
 def test_garbage_inside_a_stream_passes_unread(start: Start) -> None:
-    """What is no event of the dialect is not the gateway's to judge."""
+    """What is no event of the dialect is not the gateway's to judge; an answer that nothing ended
+    is none."""
     body = b"data: {broken\n\ndata: [1]\n\n: comment\n\ndata: {}\n\nno end"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
     with RawServer(head % len(body) + body) as raw:
         gateway = start([f"sglang={raw.url}"])
         assert gateway.post({"stream": True}).content == body
         (record,) = gateway.records(1)
-        assert record["outcome"] == "completed" and record["output_tokens"] is None
+        assert (record["outcome"], record["reason"]) == ("failed", "engine_broke")
+        assert record["output_tokens"] is None
 
 
 def test_another_engine_is_tried_only_if_none_has_begun(engine: StubEngine, start: Start) -> None:

@@ -26,7 +26,8 @@ from tests.gateway.stub_engine import StubEngine
 from tests.patience import PATIENCE_S, wait_until
 
 RUNTIME = ("runtime.hosts", "runtime.limited_http", "runtime.listening", "runtime.storage")
-NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.jax_setup", *RUNTIME)
+CONTROL = ("engine_control", "engine_control.command")
+NEEDED = ("checks", "datafiles", "errors", "runtime", "runtime.jax_setup", *RUNTIME, *CONTROL)
 
 
 @contextmanager

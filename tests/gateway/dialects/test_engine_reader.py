@@ -176,3 +176,78 @@ def test_an_answer_is_read_as_it_was_meant(completion: Completion) -> None:
         choices.append({"index": choice.index, "message": message, "finish_reason": choice.finish})
     answer = json.loads(json.dumps({"choices": choices}))
     assert EngineReader("id1").whole(answer).choices == completion.choices
+
+
+def _piece(arguments: str, **fields: Any) -> dict[str, Any]:
+    name = fields.pop("name", None)
+    return {"function": {"arguments": arguments} | ({"name": name} if name else {}), **fields}
+
+
+@pytest.mark.parametrize("index", [{"index": 0}, {}, {"index": None}, {"index": -1}])
+@pytest.mark.parametrize("ids", [True, False])
+def test_calls_of_a_stream_that_share_an_index(index: dict[str, Any], ids: bool) -> None:
+    """Another id or another name begins another call, where an engine counts none."""
+    first, second = ({"id": "c1"}, {"id": "c2"}) if ids else ({}, {})
+    pieces = [
+        _piece("", name="lookup", **first, **index),
+        _piece('{"q": ', **index),
+        _piece('"a"}', **index),
+        _piece("", name="convert", **second, **index),
+        _piece('{"x": 2}', **index),
+        _piece('{"x": 3}', name="convert", **({"id": "c3"} if ids else {}), **index),
+    ]
+    reader = EngineReader("id1")
+    events = [{"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]} for piece in pieces]
+    calls = fold(delta for event in events for delta in reader.feed(event)).first.calls
+    assert [(call.name, call.arguments) for call in calls] == [
+        ("lookup", '{"q": "a"}'),
+        ("convert", '{"x": 2}'),
+        ("convert", '{"x": 3}'),
+    ]
+    assert len({call.id for call in calls}) == 3
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("fg"), st.integers(0, 9)), min_size=1, max_size=5),
+    st.booleans(),
+    st.integers(1, 12),
+)
+def test_calls_by_index_may_be_interleaved(
+    made: list[tuple[str, int]], named_again: bool, size: int
+) -> None:
+    """Pieces of parallel calls with an index each are put together in any order of the calls."""
+    texts = [f'{{"value": "{name}{value}"}}' for name, value in made]
+    reader, deltas = EngineReader("id1"), []
+    for number, (name, _) in enumerate(made):
+        start = _piece("", name=name, id=f"c{number}", index=number)
+        deltas += reader.feed({"choices": [{"delta": {"tool_calls": [start]}}]})
+    for begin in range(0, max(map(len, texts)), size):
+        for number, (name, _) in enumerate(made):
+            again = {"name": name, "id": f"c{number}"} if named_again else {}
+            piece = _piece(texts[number][begin : begin + size], index=number, **again)
+            deltas += reader.feed({"choices": [{"delta": {"tool_calls": [piece]}}]})
+    calls = fold(deltas).first.calls
+    assert [(call.name, call.arguments) for call in calls] == [
+        (name, text) for (name, _), text in zip(made, texts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("indices", [(0, 0), (1, 0), (-1, -1), (None, None), (7, 3)])
+def test_calls_of_a_whole_answer_are_its_entries(indices: tuple[int | None, ...]) -> None:
+    """In the order of the list, whatever their indices say: engines put the place of the function
+    among the tools there."""
+    entries = [
+        {"id": f"c{number}", "index": index, "function": {"name": "f", "arguments": f"[{number}]"}}
+        for number, index in enumerate(indices)
+    ]
+    calls = whole({"content": None, "tool_calls": entries}).first.calls
+    assert [(call.id, call.arguments) for call in calls] == [("c0", "[0]"), ("c1", "[1]")]
+
+
+def test_an_event_without_choices_says_nothing() -> None:
+    """Routers send their cost so, and usage alone."""
+    reader = EngineReader("id1")
+    assert reader.feed({"object": "chat.completion.chunk", "cost": 0.1}) == []
+    assert reader.feed({"usage": {"prompt_tokens": 3, "completion_tokens": 2}}) == [
+        Counts(3, 2, None, None)
+    ]

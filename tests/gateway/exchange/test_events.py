@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxserve.gateway.dialects.dialect import Usage
 from jaxserve.gateway.dialects.openai_chat import CHAT
 from jaxserve.gateway.dialects.routes import INFERENCE
-from jaxserve.gateway.exchange.events import EventStream
+from jaxserve.gateway.exchange.events import EventReader, EventStream
 from tests.gateway.stub_engine import PROMPT_TOKENS, event, stream_of, usage_of
 
 
@@ -179,3 +179,73 @@ def test_continuous_usage_stays() -> None:
     later = event({"choices": [{"delta": {"content": "b"}}], "usage": usage_of(2)})
     assert stream.feed(both + later) == (both + later, 2)
     assert stream.usage == Usage(PROMPT_TOKENS, 2)
+
+
+def _chunk(**choice: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}]}
+
+
+_TEXT, _STOP = _chunk(delta={"content": "x"}), _chunk(finish_reason="stop")
+_DONE = b"data: [DONE]\n\n"
+_ENDINGS = [
+    _DONE,
+    b": latency=3\n: cost=0\n" + _DONE,
+    b"event: done\n" + _DONE,
+    b"data:[DONE]\n\n",
+    b"data: [DONE]\n",
+    b"data: [DONE]",
+    b"data: [DONE]\r\n\r\n",
+    b"id: 7\ndata: [DONE]\nretry: 3\n\n",
+]
+
+
+@given(
+    ending=st.sampled_from(_ENDINGS),
+    spaces=st.booleans(),
+    field=st.sampled_from([b"", b"event: message\n", b": ping\n", b"id: 1\n"]),
+    places=st.lists(st.integers(0, 400), max_size=20),
+)
+def test_any_framing_is_the_same_completion(
+    ending: bytes, spaces: bool, field: bytes, places: list[int]
+) -> None:
+    """Every form that the standard for server-sent events allows, cut anywhere, is read as the same
+    events and the same end."""
+    told = [_TEXT, _STOP, {"usage": {"prompt_tokens": 3, "completion_tokens": 2}}]
+    data = b"".join(field + event(each) for each in told)
+    data = data if spaces else data.replace(b"data: ", b"data:")
+    reader = EventReader(10_000)
+    found = [each for piece in cut(data + ending, places) for each in reader.feed(piece)]
+    assert [*found, *reader.end()] == [*told, None]
+    stream = EventStream(CHAT, False, 10_000)
+    assert feed_all(stream, cut(data + ending, places))[0] == data + ending
+    assert stream.failure == "" and stream.usage == Usage(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("events", "failure"),
+    [
+        ([event(_TEXT), event(_STOP), _DONE], ""),
+        ([event(_TEXT), event(_STOP)], ""),
+        ([event(_TEXT)], "engine_broke"),
+        ([event(_TEXT), _DONE], "engine_broke"),
+        ([], "engine_broke"),
+        ([event(_TEXT), event(_chunk(finish_reason="abort")), _DONE], "engine_error"),
+        ([event(_TEXT), event(_chunk(finish_reason="error")), _DONE], "engine_error"),
+        ([event(_TEXT), b"event: error\ndata: upstream reset\n\n"], "engine_error"),
+        ([event(_TEXT), b"event:error\r\ndata: upstream reset\r\n\r\n"], "engine_error"),
+        ([event(_TEXT), event({"object": "error", "message": "out of KV"}), _DONE], "engine_error"),
+        ([event(_TEXT), event({"error": {"message": "out of KV"}}), _DONE], "engine_error"),
+    ],
+)
+def test_a_stream_that_did_not_come_to_its_end(events: list[bytes], failure: str) -> None:
+    """An answer is whole only if a choice said why it ended, and not that it was given up."""
+    stream = EventStream(CHAT, False, 10_000)
+    assert feed_all(stream, events)[0] == b"".join(events)
+    assert stream.failure == failure
+
+
+def test_an_error_in_words_is_an_error_event() -> None:
+    """A router's message reaches the client of a session."""
+    reader = EventReader(10_000)
+    found = reader.feed(b"event: error\ndata: upstream reset before headers\n\n")
+    assert found == [{"error": {"message": "upstream reset before headers"}}]

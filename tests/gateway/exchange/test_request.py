@@ -26,15 +26,25 @@ JSON = st.recursive(
 )
 
 
-@given(body=st.dictionaries(st.text(), JSON, max_size=5), stream=st.booleans(), blank=st.booleans())
-def test_only_one_field_is_ever_added(body: dict[str, Any], stream: bool, blank: bool) -> None:
-    """Whatever a client says, the engine reads the same and, of a stream, a wish for usage."""
+@given(
+    body=st.dictionaries(st.text(), JSON, max_size=5),
+    stream=st.booleans(),
+    blank=st.booleans(),
+    empty=st.sampled_from([None, (None,), ({},)]),
+)
+def test_only_one_field_is_ever_added(
+    body: dict[str, Any], stream: bool, blank: bool, empty: tuple[Any] | None
+) -> None:
+    """Whatever a client says, the engine reads the same and, of a stream, a wish for usage: also
+    where a client sends empty ``stream_options``."""
     body = {**body, "stream": stream}
+    if empty is not None:
+        body["stream_options"] = empty[0]
     content = json.dumps(body).encode() + (b" \n" if blank else b"")
     found = parse_request(content, [])
     assert found.fields == body and found.body == content and found.streamed == stream
     sent, wished = with_usage(found, CHAT)
-    assert wished == (stream and "stream_options" not in body)
+    assert wished == (stream and body.get("stream_options") in (None, {}))
     added = {"stream_options": {"include_usage": True}} if wished else {}
     assert json.loads(sent) == {**body, **added}
     if not wished:

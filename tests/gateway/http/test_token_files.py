@@ -67,10 +67,10 @@ def test_a_token_that_cannot_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         CONTROL.keep(9001, state(tmp_path))
     assert CONTROL.token(URL, state(tmp_path)) is None
 
-    def homeless() -> Path:
+    def homeless(*_: object, **__: object) -> Path:
         raise RuntimeError
 
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr("platformdirs.user_state_path", homeless)
     with pytest.raises(InputError, match=f"no home .*; set {CONTROL_TOKEN_VARIABLE}"):
         CONTROL.keep(9001, {})
     assert CONTROL.token(URL, {}) is None

@@ -62,6 +62,15 @@ def _error(error: RequestError) -> Mapping[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
+def _finish(event: Mapping[str, Any]) -> str | None:
+    if event.get("type") == "message_stop":
+        return "message_stop"
+    delta = event.get("delta")
+    holder = delta if isinstance(delta, dict) else event
+    reason = holder.get("stop_reason")
+    return None if reason is None else str(reason)
+
+
 MESSAGES = Dialect(
     name="messages",
     error=_error,
@@ -69,6 +78,7 @@ MESSAGES = Dialect(
     has_token=lambda event: event.get("type") == "content_block_delta",
     is_error=lambda event: event.get("type") == "error",
     usage=lambda event: openai_usage(event, "message"),
+    finish=_finish,
     translation=Translation(
         to_chat, answer_body, MessagesEventWriter, model_body, models_body, count_body
     ),

@@ -7,7 +7,14 @@ from typing import Any
 
 import orjson
 
-from jaxserve.gateway.dialects.dialect import NO_USAGE, Dialect, ModelCard, Translation, Usage
+from jaxserve.gateway.dialects.dialect import (
+    NO_USAGE,
+    Dialect,
+    ModelCard,
+    Translation,
+    Usage,
+    first_finish,
+)
 from jaxserve.gateway.dialects.google_generate.answers import (
     GoogleEventWriter,
     answer_body,
@@ -90,6 +97,7 @@ GOOGLE = Dialect(
     has_token=_has_token,
     is_error=lambda event: event.get("error") is not None,
     usage=_usage,
+    finish=lambda event: first_finish(event.get("candidates"), "finishReason"),
     translation=Translation(
         to_chat, answer_body, GoogleEventWriter, model_body, models_body, count_body
     ),

@@ -5,6 +5,9 @@ Nothing is stored here: the client sends its whole history, as Codex does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from jaxserve.gateway.dialects.dialect import Dialect, Translation, named_event, openai_usage
 from jaxserve.gateway.dialects.openai_chat import model_body, models_body, openai_error
 from jaxserve.gateway.dialects.openai_responses.answers import (
@@ -27,6 +30,17 @@ def _error_event(error: RequestError, events: int) -> bytes:
     return named_event("error", body)
 
 
+def _finish(event: Mapping[str, Any]) -> str | None:
+    """``completed`` or ``incomplete``, of the event that ends a stream or of a whole answer."""
+    kind = str(event.get("type"))
+    if kind in ("response.completed", "response.incomplete"):
+        return kind.removeprefix("response.")
+    status = event.get("status") if event.get("object") == "response" else None
+    if status in ("failed", "cancelled"):
+        return "error"
+    return str(status) if status in ("completed", "incomplete") else None
+
+
 RESPONSES = Dialect(
     name="responses",
     error=openai_error,
@@ -34,6 +48,7 @@ RESPONSES = Dialect(
     has_token=lambda event: str(event.get("type")).endswith(".delta"),
     is_error=lambda event: event.get("type") in ("error", "response.failed"),
     usage=lambda event: openai_usage(event, "response"),
+    finish=_finish,
     translation=Translation(
         to_chat, answer_body, ResponsesEventWriter, model_body, models_body, count_body
     ),
