@@ -124,8 +124,8 @@ def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
         ws_max_size=settings.max_body_bytes,
         # Messages have a kilobyte or two: compressing takes longer than sending.
         ws_per_message_deflate=False,
-        # Pings keep proxies from closing a connection. A trainer that generates for a minute answers
-        # none meanwhile; JAXSERVE_SOCKET_IDLE_S bounds the silence.
+        # Pings keep proxies from closing a connection. Trainers that generate for a minute
+        # answer none; JAXSERVE_SOCKET_IDLE_S bounds the silence.
         ws_ping_timeout=None,
         access_log=False,
         backlog=BACKLOG,

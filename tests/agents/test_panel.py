@@ -59,7 +59,7 @@ def test_all_is_the_panel_without_exploits() -> None:
     assert parse_agents("noop, all,noop") == ("noop", *everyone)
 
 
-@pytest.mark.parametrize("text", ["", "all,", "ppo2", "Random"])
+@pytest.mark.parametrize("text", ["", "all,", "ppo2", "chance"])
 def test_unknown_agent(text: str) -> None:
     """A name that does not exist is named, with those that do."""
     with pytest.raises(InputError, match=r"agent is '.*'; it must be one of all, random"):

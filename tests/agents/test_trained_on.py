@@ -51,8 +51,8 @@ def test_another_task() -> None:
     """Weights of conversations, asked to serve code, say it once; they lose 0.03 a window there."""
     setup = load_setup("azure_code", weights=packaged_weights("azure_conversation"))
     sentence = (
-        "these weights were trained on azure_conversation (a100-sxm-40gb); they play azure_code "
-        f"(a100-sxm-40gb) here, {WORSE}"
+        "these weights were trained on azure_conversation (a100-sxm-40gb, 5.53 requests/s); they "
+        f"play azure_code (a100-sxm-40gb, 2.607 requests/s) here, {WORSE}"
     )
     with pytest.warns(InputWarning) as said:
         build_agent("ppo", setup)

@@ -33,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     times = np.sort(rng.uniform(0, 20, 100))
     rows = [
-        {"timestamp": 1e3 * time, "input_length": int(prompt), "output_length": int(output)}
+        {"timestamp": round(1e3 * time), "input_length": int(prompt), "output_length": int(output)}
         for time, prompt, output in zip(
             times, rng.integers(50, 2000, 100), rng.integers(5, 60, 100), strict=True
         )

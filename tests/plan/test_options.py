@@ -58,6 +58,7 @@ def test_no_gpu_holds_the_model() -> None:
 def test_a_request_longer_than_the_model(tmp_path: Path) -> None:
     """The config.json says how long contexts may be."""
     config = {
+        "model_type": "llama",
         "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
         "num_hidden_layers": 8, "num_key_value_heads": 4, "vocab_size": 32_000,
         "max_position_embeddings": 2048,

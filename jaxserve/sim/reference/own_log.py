@@ -12,7 +12,6 @@ from jaxserve import checks
 from jaxserve.errors import InputError
 from jaxserve.fields import MAX_CONTEXT_TOKENS
 from jaxserve.sim.machine.cost_model import IterationTimer
-from jaxserve.sim.machine.hardware import Gpu, LlmModel
 from jaxserve.sim.machine.memory import kv_capacity_tokens
 from jaxserve.sim.machine.stack import serve
 from jaxserve.sim.reference.settings import (
@@ -87,15 +86,20 @@ class OwnEngine:
 
     metadata: TableMetadata
     """cost model, token budget and extent of its latency table."""
-    gpu: Gpu
-    """GPU of the engine."""
-    model: LlmModel
-    """model of the engine."""
+    hardware: str
+    """name or file of the GPU, which may be known to the latency table alone."""
+    model: str
+    """name or file of the model, likewise."""
 
     def kv_tokens(self, tier: int) -> int:
-        """Capacity of the KV pool: tokens that fit beside the weights of a tier."""
+        """Capacity of the KV pool: tokens that fit beside the weights of a tier.
+
+        Raises:
+          InputError: GPU or model is unknown.
+        """
+        served = serve(self.hardware, self.model, self.metadata.stack)
         group = self.metadata.tensor_parallel
-        return int(kv_capacity_tokens(self.gpu, self.model, tier, 1.0, False, group))
+        return int(kv_capacity_tokens(*served, tier, 1.0, False, group))
 
 
 def own_engine(
@@ -120,8 +124,7 @@ def own_engine(
         metadata = build(hardware, model, tensor_parallel=tensor_parallel).metadata
     else:
         raise InputError("name either --table, or --hardware and --model")
-    served = serve(hardware or metadata.hardware, model or metadata.model, metadata.stack)
-    return OwnEngine(metadata, *served)
+    return OwnEngine(metadata, hardware or metadata.hardware, model or metadata.model)
 
 
 def simulate(trace: Trace, timer: IterationTimer, by: ServedBy) -> np.ndarray:

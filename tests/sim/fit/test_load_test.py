@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxserve.errors import InputError
-from jaxserve.live.calibration.fit import fit
-from jaxserve.sim.fit.load_test import FitReport, GpuPeaks, MeasuredEngine, fit_sweep, rescale
+from jaxserve.sim.fit.load_test import FitReport, GpuPeaks, MeasuredEngine, fit, fit_sweep, rescale
 from jaxserve.sim.fit.sweep import Sweep
 from jaxserve.sim.machine.cost_model import CostModel
 from jaxserve.sim.machine.hardware import Gpu, load_gpu

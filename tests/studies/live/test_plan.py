@@ -20,10 +20,10 @@ def test_the_packaged_study() -> None:
     for server in study.servers:
         assert server.computes or server.spec.hardware.startswith(server.name)
         assert len(server.spec.regimes) > 1  # phases
-        assert server.server_settings
+        assert server.settings
         assert server.agents[: len(AGENTS)] == AGENTS
         caps = set(server.calibration.concurrency)
-        assert not caps & {setting["batch_cap"] for setting in server.server_settings}
+        assert not caps & {setting["batch_cap"] for setting in server.settings}
         longest = server.spec.streams[0].prompt.quantiles[-1]
         # Attention of long prompts is not found from short ones.
         assert 1.1 * max(server.calibration.prompt_tokens) >= longest
