@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.page import page_parser, publish
-from jaxserve.plan.inputs import Objective, PlanInputs, gpu_prices
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, gpu_prices
 from jaxserve.plan.load_tests import measured_options
 from jaxserve.plan.options import EngineOption, engine_options
-from jaxserve.plan.play import Deployment, Play, Player
+from jaxserve.plan.play import PlannedDeployment, Play, Player
 from jaxserve.plan.search import search
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.machine.cost_model import CostModel
@@ -69,7 +69,7 @@ class Scenario:
     """relative height of a wave on the rate."""
     lengths: tuple[int, int]
     """mean prompt and output tokens."""
-    objective: Objective
+    objective: PlanObjective
     """objectives."""
 
 
@@ -79,15 +79,19 @@ def scenarios() -> list[Scenario]:
     both, old = ("h100-sxm-80gb", "a100-sxm-80gb"), ("a100-sxm-80gb", "l40s-48gb")
     new, one = ("h200-sxm-141gb", "h100-sxm-80gb"), ("h100-sxm-80gb",)
     chat, long, talk = (800, 150), (3000, 100), (300, 300)
-    tight, loose, slow = Objective(0.5, 0.025), Objective(1.0, 0.05), Objective(2.0, 0.06)
+    tight, loose, slow = (
+        PlanObjective(0.5, 0.025),
+        PlanObjective(1.0, 0.05),
+        PlanObjective(2.0, 0.06),
+    )
     return [
         Scenario("chat, steady", small, both, 26, 0.0, chat, loose),
         Scenario("chat, waves", small, old, 16, 0.6, chat, loose),
         Scenario("chat, tight", small, both, 24, 0.3, chat, tight),
         Scenario("long prompts", small, both, 12, 0.4, long, slow),
-        Scenario("long prompts, tight", small, one, 11, 0.3, long, Objective(1.0, 0.03)),
+        Scenario("long prompts, tight", small, one, 11, 0.3, long, PlanObjective(1.0, 0.03)),
         Scenario("long outputs", small, old, 14, 0.4, talk, loose),
-        Scenario("long outputs, waves", small, new, 40, 0.6, talk, Objective(1.0, 0.03)),
+        Scenario("long outputs, waves", small, new, 40, 0.6, talk, PlanObjective(1.0, 0.03)),
         Scenario("heavy", small, one, 50, 0.3, chat, loose),
         Scenario("32B chat", large, both, 9, 0.3, chat, slow),
         Scenario("32B chat, waves", large, new, 10, 0.6, chat, loose),
@@ -102,13 +106,13 @@ class Row:
 
     scenario: Scenario
     """the scenario."""
-    named: Deployment
+    named: PlannedDeployment
     """deployment of the plan."""
     interval: tuple[float, float]
     """stated interval of its attainment."""
     true: float
     """attainment under the hidden constants."""
-    cheapest: Deployment
+    cheapest: PlannedDeployment
     """cheapest deployment under the hidden constants."""
 
     @property

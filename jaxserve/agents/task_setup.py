@@ -167,7 +167,7 @@ def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:
     """The trace of the user's own; None where the task's traffic stays."""
     if own.trace is None or (spec.trace and trace_path(own.trace) == trace_path(spec.trace)):
         return None
-    return load_trace(trace_path(own.trace))
+    return load_trace(trace_path(own.trace), time_unit=own.time_unit)
 
 
 def _kinds(spec: TaskSpec, trace: Trace | None) -> dict[str, slice]:

@@ -82,7 +82,7 @@ def evaluate_agents(
             raise InputError("--plot draws one task; name it with --task")
         plots = import_plots()
         plots.picture_format(plot)
-    note_trace(own.trace, setups[0].env)
+    note_trace(own.trace, setups[0].env, own.time_unit)
     console, evaluations, tables = result_console(), [], []
     for setup in setups:
         # Missing weights are an error for ppo by name, and leave ppo out of all.
@@ -166,7 +166,7 @@ def train_agent(training: TrainOptions) -> None:
             training.recurrent,
         )
     if is_first():
-        note_trace(training.own.trace, setup.env)
+        note_trace(training.own.trace, setup.env, training.own.time_unit)
     try:
         with training_bar() if is_first() else nullcontext() as watch:
             result = train(

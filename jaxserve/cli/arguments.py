@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -30,6 +30,7 @@ Directory = Annotated[Path | None, optional("DIR")]
 Name = Annotated[str | None, optional("NAME")]
 Number = Annotated[int | None, optional("INT")]
 Real = Annotated[float | None, optional("FLOAT")]
+TimeUnit = Annotated[Literal["s", "ms"] | None, optional("UNIT")]
 Task = Annotated[str, tyro.conf.arg(metavar="TASK")]
 
 
@@ -71,6 +72,8 @@ class OwnServer:
     names its model, GPU and tensor parallelism."""
     trace: File = None
     """Recorded traffic to replay instead of the task's: Azure, Mooncake or BurstGPT format."""
+    time_unit: TimeUnit = None
+    """Unit of the trace's times, s or ms, if its format does not tell."""
     ttft: Real = None
     """Objective on the time to first token, in seconds."""
     tpot: Real = None
@@ -96,6 +99,7 @@ class OwnServer:
             "model": self.model,
             "table": text(self.table),
             "trace": text(self.trace),
+            "time_unit": self.time_unit,
             "ttft_s": self.ttft,
             "tpot_s": self.tpot,
             "gpus": self.gpus,
@@ -185,17 +189,16 @@ def check_outputs(paths: Mapping[str, Path | None]) -> None:
             raise InputError(f"{option} is {path}, which {other} names already; name another file")
 
 
-def note_trace(path: Path | None, env: ServeEnv) -> None:
-    """Prints the share of a recording's prompts that a prefix cache saves or would save.
-
-    Only files that name their blocks have one.
-    """
+def note_trace(path: Path | None, env: ServeEnv, time_unit: str | None = None) -> None:
+    """Prints what was understood of a recording, and the share of its prompts that a prefix cache
+    saves or would save, which only files tell that name their blocks."""
     from jaxserve.sim.traffic.traces import load_trace
     from jaxserve.tasks.replay import reuse_note, trace_path
 
     if path is None:
         return
-    trace = load_trace(trace_path(path))
+    trace = load_trace(trace_path(path), time_unit=time_unit)
+    print(f"jaxserve: {path}: {trace.summary}", file=sys.stderr)
     note = reuse_note(trace, env.deployment)
     if note is not None:
         print(f"jaxserve: {note}", file=sys.stderr)

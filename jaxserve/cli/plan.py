@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name, Number, Real, optional
+from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, optional
 from jaxserve.errors import InputError
 
 _Files = Annotated[tuple[str, ...], optional("[GPU/TP/FORMAT=]FILE ...")]
@@ -20,6 +20,7 @@ def plan_deployment(
     tpot: Annotated[float, tyro.conf.arg(metavar="FLOAT")],
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")],
     trace: File = None,
+    time_unit: TimeUnit = None,
     rate: Real = None,
     prompt: Number = None,
     output: Number = None,
@@ -37,10 +38,11 @@ def plan_deployment(
 
     Args:
         model: Model, for example llama-3.1-8b, or path of a config.json of Hugging Face.
-        ttft: Objective on the time to first token, in seconds.
-        tpot: Objective on the mean time per output token after the first, in seconds.
+        ttft: PlanObjective on the time to first token, in seconds.
+        tpot: PlanObjective on the mean time per output token after the first, in seconds.
         out: Folder to write: plan.json, report.html, and what starts the deployment.
         trace: Recorded traffic, as jaxserve simulate reads it.
+        time_unit: Unit of the trace's times, s or ms, if its format does not tell.
         rate: Requests per second, in place of a trace.
         prompt: Prompt tokens of every request, with --rate.
         output: Output tokens of every request, with --rate.
@@ -58,8 +60,8 @@ def plan_deployment(
     from jaxserve.plan.answer import certainty, headline
     from jaxserve.plan.folder import check_folder, kept_file, write_folder
     from jaxserve.plan.inputs import (
-        Objective,
         PlanInputs,
+        PlanObjective,
         gpu_prices,
         read_traffic,
         steady_traffic,
@@ -70,13 +72,13 @@ def plan_deployment(
     from jaxserve.plan.play import Player
     from jaxserve.show.terminal import progress_bars, result_console
 
-    objective = Objective(ttft, tpot, attainment)
+    objective = PlanObjective(ttft, tpot, attainment)
     check_folder(out)
     steady = (rate, prompt, output)
     if (trace is None) == (steady == (None, None, None)):
         raise InputError("name the traffic: either --trace, or --rate, --prompt and --output")
     if trace is not None:
-        requests, traffic = read_traffic(trace)
+        requests, traffic = read_traffic(trace, time_unit)
     elif rate is None or prompt is None or output is None:
         raise InputError("--rate, --prompt and --output go together; name all three")
     else:

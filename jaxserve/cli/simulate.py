@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from jaxserve import checks
-from jaxserve.cli.arguments import File, Name, Number
+from jaxserve.cli.arguments import File, Name, Number, TimeUnit
 from jaxserve.errors import InputError
 from jaxserve.show.outputs import check_output
 
@@ -28,7 +28,7 @@ def simulate_log(
     prefix_caching: bool = False,
     frontend_ms: float = 0.0,
     run: Number = None,
-    time_unit: Annotated[Literal["s", "ms"] | None, tyro.conf.arg(metavar="UNIT")] = None,
+    time_unit: TimeUnit = None,
     csv: File = None,
 ) -> None:
     """Run the reference simulator on your trace, and compare with its latencies if it has any.
@@ -79,6 +79,7 @@ def simulate_log(
     requests = load_request_log(file, run, time_unit)
     served = own_log.simulate(requests.trace, engine.metadata.cost_model, by)
     console = result_console()
+    console.print(f"{file}: {requests.trace.summary}", soft_wrap=True)
     for note in own_log.trace_notes(requests.trace):
         console.print(note, soft_wrap=True)
     lengths = (requests.trace.prompt_tokens, requests.trace.output_tokens)

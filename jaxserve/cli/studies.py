@@ -67,7 +67,7 @@ def search_settings(
     check_outputs({"--markdown": markdown})
     if own.given:
         setup = load_setup(task, **own.given)
-        note_trace(own.trace, setup.env)
+        note_trace(own.trace, setup.env, own.time_unit)
         with progress_bars() as progress:
             found = search_table(setup, find_best_static(setup, progress))
         result_console().print(found.rich())
@@ -148,6 +148,7 @@ def _measured_headroom(task: str, own: OwnServer) -> Any:
     from jaxserve.show.terminal import progress_bars, result_console
 
     setup = load_setup(task, **own.given)
+    note_trace(own.trace, setup.env, own.time_unit)
     with progress_bars() as progress:
         result = measure_headroom(setup, progress=progress)
     for table in headroom_tables(result):

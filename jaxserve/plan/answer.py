@@ -10,7 +10,7 @@ import numpy as np
 from jaxserve.plan.doubt import WIDTH
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.plan import Plan
-from jaxserve.plan.play import Deployment
+from jaxserve.plan.play import PlannedDeployment
 from jaxserve.plan.search import Tried
 from jaxserve.plan.start import served_model
 
@@ -151,7 +151,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _deployment(by: Deployment) -> dict[str, Any]:
+def _deployment(by: PlannedDeployment) -> dict[str, Any]:
     option = by.option
     return {
         "name": by.name,

@@ -31,7 +31,7 @@ _LENGTH_STEP = 1024
 
 
 @dataclass(frozen=True)
-class Objective:
+class PlanObjective:
     """Service level objective of every request, and the share of requests that must meet it."""
 
     ttft_s: float
@@ -57,7 +57,7 @@ class PlanInputs:
     """the traffic."""
     traffic: str
     """description of the traffic, a noun phrase."""
-    objective: Objective
+    objective: PlanObjective
     """the objectives."""
     prices: dict[str, float]
     """USD per hour of one GPU, by the name or path of each kind that may be rented."""
@@ -108,16 +108,20 @@ def longest_context(model: str) -> int | None:
     return value if isinstance(value, int) and value > 0 else None
 
 
-def read_traffic(path: Path) -> tuple[Trace, str]:
+def read_traffic(path: Path, time_unit: str | None = None) -> tuple[Trace, str]:
     """The requests of a trace or a log, and their description.
+
+    Args:
+      path: the file.
+      time_unit: unit of its times, see ``load_trace``.
 
     Raises:
       InputError: the file cannot be read, or all requests arrive at once.
     """
-    trace = load_request_log(path).trace
+    trace = load_request_log(path, time_unit=time_unit).trace
     if trace.duration_s <= 0:
         raise InputError(f"the requests of {path} all arrive at once; a plan needs a rate")
-    return trace, f"{len(trace):,} requests of {path.name} in {trace.duration_s:,.0f} s"
+    return trace, f"{path.name}: {trace.summary}"
 
 
 def steady_traffic(rate: float, prompt: int, output: int, seed: int = 0) -> tuple[Trace, str]:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from jaxserve.plan.capacity import least_replicas, rates
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption, Excluded
-from jaxserve.plan.play import Deployment, Play, Played, Player
-from jaxserve.plan.search import Found, Progress, Tried, binding, neighbours, search
+from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
+from jaxserve.plan.search import FoundPlans, Progress, Tried, binding, neighbours, search
 
 SCALES = (1.05, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
 """Factors on the traffic that are tried."""
@@ -191,7 +191,7 @@ class _Runs:
     """
 
     def __init__(
-        self, inputs: PlanInputs, player: Player, best: Deployment, progress: Progress | None
+        self, inputs: PlanInputs, player: Player, best: PlannedDeployment, progress: Progress | None
     ) -> None:
         self._inputs, self._player, self._best, self._progress = inputs, player, best, progress
         self._target = inputs.objective.attainment
@@ -273,7 +273,7 @@ def _rivals(cheap: list[Tried], runs: _Runs, target: float) -> tuple[Rival, ...]
     return tuple(found)
 
 
-def _near_misses(found: Found, target: float) -> list[Tried]:
+def _near_misses(found: FoundPlans, target: float) -> list[Tried]:
     """Cheaper deployments that missed, the best of each engine, those nearest to the target."""
     nearest: dict[str, Tried] = {}
     for each in found.tried:
@@ -286,7 +286,7 @@ def _near_misses(found: Found, target: float) -> list[Tried]:
     return order[:_RIVALS]
 
 
-def _kinds(found: Found, inputs: PlanInputs) -> tuple[tuple[str, str, float], ...]:
+def _kinds(found: FoundPlans, inputs: PlanInputs) -> tuple[tuple[str, str, float], ...]:
     """The cheapest of each other kind of GPU, by the closed form at the busiest minute."""
     peak = float(rates(inputs.trace).max())
     cheapest: dict[str, tuple[str, str, float]] = {}

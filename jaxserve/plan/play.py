@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxserve.plan.inputs import Objective, PlanInputs, inputs_digest
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, inputs_digest
 from jaxserve.plan.options import EngineOption
 from jaxserve.plan.timer import TabulatedTimer
 from jaxserve.sim.reference.own_log import ServedBy, simulate
@@ -29,7 +29,7 @@ _WAITS = 0.5
 
 
 @dataclass(frozen=True)
-class Deployment:
+class PlannedDeployment:
     """Replicas of one engine behind a router."""
 
     option: EngineOption
@@ -69,7 +69,7 @@ class Deployment:
 class Play:
     """One run of the reference simulator."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     """what serves."""
     slices: bool = False
     """whether only the busiest parts of the traffic are played."""
@@ -114,7 +114,7 @@ class Played:
 
 
 def judge(
-    log: np.ndarray, objective: Objective, replicas: int, total: int, busy: NDArray[np.bool_]
+    log: np.ndarray, objective: PlanObjective, replicas: int, total: int, busy: NDArray[np.bool_]
 ) -> Played:
     """The result of a log.
 

@@ -25,7 +25,7 @@ from jaxserve.plan.capacity import (
 )
 from jaxserve.plan.inputs import PlanInputs
 from jaxserve.plan.options import EngineOption
-from jaxserve.plan.play import Deployment, Play, Played, Player
+from jaxserve.plan.play import PlannedDeployment, Play, Played, Player
 
 Progress = Callable[[str, int, int], None]
 _OPTIMISM = 1.25
@@ -39,7 +39,7 @@ _MOST_PLAYS = 400
 class Tried:
     """A deployment and what its run showed."""
 
-    deployment: Deployment
+    deployment: PlannedDeployment
     """what served."""
     result: Played
     """result of the run."""
@@ -67,16 +67,16 @@ class Family:
         """Rate of the most promising limits, in closed form."""
         return self.limits[0].requests_per_s
 
-    def deployments(self, replicas: int) -> list[Deployment]:
+    def deployments(self, replicas: int) -> list[PlannedDeployment]:
         """With each of the limits."""
         return [
-            Deployment(self.option, replicas, each.batch_cap, each.token_budget)
+            PlannedDeployment(self.option, replicas, each.batch_cap, each.token_budget)
             for each in self.limits
         ]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPlans:
     """Result of the search."""
 
     best: Tried
@@ -109,7 +109,7 @@ def search(
     player: Player,
     lanes: int = 1,
     progress: Progress | None = None,
-) -> Found:
+) -> FoundPlans:
     """The cheapest deployment.
 
     Args:
@@ -139,12 +139,12 @@ class _Search:
     ) -> None:
         self.inputs, self.families, self.player = inputs, families, player
         self.lanes, self.progress = lanes, progress
-        self.tried: dict[Deployment, Tried] = {}
+        self.tried: dict[PlannedDeployment, Tried] = {}
         self._number = itertools.count()
         self._heap: list[tuple[float, int, float, int, Family, int]] = []
         self._misses = 1.0 - inputs.objective.attainment
 
-    def run(self) -> Found:
+    def run(self) -> FoundPlans:
         """Plays in the order of price."""
         rate = len(self.inputs.trace) / max(self.inputs.trace.duration_s, 1e-9)
         for family in self.families:
@@ -155,7 +155,7 @@ class _Search:
                 self.progress("search", min(len(self.tried), total), total)
             best = self._next()
             if best is not None:
-                return Found(best, tuple(self.tried.values()), tuple(self.families))
+                return FoundPlans(best, tuple(self.tried.values()), tuple(self.families))
             if len(self.tried) > _MOST_PLAYS:
                 break
         raise _nothing(self.inputs, self.families, self.tried, self.player)
@@ -204,13 +204,13 @@ class _Search:
                 return self.tried[deployment]
         return None
 
-    def _play(self, deployments: Sequence[Deployment], slices: bool) -> None:
+    def _play(self, deployments: Sequence[PlannedDeployment], slices: bool) -> None:
         found = self.player.play([Play(each, slices) for each in deployments])
         for deployment, result in zip(deployments, found, strict=True):
             self.tried[deployment] = Tried(deployment, result, not slices)
 
 
-def _other_limits(deployment: Deployment, result: Played) -> list[Deployment]:
+def _other_limits(deployment: PlannedDeployment, result: Played) -> list[PlannedDeployment]:
     """The same replicas with limits that favour what was missed: TPOT wants smaller iterations,
     TTFT larger ones."""
     budget, cap = deployment.token_budget, deployment.batch_cap
@@ -231,13 +231,13 @@ def _other_limits(deployment: Deployment, result: Played) -> list[Deployment]:
 def _nothing(
     inputs: PlanInputs,
     families: Sequence[Family],
-    tried: dict[Deployment, Tried],
+    tried: dict[PlannedDeployment, Tried],
     player: Player,
 ) -> InputError:
     """The error of objectives that no deployment meets."""
     if not tried:
         largest = [
-            Deployment(
+            PlannedDeployment(
                 family.option,
                 max(inputs.max_gpus // family.option.tensor_parallel, 1),
                 family.limits[0].batch_cap,
@@ -285,9 +285,9 @@ def binding(tried: Tried, inputs: PlanInputs) -> str:
     return slowest
 
 
-def neighbours(best: Deployment, found: Found) -> list[tuple[str, Deployment]]:
+def neighbours(best: PlannedDeployment, found: FoundPlans) -> list[tuple[str, PlannedDeployment]]:
     """Deployments that differ from the best in one thing, with a name for the difference."""
-    cases: list[tuple[str, Deployment]] = []
+    cases: list[tuple[str, PlannedDeployment]] = []
     if best.replicas > 1:
         cases.append(("one replica less", replace(best, replicas=best.replicas - 1)))
     for factor, label in ((0.5, "half"), (2, "twice")):
@@ -308,7 +308,7 @@ def neighbours(best: Deployment, found: Found) -> list[tuple[str, Deployment]]:
             replicas, rest = divmod(best.gpus, other.tensor_parallel)
             if replicas and not rest:
                 label = f"TP {other.tensor_parallel} on as many GPUs"
-                at = Deployment(other, replicas, limits.batch_cap, limits.token_budget)
+                at = PlannedDeployment(other, replicas, limits.batch_cap, limits.token_budget)
                 cases.append((label, at))
         if (
             other.gpu == own.gpu

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxserve.datafiles import load_json
-from jaxserve.plan.inputs import Objective
-from jaxserve.plan.play import Deployment
+from jaxserve.plan.inputs import PlanObjective
+from jaxserve.plan.play import PlannedDeployment
 from jaxserve.sim.machine.hardware import EngineSettings
 from jaxserve.sim.machine.models import model_names
 
@@ -34,7 +34,7 @@ def served_model(model: str) -> str:
     return found[1].rstrip(".") if found else model
 
 
-def checkpoint_note(deployment: Deployment, model: str) -> str | None:
+def checkpoint_note(deployment: PlannedDeployment, model: str) -> str | None:
     """Advice where the weights must be a checkpoint in their own format; None where they need not
     be."""
     kind = _CHECKPOINTS.get(deployment.option.weight_format)
@@ -43,7 +43,7 @@ def checkpoint_note(deployment: Deployment, model: str) -> str | None:
     return f"name a {kind} checkpoint of {model} in place of {served_model(model)}"
 
 
-def vllm_command(deployment: Deployment, model: str, model_length: int) -> list[str]:
+def vllm_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
     """Arguments of ``vllm serve`` for one replica."""
     option = deployment.option
     cap = deployment.batch_cap
@@ -64,7 +64,7 @@ def vllm_command(deployment: Deployment, model: str, model_length: int) -> list[
     return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
 
 
-def sglang_command(deployment: Deployment, model: str, model_length: int) -> list[str]:
+def sglang_command(deployment: PlannedDeployment, model: str, model_length: int) -> list[str]:
     """Arguments of SGLang's server for one replica."""
     option = deployment.option
     words = ["python", "-m", "sglang.launch_server", "--model-path", served_model(model)]
@@ -82,7 +82,7 @@ def sglang_command(deployment: Deployment, model: str, model_length: int) -> lis
     return [*words, "--host", "0.0.0.0", "--port", str(_PORT)]
 
 
-def gateway_command(hosts: Sequence[str], objective: Objective, host: str) -> list[str]:
+def gateway_command(hosts: Sequence[str], objective: PlanObjective, host: str) -> list[str]:
     """Arguments of ``jaxserve gateway`` in front of engines."""
     words = ["gateway"]
     for each in hosts:
@@ -92,7 +92,7 @@ def gateway_command(hosts: Sequence[str], objective: Objective, host: str) -> li
 
 
 def start_files(
-    deployment: Deployment, model: str, model_length: int, objective: Objective
+    deployment: PlannedDeployment, model: str, model_length: int, objective: PlanObjective
 ) -> dict[str, str]:
     """Texts of the files by name."""
     vllm = vllm_command(deployment, model, model_length)
@@ -124,7 +124,9 @@ def _lines(words: Sequence[str]) -> str:
     return text.strip()
 
 
-def _compose(deployment: Deployment, vllm: list[str], objective: Objective) -> dict[str, Any]:
+def _compose(
+    deployment: PlannedDeployment, vllm: list[str], objective: PlanObjective
+) -> dict[str, Any]:
     size = deployment.option.tensor_parallel
     services: dict[str, Any] = {}
     for place in range(deployment.replicas):
@@ -151,7 +153,7 @@ def _compose(deployment: Deployment, vllm: list[str], objective: Objective) -> d
 
 
 def _manifests(
-    deployment: Deployment, vllm: list[str], objective: Objective
+    deployment: PlannedDeployment, vllm: list[str], objective: PlanObjective
 ) -> list[dict[str, Any]]:
     """A stateful set of engines, whose pods have names of their own, and a gateway."""
     engine, gateway = {"app": "engine"}, {"app": "gateway"}

@@ -26,13 +26,12 @@ def quantities_table(
     """
     trace = log.trace
     unserved = int(simulated["rejected"].sum() + simulated["lost"].sum())
-    left_out = f"; {trace.skipped} that failed are left out" if trace.skipped else ""
     unserved_note = f"; {unserved} are longer than the KV pool" if unserved else ""
     table = plain_table(
         title=f"{len(trace)} requests in {trace.duration_s:.0f} s",
         caption=(
             f"{int(simulated['preemptions'].sum())} preemptions, {kv_tokens} KV tokens"
-            f"{unserved_note}{left_out}"
+            f"{unserved_note}"
         ),
     )
     table.add_column("", no_wrap=True)

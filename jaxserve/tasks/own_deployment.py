@@ -47,6 +47,8 @@ class OwnDeployment:
     """path of a latency table, or name of a packaged one."""
     trace: str | None = None
     """path of a recorded trace."""
+    time_unit: str | None = None
+    """unit of the trace's times, ``s`` or ``ms``; None for that of its format."""
     ttft_s: float | None = None
     """objective on the time to first token, s."""
     tpot_s: float | None = None

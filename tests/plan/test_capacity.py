@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxserve.plan.capacity import best_limits, least_replicas, rates
-from jaxserve.plan.inputs import Objective, PlanInputs, steady_traffic
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.options import EngineOption, engine_options
 from jaxserve.sim.traffic.traces import Trace
 
@@ -14,7 +14,11 @@ from jaxserve.sim.traffic.traces import Trace
 def _inputs(tpot_s: float = 0.05) -> PlanInputs:
     prices = {"h100-sxm-80gb": 3.0}
     return PlanInputs(
-        "llama-3.1-8b", *steady_traffic(5, 1000, 100), Objective(1.0, tpot_s), prices, max_gpus=2
+        "llama-3.1-8b",
+        *steady_traffic(5, 1000, 100),
+        PlanObjective(1.0, tpot_s),
+        prices,
+        max_gpus=2,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.plan.inputs import Objective, PlanInputs, steady_traffic
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.load_tests import measured_options
 from jaxserve.plan.options import EngineOption, engine_options
 from jaxserve.sim.table.closed_loop import closed_loop
@@ -18,7 +18,7 @@ KINDS = {"h100-sxm-80gb": 3.5, "a100-sxm-80gb": 2.2}
 
 def _inputs(prompt: int = 1000, rate: float = 2.0, **prices: float) -> PlanInputs:
     return PlanInputs(
-        "llama-3.1-8b", *steady_traffic(rate, prompt, 100), Objective(2.0, 0.05),
+        "llama-3.1-8b", *steady_traffic(rate, prompt, 100), PlanObjective(2.0, 0.05),
         prices or KINDS, max_gpus=2, formats=("bf16", "fp8"), kv_formats=("bf16",),
     )  # fmt: skip
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from jaxserve.errors import InputError
-from jaxserve.plan.inputs import Objective, PlanInputs, gpu_prices, steady_traffic
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, gpu_prices, steady_traffic
 from jaxserve.plan.options import engine_options
 from jaxserve.sim.traffic.traces import Trace
 
-LOOSE = Objective(5.0, 0.5)
+LOOSE = PlanObjective(5.0, 0.5)
 
 
 def _inputs(model: str, longest: int = 1000, **changes: object) -> PlanInputs:

@@ -10,10 +10,10 @@ import pytest
 
 from jaxserve.errors import InputError
 from jaxserve.plan.answer import certainty, measurement, plan_json
-from jaxserve.plan.inputs import Objective, PlanInputs
+from jaxserve.plan.inputs import PlanInputs, PlanObjective
 from jaxserve.plan.options import engine_options
 from jaxserve.plan.plan import Plan, make_plan
-from jaxserve.plan.play import Deployment, Play, Player, busiest
+from jaxserve.plan.play import PlannedDeployment, Play, Player, busiest
 from jaxserve.plan.search import search
 from jaxserve.sim.traffic.traces import Trace
 
@@ -28,7 +28,7 @@ def _trace(rate: float, seconds: float = 40.0) -> Trace:
     return Trace(arrival_s - arrival_s[0], prompt, rng.integers(20, 80, count).astype(np.int32))
 
 
-def _inputs(rate: float, objective: Objective, **changes: object) -> PlanInputs:
+def _inputs(rate: float, objective: PlanObjective, **changes: object) -> PlanInputs:
     fields: dict[str, object] = {"prices": PRICES, "max_gpus": 3, "formats": ("bf16",)}
     fields |= {"kv_formats": ("bf16",)} | changes
     return PlanInputs("llama-3.1-8b", _trace(rate), "a wave", objective, **fields)  # type: ignore[arg-type]
@@ -37,7 +37,7 @@ def _inputs(rate: float, objective: Objective, **changes: object) -> PlanInputs:
 @pytest.fixture(scope="module")
 def plan() -> Plan:
     """A plan whose traffic needs more than one of the cheapest GPUs."""
-    inputs = _inputs(8, Objective(1.0, 0.06))
+    inputs = _inputs(8, PlanObjective(1.0, 0.06))
     options, excluded = engine_options(inputs)
     return make_plan(inputs, options, excluded, Player(inputs))
 
@@ -50,7 +50,7 @@ def test_nothing_cheaper_meets_the_objectives(plan: Plan) -> None:
     for option in engine_options(plan.inputs)[0]:
         most = plan.inputs.max_gpus // option.tensor_parallel
         for replicas in range(1, most + 1):
-            at = Deployment(option, replicas, best.batch_cap, best.token_budget)
+            at = PlannedDeployment(option, replicas, best.batch_cap, best.token_budget)
             if at.usd_per_hour < best.usd_per_hour - 1e-9:
                 assert player.play([Play(at)])[0].attainment < 0.99
 
@@ -100,7 +100,7 @@ def test_the_json_has_numbers_only(plan: Plan) -> None:
 
 def test_objectives_that_nothing_meets_name_the_nearest() -> None:
     """The error has the nearest deployment, its attainment and what binds it."""
-    inputs = _inputs(20, Objective(0.2, 0.012), prices={"l40s-48gb": 1.1}, max_gpus=2)
+    inputs = _inputs(20, PlanObjective(0.2, 0.012), prices={"l40s-48gb": 1.1}, max_gpus=2)
     with pytest.raises(InputError, match=r"the nearest is .* l40s-48gb .* bound by \w+"):
         search(inputs, engine_options(inputs)[0], Player(inputs))
 
@@ -108,7 +108,7 @@ def test_objectives_that_nothing_meets_name_the_nearest() -> None:
 def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     """Results are read from the file of the run before, a broken last line left out; other traffic
     computes its own."""
-    inputs = _inputs(4, Objective(1.0, 0.06), prices={"h100-sxm-80gb": 3.5}, max_gpus=1)
+    inputs = _inputs(4, PlanObjective(1.0, 0.06), prices={"h100-sxm-80gb": 3.5}, max_gpus=1)
     options = engine_options(inputs)[0]
     kept = tmp_path / "runs.jsonl"
     first = Player(inputs, kept)
@@ -117,7 +117,7 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     second = Player(inputs, kept)
     assert search(inputs, options, second).best.result == found.best.result
     assert first.computed > 0 and second.computed == 0
-    other = dataclasses.replace(inputs, objective=Objective(0.9, 0.06))
+    other = dataclasses.replace(inputs, objective=PlanObjective(0.9, 0.06))
     third = Player(other, kept)
     search(other, options, third)
     assert third.computed == first.computed
@@ -125,9 +125,9 @@ def test_a_search_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
 def test_processes_play_the_same() -> None:
     """The result does not depend on where it was computed."""
-    inputs = _inputs(4, Objective(1.0, 0.06), prices={"h100-sxm-80gb": 3.5}, max_gpus=1)
+    inputs = _inputs(4, PlanObjective(1.0, 0.06), prices={"h100-sxm-80gb": 3.5}, max_gpus=1)
     (option,) = engine_options(inputs)[0]
-    plays = [Play(Deployment(option, 1, 64, budget)) for budget in (1024, 2048)]
+    plays = [Play(PlannedDeployment(option, 1, 64, budget)) for budget in (1024, 2048)]
     player = Player(inputs)
     with player.processes(2):
         found = player.play(plays)

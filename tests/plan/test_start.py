@@ -11,9 +11,9 @@ import yaml
 
 from jaxserve.gateway.measure.objectives import RequestClasses
 from jaxserve.gateway.settings import GatewaySettings
-from jaxserve.plan.inputs import Objective, PlanInputs, steady_traffic
+from jaxserve.plan.inputs import PlanInputs, PlanObjective, steady_traffic
 from jaxserve.plan.options import engine_options
-from jaxserve.plan.play import Deployment
+from jaxserve.plan.play import PlannedDeployment
 from jaxserve.plan.start import (
     gateway_command,
     served_model,
@@ -24,11 +24,11 @@ from jaxserve.plan.start import (
 )
 
 
-def _deployment(model: str, weight_format: str, kv_format: str) -> Deployment:
+def _deployment(model: str, weight_format: str, kv_format: str) -> PlannedDeployment:
     inputs = PlanInputs(
         model,
         *steady_traffic(1, 1000, 100),
-        Objective(1.0, 0.05),
+        PlanObjective(1.0, 0.05),
         {"h200-sxm-141gb": 3.0},
         formats=(weight_format,),
         kv_formats=(kv_format,),
@@ -37,7 +37,7 @@ def _deployment(model: str, weight_format: str, kv_format: str) -> Deployment:
     option = max(
         options, key=lambda each: (each.tensor_parallel == 2, each.attention_data_parallel)
     )
-    return Deployment(option, 3, 128, 4096)
+    return PlannedDeployment(option, 3, 128, 4096)
 
 
 def test_options_of_the_engines() -> None:
@@ -61,7 +61,7 @@ def test_experts_divided_among_gpus() -> None:
 
 def test_the_gateway_understands_its_line() -> None:
     """Its own settings parse the options and the objectives."""
-    words = gateway_command(["a:8000", "b:8000"], Objective(0.5, 0.04), "0.0.0.0")
+    words = gateway_command(["a:8000", "b:8000"], PlanObjective(0.5, 0.04), "0.0.0.0")
     settings = tyro.cli(GatewaySettings, args=words[1:])
     settings.check()
     assert settings.engine == ("vllm=http://a:8000", "vllm=http://b:8000")
@@ -71,7 +71,7 @@ def test_the_gateway_understands_its_line() -> None:
 def test_every_replica_has_gpus_of_its_own() -> None:
     """Compose gives each a service, Kubernetes a pod of a name that the gateway knows."""
     deployment = _deployment("llama-3.1-8b", "bf16", "bf16")
-    files = start_files(deployment, "llama-3.1-8b", 8192, Objective(1.0, 0.05))
+    files = start_files(deployment, "llama-3.1-8b", 8192, PlanObjective(1.0, 0.05))
     services = yaml.safe_load(files["compose.yaml"])["services"]
     devices = [
         service["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"]
@@ -117,6 +117,6 @@ def test_four_bit_weights_say_that_they_need_a_checkpoint() -> None:
     deployment = _deployment("llama-3.1-8b", "bf16", "bf16")
     option = replace(deployment.option, weight_format="int4")
     files = start_files(
-        replace(deployment, option=option), "llama-3.1-8b", 8192, Objective(1.0, 0.05)
+        replace(deployment, option=option), "llama-3.1-8b", 8192, PlanObjective(1.0, 0.05)
     )
     assert "AWQ or GPTQ checkpoint" in files["vllm.sh"]
