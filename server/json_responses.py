@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from jaxserve.errors import InputError
-from server.request_errors import RequestError
+from server.request_errors import RefusedRequest
 from server.wire.error_sentences import sentence, unreadable
 
 _LOG = logging.getLogger("jaxserve.server")
@@ -52,8 +52,8 @@ def answer_problems(app: FastAPI) -> None:
         del request
         return problem(422, str(error))
 
-    @app.exception_handler(RequestError)
-    async def cannot(request: Request, error: RequestError) -> OrjsonResponse:
+    @app.exception_handler(RefusedRequest)
+    async def cannot(request: Request, error: RefusedRequest) -> OrjsonResponse:
         del request
         answer = problem(error.status, str(error))
         if error.retry_after_s is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class RequestError(Exception):
+class RefusedRequest(Exception):
     """A request cannot be answered; ``str()`` is one sentence for the client."""
 
     status = 400
@@ -11,44 +11,44 @@ class RequestError(Exception):
     """seconds after which a retry may succeed; None if it would not."""
 
 
-class UnknownSession(RequestError):
+class UnknownSession(RefusedRequest):
     """The session does not exist, or has expired."""
 
     status = 404
 
 
-class EpisodeConflict(RequestError):
+class EpisodeConflict(RefusedRequest):
     """The session is not in a state in which the request makes sense."""
 
     status = 409
 
 
-class StorageFailure(RequestError):
+class StorageFailure(RefusedRequest):
     """The session log could not be written or read; nothing was acknowledged."""
 
     status = 507
 
 
-class SpendingLimit(RequestError):
+class SpendingLimit(RefusedRequest):
     """A live window, or a use of the language model, would spend more tokens than are left; nothing
     was sent."""
 
     status = 402
 
 
-class EngineFailure(RequestError):
+class EngineFailure(RefusedRequest):
     """The real engine failed; no window was counted."""
 
     status = 502
 
 
-class ModelFailure(RequestError):
+class ModelFailure(RefusedRequest):
     """The language model gave no usable answer; no window was played."""
 
     status = 502
 
 
-class Overloaded(RequestError):
+class Overloaded(RefusedRequest):
     """The server has too many computations under way; nothing was changed."""
 
     status = 503
@@ -61,7 +61,7 @@ class OutOfTime(Overloaded):
     retry_after_s = None
 
 
-class ClientLeft(RequestError):
+class ClientLeft(RefusedRequest):
     """The client closed its connection before the answer."""
 
     status = 499

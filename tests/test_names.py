@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -37,3 +39,18 @@ def test_a_name_that_is_not_there() -> None:
     """As of any module."""
     with pytest.raises(AttributeError, match="module 'jaxserve' has no attribute 'nonsense'"):
         _ = jaxserve.nonsense  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    """One name for one thing in jaxserve, server and the plug-in for vLLM."""
+    root = Path(__file__).parents[1]
+    defined: dict[str, list[str]] = {}
+    for top in ("jaxserve", "server", "integrations/vllm/src/jaxserve_vllm"):
+        for file in sorted((root / top).rglob("*.py")):
+            if "engine_control" in file.parts and top.startswith("integrations"):
+                continue  # a link to jaxserve's own
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    defined.setdefault(node.name, []).append(str(file.relative_to(root)))
+    assert len(defined) > 300
+    assert {name: files for name, files in defined.items() if len(files) > 1} == {}

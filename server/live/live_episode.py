@@ -35,7 +35,7 @@ from jaxserve.types import WindowMetrics
 from server.live.live_knobs import ConcurrencyCap, offers, turn
 from server.live.live_log import LiveLog
 from server.live_settings import LiveSettings
-from server.request_errors import EngineFailure, RequestError
+from server.request_errors import EngineFailure, RefusedRequest
 from server.sessions.episodes import Episode, built_in_task, environment
 from server.sessions.programs import PART_NAMES, Knobs, Window
 
@@ -280,7 +280,7 @@ class EngineEpisode:
         except TimeoutError:
             reason = f"the engine did not finish a request within {_LONGEST_S:g} s"
             self._failure = self._failure or reason
-        except RequestError as problem:
+        except RefusedRequest as problem:
             self._failure = self._failure or str(problem)
         except Exception as error:
             # The text of an unknown error may hold a key, so it is not logged.

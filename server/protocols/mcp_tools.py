@@ -15,7 +15,7 @@ from pydantic import Field
 import jaxserve
 from jaxserve.errors import InputError
 from jaxserve.spaces import KNOB_FIELDS
-from server.request_errors import RequestError
+from server.request_errors import RefusedRequest
 from server.service import Service
 from server.wire import request_bodies, schemas
 from server.wire.catalogue import describe_tasks
@@ -101,7 +101,7 @@ def _with_checked_names(tool: Tool) -> Tool:
                 raise InputError(f"{name} is missing; {tool.__name__} takes {', '.join(known)}")
         try:
             return await tool(**arguments)
-        except (InputError, RequestError) as error:
+        except (InputError, RefusedRequest) as error:
             # FastMCP passes the text of a ToolError to the client unchanged.
             raise ToolError(str(error)) from error
 

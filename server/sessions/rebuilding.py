@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from jaxserve.errors import InputError
-from server.request_errors import EpisodeConflict, Overloaded, RequestError
+from server.request_errors import EpisodeConflict, Overloaded, RefusedRequest
 from server.sessions import programs
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, built_in_task
@@ -222,7 +222,7 @@ def _names(sessions: Sessions, asked: Mapping[str, Head]) -> dict[str, _Named | 
     for session_id, head in asked.items():
         try:
             found[session_id] = _Named(head, *_episode(sessions, session_id, head))
-        except (RequestError, InputError) as problem:
+        except (RefusedRequest, InputError) as problem:
             found[session_id] = problem
     return found
 
@@ -247,7 +247,7 @@ def _logs(
     for session_id, (head, _, _) in asked:
         try:
             steps = sessions.store.steps(session_id, head.episode)
-        except RequestError as problem:
+        except RefusedRequest as problem:
             found[session_id] = problem
             continue
         # Another process may have stepped it since, or expired it.

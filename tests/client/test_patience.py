@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 from jaxserve.client import ConnectionLost, ServeClient, ServerError, async_client
 from jaxserve.client.transports import HttpTransport, WebSocketTransport
 from server.json_responses import answer_problems
-from server.request_errors import OutOfTime, Overloaded, RequestError
+from server.request_errors import OutOfTime, Overloaded, RefusedRequest
 
 _OURS = {"error": "the engine failed", "detail": "the engine failed"}
 
@@ -155,7 +155,7 @@ def test_a_refusal_for_now_is_waited_out(
     ],
 )
 def test_the_servers_own_503_is_waited_out_where_that_helps(
-    stub: Stub, problem: RequestError, waits: bool
+    stub: Stub, problem: RefusedRequest, waits: bool
 ) -> None:
     """The client waits where too many requests wait, and not where one takes too long."""
     app = FastAPI()
