@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-KINDS = {"deep": float("inf"), "slow": 360.0, "fast": 120.0}
+KINDS = {"deep": float("inf"), "slow": 360.0, "fast": 240.0}
 """Processor seconds that a file may take, by the slowest kind of test that ran in it: about three
 times what the files take on an empty compilation cache."""
 _SHOWN = 15
