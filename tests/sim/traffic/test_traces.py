@@ -386,10 +386,10 @@ def json_lines(times: list[float], **fields: Any) -> str:
     digits=st.integers(0, 6),
     named=st.booleans(),
 )
-@example("s", [0.3] * 20, 0, False)
-@example("s", [0.3] * 20, 3, False)
-@example("s", [30.0] * 20, 3, False)
-@example("ms", [0.3] * 20, 3, False)
+@example(unit="s", gaps_s=[0.3] * 20, digits=0, named=False)
+@example(unit="s", gaps_s=[0.3] * 20, digits=3, named=False)
+@example(unit="s", gaps_s=[30.0] * 20, digits=3, named=False)
+@example(unit="ms", gaps_s=[0.3] * 20, digits=3, named=False)
 def test_a_unit_is_told_or_asked_for(
     unit: str, gaps_s: list[float], digits: int, named: bool, tmp_path_factory: Any
 ) -> None:
