@@ -65,7 +65,11 @@ CLAIMS = {
 
 PRINTED = {
     "02_train_ppo": {"scores": r"PPO score -?\d+\.\d+", "compare": r"\| ppo \|"},
-    "03_bring_your_own": {"fit": "fit to 21 rows", "show": "llama-3.1-8b on 1 x"},
+    "03_bring_your_own": {
+        "fit": "fit to 21 rows",
+        "show": "llama-3.1-8b on 1 x",
+        "gpus": r"99 % needs \d GPU",
+    },
     "04_drive_the_server": {
         "wrong": r"refused .*batch_cap(.|\n)*windows played: 0",
         "sb3": r"skipped: stable_baselines3|Stable-Baselines3 PPO: score \d",
