@@ -224,6 +224,8 @@ def page() -> str:
                 continue
             findings.append(play(scenario, Path(folder) / str(number)))
             print(_row(findings[-1]), flush=True)
+            # Programs of every scenario's shapes would use up the memory maps of a process.
+            jax.clear_caches()
     return _page(findings)
 
 
