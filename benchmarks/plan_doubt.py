@@ -102,7 +102,7 @@ def scenarios() -> list[Scenario]:
 
 @dataclass(frozen=True)
 class Row:
-    """What a scenario showed."""
+    """Result of a scenario: the plan beside the truth."""
 
     scenario: Scenario
     """the scenario."""

@@ -164,7 +164,13 @@ def load_setup(task: str | int, weights: Path | None = None, **own: Any) -> Task
 
 
 def _own_trace(spec: TaskSpec, own: OwnDeployment) -> Trace | None:
-    """The trace of the user's own; None where the task's traffic stays."""
+    """The trace of the user's own; None where the task's traffic stays.
+
+    Raises:
+      InputError: the trace cannot be read, or a unit of time is given without a trace.
+    """
+    if own.time_unit is not None and own.trace is None:
+        raise InputError("time_unit is the unit of a trace's times; name the trace as well")
     if own.trace is None or (spec.trace and trace_path(own.trace) == trace_path(spec.trace)):
         return None
     return load_trace(trace_path(own.trace), time_unit=own.time_unit)

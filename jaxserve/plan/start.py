@@ -136,8 +136,8 @@ def _compose(
             "image": f"vllm/vllm-openai:v{VLLM_VERSION}",
             "command": vllm[2:],
             "ipc": "host",
-            "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
-            "volumes": ["huggingface:/root/.cache/huggingface"],
+            "environment": {"HF_TOKEN": "${HF_TOKEN:-}", "HF_HOME": "/huggingface"},
+            "volumes": ["huggingface:/huggingface"],
             "deploy": {"resources": {"reservations": {"devices": [reservation]}}},
             "restart": "unless-stopped",
         }

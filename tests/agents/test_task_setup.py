@@ -77,7 +77,7 @@ def test_what_is_not_the_tasks_own_is_named(tmp_path: Path) -> None:
 
 
 def test_a_task_without_a_packaged_table(tmp_path: Path) -> None:
-    """It is loaded with the table that is named for it, and has no scores."""
+    """The setup is loaded with the table that is named for the task, and has no scores."""
     spec = load_task("static_workload")
     (tmp_path / "gpu.json").write_text(json.dumps({"base": spec.hardware}))
     task = json.loads(task_path(spec.name).read_text()) | {"hardware": str(tmp_path / "gpu.json")}
@@ -98,3 +98,9 @@ def test_weights_that_are_named_must_fit(tmp_path: Path) -> None:
         load_setup("static_workload", weights=packaged_weights("bursty_workload"))
     shutil.copy(task_path("static_workload"), tmp_path / "mine.json")
     assert playable(("ppo", "default"), load_setup(str(tmp_path / "mine.json"))) == ("default",)
+
+
+def test_a_unit_of_time_goes_with_a_trace() -> None:
+    """A unit that nothing is read by is a mistake."""
+    with pytest.raises(InputError, match="name the trace as well"):
+        load_setup("bursty_workload", time_unit="s")

@@ -71,7 +71,7 @@ def test_a_request_longer_than_the_model(tmp_path: Path) -> None:
 
 
 def test_prices(tmp_path: Path) -> None:
-    """Those of a file replace the packaged ones; of all kinds the unpriced ones are left out."""
+    """Prices of a file replace the packaged prices; GPU kinds without a price are left out."""
     path = tmp_path / "prices.json"
     path.write_text('{"h100-sxm-80gb": 2.0}', encoding="utf-8")
     prices, unpriced = gpu_prices(None, path)

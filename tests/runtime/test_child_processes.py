@@ -102,7 +102,7 @@ def test_one_that_ends_by_itself_is_not_waited_for() -> None:
 
 
 def test_one_that_is_deaf_is_not_waited_for_either() -> None:
-    """It is told to end, and the block's end does the rest."""
+    """The process is told to end, and the end of the block waits for it."""
     with own_process(["sh", "-c", "trap '' TERM; echo; exec sleep 1000"], stdout=-1) as process:
         assert process.stdout is not None and process.stdout.readline()
         stop(process, within_s=0.1)

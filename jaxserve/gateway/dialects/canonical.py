@@ -126,7 +126,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class CompletionChoice:
-    """One of the choices of a completion."""
+    """A choice of a completion."""
 
     index: int = 0
     text: str = ""

@@ -77,8 +77,8 @@ class EventStream:
             if event is None:
                 continue
             tokens += self.dialect.has_token(event)
-            unasked = self.drops_usage and self.dialect.usage(event) is not NO_USAGE
-            if unasked and event.get("choices") == []:
+            without_output = self.drops_usage and event.get("choices") == []
+            if without_output and self.dialect.usage(event) is not NO_USAGE:
                 dropped.append((start, stop))
         for start, stop in reversed(dropped):
             self.events -= 1

@@ -46,7 +46,7 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class RecordedChoice:
-    """One of the choices of a completion."""
+    """A choice of a recorded completion, with its tokens."""
 
     index: int
     """number of the choice in the answer."""

@@ -116,7 +116,7 @@ class Trace:
 
     @property
     def summary(self) -> str:
-        """What was understood of the file, in one line."""
+        """Number, span, rate and lengths of the requests, in one line for the user."""
         length_s = self.duration_s
         unit, name = next((each for each in _SPANS if length_s >= 2.0 * each[0]), _SPANS[-1])
         rate = f", {len(self) / length_s:.3g}/s" if length_s > 0.0 else ""

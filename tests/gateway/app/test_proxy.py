@@ -233,8 +233,8 @@ def test_an_engine_that_talks_nonsense(says: bytes, reason: str, start: Start) -
 
 
 def test_garbage_inside_a_stream_passes_unread(start: Start) -> None:
-    """What is no event of the dialect is not the gateway's to judge; an answer that nothing ended
-    is none."""
+    """Bytes that are no event of the dialect reach the client as they came; a stream without a
+    finish reason counts as broken."""
     body = b"data: {broken\n\ndata: [1]\n\n: comment\n\ndata: {}\n\nno end"
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n"
     with RawServer(head % len(body) + body) as raw:

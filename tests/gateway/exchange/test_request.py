@@ -35,8 +35,8 @@ JSON = st.recursive(
 def test_only_one_field_is_ever_added(
     body: dict[str, Any], stream: bool, blank: bool, empty: tuple[Any] | None
 ) -> None:
-    """Whatever a client says, the engine reads the same and, of a stream, a wish for usage: also
-    where a client sends empty ``stream_options``."""
+    """The engine reads the client's own body and, of a stream, a wish for usage, which empty
+    ``stream_options`` do not prevent."""
     body = {**body, "stream": stream}
     if empty is not None:
         body["stream_options"] = empty[0]

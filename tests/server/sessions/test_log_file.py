@@ -102,7 +102,7 @@ def test_a_log_that_was_written_over_stays_so(tmp_path: Path) -> None:
 
 
 def test_logs_have_marks_of_their_own(tmp_path: Path) -> None:
-    """One of an earlier version is given one, and it stays; it stays."""
+    """A log of an earlier version gets a mark, and the mark stays the same from then on."""
 
     def mark(path: Path) -> int:
         return int.from_bytes(path.read_bytes()[68:72])

@@ -124,7 +124,7 @@ def test_a_log_in_milliseconds(tmp_path: Path) -> None:
 
 
 def test_results_without_start_times(tmp_path: Path) -> None:
-    """Those of vLLM before 2026 and of SGLang: the message says what they lack."""
+    """Results of vLLM before 2026 and of SGLang are refused by a message that names the field."""
     result = json.loads(_benchmark())
     del result["start_times"]
     path = tmp_path / "result.json"
