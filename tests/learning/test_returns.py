@@ -54,20 +54,16 @@ def test_a_task_that_pays_always_the_same_gives_zero() -> None:
     assert np.isfinite(scaled).all() and np.abs(scaled).max() < 0.1
 
 
-def test_as_far_as_a_regime_lasts() -> None:
-    """With knobs that restart engines: the mean stay in a regime, in windows."""
-    env = jaxserve.make("adversarial_multitenant")
-    assert task_discount(env) == pytest.approx(1.0 - 1.0 / 47.5)
-
-
-def test_to_the_end_of_an_episode_without_other_regimes() -> None:
-    """Where traffic stays the same, what a restart gains lasts to the end of the episode."""
-    env = jaxserve.make("azure_conversation")
-    assert task_discount(env) == pytest.approx(1.0 - 1.0 / 200.0)
-    shorter = dataclasses.replace(env, horizon=jnp.int32(100))
-    assert task_discount(shorter) == pytest.approx(1.0 - 1.0 / 100.0)
-
-
-def test_short_without_knobs_that_restart() -> None:
-    """Batch cap and KV budget act at once."""
-    assert task_discount(jaxserve.make("static_workload")) == QUEUE_DISCOUNT
+@pytest.mark.parametrize(
+    ("task", "horizon", "expected"),
+    [
+        ("adversarial_multitenant", 200, 1.0 - 1.0 / 47.5),  # the mean stay in a regime
+        ("azure_conversation", 200, 1.0 - 1.0 / 200.0),  # other regimes never come
+        ("azure_conversation", 100, 1.0 - 1.0 / 100.0),
+        ("static_workload", 200, QUEUE_DISCOUNT),  # batch cap and KV budget act at once
+    ],
+)
+def test_discounts(task: str, horizon: int, expected: float) -> None:
+    """With knobs that restart engines a discount reaches as far as a regime, or an episode."""
+    env = dataclasses.replace(jaxserve.make(task), horizon=jnp.int32(horizon))
+    assert task_discount(env) == pytest.approx(expected)

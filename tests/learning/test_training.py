@@ -180,16 +180,6 @@ def test_a_run_goes_on_with_what_it_was_begun_with(tmp_path: Path, whole: Path) 
         train(SETUP, CONFIG, (0, 1), run, resume=True)
 
 
-def test_metrics_that_lack_a_row_are_refused(tmp_path: Path, whole: Path) -> None:
-    """A run is not continued with a gap in its metrics."""
-    run = tmp_path / "run"
-    shutil.copytree(whole, run)
-    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
-    (run / "metrics.csv").write_text("".join(lines[:3] + lines[4:]))
-    with pytest.raises(InputError, match=r"metrics\.csv is not what the run wrote"):
-        train(SETUP, CONFIG, (0, 1), run, resume=True)
-
-
 @pytest.mark.slow
 def test_control_c_in_a_real_process(tmp_path: Path) -> None:
     """The command saves, says how to go on, exits with 130, and goes on."""

@@ -110,33 +110,6 @@ def test_a_line_is_one_trace() -> None:
     assert trace.metadata["completions"][0] == (1, 0, 0, 4)
 
 
-def test_two_answers_to_one_prompt() -> None:
-    """Fault 1: the second one was dropped, with all that followed it."""
-    tree = Tree()
-    first = [user("q")]
-    tree.ask(first, ["left"])
-    tree.ask(first, ["right"])
-    tree.ask([*first, {"role": "assistant", "content": "right"}, user("more")], ["end"])
-    trajectory = prefix_merging(tree.records)
-    check(tree.records, trajectory)
-    assert [[c[0] for c in t.metadata["completions"]] for t in trajectory.traces] == [[1], [2, 3]]
-    assert not trajectory.dropped
-
-
-def test_a_discarded_answer() -> None:
-    """Fault 1: its tokens were merged under a history in which another answer stands."""
-    tree = Tree()
-    first = [user("q")]
-    tree.ask(first, ["wrong"])
-    tree.ask([*first, {"role": "assistant", "content": "better"}, user("more")], ["end"])
-    trajectory = prefix_merging(tree.records)
-    assert [record.link.how for record in tree.records] == ["root", "root"]
-    wrong, right = trajectory.traces
-    assert wrong.trainable == len("wrong") + 1
-    assert wrong.response_ids.tolist() == sampled({"role": "assistant", "content": "wrong"})
-    assert right.prompt_ids.tolist()[: len(prompt_of(first))] == prompt_of(first)
-
-
 def test_two_ways_on_from_one_answer() -> None:
     """One branch continues the trace; the other's prompt is the shared history."""
     tree = Tree()
@@ -150,18 +123,6 @@ def test_two_ways_on_from_one_answer() -> None:
     assert line.metadata["segment"] == 0 and other.metadata["segment"] == 1
     assert line.metadata["conversation"] == other.metadata["conversation"] == (1, 0)
     assert other.prompt_ids.tolist() == prompt_of(messages)
-
-
-def test_all_choices_become_traces() -> None:
-    """Further fault: only the first choice was recorded."""
-    tree = Tree()
-    record = tree.ask([user("q")], ["a", "bb", "ccc"])
-    second = [user("q"), {**record.choices[2].message}, user("and?")]
-    tree.ask(second, ["x", "y"])
-    trajectory = prefix_merging(tree.records)
-    check(tree.records, trajectory)
-    lines = [[(s, c) for s, c, *_ in t.metadata["completions"]] for t in trajectory.traces]
-    assert lines == [[(1, 0)], [(1, 1)], [(1, 2), (2, 0)], [(2, 1)]]
 
 
 def test_other_tokens_cut_a_line() -> None:

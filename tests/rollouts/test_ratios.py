@@ -96,21 +96,3 @@ def test_what_is_refused() -> None:
         importance_ratios([trace], lambda one: model(one) * np.nan)
     with pytest.raises(InputError, match="21 rows for 4 tokens of prompt; they must have 22"):
         token_logprobs(np.zeros((21, VOCABULARY)), trace)
-
-
-def test_a_torch_model() -> None:
-    """Ratios of a random recurrent network, whose log-probabilities torch computes."""
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    torch.manual_seed(0)
-    embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
-    body = torch.nn.GRU(WIDTH, WIDTH, batch_first=True)
-    head = torch.nn.Linear(WIDTH, VOCABULARY)
-    trace = played(Model(0), 1)
-    ids = torch.tensor([*trace.prompt_ids.tolist(), *trace.response_ids.tolist()])
-    with torch.no_grad():
-        logits = head(body(embedding(ids)[None])[0])[0]
-    places = torch.arange(len(trace.prompt_ids) - 1, len(ids) - 1)
-    own = torch.log_softmax(logits, -1)[places, ids[places + 1]].numpy()
-    recorded = replace(trace, response_logprobs=own.astype(np.float32))
-    found = importance_ratios([recorded], lambda one: token_logprobs(logits.numpy(), one))
-    assert found.tokens == 12 and found.largest < 1e-5

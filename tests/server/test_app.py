@@ -16,11 +16,9 @@ import psutil
 import pytest
 from websockets.sync.client import connect
 
-from jaxserve.errors import InputError
 from jaxserve.runtime.child_processes import own_process, wait_until_answers
 from server.app import option_parser
 from server.local import free_port
-from server.server_settings import Settings
 from tests.patience import PATIENCE_S
 
 Own = AbstractContextManager[subprocess.Popen[str]]
@@ -117,23 +115,6 @@ def test_several_processes(tmp_path: Path) -> None:
         process.terminate()
         output, _ = process.communicate(timeout=300.0)
     assert process.returncode == 0, output
-
-
-@pytest.mark.parametrize(
-    ("arguments", "variables", "named"),
-    [
-        (["--workers", "many"], {}, "WEB_CONCURRENCY is 'many'"),
-        (["--forwarded-allow-ips=here"], {}, "FORWARDED_ALLOW_IPS is 'here'"),
-        ([], {"JAXSERVE_SOCKETS_PER_ADDRESS": "0"}, "JAXSERVE_SOCKETS_PER_ADDRESS is 0"),
-        ([], {"JAXSERVE_SOCKET_IDLE_S": "soon"}, "JAXSERVE_SOCKET_IDLE_S is 'soon'"),
-    ],
-)
-def test_wrong_options_are_named(
-    arguments: list[str], variables: dict[str, str], named: str
-) -> None:
-    """By the variable that they stand for."""
-    with pytest.raises(InputError, match=named):
-        Settings.from_environment(variables, arguments)
 
 
 @pytest.mark.parametrize("shortened", [["--worker", "4"], ["--forwarded-allow", "10.0.0.7"]])

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import pytest
@@ -16,7 +12,6 @@ from server.live_settings import LiveSettings
 from server.local import LocalServer
 from server.players.baseline_scores import summary
 from server.server_settings import Settings
-from server.wire.catalogue import describe_task
 from server.wire.error_sentences import checked
 from server.wire.request_bodies import GradeBody
 
@@ -59,41 +54,6 @@ def test_an_episode_as_an_earlier_client_plays_it(http: httpx.Client) -> None:
     assert refused.json()["error"] == "actions_taken is 3; the episode has 2 actions"
     refused = http.post("/grader", json={"episode_log": log})
     assert refused.json()["error"].startswith("seed is missing")
-
-
-def test_every_call_of_the_earlier_client(server: LocalServer) -> None:
-    """Its bodies and queries, sent as it sends them; docs/compatibility.md has the outcomes."""
-
-    def called(path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        data = None if body is None else json.dumps(body).encode()
-        head = {} if body is None else {"Content-Type": "application/json"}
-        asked = urllib.request.Request(f"{server.url}{path}", data, head)
-        with urllib.request.urlopen(asked) as answer:
-            return json.loads(answer.read())
-
-    def refused(path: str, body: dict[str, Any] | None = None) -> tuple[int, str]:
-        with pytest.raises(urllib.error.HTTPError) as raised:
-            called(path, body)
-        return raised.value.code, json.loads(raised.value.read())["error"]
-
-    begun = called("/reset", {"task_id": "static_workload", "seed": 3})
-    own = begun["session_id"]
-    action = _ACTION | {"prefill_decode_split": False, "kv_budget_fraction": 1.0, "metadata": {}}
-    step = called("/step", {"action": action, "session_id": own})
-    assert type(step["reward"]) is float and step["done"] is False
-    assert step["observation"]["metadata"]["session_id"] == own
-    assert called(f"/state?session_id={own}")["step_count"] == 1
-    assert called("/tasks")["tasks"]
-    assert called("/grader", {})["steps"] == 1  # the default session, which was begun last
-    log = {"task_id": "static_workload", "actions": [action], "rewards": [step["reward"]]}
-    log |= {"observations": [step["observation"]], "final_state": {}}
-    status, said = refused("/grader", {"episode_log": log})
-    assert (status, said[:15]) == (422, "seed is missing")
-    assert called("/baseline?task_id=static_workload")["scores"]
-    status, said = refused("/baseline?use_openai=true")
-    assert status == 422 and "no result is kept" in said
-    status, said = refused("/baseline?model=gpt")
-    assert status == 422 and "model" in said
 
 
 def test_health_counts_sessions(http: httpx.Client) -> None:
@@ -161,9 +121,3 @@ def test_what_has_no_effect_is_said_at_the_start_and_later(start_server: Start) 
     (said,) = httpx.get(f"{server.url}/runtime").json()["warnings"]
     assert said.startswith("LLMSERVE_REAL_PROVIDER is set and has no effect on a server")
     assert f"server: {said}\n" in server.said()
-
-
-def test_tasks_have_the_earlier_names() -> None:
-    """BackgroundExecutor ours."""
-    task = describe_task("static_workload")
-    assert task["active_actions"] == ["batch_cap", "kv_budget_fraction"]

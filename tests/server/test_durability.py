@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -239,47 +238,3 @@ def test_a_restart_on_a_full_disk(
     wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
     rewards += rewards_of(server, session_id, 5)
     assert rewards == undisturbed[:10]
-
-
-def test_a_log_that_is_gone_is_said(tmp_path: Path, start_server: Start) -> None:
-    """Removed while the server runs: nothing is acknowledged, until it is back."""
-    server = start_server(tmp_path)
-    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
-    assert httpx.get(f"{server.url}/health").json() == {"status": "healthy", "active_sessions": 1}
-    log = tmp_path / "sessions.sqlite3"
-    log.rename(tmp_path / "away")
-    health = httpx.get(f"{server.url}/health")
-    assert (health.status_code, health.json()["status"]) == (503, "degraded")
-    assert health.json()["reason"] == "the session log was removed while the server ran"
-    body = {"session_id": session_id, "action": ACTION}
-    assert httpx.post(f"{server.url}/step", json=body, timeout=300.0).status_code == 507
-    assert state_of(server, session_id)["step_count"] == 0
-    (tmp_path / "away").rename(log)
-    assert httpx.get(f"{server.url}/health").status_code == 200
-    rewards_of(server, session_id, 1)
-
-
-def test_a_damaged_log_does_not_keep_a_server_from_starting(
-    tmp_path: Path, start_server: Start
-) -> None:
-    """It says where the old file went."""
-    (tmp_path / "sessions.sqlite3").write_bytes(b"no database" * 1000)
-    server = start_server(tmp_path)
-    assert "sessions.sqlite3.damaged-1" in server.said()
-    post(server, "/reset", task_id=1)
-
-
-def test_a_session_of_another_simulator_is_refused(tmp_path: Path, start_server: Start) -> None:
-    """Rewards that were acknowledged are compared with the replay's."""
-    server = start_server(tmp_path)
-    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
-    rewards_of(server, session_id, 3)
-    server.stop()
-    with sqlite3.connect(tmp_path / "sessions.sqlite3") as log:
-        log.execute("UPDATE steps SET reward = reward + 0.5 WHERE number = 1")
-    server = start_server(tmp_path)
-    answer = httpx.post(f"{server.url}/step", json={"session_id": session_id, "action": {}})
-    assert answer.status_code == 409
-    assert "another version of the simulator" in answer.json()["error"]
-    post(server, "/reset", session_id=session_id)
-    rewards_of(server, session_id, 1)

@@ -227,6 +227,9 @@ def test_session_ids_cannot_be_guessed(http: httpx.Client) -> None:
         ("JAXSERVE_CORS_ORIGINS", "https://a, lab.example"),
         ("JAXSERVE_CORS_ORIGINS", "https://lab.example/page"),
         ("JAXSERVE_TOKEN", "two words"),
+        ("JAXSERVE_SOCKETS_PER_ADDRESS", "0"),
+        ("JAXSERVE_SOCKET_IDLE_S", "soon"),
+        ("FORWARDED_ALLOW_IPS", "here"),
     ],
 )
 def test_wrong_settings_are_named(name: str, value: str) -> None:
@@ -259,3 +262,6 @@ def test_uvicorns_option_says_how_many_workers_there_are(arguments: list[str]) -
     """Whatever the variable says."""
     assert Settings.from_environment({"WEB_CONCURRENCY": "2"}, arguments).workers == 4
     assert Settings.from_environment({}, ["--workers"]).workers == 1
+    for wrong, named in (("--workers=many", "WEB_CONC"), ("--forwarded-allow-ips=x", "FORWARDED")):
+        with pytest.raises(InputError, match=named):
+            Settings.from_environment({}, [wrong])

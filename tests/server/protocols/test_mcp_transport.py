@@ -26,7 +26,7 @@ def call(method: str, number: int | None = 1, **params: Any) -> dict[str, Any]:
 
 
 def test_fastmcps_client_plays(server: LocalServer) -> None:
-    """A whole episode: tools by name, structured results, and errors in the server's words."""
+    """Tools by name, structured results, and errors in the server's words."""
 
     async def play() -> None:
         async with fastmcp.Client(f"{server.url}/mcp") as client:
@@ -38,16 +38,14 @@ def test_fastmcps_client_plays(server: LocalServer) -> None:
             with pytest.raises(ToolError) as error:
                 await client.call_tool("step", own | {"action": {"batch_cap": 0}})
             assert str(error.value) == "batch_cap is 0; it must be a whole number from 1 to 512"
-            while not stepped["done"]:
-                stepped = (await client.call_tool("step", own | {"action": {}})).data
             graded = (await client.call_tool("grade", own)).data
-            assert graded["steps"] == stepped["info"]["step"] == 200 and graded["score"] > 0.0
+            assert graded["steps"] == stepped["info"]["step"] == 1 and graded["verified"]
 
     asyncio.run(play())
 
 
 def test_the_sdks_client_plays(server: LocalServer) -> None:
-    """A whole episode over streamable HTTP, from initialize on."""
+    """Over streamable HTTP, from initialize on."""
 
     async def play() -> None:
         async with (
@@ -67,10 +65,6 @@ def test_the_sdks_client_plays(server: LocalServer) -> None:
             stepped = await session.call_tool("step", action)
             assert stepped.structuredContent is not None
             assert stepped.structuredContent["info"]["step"] == 1
-            while not stepped.structuredContent["done"]:
-                stepped = await session.call_tool("step", action)
-                assert stepped.structuredContent is not None
-            assert stepped.structuredContent["info"]["step"] == 200
             refused = await session.call_tool("observe", {"session_id": "nobody"})
             assert refused.isError
 

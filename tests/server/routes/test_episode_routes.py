@@ -77,6 +77,7 @@ def test_without_a_session_id_the_last_reset_is_meant(http: httpx.Client) -> Non
     stepped = post(http, "/step", action={"batch_cap": 8})
     assert stepped["session_id"] == begun["session_id"]
     assert http.get("/state").json()["step_count"] == 1
+    assert post(http, "/grader")["steps"] == 1
 
 
 def test_a_session_can_be_named_in_body_query_and_header(http: httpx.Client) -> None:

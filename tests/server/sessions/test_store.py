@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,17 +89,6 @@ def test_a_moved_session_leaves_nothing_written(tmp_path: Path, record: Record) 
         head = store.heads([session])[session]
         assert head.steps == steps
     assert store.steps("t", 2) == []
-
-
-def test_two_processes_share_a_file(tmp_path: Path) -> None:
-    """Each sees what the other has committed."""
-    first, second = (open_store(str(tmp_path / "log")) for _ in range(2))
-    first.commit([begin(), step(0)])
-    second.commit([step(1)])
-    with pytest.raises(MovedSession):
-        first.commit([step(1)])
-    first.commit([step(2)])
-    assert len(second.steps("s", 1)) == 3
 
 
 def test_a_new_episode_replaces_the_one_before(tmp_path: Path) -> None:
@@ -184,28 +174,16 @@ def test_a_file_is_set_aside_by_one_of_many(tmp_path: Path) -> None:
     assert len(open_store(str(path)).heads([f"s{number}" for number in range(8)])) == 8
 
 
-@pytest.mark.parametrize(
-    "content", [b"no database at all" * 500, b"SQLite format 3\x00" + b"x" * 9000]
-)
-def test_a_damaged_file_is_kept_aside(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
-    """The server starts with a new log and says where the old one is."""
-    path = tmp_path / "log"
-    for number in (1, 2):
-        path.write_bytes(content)
-        with caplog.at_level(logging.WARNING):
-            store = open_store(str(path))
-        kept = tmp_path / f"log.damaged-{number}"
-        assert kept.read_bytes() == content
-        assert str(kept) in caplog.text
-        store.commit([begin()])
-        store.close()
+def no_database(path: Path) -> None:
+    path.write_bytes(b"no database at all" * 500)
 
 
-def test_a_page_damaged_in_the_middle_is_found_at_the_start(tmp_path: Path) -> None:
-    """Not only headers are looked at."""
-    path = tmp_path / "log"
+def half_a_header(path: Path) -> None:
+    path.write_bytes(b"SQLite format 3\x00" + b"x" * 9000)
+
+
+def damaged_page(path: Path) -> None:
+    """In the middle: not only headers are looked at."""
     store = open_store(str(path))
     store.commit([begin()] + [step(number) for number in range(500)])
     store.close()
@@ -213,17 +191,32 @@ def test_a_page_damaged_in_the_middle_is_found_at_the_start(tmp_path: Path) -> N
     middle = len(content) // 2 // 4096 * 4096
     content[middle : middle + 4096] = b"\xff" * 4096
     path.write_bytes(content)
-    open_store(str(path)).close()
-    assert (tmp_path / "log.damaged-1").read_bytes() == bytes(content)
 
 
-def test_a_log_of_another_version_is_kept_aside(tmp_path: Path) -> None:
-    """It is not read as if it were one of this version."""
-    path = tmp_path / "log"
+def another_version(path: Path) -> None:
     with sqlite3.connect(path) as other:
+        other.execute("PRAGMA journal_mode = WAL")
         other.execute("PRAGMA user_version = 99")
-    open_store(str(path)).close()
-    assert (tmp_path / "log.damaged-1").exists()
+    other.close()
+
+
+@pytest.mark.parametrize("make", [no_database, half_a_header, damaged_page, another_version])
+def test_a_damaged_file_is_kept_aside(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    """The server starts with a new log and says where the old one is."""
+    path = tmp_path / "log"
+    for number in (1, 2):
+        make(path)
+        content = path.read_bytes()
+        with caplog.at_level(logging.WARNING):
+            store = open_store(str(path))
+        kept = tmp_path / f"log.damaged-{number}"
+        assert kept.read_bytes() == content
+        assert str(kept) in caplog.text
+        store.commit([begin()])
+        store.close()
+        path.unlink()
 
 
 def test_logs_of_this_version_have_these_columns(tmp_path: Path) -> None:

@@ -21,24 +21,6 @@ def case(out: Path, **changes) -> Case:
     return prepare(changes.pop("task", "static_workload"), out, **ARGUMENTS | changes)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (dict(task="nope"), "task is 'nope'"),
-        (dict(seeds=0), "seeds is 0; it must be a whole number from 1 to 1024"),
-        (dict(steps=0), "steps is 0"),
-        (dict(episodes=0), "episodes is 0; it must be a whole number from 1 to 100000"),
-        (dict(hardware="tpu"), "gpu is 'tpu'"),
-        (dict(trace=Path("none.csv")), "none.csv cannot be read"),
-    ],
-)
-def test_mistakes_are_found_before_the_work(changes: dict, message: str, tmp_path: Path) -> None:
-    """Nothing is written before all arguments are known to be good."""
-    with pytest.raises(InputError, match=message):
-        case(tmp_path, **changes)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_task_without_anchors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without them there are no scores to compare."""
     monkeypatch.setattr("jaxserve.tasks.anchors.data_dir", lambda: tmp_path)

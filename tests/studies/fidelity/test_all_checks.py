@@ -50,6 +50,12 @@ def test_picture_is_a_picture() -> None:
     assert all_checks.fidelity_picture(ROWS).startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("check", all_checks.MEASURED.values(), ids=list(all_checks.MEASURED))
+def test_absent_measurements_give_no_rows(check, tmp_path: Path) -> None:
+    """A directory without a check's files yields no row instead of an error or a false pass."""
+    assert check(tmp_path) == []
+
+
 @pytest.mark.parametrize("measured", [True, False])
 def test_checks_without_data_are_skipped_by_name(
     measured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,13 +1,11 @@
 """Promises of the comparison with measured collectives."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 
 from jaxserve.studies.fidelity.all_reduce import (
     AllReduceRows,
-    all_reduce_fidelity,
     fit,
     relative_errors,
     shipped_all_reduce,
@@ -23,8 +21,3 @@ def test_fit_recovers_the_constants() -> None:
     rows = AllReduceRows(gpus, sizes, seconds)
     assert np.abs(relative_errors(shipped_all_reduce(), rows)).mean() > 0.02
     assert np.abs(relative_errors(fit(rows), rows)).mean() < 0.01
-
-
-def test_nothing_is_said_without_data(tmp_path: Path) -> None:
-    """No file, no rows."""
-    assert all_reduce_fidelity(tmp_path) == []

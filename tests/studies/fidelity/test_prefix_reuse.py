@@ -37,11 +37,6 @@ def test_an_engine_finds_what_a_plain_cache_finds(cache_tokens):
         assert plain == pytest.approx(trace.repeated_share)
 
 
-def test_without_the_trace_there_are_no_rows(tmp_path):
-    """As with any measurement."""
-    assert prefix_reuse.prefix_fidelity(tmp_path) == []
-
-
 @pytest.mark.skipif(SHARED is None, reason="the trace is not on this machine")
 def test_short_prompts_keep_their_blocks():
     """What is left of the trace is repeated as before, and nothing of it is too long."""

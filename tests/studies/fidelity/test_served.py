@@ -247,8 +247,3 @@ def test_what_is_left_out_is_counted_on_the_page(tmp_path: Path) -> None:
     assert everything.check.endswith("all rows but the impossible ones")
     assert everything.detail.startswith("6 rows")
     assert everything.detail.endswith("left out: 1 disaggregated, 1 impossible")
-
-
-def test_nothing_is_said_without_data(tmp_path: Path) -> None:
-    """No file, no rows."""
-    assert served_fidelity(tmp_path) == []

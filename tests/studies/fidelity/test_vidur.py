@@ -1,7 +1,6 @@
 """Promises of the comparison with Vidur."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -104,8 +103,3 @@ def test_timer_contains_the_profile_constants(timer):
     weights_s = 2 * 6_979_321_856 / (2.039e12 * 0.918)
     assert decode_s == pytest.approx(2.363e-3 + weights_s, rel=0.08)
     assert decode_s > 2.363e-3 + weights_s
-
-
-def test_absent_data_gives_no_rows(tmp_path: Path):
-    """Without the reference rows the check is left out."""
-    assert vidur.vidur_fidelity(tmp_path) == []

@@ -1,7 +1,5 @@
 """Promises of the replay of a real vLLM run of a model with experts."""
 
-from pathlib import Path
-
 import pytest
 
 from jaxserve.studies.fidelity import vllm_expert_run
@@ -28,8 +26,3 @@ def test_experts_take_longer_the_more_tokens_choose():
     times_s = [timer.experts_s(tokens) for tokens in (1, 8, 64, 512, 4096)]
     assert times_s == sorted(times_s)
     assert times_s[3] < 512 * times_s[0] / 10
-
-
-def test_absent_data_gives_no_rows(tmp_path: Path):
-    """Without the run the check is left out."""
-    assert vllm_expert_run.vllm_expert_fidelity(tmp_path) == []

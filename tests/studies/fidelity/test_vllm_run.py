@@ -1,7 +1,5 @@
 """Promises of the replay of a real vLLM run."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -52,8 +50,3 @@ def test_prefix_cache_is_needed_to_explain_the_run():
     cached, full = (vllm_run.replay(directory, caching) for caching in (True, False))
     assert cached["preemptions"].sum() > 100
     assert full["finish_s"].max() > 1.02 * cached["finish_s"].max()
-
-
-def test_absent_data_gives_no_rows(tmp_path: Path):
-    """Without the run the check is left out."""
-    assert vllm_run.vllm_fidelity(tmp_path) == []

@@ -100,6 +100,40 @@ def test_those_of_one_folder(docker: Docker, tmp_path: Path) -> None:
     assert docker.names() == {other}
 
 
+class Asked:
+    """How often gateways were asked to close a key, and what they answered."""
+
+    def __init__(self) -> None:
+        self.known = self.unknown = 0
+        self.failed_s: list[float] = []
+        """times of requests that had no answer."""
+
+    @property
+    def total(self) -> int:
+        return self.known + self.unknown + len(self.failed_s)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Counts requests; keys are looked for without a pause, and each again after 10 ms."""
+    found, shut = Asked(), ControlClient.shut
+
+    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
+        try:
+            known = await shut(self, id, patience_s)
+        except InputError:
+            found.failed_s.append(time.monotonic())
+            raise
+        found.known += known
+        found.unknown += not known
+        return known
+
+    monkeypatch.setattr(ControlClient, "shut", counted)
+    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
+    return found
+
+
 async def look(state: StateDatabase, done: Callable[[], bool]) -> None:
     """Closes lost keys until something is so."""
     looking = asyncio.create_task(KeyCleanup(state, None).run())
@@ -110,7 +144,7 @@ async def look(state: StateDatabase, done: Callable[[], bool]) -> None:
 
 
 def test_a_gateway_that_does_not_answer(
-    gateway: RunningGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    gateway: RunningGateway, tmp_path: Path, asked: Asked
 ) -> None:
     """Keys are closed where gateways answer; one that does not is asked after ever longer waits."""
     state = StateDatabase(tmp_path / "state.sqlite3")
@@ -118,55 +152,32 @@ def test_a_gateway_that_does_not_answer(
         state.put_node(node, "1", {"control": url})
         state.note_key("silent.0.1", node, made=True)
     assert gateway.control.post("/sessions", json={"id": "silent.0.1"}).is_success
-    asked_s: list[float] = []
-    shut = ControlClient.shut
-
-    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
-        try:
-            return await shut(self, id, patience_s)
-        except InputError:
-            asked_s.append(time.monotonic())
-            raise
-
-    monkeypatch.setattr(ControlClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
-    monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
-    asyncio.run(look(state, lambda: len(asked_s) >= 5))
+    asyncio.run(look(state, lambda: len(asked.failed_s) >= 5))
     assert gateway.control.get("/sessions/silent.0.1").json()["closed"]
     (left,) = state.open_keys()
     assert left[:2] == ("silent.0.1", "http://127.0.0.1:9")
-    waits_s = [later - earlier for earlier, later in pairwise(asked_s)]
+    waits_s = [later - earlier for earlier, later in pairwise(asked.failed_s)]
     assert all(wait_s >= 0.02 * 2**number for number, wait_s in enumerate(waits_s))
     state.close()
 
 
 def test_another_gateway_at_the_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A gateway without the session closes no key, and is asked until the right gateway is back. A
     session that no gateway has is given up, with a line in the log."""
     state = StateDatabase(tmp_path / "state.sqlite3")
-    port, unknown = free_port(), 0
-    shut = ControlClient.shut
-
-    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
-        nonlocal unknown
-        known = await shut(self, id, patience_s)
-        unknown += not known
-        return known
+    port = free_port()
 
     def gateway_of(folder: str) -> RunningGateway:
         return RunningGateway(["vllm=http://e"], sessions=tmp_path / folder, control_port=port)
 
-    monkeypatch.setattr(ControlClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
-    monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.001))
     state.put_node("a", "1", {"control": f"http://127.0.0.1:{port}"})
     state.note_key("t.0.1", "a", made=True)
     with gateway_of("owner") as owner:
         assert owner.control.post("/sessions", json={"id": "t.0.1"}).is_success
     with gateway_of("other"):
-        asyncio.run(look(state, lambda: unknown >= 3))
+        asyncio.run(look(state, lambda: asked.unknown >= 3))
     assert len(state.open_keys()) == 1
     with gateway_of("owner") as owner:
         asyncio.run(look(state, lambda: not state.open_keys()))
@@ -182,33 +193,23 @@ def test_another_gateway_at_the_address(
 
 
 def test_a_gateway_that_is_gone_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Old keys are given up, with a line in the log, also after a restart of the service, but only
     after it has asked for some minutes."""
-    path, asked, now = tmp_path / "state.sqlite3", 0, time.time
-    shut = ControlClient.shut
-
-    async def counted(self: ControlClient, id: str, patience_s: float = 0.0) -> bool:
-        nonlocal asked
-        asked += 1
-        return await shut(self, id, patience_s)
-
-    monkeypatch.setattr(ControlClient, "shut", counted)
-    monkeypatch.setattr(cleanup, "_INTERVAL_S", 0.001)
-    monkeypatch.setattr(cleanup, "_AT_ONCE", (0.0, 0.01))
+    path, now = tmp_path / "state.sqlite3", time.time
     monkeypatch.setattr(cleanup, "_LONGEST_WAIT_S", 0.08)
     state = StateDatabase(path)
     state.put_node("gone", "1", {"control": "http://127.0.0.1:9"})
     state.note_key("t.0.1", "gone", made=True)
-    asyncio.run(look(state, lambda: asked >= 5))
+    asyncio.run(look(state, lambda: asked.total >= 5))
     assert len(state.open_keys()) == 1 and not caplog.records
     state.close()
-    asked, state = 0, StateDatabase(path)
+    before, state = asked.total, StateDatabase(path)
     monkeypatch.setattr(time, "time", lambda: now() + cleanup._LONGEST_SILENCE_S)
     state.note_key("t.1.1", "gone", made=True)
     asyncio.run(look(state, lambda: len(state.open_keys()) == 1))
-    assert asked >= 3
+    assert asked.total - before >= 3
     assert [key.recorded for key in state.open_keys()] == ["t.1.1"]
     (said,) = caplog.messages
     assert "session t.0.1 is given up after 24 h" in said and "127.0.0.1:9 does not serve" in said
