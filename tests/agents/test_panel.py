@@ -20,21 +20,9 @@ from jaxserve.agents.panel import (
 from jaxserve.agents.regime_oracle import RegimeOracle
 from jaxserve.agents.task_setup import _MIN_DOUBT, MAX_SEARCH_EPISODES, load_setup
 from jaxserve.errors import InputError
-from jaxserve.spaces import DEFAULT_ACTION
-from jaxserve.tasks.anchors import Anchors
-from jaxserve.tasks.spec import load_task
-from tests.search_results import static_search
+from tests.search_results import anchors_of, static_search
 
-ANCHORS = Anchors(
-    task="static_workload",
-    task_version=1,
-    task_digest=load_task("static_workload").digest,
-    random=0.1,
-    best_static=0.5,
-    oracle=0.9,
-    best_static_action={**DEFAULT_ACTION, "batch_cap": 96},
-    provenance={},
-)
+ANCHORS = anchors_of("static_workload", 0.1, 0.5, 0.9, batch_cap=96)
 
 
 def test_every_name_builds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,21 +24,12 @@ from jaxserve.evaluation.held_out import (
     gains,
     to_json,
 )
-from jaxserve.spaces import DEFAULT_ACTION, make_action
-from jaxserve.tasks.anchors import Anchors, anchors_score
-from jaxserve.tasks.spec import load_task
+from jaxserve.spaces import make_action
+from jaxserve.tasks.anchors import anchors_score
+from tests.search_results import anchors_of
 from tests.sizes import EPISODES
 
-ANCHORS = Anchors(
-    task="bursty_workload",
-    task_version=1,
-    task_digest=load_task("bursty_workload").digest,
-    random=0.0,
-    best_static=0.6,
-    oracle=0.9,
-    best_static_action={**DEFAULT_ACTION, "batch_cap": 192},
-    provenance={},
-)
+ANCHORS = anchors_of("bursty_workload", 0.0, 0.6, 0.9, batch_cap=192)
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 from websockets.sync.client import connect
 
@@ -63,23 +62,6 @@ def test_one_server_listens_on_two_ports_and_ends_cleanly(tmp_path: Path) -> Non
     assert not (tmp_path / "log-wal").exists()
 
 
-def test_ctrl_c_while_the_server_compiles(tmp_path: Path) -> None:
-    """It ends at once, with a sentence and the code that a shell reports for it."""
-    nothing_compiled = str(tmp_path / "programs")
-    arguments = ("--port", str(free_port()))
-    with serve(tmp_path, *arguments, JAX_COMPILATION_CACHE_DIR=nothing_compiled) as process:
-        assert process.stdout is not None
-        said = []
-        while "Waiting for application startup" not in (line := process.stdout.readline()):
-            assert line, "".join(said)
-            said.append(line)
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate()
-    assert process.returncode == 128 + signal.SIGINT
-    assert output.splitlines()[-1] == "server: ended before it could answer"
-    assert "Traceback" not in "".join(said) + output
-
-
 @pytest.mark.slow
 def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
     """Before the token is looked at; 300 MB of headers would be read otherwise."""
@@ -102,19 +84,6 @@ def test_endless_headers_and_silence_end_a_connection(tmp_path: Path) -> None:
             player.recv()
             process.terminate()
             process.communicate(timeout=PATIENCE_S)
-
-
-@pytest.mark.slow
-def test_several_processes(tmp_path: Path) -> None:
-    """As many as are asked for; they share the log, and each bounds its connections."""
-    port = free_port()
-    with serve(tmp_path, "--port", str(port), "--workers", "2") as process:
-        wait_until_answers(f"http://127.0.0.1:{port}/health", process)
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len([child for child in children if "spawn_main" in " ".join(child.cmdline())]) == 2
-        process.terminate()
-        output, _ = process.communicate(timeout=300.0)
-    assert process.returncode == 0, output
 
 
 @pytest.mark.parametrize("shortened", [["--worker", "4"], ["--forwarded-allow", "10.0.0.7"]])

@@ -35,20 +35,11 @@ from jaxserve.sim.fit.extrapolation import Extrapolation
 from jaxserve.sim.fit.kernel_table import IterationErrors, KernelFit, KernelReport
 from jaxserve.sim.fit.load_test import FitReport, FittedConstant
 from jaxserve.sim.table.file import read_table_file
-from jaxserve.spaces import DEFAULT_ACTION, make_action
-from jaxserve.tasks.anchors import Anchors
+from jaxserve.spaces import make_action
 from jaxserve.tasks.spec import load_task, task_names
+from tests.search_results import anchors_of
 
-ANCHORS = Anchors(
-    task="static_workload",
-    task_version=1,
-    task_digest="0",
-    random=0.0,
-    best_static=1.0,
-    oracle=2.0,
-    best_static_action=DEFAULT_ACTION,
-    provenance={},
-)
+ANCHORS = anchors_of("static_workload", 0.0, 1.0, 2.0)
 
 
 def printed(table: Table, width: int) -> str:

@@ -45,8 +45,8 @@ def test_the_way_in(browser: Any, tmp_path: Path) -> None:
 
 
 def test_pages(browser: Any, tmp_path: Path) -> None:
-    """Nodes, a task that appears without a reload, its sessions, what was said, and its tokens with
-    masks and log-probabilities; two tasks beside each other; nothing said becomes HTML."""
+    """Nodes, a task and its sessions, a completion as a diff, two tasks beside each other, and a
+    session that does not exist."""
     with (
         TokenEngine("vllm") as engine,
         RunningGateway([engine.option], sessions=tmp_path / "r") as gateway,
@@ -62,8 +62,7 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
         page.screenshot(path=tmp_path / "nodes.png", full_page=True)
         page.click("nav >> text=Tasks")
         page.wait_for_selector("text=No task was submitted yet.")
-        nasty = "<img src=x onerror=alert(1)>"
-        service.submit(task_id="first", agent=python(SPEAK), instruction=nasty, num_samples=2)
+        service.submit(task_id="first", agent=python(SPEAK), num_samples=2)
         page.wait_for_selector("text=first")
         service.result("first")
         service.submit(task_id="second", agent={"command": [sys.executable, "-c", "exit(3)"]})
@@ -73,15 +72,9 @@ def test_pages(browser: Any, tmp_path: Path) -> None:
         page.click("text=first")
         page.wait_for_selector("text=2 of 2 completed; mean reward 1")
         page.click("text=first.0")
-        page.wait_for_selector("text=Trace 1")
-        tokens = page.locator(".tokens span[data-mask]")
-        assert tokens.count() == 3
-        title = tokens.first.get_attribute("title")
-        assert "mask 1" in title and "log-probability -" in title
         page.click("text=1 · chat · completed")
         page.click("text=received and sent, as a diff")
         page.wait_for_selector("pre ins >> text=return_token_ids")
-        assert page.locator("main img").count() == 0 and nasty in page.inner_text("main")
         page.screenshot(path=tmp_path / "session.png", full_page=True)
         page.goto(f"{dashboard.url}#/compare/first/second")
         page.wait_for_selector("text=mean reward")

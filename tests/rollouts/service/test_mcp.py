@@ -125,10 +125,10 @@ def test_a_server_with_a_token(
     token = "secret-of-the-environment"
     server = start_server(JAXSERVE_TOKEN=token)
     with staged(tmp_path, server.url, token) as stage:
-        install(("claude", "codex"), stage.folder, monkeypatch)
-        servers = {"mcp_servers": {"env": f"{stage.url}/mcp"}}
-        agents = [{"command": player(stage.url)}]
-        agents += [{"preset": preset, **servers} for preset in ("claude_code", "codex")]
+        install(stage.folder, monkeypatch)
+        servers = {"env": f"{stage.url}/mcp"}
+        agents: list[dict[str, Any]] = [{"command": player(stage.url)}]
+        agents.append({"preset": "claude_code", "mcp_servers": servers})
         answers = [json.dumps(stage.play(agent)) for agent in agents]
         without = ["env", "--unset=ENVIRONMENT_TOKEN", *player(stage.url)]
         _, refused = stage.submitted({"command": without})
@@ -142,32 +142,23 @@ def test_a_server_with_a_token(
     assert len(files) > 20 and not any(token.encode() in path.read_bytes() for path in files)
 
 
-def install(programs: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts stand-ins of these first in the path."""
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a stand-in of Claude Code first in the path."""
     (folder / "bin").mkdir()
-    for program in programs:
-        stand_in = folder / "bin" / program
-        stand_in.write_text(
-            f'#!/bin/sh\nexec {sys.executable} {FOLDER}/preset_agents.py "$0" "$@"\n'
-        )
-        stand_in.chmod(0o755)
+    stand_in = folder / "bin" / "claude"
+    stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {FOLDER}/preset_agent.py "$@"\n')
+    stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
-@pytest.mark.parametrize(
-    ("preset", "program", "dialect"),
-    [("claude_code", "claude", "messages"), ("codex", "codex", "responses")],
-)
-def test_a_preset_plays_over_mcp(
-    preset: str, program: str, dialect: str, stage: Stage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preset_plays_over_mcp(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service starts it with the preset's command line, variables and files; it streams in its
     own dialect, and finds the server's tools where its configuration says."""
-    install((program,), stage.folder, monkeypatch)
+    install(stage.folder, monkeypatch)
     servers = {"env": f"{stage.url}/mcp"}
-    one, records = stage.play({"preset": preset, "mcp_servers": servers})
+    one, records = stage.play({"preset": "claude_code", "mcp_servers": servers})
     assert one["exit_code"] == 0
-    assert [record["dialect"] for record in records] == [dialect] * 4
+    assert [record["dialect"] for record in records] == ["messages"] * 4
     for record in records:
         received = json.loads(record["received"])
         assert received["stream"] is True and received["model"] == "tiny"

@@ -61,13 +61,6 @@ def test_a_wrong_answer_is_repaired_once(model: Model, wrong: str) -> None:
     assert len(model.asked) == 4
 
 
-def test_text_around_the_json_and_missing_knobs_do_no_harm(model: Model) -> None:
-    """Models without schemas answer in fences; knobs that are not named stay."""
-    model.answers = ['```json\n{"speculation_depth": 4}\n```']
-    knobs = decide(agent(model))
-    assert knobs == knobs_of(DEFAULT_ACTION | {"speculation_depth": 4})
-
-
 def test_a_busy_server_is_asked_again(model: Model) -> None:
     """429 and 500 are retried; what stays broken holds the knobs and is written down."""
     model.answers = [429, 500, GOOD]
@@ -151,10 +144,9 @@ def test_models_that_reason_are_asked_as_they_take_it(model: Model) -> None:
     ],
 )
 def test_knobs_are_found_in_what_surrounds_them(model: Model, around: str) -> None:
-    """Thoughts before them, prose with braces around them."""
-    model.answers = [around % GOOD]
-    player = agent(model)
-    assert decide(player)[0] == 96.0
+    """Thoughts before them, prose with braces around them; knobs that are not named stay."""
+    model.answers = [around % json.dumps({"speculation_depth": 4})]
+    assert decide(agent(model)) == knobs_of(DEFAULT_ACTION | {"speculation_depth": 4})
     assert len(model.asked) == 1
 
 

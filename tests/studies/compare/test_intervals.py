@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.studies.compare.intervals import (
     change,
     estimate,
@@ -17,18 +16,10 @@ from jaxserve.studies.compare.intervals import (
     score_scale,
     wins,
 )
-from jaxserve.tasks.anchors import Anchors, anchors_score
+from jaxserve.tasks.anchors import anchors_score
+from tests.search_results import anchors_of
 
-ANCHORS = Anchors(
-    task="bursty_workload",
-    task_version=1,
-    task_digest="0",
-    random=0.2,
-    best_static=0.6,
-    oracle=0.8,
-    best_static_action=dict(DEFAULT_ACTION),
-    provenance={},
-)
+ANCHORS = anchors_of("bursty_workload", 0.2, 0.6, 0.8)
 
 
 @pytest.mark.parametrize(

@@ -14,24 +14,15 @@ from jaxserve.agents.rollout import Rollout, rollout
 from jaxserve.agents.task_setup import TaskSetup, load_setup
 from jaxserve.grids import KNOB_GRIDS, nearest_indices
 from jaxserve.seeds import episode_keys
-from jaxserve.spaces import DEFAULT_ACTION, KNOBS, make_action
+from jaxserve.spaces import KNOBS, make_action
 from jaxserve.studies.compare.pictures import draw_learning, draw_policy_map, draw_scores, png
 from jaxserve.studies.compare.results import PlayedEpisodes, TaskComparison
 from jaxserve.studies.compare.trained import Curve
-from jaxserve.tasks.anchors import Anchors
+from tests.search_results import anchors_of
 from tests.sizes import EPISODES
 
 TASK = "bursty_workload"
-ANCHORS = Anchors(
-    task=TASK,
-    task_version=1,
-    task_digest="0",
-    random=0.2,
-    best_static=0.6,
-    oracle=0.8,
-    best_static_action=dict(DEFAULT_ACTION),
-    provenance={},
-)
+ANCHORS = anchors_of(TASK, 0.2, 0.6, 0.8)
 
 
 @functools.cache

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from jaxserve.errors import InputError
 from jaxserve.sim.fast.latency import TTFT_EDGES_S
-from jaxserve.spaces import DEFAULT_ACTION
 from jaxserve.studies.compare.result_tables import gain, markdown, scores, summary, task_tables
 from jaxserve.studies.compare.results import (
     PlayedEpisodes,
@@ -22,7 +21,7 @@ from jaxserve.studies.compare.results import (
     to_data,
     to_json,
 )
-from jaxserve.tasks.anchors import Anchors
+from tests.search_results import anchors_of
 
 AGENTS = ("random", "default", "best_static", "heuristic", "planner", "regime_oracle", "ppo")
 MEANS = dict(zip(AGENTS, (0.0, 0.3, 0.5, 0.55, 0.6, 0.75, 0.7), strict=True))
@@ -54,16 +53,7 @@ def result(task: str = "bursty_workload", ppo: float = 0.7) -> TaskComparison:
     elsewhere |= {"retuned_static": play(0.5), "ppo": play(0.45, RUNS)}
     return TaskComparison(
         about={"task": task, "seeds": list(range(RUNS)), "windows": 1_000_000, "episodes": 6},
-        anchors=Anchors(
-            task=task,
-            task_version=1,
-            task_digest="0",
-            random=0.0,
-            best_static=0.5,
-            oracle=0.9,
-            best_static_action=dict(DEFAULT_ACTION),
-            provenance={},
-        ),
+        anchors=anchors_of(task, 0.0, 0.5, 0.9),
         plays=plays,
         variants=(
             VariantPlays("bursts x1.5", elsewhere),
