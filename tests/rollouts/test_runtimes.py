@@ -169,39 +169,6 @@ def test_a_stand_in_for_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "SECRET" not in log.read_text() and not list(tmp_path.rglob("pwned"))
 
 
-APPTAINER = """#!{python}
-import json, os, sys
-given = {{k[13:]: v for k, v in os.environ.items() if k.startswith("APPTAINERENV_")}}
-(folder,) = [one[6:] for one in sys.argv if one.startswith("--pwd=")]
-os.chdir(folder)
-after = sys.argv.index("--")
-os.execve(sys.argv[after + 2], sys.argv[after + 2 :], given)
-"""
-
-
-def test_a_stand_in_for_apptainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command gets its arguments, its folder and its variables, and none of this machine's."""
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    apptainer = programs / "apptainer"
-    apptainer.write_text(APPTAINER.format(python=sys.executable))
-    apptainer.chmod(apptainer.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("JAXSERVE_ROLLOUT_TOKEN", "TOKEN")
-    top = tmp_path / "a task" / "0.1"
-    (top / "work").mkdir(parents=True)
-    place = place_of(top, tmp_path / "printed")
-    execution = Execution(Runtime("apptainer", "img", variables={"A": "b"}), 60.0, 2**20)
-    code = "import os, sys; print(sys.argv[1:], os.getcwd(), sorted(os.environ))"
-    ended = asyncio.run(execution.run([sys.executable, "-c", code, NASTY], place))
-    printed = (tmp_path / "printed").read_text()
-    assert ended.code == 0 and repr([NASTY]) in printed and str(top / "work") in printed
-    assert "'KEY'" in printed and "'A'" in printed and "TOKEN" not in printed
-    late = Execution(Runtime("apptainer", "img"), 0.5, 2**20)
-    assert asyncio.run(late.run([shutil.which("sleep") or "", "60"], place)).timed_out
-    assert not list(tmp_path.rglob("pwned"))
-
-
 @pytest.mark.parametrize("kind", ["docker", "apptainer"])
 def test_a_real_one(kind: str, tmp_path: Path) -> None:
     """A real container, where this machine has the program and an image to run."""

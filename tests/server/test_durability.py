@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,8 +21,6 @@ from tests.server.small_disk import fill
 pytestmark = pytest.mark.slow  # every test starts servers of its own
 
 Start = Callable[..., LocalServer]
-WORKERS = ("--workers", "2", "--timeout-worker-healthcheck", "120")
-"""On a busy machine a worker that imports JAX may not answer within uvicorn's five seconds."""
 ACTION = {"batch_cap": 64, "speculation_depth": 2, "priority_routing": 1}
 
 
@@ -169,14 +166,6 @@ def test_two_processes_serve_one_session(
     assert {a.status_code for a in answers} <= {200, 409}
 
 
-def test_workers_of_one_server_share_the_log(start_server: Start, undisturbed: list[float]) -> None:
-    """uvicorn --workers 2: whichever process answers."""
-    server = start_server(arguments=WORKERS)
-    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
-    assert rewards_of(server, session_id, 15) == undisturbed[:15]
-    assert "died" not in server.said()
-
-
 def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None:
     """With a reason from each, instead of losing sessions at random; none is started again."""
     variables = {"JAXSERVE_DATABASE": ":memory:"}
@@ -191,28 +180,6 @@ def test_workers_without_a_file_to_share_refuse_to_start(tmp_path: Path) -> None
     assert 1 <= said.count("server: 2 server processes cannot share sessions kept in memory") <= 2
     assert "Application startup complete" not in said
     assert "Traceback" not in said
-
-
-def test_a_full_disk_is_said_and_survived(
-    tmp_path: Path, start_server: Start, undisturbed: list[float]
-) -> None:
-    """Steps are refused with 507 while there is no room, and the session goes on afterwards."""
-    server = start_server(tmp_path)
-    session_id = post(server, "/reset", task_id=3, seed=11)["session_id"]
-    rewards = rewards_of(server, session_id, 5)
-    pid = server.process.pid
-    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    written = max(path.stat().st_size for path in tmp_path.glob("sessions*"))
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (written // 2, unlimited[1]))
-    answer = httpx.post(
-        f"{server.url}/step", json={"session_id": session_id, "action": ACTION}, timeout=60.0
-    )
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
-    assert answer.status_code == 507, answer.text
-    assert "the session log cannot be written" in answer.json()["error"]
-    assert state_of(server, session_id)["step_count"] == 5
-    rewards += rewards_of(server, session_id, 5)
-    assert rewards == undisturbed[:10]
 
 
 def test_a_restart_on_a_full_disk(

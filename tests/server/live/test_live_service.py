@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,13 @@ def play(settings: Settings, what: Callable[[LiveService], Awaitable[Any]]) -> A
     return asyncio.run(run())
 
 
-def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
+@pytest.fixture
+def engine() -> Iterator[PaidEngine]:
+    with PaidEngine() as paid:
+        yield paid
+
+
+def test_an_episode_is_played_and_measured(engine: PaidEngine, tmp_path: Path) -> None:
     """Requests of the task within the limits; totals agree with what the engine saw."""
 
     async def episode(service: LiveService) -> None:
@@ -77,14 +83,13 @@ def test_an_episode_is_played_and_measured(tmp_path: Path) -> None:
         assert windows[1:] == [first.window, last.window]
         assert service.live is not None and service.live["tokens_spent"] >= engine.bill
 
-    with PaidEngine() as engine:
-        limits = {"max_requests_per_step": 5, "max_prompt_tokens": 40, "max_completion_tokens": 6}
-        play(settings_of(tmp_path, engine.url, **limits), episode)
+    limits = {"max_requests_per_step": 5, "max_prompt_tokens": 40, "max_completion_tokens": 6}
+    play(settings_of(tmp_path, engine.url, **limits), episode)
     _, *sent = engine.requests
     assert sent and all(len(one["prompt"]) <= 40 and one["max_tokens"] <= 6 for one in sent)
 
 
-def test_a_live_log_that_is_gone_is_said(tmp_path: Path) -> None:
+def test_a_live_log_that_is_gone_is_said(engine: PaidEngine, tmp_path: Path) -> None:
     """As the session log's; nothing is sent that could not be booked, until it is back."""
     log = tmp_path / "sessions.sqlite3.live"
 
@@ -104,20 +109,18 @@ def test_a_live_log_that_is_gone_is_said(tmp_path: Path) -> None:
         await service.reset(task=TASK, seed=3)
         await service.step(None, KNOBS)
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), episode)
+    play(settings_of(tmp_path, engine.url), episode)
 
 
 @pytest.mark.parametrize("chosen", ["on", "off", "auto"])
-def test_priorities_are_told(tmp_path: Path, chosen: str) -> None:
+def test_priorities_are_told(engine: PaidEngine, tmp_path: Path, chosen: str) -> None:
     """In the field that vLLM reads, where it is known to take it; this engine has no plug-in."""
 
     async def episode(service: LiveService) -> None:
         await service.reset(task="adversarial_multitenant", seed=3)
         await service.step(None, KNOBS)
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url, priority=chosen), episode)
+    play(settings_of(tmp_path, engine.url, priority=chosen), episode)
     sent = [one.get("priority") for one in engine.requests[1:]]
     assert len(sent) > 1
     assert all((told is None) == (chosen != "on") for told in sent)
@@ -126,7 +129,7 @@ def test_priorities_are_told(tmp_path: Path, chosen: str) -> None:
 
 
 @pytest.mark.parametrize("provider", ["engine", "openai"])
-def test_the_limit_cannot_be_passed(tmp_path: Path, provider: str) -> None:
+def test_the_limit_cannot_be_passed(engine: PaidEngine, tmp_path: Path, provider: str) -> None:
     """By steps, steps at once, resets or restarts, whatever an engine's tokenizer makes of it."""
     limit = 3000
 
@@ -144,25 +147,26 @@ def test_the_limit_cannot_be_passed(tmp_path: Path, provider: str) -> None:
                 return
         raise AssertionError("nothing was refused")
 
-    with PaidEngine() as engine:
-        chosen = {"provider": provider, "model": "paid", "key": "sk-of-the-test"}
-        settings = settings_of(
-            tmp_path,
-            engine.url,
-            token_limit=limit,
-            max_prompt_tokens=60,
-            max_requests_per_step=4,
-            **chosen,
-        )
+    chosen = {"provider": provider, "model": "paid", "key": "sk-of-the-test"}
+    settings = settings_of(
+        tmp_path,
+        engine.url,
+        token_limit=limit,
+        max_prompt_tokens=60,
+        max_requests_per_step=4,
+        **chosen,
+    )
+    play(settings, until_refused)
+    assert 0 < engine.bill <= limit
+    for _ in range(3):
         play(settings, until_refused)
-        assert 0 < engine.bill <= limit
-        for _ in range(3):
-            play(settings, until_refused)
-        assert engine.bill <= limit
+    assert engine.bill <= limit
 
 
 @pytest.mark.parametrize("mode", ["garbage", "uncounted", "endless", "cut", "telltale"])
-def test_a_bad_engine_is_a_problem_and_no_reward(tmp_path: Path, mode: str) -> None:
+def test_a_bad_engine_is_a_problem_and_no_reward(
+    engine: PaidEngine, tmp_path: Path, mode: str
+) -> None:
     """One sentence, without the key; the window can be played again once the engine is well."""
 
     async def episode(service: LiveService) -> None:
@@ -176,11 +180,10 @@ def test_a_bad_engine_is_a_problem_and_no_reward(tmp_path: Path, mode: str) -> N
         engine.mode = "well"
         assert (await service.step(None, KNOBS, 1)).steps == 2
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url, key="sk-of-the-test"), episode)
+    play(settings_of(tmp_path, engine.url, key="sk-of-the-test"), episode)
 
 
-def test_an_engine_without_room_is_measured(tmp_path: Path) -> None:
+def test_an_engine_without_room_is_measured(engine: PaidEngine, tmp_path: Path) -> None:
     """What a full engine turns away fails its objectives, as in the simulator."""
 
     async def episode(service: LiveService) -> None:
@@ -190,11 +193,10 @@ def test_an_engine_without_room_is_measured(tmp_path: Path) -> None:
         assert window.completed == 0 and window.failed > 0
         assert window.observation["slo_compliance_rate"] == 0.0
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), episode)
+    play(settings_of(tmp_path, engine.url), episode)
 
 
-def test_an_engine_that_dies(tmp_path: Path) -> None:
+def test_an_engine_that_dies(engine: PaidEngine, tmp_path: Path) -> None:
     """In the middle of an episode and before one; the session stays where it was."""
 
     async def episode(service: LiveService) -> None:
@@ -209,12 +211,11 @@ def test_an_engine_that_dies(tmp_path: Path) -> None:
         with pytest.raises(EngineFailure, match="no episode was begun"):
             await service.reset(task=TASK)
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), episode)
-        play(settings_of(tmp_path, engine.url), reset)
+    play(settings_of(tmp_path, engine.url), episode)
+    play(settings_of(tmp_path, engine.url), reset)
 
 
-def test_tokens_beyond_those_booked_are_counted(tmp_path: Path) -> None:
+def test_tokens_beyond_those_booked_are_counted(engine: PaidEngine, tmp_path: Path) -> None:
     """An engine that counts more than was foreseen uses up the limit the sooner."""
 
     async def episode(service: LiveService) -> None:
@@ -224,11 +225,10 @@ def test_tokens_beyond_those_booked_are_counted(tmp_path: Path) -> None:
         assert service.live is not None and view.live is not None
         assert service.live["tokens_spent"] > 50 * view.live["tokens_booked"]
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), episode)
+    play(settings_of(tmp_path, engine.url), episode)
 
 
-def test_one_session_at_a_time(tmp_path: Path) -> None:
+def test_one_session_at_a_time(engine: PaidEngine, tmp_path: Path) -> None:
     """Another one has to wait, its own may begin again, and nothing is stepped together."""
 
     async def sessions(service: LiveService) -> None:
@@ -246,11 +246,10 @@ def test_one_session_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(EpisodeConflict, match="plays on the engine"):
             await service.reset(task=TASK, session_id=mine.session_id)
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), sessions)
+    play(settings_of(tmp_path, engine.url), sessions)
 
 
-def test_a_client_that_leaves_does_not_end_a_window(tmp_path: Path) -> None:
+def test_a_client_that_leaves_does_not_end_a_window(engine: PaidEngine, tmp_path: Path) -> None:
     """It is played to its end and counts."""
 
     async def leave(service: LiveService) -> None:
@@ -261,11 +260,10 @@ def test_a_client_that_leaves_does_not_end_a_window(tmp_path: Path) -> None:
         while (await service.view(None)).steps == 0:
             await asyncio.sleep(0.05)
 
-    with PaidEngine() as engine:
-        play(settings_of(tmp_path, engine.url), leave)
+    play(settings_of(tmp_path, engine.url), leave)
 
 
-def test_a_restart_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_a_restart_keeps_what_was_measured(engine: PaidEngine, tmp_path: Path) -> None:
     """The episode cannot go on, and its log, grade and spending are still there."""
 
     async def begin(service: LiveService) -> Any:
@@ -280,10 +278,9 @@ def test_a_restart_keeps_what_was_measured(tmp_path: Path) -> None:
         assert (await service.grade_session(None))[1].windows == 1
         return view, service.live
 
-    with PaidEngine() as engine:
-        settings = settings_of(tmp_path, engine.url)
-        before, spent = play(settings, begin)
-        after, still = play(settings, go_on)
+    settings = settings_of(tmp_path, engine.url)
+    before, spent = play(settings, begin)
+    after, still = play(settings, go_on)
     assert after == before
     assert still["tokens_spent"] == spent["tokens_spent"] > 0
 
