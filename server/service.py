@@ -22,7 +22,7 @@ from server.server_settings import Settings
 from server.sessions.compiling import Compiler
 from server.sessions.episodes import Episode, listed_episode
 from server.sessions.programs import Knobs, Window
-from server.sessions.session import BatchView, View
+from server.sessions.session import BatchView, SessionName, View
 from server.sessions.store import LoggedStep
 
 DEFAULT_TASK = "static_workload"
@@ -72,9 +72,8 @@ class LiveGrade:
 class Service(Protocol):
     """Sessions, for every protocol by which they are played.
 
-    Methods that take a session id, None for the default session, raise UnknownSession, and
-    EpisodeConflict for a session of another version of its task. Long computations may raise
-    Overloaded.
+    Methods that take the name of a session raise UnknownSession, and EpisodeConflict for a session
+    of another version of its task. Long computations may raise Overloaded.
     """
 
     settings: Settings
@@ -118,11 +117,13 @@ class Service(Protocol):
         index: int | None = None,
         config: Mapping[str, Any] | None = None,
         episode_id: str | None = None,
-        session_id: str | None = None,
+        session: SessionName | None = None,
     ) -> View:
-        """Begins an episode, in a new session if ``session_id`` is None.
+        """Begins an episode.
 
         Args:
+          session: the session, or the client whose default session a new one becomes; None: a new
+            session that is nobody's default.
           index: entry of the split's list, for a task and a seed that are None.
 
         Raises:
@@ -133,7 +134,7 @@ class Service(Protocol):
 
     async def step(
         self,
-        session_id: str | None,
+        session: SessionName,
         knobs: Knobs,
         number: int | None = None,
         *,
@@ -162,11 +163,11 @@ class Service(Protocol):
         """
         ...
 
-    async def view(self, session_id: str | None) -> View:
+    async def view(self, session: SessionName) -> View:
         """A snapshot of a session."""
         ...
 
-    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+    async def drive(self, session: SessionName, agent: str, windows: int) -> list[View]:
         """Lets an agent play up to ``windows`` windows, and stops at the end of the episode.
 
         Raises:
@@ -174,15 +175,19 @@ class Service(Protocol):
         """
         ...
 
-    async def history(self, session_id: str | None) -> History:
-        """The log of a session's current episode."""
+    async def history(self, session: SessionName, *, watching: bool = False) -> History:
+        """The log of a session's current episode.
+
+        Args:
+          watching: whether the id may also be the one by which others follow a live session.
+        """
         ...
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window of a log."""
         ...
 
-    async def grade_session(self, session_id: str | None) -> tuple[View, Grade | LiveGrade]:
+    async def grade_session(self, session: SessionName) -> tuple[View, Grade | LiveGrade]:
         """The grade of a session's episode so far, by its log.
 
         Raises:
@@ -194,7 +199,7 @@ class Service(Protocol):
         """The grade of a list of actions.
 
         Raises:
-          InputError: as ``jaxserve.grading.grade_actions``.
+          InputError: more actions than windows; further as ``jaxserve.grading.grade_actions``.
         """
         ...
 
@@ -202,11 +207,11 @@ class Service(Protocol):
         """The grade of a client's log, and whether its figures are true.
 
         Raises:
-          InputError: as ``jaxserve.grading.grade_log``.
+          InputError: more windows than the task has; further as ``jaxserve.grading.grade_log``.
         """
         ...
 
-    async def compared(self, session_id: str | None) -> SessionComparison:
+    async def compared(self, session: SessionName) -> SessionComparison:
         """A session's traffic played by the comparison agents.
 
         Raises:
@@ -214,7 +219,7 @@ class Service(Protocol):
         """
         ...
 
-    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+    async def replayed(self, session: SessionName) -> tuple[View, TimeStep]:
         """Every window of a session by traffic class, as NumPy leaves [T, ...].
 
         Raises:

@@ -26,7 +26,9 @@ from server.sessions.programs import Knobs, Window
 from server.sessions.replaying import catch_up
 from server.sessions.session import (
     BatchView,
+    DefaultSession,
     Session,
+    SessionName,
     View,
     begin_session,
     check_window,
@@ -105,10 +107,12 @@ class SimulatedService:
         index: int | None = None,
         config: Mapping[str, Any] | None = None,
         episode_id: str | None = None,
-        session_id: str | None = None,
+        session: SessionName | None = None,
     ) -> View:
         """See ``Service.reset``."""
         chosen = chosen_episode(task, seed, split, index)
+        default = session if isinstance(session, DefaultSession) else None
+        own_id = session if isinstance(session, str) else None
 
         def begun() -> Session | programs.Simulator:
             """A new session; the simulator if its program is not compiled."""
@@ -116,17 +120,19 @@ class SimulatedService:
             simulator = programs.simulator(episode)
             if not programs.is_compiled(simulator, together=False):
                 return simulator
-            return new_session(session_id, episode_id, episode)
+            return new_session(own_id, episode_id, episode)
 
         assert self._compiler is not None
-        while not isinstance(session := await asyncio.to_thread(begun), Session):
-            await asyncio.wrap_future(self._compiler.compiled(session, together=False))
-        is_new = session_id is None
-        return await self._worker.run(lambda s: s.begin(session, is_new=is_new).view())
+        while not isinstance(made := await asyncio.to_thread(begun), Session):
+            await asyncio.wrap_future(self._compiler.compiled(made, together=False))
+        is_new = own_id is None
+        return await self._worker.run(
+            lambda sessions: sessions.begin(made, is_new=is_new, default=default).view()
+        )
 
     async def step(
         self,
-        session_id: str | None,
+        session: SessionName,
         knobs: Knobs,
         number: int | None = None,
         *,
@@ -135,10 +141,10 @@ class SimulatedService:
         """See ``Service.step``."""
 
         def task(sessions: Sessions) -> View:
-            session = sessions.find(session_id)
-            check_window(session, number)
-            sessions.step(session, knobs, driven=driven)
-            return session.view()
+            found = sessions.find(session)
+            check_window(found, number)
+            sessions.step(found, knobs, driven=driven)
+            return found.view()
 
         return await self._worker.run(task)
 
@@ -155,13 +161,13 @@ class SimulatedService:
 
         return await self._worker.run(task)
 
-    async def view(self, session_id: str | None) -> View:
+    async def view(self, session: SessionName) -> View:
         """See ``Service.view``."""
-        return await self._worker.run(lambda sessions: sessions.find(session_id).view())
+        return await self._worker.run(lambda sessions: sessions.find(session).view())
 
-    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+    async def drive(self, session: SessionName, agent: str, windows: int) -> list[View]:
         """See ``Service.drive``."""
-        view = await self.view(session_id)
+        view = await self.view(session)
         driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
@@ -171,12 +177,12 @@ class SimulatedService:
                 break
         return views
 
-    async def history(self, session_id: str | None) -> History:
-        """See ``Service.history``."""
+    async def history(self, session: SessionName, *, watching: bool = False) -> History:
+        """See ``Service.history``; simulated sessions have no id for others."""
 
         def task(sessions: Sessions) -> History:
-            session = sessions.find(session_id)
-            return History(session.view(), tuple(sessions.steps(session)))
+            found = sessions.find(session)
+            return History(found.view(), tuple(sessions.steps(found)))
 
         return await self._worker.run(task)
 
@@ -184,9 +190,9 @@ class SimulatedService:
         """The reset and every window of a log, computed again."""
         return await self.background.run(_replayed, history)
 
-    async def grade_session(self, session_id: str | None) -> tuple[View, Grade]:
+    async def grade_session(self, session: SessionName) -> tuple[View, Grade]:
         """See ``Service.grade_session``."""
-        history = await self.history(session_id)
+        history = await self.history(session)
         episode = history.view.episode
         if episode.overrides:
             raise EpisodeConflict(
@@ -202,6 +208,7 @@ class SimulatedService:
 
     async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
         """See ``Service.grade_actions``."""
+        _check_windows(episode, len(knobs))
         actions = _stacked(knobs)
         return await self.background.run(
             grade_actions, episode.task, episode.seed, actions, episode.split
@@ -209,21 +216,21 @@ class SimulatedService:
 
     async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
         """See ``Service.grade_log``."""
-        read_log(log)
+        _check_windows(episode, len(read_log(log)[0]))
         return await self.background.run(
             grade_log, episode.task, episode.seed, log, episode.split, episode.weights
         )
 
-    async def compared(self, session_id: str | None) -> SessionComparison:
+    async def compared(self, session: SessionName) -> SessionComparison:
         """See ``Service.compared``."""
-        view = await self.view(session_id)
+        view = await self.view(session)
         played = await self._comparison_agents.of(view.episode)
         reward = environment(view.episode.task, view.episode.config).reward
         return SessionComparison(view, float(reward.expected_requests_per_s), played)
 
-    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+    async def replayed(self, session: SessionName) -> tuple[View, TimeStep]:
         """See ``Service.replayed``."""
-        history = await self.history(session_id)
+        history = await self.history(session)
         episode = history.view.episode
         check_unchanged(episode)
         actions = _stacked([step.knobs for step in history.steps])
@@ -243,6 +250,15 @@ class SimulatedService:
 
 def _stacked(knobs: Sequence[Knobs]) -> Actions:
     return programs.stack_knobs(knobs) if knobs else []
+
+
+def _check_windows(episode: Episode, windows: int) -> None:
+    """Raises InputError if more windows are stated than an episode of the task has."""
+    horizon = int(environment(episode.task, "{}").horizon)
+    if windows > horizon:
+        raise InputError(
+            f"{windows} actions are given; an episode of {episode.task} has {horizon} windows"
+        )
 
 
 def _drive(session_id: str, driver: Driver, sessions: Sessions) -> View:

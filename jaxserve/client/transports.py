@@ -140,8 +140,9 @@ class HttpTransport:
         self._http = http
 
     async def reset(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Begins an episode in a new session."""
-        return await request(self._http, "POST", "/reset", json=options)
+        """Begins an episode in a new session, which is nobody's default session."""
+        headers = {"X-Default-Session": "no"}
+        return await request(self._http, "POST", "/reset", json=options, headers=headers)
 
     async def step(self, session_id: str, action: dict[str, Any]) -> dict[str, Any]:
         """Plays one window."""

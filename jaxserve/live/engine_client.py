@@ -31,10 +31,16 @@ _SPARE_EVENTS = 8
 class EngineError(InputError):
     """A failed request to an engine."""
 
-    def __init__(self, sentence: str, status: int | None = None) -> None:
-        """Args: the failure, and the HTTP status if the engine answered with an error."""
+    def __init__(self, sentence: str, status: int | None = None, *, sent: bool = True) -> None:
+        """Args: the failure, the HTTP status if the engine answered with an error, and whether a
+        connection was made."""
         super().__init__(sentence)
-        self.status = status
+        self.status, self.sent = status, sent
+
+    @property
+    def refused(self) -> bool:
+        """Whether the engine generated nothing for the request."""
+        return self.status is not None or not self.sent
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,8 @@ class EngineClient:
                         f"{self._name(url)} streams more than the {output_tokens} tokens "
                         "that it was asked for"
                     )
-                if self._has_output(event):
+                # A model that thinks in silence may end without output.
+                if self._has_output(event) or (first_s is None and _ends(event)):
                     first_s, last_s = (now if first_s is None else first_s), now
                     on_output(now)
                 usage = event.get("usage") or usage
@@ -308,13 +315,37 @@ class ChatClient(EngineClient):
 
     path = "/v1/chat/completions"
 
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self._limit = "max_tokens"
+        self._parameters: dict[str, Any] = {"temperature": 0}
+
+    async def complete(self, *arguments: Any, **options: Any) -> TimedCompletion:
+        """See ``EngineClient``; parameters that the model refuses are left out from then on."""
+        while True:
+            asked = self._limit, *self._parameters
+            try:
+                return await super().complete(*arguments, **options)
+            except EngineError as error:
+                if error.status in (400, 422):
+                    self._ask_less(str(error))
+                if asked == (self._limit, *self._parameters):
+                    raise
+
+    def _ask_less(self, refusal: str) -> None:
+        """Reasoning models take ``max_completion_tokens`` only, and no temperature."""
+        if "max_tokens" in refusal:
+            self._limit = "max_completion_tokens"
+        for name in [name for name in self._parameters if name in refusal]:
+            del self._parameters[name]
+
     def _body(self, prompt: list[int] | str, output_tokens: int) -> dict[str, Any]:
         if not isinstance(prompt, str):
             raise InputError("a chat is asked in words, not in token ids")
         return {
             "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": output_tokens,
-            "temperature": 0,
+            self._limit: output_tokens,
+            **self._parameters,
         }
 
     def _has_output(self, event: Mapping[str, Any]) -> bool:
@@ -348,7 +379,9 @@ class _CheckedRequest:
             raise EngineError(f"{self._name} streams no events: {error!s:.80}") from None
 
     def _problem(self, error: BaseException) -> EngineError:
-        return EngineError(f"{self._name} cannot be reached: {error or type(error).__name__}")
+        sent = not isinstance(error, aiohttp.ClientConnectorError)
+        text = f"{self._name} cannot be reached: {error or type(error).__name__}"
+        return EngineError(text, sent=sent)
 
 
 async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
@@ -356,6 +389,13 @@ async def cancel(tasks: list[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ends(event: Mapping[str, Any]) -> bool:
+    """Whether an event of a stream has the reason why the output ends."""
+    choices = event.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    return isinstance(choice, Mapping) and bool(choice.get("finish_reason"))
 
 
 def _json_object(text: bytes) -> dict[str, Any]:

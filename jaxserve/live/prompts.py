@@ -18,17 +18,17 @@ class RandomPrompts:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._words: tuple[float, float] | None = None
+        self.learning_tokens = 0
+        """tokens in and out that ``learn`` has spent."""
 
     async def learn(self, engine: EngineClient) -> None:
         """Tests whether the engine takes token ids; otherwise measures the tokens of a word."""
         try:
-            if (await engine.complete(self.make(32), 2)).prompt_tokens == 32:
+            if await self._counted(engine, self.make(32)) == 32:
                 return
         except InputError:
             pass  # words below show whether the ids were the reason
-        few, many = [
-            (await engine.complete(self._text(words), 2)).prompt_tokens for words in (16, 144)
-        ]
+        few, many = [await self._counted(engine, self._text(words)) for words in (16, 144)]
         per_word = (many - few) / 128
         if per_word <= 0:
             raise InputError(
@@ -36,6 +36,12 @@ class RandomPrompts:
                 "a longer prompt must have more"
             )
         self._words = per_word, few - 16 * per_word
+
+    async def _counted(self, engine: EngineClient, prompt: list[int] | str) -> int:
+        """Tokens of a prompt, counted by the engine."""
+        found = await engine.complete(prompt, 2)
+        self.learning_tokens += found.prompt_tokens + found.output_tokens
+        return found.prompt_tokens
 
     def make(self, tokens: int) -> list[int] | str:
         """A prompt of ``tokens`` tokens, approximately so if it consists of words."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -48,8 +50,13 @@ _CONTROL_S = 10.0
 _SILENT = "the engine did not answer in time"
 _NO_ROOM = (429, 503)
 """Statuses of an engine that rejects a request, such as for a full queue."""
+_PROBE_S = 10.0
+"""Seconds for which the answer of a probe of the engine holds."""
 _LEARN_TOKENS = 1200
 """Upper bound of the tokens that ``Prompts.learn`` spends."""
+_UNFORESEEN_TOKENS = 10_000
+"""Tokens of a request beyond its bound at most, such as a provider's own instructions; an engine
+that counts more is not believed."""
 _TEMPLATE_TOKENS = 64
 """Tokens that a chat template or a tokenizer adds to a prompt at most."""
 
@@ -66,6 +73,28 @@ class Connection:
         self.tells_priority = bool(settings.priority)
         """whether requests carry the field ``priority``."""
         self._client: EngineClient | None = None
+        self._probed_s, self._fault = -math.inf, None
+
+    async def fault(self) -> str | None:
+        """Why the engine cannot be used now, None if it can; asks the engine now and then."""
+        now = time.monotonic()
+        if now - self._probed_s > _PROBE_S:
+            self._probed_s = now
+            try:
+                async with asyncio.timeout(_CONTROL_S), self._new_client():
+                    self._fault = None
+            except (InputError, TimeoutError) as error:
+                self._fault = str(error) or _SILENT
+        return self._fault
+
+    def look_again(self) -> None:
+        """Lets the next ``fault`` ask the engine: a request has failed."""
+        self._probed_s = -math.inf
+
+    def _new_client(self) -> EngineClient:
+        s = self.settings
+        target = Target(s.url, s.key, s.control_token, s.model)
+        return ChatClient(target) if s.chat else EngineClient(target)
 
     async def open(self) -> EngineClient:
         """The engine's client; the first call learns how many tokens words have.
@@ -75,21 +104,22 @@ class Connection:
         """
         if self._client is not None:
             return self._client
-        s = self.settings
         try:
-            target = Target(s.url, s.key, s.control_token, s.model)
             async with asyncio.timeout(_CONTROL_S):
-                client = await (ChatClient if s.chat else EngineClient)(target).__aenter__()
+                client = await self._new_client().__aenter__()
         except (InputError, TimeoutError) as error:
             raise EngineFailure(_not_begun(error)) from None
         try:
             self.log.spend(_LEARN_TOKENS)
             async with asyncio.timeout(_LONGEST_S):
                 await self.prompts.learn(client)
-                if s.priority is None:
+                if self.settings.priority is None:
                     self.tells_priority = await offers(client, "priority_routing")
         except BaseException as error:
             await client.__aexit__()
+            if isinstance(error, EngineError) and error.refused:
+                self.log.adjust(self.prompts.learning_tokens - _LEARN_TOKENS)
+                self.prompts.learning_tokens = 0
             if isinstance(error, InputError | TimeoutError):
                 raise EngineFailure(_not_begun(error)) from None
             raise
@@ -146,7 +176,7 @@ class EngineEpisode:
             place = min(int(request.arrival_s / self._window_s), self._windows_count - 1)
             self._traffic[place].append(request)
         _, first = self._env.reset(episode.key())
-        self._seen = first.observation
+        self._seen = self._next = first.observation
         self._step = 0
         self._measured = ClientWindows(spec)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -165,7 +195,7 @@ class EngineEpisode:
         return len(self._tasks)
 
     async def window(self, knobs: Knobs) -> tuple[Window, dict[str, Any]]:
-        """Holds the knobs for one window of real time.
+        """Holds the knobs for one window of real time; ``accept`` or ``drop`` follows.
 
         Returns:
           The measured window, and figures of the requests sent.
@@ -177,11 +207,17 @@ class EngineEpisode:
         try:
             return await self._window(knobs)
         except (InputError, TimeoutError) as error:
+            self._connection.look_again()
             raise EngineFailure(await self._give_up(str(error) or _SILENT)) from None
+
+    def accept(self) -> None:
+        """Moves on to the next window, once the last one is in the log."""
+        self._step += 1
+        self._seen = self._next
 
     async def close(self) -> None:
         """Abandons requests in flight, and releases the lease of the knobs."""
-        await self._drop()
+        await self.drop()
         if self._own is None:
             return
         try:
@@ -260,17 +296,21 @@ class EngineEpisode:
         )
 
     async def _send(self, planned: _Planned, due_s: float) -> None:
-        """Sends one request at its arrival and reads it to its last token."""
-        await asyncio.sleep(due_s - time.monotonic())
-        sending = self._measured.arrived(planned.request, due_s)
+        """Sends one request at its arrival and reads it to its last token; gives the booking of a
+        request back for which nothing was generated."""
+        spent = False
         try:
+            await asyncio.sleep(due_s - time.monotonic())
+            sending = self._measured.arrived(planned.request, due_s)
             async with asyncio.timeout(_LONGEST_S):
                 await self._gate.enter()
+                spent = True
                 try:
                     await self._ask(planned, sending)
                 finally:
                     self._gate.leave()
         except EngineError as error:
+            spent = not error.refused
             if error.status in _NO_ROOM:
                 self._measured.rejected(sending, str(error))
             else:
@@ -286,6 +326,10 @@ class EngineEpisode:
             # The text of an unknown error may hold a key, so it is not logged.
             _LOG.error("a live request ended in %s", type(error).__name__)
             self._failure = self._failure or f"a request ended in {type(error).__name__}"
+        finally:
+            if not spent:
+                with contextlib.suppress(RefusedRequest):  # a log that is gone books nothing
+                    self._log.adjust(-planned.bound)
 
     async def _ask(self, planned: _Planned, sending: Sending) -> None:
         request = planned.request
@@ -304,8 +348,13 @@ class EngineEpisode:
             on_output=lambda time_s: self._measured.output(sending, time_s),
         )
         excess = answer.prompt_tokens + answer.output_tokens - planned.bound
+        if excess > _UNFORESEEN_TOKENS:
+            raise InputError(
+                f"the engine counts {planned.bound + excess:,} tokens for a request of at most "
+                f"{planned.bound:,}, which is not believed"
+            )
         if excess > 0:
-            self._log.add_unforeseen(excess)
+            self._log.adjust(excess)
         self._measured.completed(sending, answer)
 
     def _shown(
@@ -316,7 +365,7 @@ class EngineEpisode:
         wanted: dict[str, float],
         echo: dict[str, dict[str, Any]],
     ) -> Window:
-        """The window in the simulator's terms; advances the episode by one."""
+        """The window in the simulator's terms."""
         env = self._env
         window = self._measured.window(self._until_s, until_s)
         # Requests that ended in the pause before the window count in it; time and cost do not.
@@ -325,19 +374,20 @@ class EngineEpisode:
         locked = as_values(env.locked)
         in_force = make_action(**{n: locked[n] if now.get(n) is None else now[n] for n in wanted})
         metrics = measure(env, self._streams, window, *states, in_force)
-        self._step += 1
-        self._seen = observe(env, self._seen, metrics, window, self._step)
-        return _window(env, self._seen, metrics, self._step >= self._windows_count)
+        number = self._step + 1
+        self._next = observe(env, self._seen, metrics, window, number)
+        return _window(env, self._next, metrics, number >= self._windows_count)
 
     async def _give_up(self, reason: str) -> str:
         """Abandons requests in flight; returns the sentence for the client."""
-        await self._drop()
+        await self.drop()
         return (
             f"{reason}; window {self._step} does not count, and requests in flight were given up: "
             "step again, or reset"
         )
 
-    async def _drop(self) -> None:
+    async def drop(self) -> None:
+        """Abandons requests in flight; the window under way does not count."""
         await cancel(list(self._tasks))
         self._measured = ClientWindows(self._measured.spec)
         self._gate = ConcurrencyCap()

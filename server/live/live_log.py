@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS episodes (
   session TEXT NOT NULL,
   name TEXT NOT NULL,         -- the client's episode_id
   spec TEXT NOT NULL,         -- Episode.to_json()
-  is_default INTEGER NOT NULL -- 1: begun without a session id
+  is_default INTEGER NOT NULL -- 0; in earlier versions 1 for a session begun without an id
 );
 CREATE INDEX IF NOT EXISTS episodes_of_session ON episodes (session);
 CREATE TABLE IF NOT EXISTS windows (
@@ -61,8 +61,6 @@ class LoggedEpisode(NamedTuple):
     session: str
     name: str
     spec: str
-    is_default: bool
-    """0 or 1, as SQLite stores it."""
 
 
 class LiveLog:
@@ -124,8 +122,9 @@ class LiveLog:
                 f"{self.token_limit:,} are; nothing was sent"
             )
 
-    def add_unforeseen(self, tokens: int) -> None:
-        """Books tokens that an engine counted beyond the booked ones.
+    def adjust(self, tokens: int) -> None:
+        """Adds tokens that an engine counted beyond the booked ones; a negative number gives booked
+        ones back that were not used.
 
         Raises:
           StorageFailure: the log cannot be written.
@@ -134,7 +133,7 @@ class LiveLog:
             self._connection.execute("UPDATE spending SET tokens = tokens + ?", (tokens,))
         self.spent = self._read_spent()
 
-    def begin(self, session: str, name: str, spec: str, is_default: bool) -> LoggedEpisode:
+    def begin(self, session: str, name: str, spec: str) -> LoggedEpisode:
         """Adds an episode.
 
         Raises:
@@ -142,11 +141,11 @@ class LiveLog:
         """
         with self._written():
             cursor = self._connection.execute(
-                "INSERT INTO episodes (session, name, spec, is_default) VALUES (?, ?, ?, ?)",
-                (session, name, spec, is_default),
+                "INSERT INTO episodes (session, name, spec, is_default) VALUES (?, ?, ?, 0)",
+                (session, name, spec),
             )
         assert cursor.lastrowid is not None
-        return LoggedEpisode(cursor.lastrowid, session, name, spec, is_default)
+        return LoggedEpisode(cursor.lastrowid, session, name, spec)
 
     def add(self, episode: int, number: int, step: LiveStep) -> None:
         """Adds a window.
@@ -164,14 +163,12 @@ class LiveLog:
         with self._written():
             self._connection.execute("INSERT INTO windows VALUES (?, ?, ?, ?, ?)", row)
 
-    def episode(self, session: str | None) -> LoggedEpisode | None:
-        """The last episode of a session, None for the default session."""
-        mine = "is_default = 1" if session is None else "session = ?"
+    def episode(self, session: str) -> LoggedEpisode | None:
+        """The last episode of a session."""
         with _usable():
             row = self._connection.execute(
-                "SELECT id, session, name, spec, is_default FROM episodes"
-                f" WHERE {mine} ORDER BY id DESC",
-                () if session is None else (session,),
+                "SELECT id, session, name, spec FROM episodes WHERE session = ? ORDER BY id DESC",
+                (session,),
             ).fetchone()
         return None if row is None else LoggedEpisode(*row)
 

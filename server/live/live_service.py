@@ -17,7 +17,7 @@ from jaxserve.types import TimeStep
 from server.live.live_episode import Connection, EngineEpisode
 from server.live.live_log import LiveLog, LiveStep, LoggedEpisode
 from server.players.agents import Driver
-from server.request_errors import EpisodeConflict, UnknownSession
+from server.request_errors import EpisodeConflict, StorageFailure, UnknownSession
 from server.server_settings import Settings
 from server.service import History, LiveGrade, SessionComparison, chosen_episode
 from server.sessions.compiling import Compiler
@@ -27,7 +27,9 @@ from server.sessions.session import (
     NO_DEFAULT,
     NOT_BEGUN,
     BatchView,
+    DefaultSession,
     Session,
+    SessionName,
     View,
     begin_session,
     check_running,
@@ -52,10 +54,10 @@ class LiveSession:
     steps: list[LiveStep]
     first: Window
     """observation of the reset."""
-    is_default: bool
-    """whether the session was begun without an id."""
     play: EngineEpisode | None = None
     """None: the episode cannot go on."""
+    watch_id: str = dataclasses.field(default_factory=lambda: secrets.token_urlsafe(16))
+    """id for those who may read the episode's log and not play."""
     used_s: float = dataclasses.field(default_factory=time.monotonic)
     """time of the reset or the last step, monotonic clock, s."""
 
@@ -64,17 +66,13 @@ class LiveSession:
         """The session before its first window."""
         episode = Episode.from_json(logged.spec)
         session = begin_session(logged.session, logged.number, logged.name, episode)
-        return cls(session, [], session.window, logged.is_default, play)
+        return cls(session, [], session.window, play)
 
     @property
     def plays(self) -> bool:
         """Whether the session holds the engine."""
         idle_s = time.monotonic() - self.used_s
         return self.play is not None and not self.session.over and idle_s < _IDLE_S
-
-    def means(self, session_id: str | None) -> bool:
-        """Whether an id, None for the default session, names this session."""
-        return self.is_default if session_id is None else session_id == self.session.id
 
     def append(self, step: LiveStep) -> None:
         """Adds one window."""
@@ -137,12 +135,13 @@ class LiveService:
         await self._simulated.stop()
 
     async def fault(self) -> str | None:
-        """See ``Service.fault``; a fault of either log."""
-        return await self._simulated.fault() or await self._here(self._fault_of_log())
+        """See ``Service.fault``; a fault of either log, or of the engine."""
+        return await self._simulated.fault() or await self._here(self._own_fault())
 
     @property
     def live(self) -> dict[str, Any] | None:
-        """Provider, model, limits, the session that plays, and tokens spent."""
+        """Provider, model, limits, tokens spent, and the id by which others may follow the session
+        that plays."""
         current = self._current
         return {
             "provider": self._limits.provider,
@@ -152,7 +151,7 @@ class LiveService:
             "max_completion_tokens": self._limits.max_completion_tokens,
             "token_limit": self._limits.token_limit,
             "tokens_spent": self._log.spent,
-            "session_id": None if current is None else current.session.id,
+            "watch_id": None if current is None else current.watch_id,
             "requests_in_flight": current.play.in_flight if current and current.play else 0,
         }
 
@@ -175,16 +174,20 @@ class LiveService:
         index: int | None = None,
         config: Mapping[str, Any] | None = None,
         episode_id: str | None = None,
-        session_id: str | None = None,
+        session: SessionName | None = None,
     ) -> View:
-        """See ``Service.reset``."""
+        """See ``Service.reset``; only its id or its connection names an episode under way."""
         chosen = chosen_episode(task, seed, split, index)
         episode = await asyncio.to_thread(parse_episode, *chosen, config)
-        return await self._here(self._reset(session_id, episode_id, episode))
+        own_id = session if isinstance(session, str) else None
+        view = await self._here(self._reset(own_id, episode_id, episode))
+        if isinstance(session, DefaultSession) and self.settings.token is None:
+            await self.keep_note(session.key, view.session_id)
+        return view
 
     async def step(
         self,
-        session_id: str | None,
+        session: SessionName,
         knobs: Knobs,
         number: int | None = None,
         *,
@@ -195,19 +198,19 @@ class LiveService:
         Raises:
           EpisodeConflict, further: a window is being played, or a restart ended the episode.
         """
-        return await self._here(self._step(session_id, knobs, number))
+        return await self._here(self._step(await self._id(session), knobs, number))
 
     async def step_many(self, steps: Sequence[tuple[str, Knobs, int | None]]) -> BatchView:
         """Refuses: there is one engine."""
         raise EpisodeConflict("a live server plays one session at a time; use /step")
 
-    async def view(self, session_id: str | None) -> View:
+    async def view(self, session: SessionName) -> View:
         """See ``Service.view``."""
-        return await self._here(self._viewed(session_id))
+        return (await self._here(self._logged(await self._id(session)))).view
 
-    async def drive(self, session_id: str | None, agent: str, windows: int) -> list[View]:
+    async def drive(self, session: SessionName, agent: str, windows: int) -> list[View]:
         """See ``Service.drive``."""
-        view = await self.view(session_id)
+        view = await self.view(session)
         driver = await self.background.run(self.agents.load, agent, view.episode.task)
         views = []
         for _ in range(windows):
@@ -216,23 +219,23 @@ class LiveService:
                 break
         return views
 
-    async def history(self, session_id: str | None) -> History:
+    async def history(self, session: SessionName, *, watching: bool = False) -> History:
         """See ``Service.history``."""
-        logged = await self._here(self._logged(session_id))
+        logged = await self._here(self._logged(await self._id(session), watching))
         steps = tuple(LoggedStep(False, s.window.reward, s.knobs) for s in logged.steps)
         return History(logged.view, steps)
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window, as measured."""
-        logged = await self._here(self._logged(history.view.session_id))
+        logged = await self._here(self._logged(history.view.session_id, True))
         if logged.view.episode_id != history.view.episode_id:
             raise EpisodeConflict(f"session {history.view.session_id!r} was reset meanwhile")
         measured = [step.window for step in logged.steps[: len(history.steps)]]
         return [logged.first, *measured]
 
-    async def grade_session(self, session_id: str | None) -> tuple[View, LiveGrade]:
+    async def grade_session(self, session: SessionName) -> tuple[View, LiveGrade]:
         """The measured figures; there is no score."""
-        logged = await self._here(self._logged(session_id))
+        logged = await self._here(self._logged(await self._id(session)))
         return logged.view, _measured_figures(logged.steps)
 
     async def grade_actions(self, episode: Episode, knobs: Sequence[Knobs]) -> Grade:
@@ -243,13 +246,13 @@ class LiveService:
         """See ``Service.grade_log``."""
         return await self._simulated.grade_log(episode, log)
 
-    async def compared(self, session_id: str | None) -> SessionComparison:
+    async def compared(self, session: SessionName) -> SessionComparison:
         """Refuses: live windows cannot be computed again."""
-        raise _not_simulated(await self.view(session_id))
+        raise _not_simulated(await self.view(session))
 
-    async def replayed(self, session_id: str | None) -> tuple[View, TimeStep]:
+    async def replayed(self, session: SessionName) -> tuple[View, TimeStep]:
         """Refuses as ``compared``."""
-        raise _not_simulated(await self.view(session_id))
+        raise _not_simulated(await self.view(session))
 
     async def note(self, key: str) -> str | None:
         """See ``Service.note``."""
@@ -259,6 +262,15 @@ class LiveService:
         """See ``Service.keep_note``."""
         await self._simulated.keep_note(key, text)
 
+    async def _id(self, session: SessionName) -> str:
+        """The id that a name stands for."""
+        if isinstance(session, str):
+            return session
+        found = None if self.settings.token is not None else await self.note(session.key)
+        if found is None:
+            raise UnknownSession(NOT_BEGUN if self.settings.token is None else NO_DEFAULT)
+        return found
+
     async def _here(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs work in the thread that plays, to its end even if the client disconnects."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -266,34 +278,31 @@ class LiveService:
 
     async def _reset(self, session_id: str | None, name: str | None, episode: Episode) -> View:
         current = self._current
-        own = current is not None and current.means(session_id)
-        is_default = session_id is None and self.settings.token is None
-        # Naming the default session does not change what it is.
-        is_default = is_default or (own and current is not None and current.is_default)
+        own = current is not None and current.session.id == session_id
         if self._busy:
             raise EpisodeConflict(_BUSY)
         if current is not None and not own and current.plays:
             raise EpisodeConflict(
-                f"session {current.session.id!r} plays on the engine, one at a time; reset it, or "
-                f"wait until it is over or has not stepped for {_IDLE_S:g} s"
+                "a session plays on the engine, one at a time; reset it by its session_id, or wait "
+                f"until it is over or has not stepped for {_IDLE_S:g} s"
             )
         if session_id is not None and not own:
             self._find(session_id)
         self._busy = True
         try:
             client = await self._connection.open()
-            await self._end_current()
             play = await asyncio.to_thread(EngineEpisode, self._connection, client, episode)
             session_id = session_id or secrets.token_urlsafe(16)
             name = name or secrets.token_hex(16)
-            logged = self._log.begin(session_id, name, episode.to_json(), is_default)
+            logged = self._log.begin(session_id, name, episode.to_json())
+            await self._end_current()
             self._current = LiveSession.begin(logged, play)
             return self._current.view()
         finally:
             self._busy = False
 
     async def _step(
-        self, session_id: str | None, knobs: Knobs | Driver, number: int | None = None
+        self, session_id: str, knobs: Knobs | Driver, number: int | None = None
     ) -> View:
         live = self._find(session_id)
         if live.play is None:
@@ -312,7 +321,12 @@ class LiveService:
                 knobs = await asyncio.to_thread(knobs, session)
             window, about = await live.play.window(knobs)
             step = LiveStep(knobs, window, about)
-            self._log.add(session.number, session.steps, step)
+            try:
+                self._log.add(session.number, session.steps, step)
+            except StorageFailure:
+                await live.play.drop()
+                raise
+            live.play.accept()
             live.append(step)
             if session.over:
                 await live.play.close()
@@ -321,25 +335,26 @@ class LiveService:
             live.used_s = time.monotonic()
             self._busy = False
 
-    async def _fault_of_log(self) -> str | None:
-        return self._log.fault()
+    async def _own_fault(self) -> str | None:
+        return self._log.fault() or await self._connection.fault()
 
-    async def _viewed(self, session_id: str | None) -> View:
-        return self._find(session_id).view()
+    async def _logged(self, session_id: str, watching: bool = False) -> _Logged:
+        """A snapshot of a session.
 
-    async def _logged(self, session_id: str | None) -> _Logged:
-        found = self._find(session_id)
-        return _Logged(found.view(), tuple(found.steps), found.first)
-
-    def _find(self, session_id: str | None) -> LiveSession:
+        Args:
+          watching: whether ``session_id`` may also be a session's ``watch_id``.
+        """
         current = self._current
-        if current is not None and current.means(session_id):
-            return current
-        if session_id is None and self.settings.token is not None:
-            raise UnknownSession(NO_DEFAULT)
+        watched = watching and current is not None and session_id == current.watch_id
+        found = current if watched and current is not None else self._find(session_id)
+        return _Logged(
+            found.view()._replace(session_id=session_id), tuple(found.steps), found.first
+        )
+
+    def _find(self, session_id: str) -> LiveSession:
+        if self._current is not None and self._current.session.id == session_id:
+            return self._current
         found = self._log.episode(session_id)
-        if found is None and session_id is None:
-            raise UnknownSession(NOT_BEGUN)
         if found is None:
             raise unknown_session(session_id)
         ended = LiveSession.begin(found, None)

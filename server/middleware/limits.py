@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 from collections import Counter
 from datetime import timedelta
@@ -30,6 +31,21 @@ def client_address(scope: Scope) -> str:
     return (scope.get("client") or ("unknown", 0))[0]
 
 
+def client_of(scope: Scope) -> str:
+    """The client that an address stands for: of IPv6 the network of 64 bits, from which one client
+    takes any address."""
+    address = client_address(scope)
+    try:
+        known = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if known.version == 4 or known.is_loopback:
+        return address
+    if known.ipv4_mapped is not None:
+        return str(known.ipv4_mapped)
+    return str(ipaddress.ip_network((known, 64), strict=False))
+
+
 class LimitRate:
     """ASGI middleware: limits the rate of requests and WebSocket messages per client address.
 
@@ -54,7 +70,7 @@ class LimitRate:
         if scope["type"] not in ("http", "websocket") or scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
-        client = client_address(scope)
+        client = client_of(scope)
         if wait_s := self._wait_s(client):
             per = f"{self._rate.count} per {self._rate.period_s:g} s"
             answer = problem(429, f"too many requests from {client}; allowed are {per}")
@@ -149,7 +165,7 @@ class LimitSockets:
         if scope["type"] != "websocket":
             await self._app(scope, receive, send)
             return
-        client = client_address(scope)
+        client = client_of(scope)
         if self._open[client] >= self._per_address:
             text = f"{client} has {self._per_address} WebSockets open, which is all it may have"
             answer = problem(429, f"{text}; close one, or play several sessions over HTTP")

@@ -1,4 +1,5 @@
-"""Checks of names in a query: a misspelt ``session_id`` would mean the default session."""
+"""Checks of names in a query: a misspelt ``session_id`` would mean the default session, and of two
+values of a name one would be ignored."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ async def known_query(request: Request) -> None:
     """A FastAPI dependency of HTTP routes.
 
     Raises:
-      InputError: the query has a name that the route does not take.
+      InputError: the query has a name that the route does not take, or a name twice.
     """
     route = request.scope["route"]
     assert isinstance(route, APIRoute)
@@ -58,3 +59,5 @@ def _check(given: QueryParams, known: Sequence[str]) -> None:
         if name not in known:
             allowed = ", ".join(known) or "none"
             raise InputError(f"query {name!r:.60} is unknown; allowed are {allowed}")
+        if len(given.getlist(name)) > 1:
+            raise InputError(f"query {name!r:.60} is given twice; name it once")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from fastapi import APIRouter, Body, Request
+from fastapi import APIRouter, Body, Header, Request
 from fastapi.responses import Response
 
 from server.background import while_connected
 from server.json_responses import OrjsonResponse
 from server.routes.openapi import SESSION, responses
-from server.routes.router import NamedSession, json_router
+from server.routes.router import NamedSession, json_router, one_session
 from server.service import Service
+from server.sessions.session import SessionName
 from server.wire import request_bodies, schemas
 from server.wire.request_bodies import DriveBody, ResetBody, StepBody, StepManyBody
 from server.wire.response_models import DriveAnswer, EpisodeLog, StepAnswer, StepManyAnswer
@@ -19,7 +20,7 @@ from server.wire.schemas import ServeState
 
 
 def episode_routes(service: Service) -> APIRouter:
-    """Routes of sessions; a request without a session id means the default session."""
+    """Routes of sessions; a request without a session id means the client's default session."""
     handlers = _EpisodeHandlers(service)
     router = json_router("Environment Control")
     router.post(
@@ -69,13 +70,17 @@ class _EpisodeHandlers:
         self,
         named: NamedSession,
         body: Annotated[ResetBody, Body(default_factory=ResetBody.model_construct)],
+        x_default_session: Annotated[Literal["no"] | None, Header()] = None,
     ) -> Response:
-        arguments = request_bodies.reset_arguments(body, body.session_id or named)
+        session: SessionName | None = one_session(body.session_id, named)
+        if x_default_session is not None and not isinstance(session, str):
+            session = None
+        arguments = request_bodies.reset_arguments(body, session)
         return OrjsonResponse(schemas.step_answer(await self._service.reset(**arguments)))
 
     async def step(self, named: NamedSession, body: StepBody) -> Response:
-        session_id, action = body.session_id or named, body.action
-        view = await self._service.step(session_id, action.knobs(), action.number())
+        session, action = one_session(body.session_id, named), body.action
+        view = await self._service.step(session, action.knobs(), action.number())
         return OrjsonResponse(schemas.step_answer(view))
 
     async def step_many(self, body: StepManyBody) -> Response:
@@ -89,12 +94,12 @@ class _EpisodeHandlers:
         return OrjsonResponse(schemas.step_answer(await self._service.view(named)))
 
     async def agent(self, request: Request, named: NamedSession, body: DriveBody) -> Response:
-        driven = self._service.drive(body.session_id or named, body.agent, body.windows)
+        driven = self._service.drive(one_session(body.session_id, named), body.agent, body.windows)
         views = await while_connected(request, driven)
         return OrjsonResponse({"results": [schemas.step_answer(view) for view in views]})
 
     async def episode_log(self, request: Request, named: NamedSession) -> Response:
-        history = await self._service.history(named)
+        history = await self._service.history(named, watching=True)
         windows = await while_connected(request, self._service.windows(history))
         return OrjsonResponse(
             schemas.episode_log(history.view, [step.knobs for step in history.steps], windows),

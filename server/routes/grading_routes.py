@@ -16,7 +16,7 @@ from server.background import while_connected
 from server.json_responses import OrjsonResponse
 from server.players.baseline_scores import Baselines
 from server.routes.openapi import SESSION, responses
-from server.routes.router import NamedSession, json_router
+from server.routes.router import NamedSession, json_router, one_session
 from server.service import DEFAULT_SPLIT, Service
 from server.sessions.episodes import Episode, built_in_task, parse_episode
 from server.wire.error_sentences import checked
@@ -72,11 +72,15 @@ class _GradingHandlers:
             )
         about: dict[str, Any] = {}
         if body.actions is None and body.episode_log is None:
-            graded = self._service.grade_session(body.session_id or named)
+            graded = self._service.grade_session(one_session(body.session_id, named))
             view, grade = await while_connected(request, graded)
             episode, about = view.episode, played(view)
             _check_same(body, episode)
         else:
+            if body.session_id is not None or isinstance(named, str):
+                raise InputError(
+                    "a session is named beside actions or an episode_log; leave one out"
+                )
             episode, grade = await self._grade_stated(request, body)
         steps = getattr(grade, "steps", None)
         if body.actions_taken is not None and body.actions_taken != steps:
@@ -145,8 +149,6 @@ class _GradingHandlers:
 
 def _stated(body: GradeBody) -> tuple[Any, Any, str, Mapping[str, Any] | None]:
     task = body.named_task()
-    if body.session_id is not None:
-        raise InputError("session_id is given beside actions or an episode_log; leave one out")
     if body.actions is not None and body.episode_log is not None:
         raise InputError("actions and an episode_log are both given; leave one out")
     if task is None or body.seed is None:

@@ -12,10 +12,10 @@ from server.background import while_connected
 from server.json_responses import OrjsonResponse
 from server.players.operator import Decision, Operator
 from server.routes.openapi import SESSION, responses
-from server.routes.router import NamedSession, json_router
+from server.routes.router import NamedSession, json_router, one_session
 from server.service import Service
 from server.sessions import programs
-from server.sessions.session import View, check_running
+from server.sessions.session import SessionName, View, check_running
 from server.wire.request_bodies import OperateBody
 from server.wire.response_models import OperatorAnswer
 from server.wire.schemas import action_fields, step_answer
@@ -26,8 +26,8 @@ def operator_routes(service: Service) -> APIRouter:
     router = json_router("Environment Control")
     operator = Operator(service.model_budget)
 
-    async def operate(session_id: str | None, windows: int) -> tuple[Decision, list[View]]:
-        history = await service.history(session_id)
+    async def operate(session: SessionName, windows: int) -> tuple[Decision, list[View]]:
+        history = await service.history(session)
         view = history.view
         check_running(view.session_id, view.steps, view.window.done)
         seen = await service.windows(history)
@@ -52,7 +52,7 @@ def operator_routes(service: Service) -> APIRouter:
         named: NamedSession,
         body: Annotated[OperateBody, Body(default_factory=OperateBody.model_construct)],
     ) -> Response:
-        operated = operate(body.session_id or named, body.windows)
+        operated = operate(one_session(body.session_id, named), body.windows)
         decision, views = await while_connected(request, operated)
         return OrjsonResponse(
             {

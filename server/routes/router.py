@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 
+from jaxserve.errors import InputError
 from server.json_responses import OrjsonResponse
+from server.middleware.limits import client_of
 from server.middleware.query_names import known_query
+from server.sessions.session import DefaultSession, SessionName
 from server.wire.request_bodies import SessionId
 
 
@@ -19,11 +22,33 @@ def json_router(tag: str) -> APIRouter:
 
 
 async def named_session(
+    request: Request,
     session_id: Annotated[SessionId | None, Query()] = None,
     x_session_id: Annotated[SessionId | None, Header()] = None,
-) -> str | None:
-    """The session of the query or the header; async, since FastAPI runs others in a thread."""
-    return session_id or x_session_id
+) -> SessionName:
+    """The session of the query or the header, else the client's default session; async, since
+    FastAPI runs others in a thread.
+
+    Raises:
+      InputError: query and headers name different sessions.
+    """
+    named: SessionName = DefaultSession(client_of(request.scope))
+    for stated in (session_id, *request.headers.getlist("x-session-id")):
+        named = one_session(stated, named)
+    return named
 
 
-NamedSession = Annotated[str | None, Depends(named_session)]
+NamedSession = Annotated[SessionName, Depends(named_session)]
+
+
+def one_session(stated: str | None, named: SessionName) -> SessionName:
+    """``stated`` if it is an id, else ``named``.
+
+    Raises:
+      InputError: both are ids, and they differ.
+    """
+    if stated is None:
+        return named
+    if isinstance(named, str) and named != stated:
+        raise InputError(f"session_id is {stated!r} and {named!r}; name one session")
+    return stated

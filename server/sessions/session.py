@@ -16,6 +16,23 @@ NO_DEFAULT = "session_id is missing; this server asks for a token and has no def
 NOT_BEGUN = "no episode has been started; call reset first"
 
 
+@dataclass(frozen=True)
+class DefaultSession:
+    """The session that a client began last over HTTP without naming one."""
+
+    client: str
+    """address of the client."""
+
+    @property
+    def key(self) -> str:
+        """Key of the note that holds the session's id."""
+        return f"default_session of {self.client}"
+
+
+SessionName = str | DefaultSession
+"""A session as a request names it: its id, or the client's default session."""
+
+
 @dataclass
 class Session:
     """One session's current episode."""

@@ -15,14 +15,15 @@ from server.sessions.session import (
     NO_DEFAULT,
     NOT_BEGUN,
     BatchView,
+    DefaultSession,
     Session,
+    SessionName,
     check_running,
     unknown_session,
 )
 from server.sessions.store import (
     Head,
     LoggedStep,
-    NewDefault,
     NewEpisode,
     NewNote,
     NewStep,
@@ -62,14 +63,15 @@ class Sessions:
 
     def __init__(self, store: Store, live: int, idle_s: float, default_session: bool) -> None:
         """Args: the log, sessions kept in memory, seconds until an unused session expires, and
-        whether there is a default session: the last one that was begun without an id."""
+        whether clients have a default session."""
         self._store, self._limit, self._idle_s = store, live, idle_s
         self._has_default = default_session
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._records: list[Record] = []
         # Each changed session as it was before; None if it was not in memory.
         self._changed: dict[str, Session | None] = {}
-        self._default: str | None = None
+        self._defaults: dict[str, str] = {}
+        """default sessions that wait for ``commit``, by the keys of their notes."""
 
     @property
     def store(self) -> Store:
@@ -81,12 +83,15 @@ class Sessions:
         """Records that wait for ``commit``."""
         return len(self._records)
 
-    def begin(self, session: Session, *, is_new: bool) -> Session:
+    def begin(
+        self, session: Session, *, is_new: bool, default: DefaultSession | None = None
+    ) -> Session:
         """Begins an episode.
 
         Args:
           session: from ``new_session``.
           is_new: whether the session is new.
+          default: the client whose default session it becomes; None: nobody's.
 
         Raises:
           UnknownSession: the session is not new and does not exist.
@@ -98,9 +103,9 @@ class Sessions:
         self._evict()
         episode = session.episode.to_json()
         self._records.append(NewEpisode(session.id, session.number, session.name, episode))
-        if is_new and self._has_default:
-            self._default = session.id
-            self._records.append(NewDefault(session.id))
+        if default is not None and self._has_default:
+            self._defaults[default.key] = session.id
+            self.keep_note(default.key, session.id)
         return session
 
     def adopt(self, sessions: Sequence[Session]) -> None:
@@ -111,15 +116,15 @@ class Sessions:
             if known is None or known.number != session.number or known.steps < session.steps:
                 self._keep(session)
 
-    def find(self, session_id: str | None) -> Session:
-        """The session of an id, None for the default session, up to date with the log.
+    def find(self, name: SessionName) -> Session:
+        """A session, up to date with the log.
 
         Raises:
           UnknownSession: no such session, an expired one, or no default session.
           EpisodeConflict: the session was played on another version of the simulator.
           Absent: the session has to be rebuilt.
         """
-        return self.find_many([session_id or self._default_id()])[0]
+        return self.find_many([name if isinstance(name, str) else self._default_id(name)])[0]
 
     def find_many(self, session_ids: Sequence[str]) -> list[Session]:
         """The sessions, as ``find``.
@@ -288,14 +293,15 @@ class Sessions:
         self._evict()
 
     def _settle(self) -> None:
-        self._records, self._default = [], None
+        self._records = []
+        self._defaults.clear()
         self._changed.clear()
         self._evict()
 
-    def _default_id(self) -> str:
+    def _default_id(self, default: DefaultSession) -> str:
         if not self._has_default:
             raise UnknownSession(NO_DEFAULT)
-        found = self._default or self._store.default_session()
+        found = self._defaults.get(default.key) or self._store.note(default.key)
         if found is None:
             raise UnknownSession(NOT_BEGUN)
         return found

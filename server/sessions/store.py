@@ -112,20 +112,14 @@ class NewStep(NamedTuple):
     step: LoggedStep
 
 
-class NewDefault(NamedTuple):
-    """Record: the session becomes the default session."""
-
-    session: str
-
-
 class NewNote(NamedTuple):
-    """Record: a text under a key; ``default_session`` and ``clock`` are the log's own keys."""
+    """Record: a text under a key; ``clock`` is the log's own key."""
 
     key: str
     text: str
 
 
-Record = NewEpisode | NewStep | NewDefault | NewNote
+Record = NewEpisode | NewStep | NewNote
 
 
 class MovedSession(Exception):
@@ -185,10 +179,6 @@ class Store:
                 )
                 known.update((session, Head(*rest)) for session, *rest in rows)
         return {session: known[session] for session in sessions if session in known}
-
-    def default_session(self) -> str | None:
-        """Id of the default session."""
-        return self.note("default_session")
 
     def note(self, key: str) -> str | None:
         """The text kept under a key."""
@@ -324,11 +314,9 @@ class Store:
                     (newest, head.last, record.episode, record.number, how, reward, *knobs)
                 )
                 heads[session] = Head(record.episode, record.number + 1, now, newest)
-            elif isinstance(record, NewEpisode):
+            else:
                 episodes.append((record.episode, session, record.name, record.spec))
                 heads[session] = Head(record.episode, 0, now, 0 if head is None else head.last)
-            else:
-                notes.append(NewNote("default_session", session))
         moved = [(session, *head) for session, head in heads.items()]
         self._connection.executemany(_NEW_EPISODE, episodes)
         self._connection.executemany(_NEW_STEP, steps)
@@ -351,6 +339,10 @@ class Store:
             self._connection.execute(_NOTE_CLOCK, (now,))
             self._connection.execute(_DELETE_CHAINS.format(old=old), (before,))
             self._connection.execute(f"DELETE FROM episodes WHERE session IN ({old})", (before,))
+            self._connection.execute(
+                f"DELETE FROM notes WHERE key LIKE 'default_session%' AND value IN ({old})",
+                (before,),
+            )
             expired = self._connection.execute(
                 f"UPDATE sessions SET episode = 0, steps = 0, last = 0 WHERE id IN ({old})",
                 (before,),

@@ -22,8 +22,13 @@ const named = (path, session) => `${path}?session_id=${encodeURIComponent(sessio
 export const tasks = () => ask("GET", "/tasks");
 export const runtime = () => ask("GET", "/runtime");
 export const agents = async () => (await ask("GET", "/info")).agents;
-export const reset = (task, seed, split) =>
-  ask("POST", "/reset", { task_id: task, split, ...(seed === null ? {} : { seed }) });
+export const reset = (task, seed, split, session) =>
+  ask("POST", "/reset", {
+    task_id: task,
+    split,
+    ...(seed === null ? {} : { seed }),
+    ...(session ? { session_id: session } : {}),
+  });
 export const step = (session, action) => ask("POST", "/step", { session_id: session, action });
 export const drive = (session, agent, windows) =>
   ask("POST", "/agent", { session_id: session, agent, windows });

@@ -50,7 +50,7 @@ export class Live {
     while (this.following) {
       try {
         const { live } = await server.runtime();
-        const id = live?.session_id;
+        const id = live?.watch_id;
         const log = id ? await server.log(id) : null;
         if (!this.following) return;
         const state = log ? `${id} ${log.episode_id} ${log.episode_log.length}` : "";
@@ -84,6 +84,6 @@ export class Live {
 
 function spending(live) {
   if (!live) return "This server simulates: open a log.";
-  const playing = live.session_id ? `${live.requests_in_flight} requests in flight` : "no session plays";
+  const playing = live.watch_id ? `${live.requests_in_flight} requests in flight` : "no session plays";
   return `${playing}; ${live.tokens_spent.toLocaleString()} of ${live.token_limit.toLocaleString()} tokens spent`;
 }

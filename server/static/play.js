@@ -31,7 +31,8 @@ export class Play {
   }
 
   async reset(task, seed, split) {
-    const answer = await server.reset(task.task_id, seed, split);
+    // An engine plays one session: an episode under way is begun anew by its id only.
+    const answer = await server.reset(task.task_id, seed, split, this.isLive ? this.session : null);
     const chosen = { task: task.task_id, seed: answer.info.seed, split: answer.info.split };
     this.#begin(answer.session_id, task, chosen, [{ observation: answer.observation, reward: 0, done: false }]);
     return answer.info.seed;

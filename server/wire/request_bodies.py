@@ -17,6 +17,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from jaxserve.seeds import MAX_SEED
+from server.sessions.session import SessionName
 from server.wire.error_sentences import check_names, complaint, sentence
 from server.wire.schemas import SESSION_ID, ActionModel
 
@@ -24,7 +25,7 @@ MAX_SESSIONS = 1024
 """Sessions of one ``step_many`` at most."""
 
 MAX_GRADED = 10_000
-"""Windows of an episode to grade at most. A task has hundreds; the grader ignores further ones."""
+"""Windows in the body of a request at most; the grader refuses more than an episode has."""
 
 SessionId = Annotated[str, StringConstraints(pattern=SESSION_ID)]
 Label = Annotated[str, StringConstraints(max_length=255)]
@@ -90,7 +91,7 @@ class ResetBody(EpisodeBody):
     )
 
 
-def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
+def reset_arguments(body: ResetBody, session: SessionName | None) -> dict[str, Any]:
     """Arguments of ``Service.reset``."""
     return {
         "task": body.named_task(),
@@ -99,7 +100,7 @@ def reset_arguments(body: ResetBody, session_id: str | None) -> dict[str, Any]:
         "index": body.index,
         "config": body.config,
         "episode_id": body.episode_id,
-        "session_id": session_id,
+        "session": session,
     }
 
 

@@ -94,8 +94,8 @@ def test_what_is_computed_again_ends_with_its_client(
             finally:
                 ended.set()
 
-        async def history(session_id: str | None) -> None:
-            del session_id
+        async def history(session: Any, *, watching: bool) -> None:
+            del session, watching
 
         service: Any = SimpleNamespace(
             settings=Settings(IN_MEMORY),

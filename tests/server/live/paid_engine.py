@@ -25,7 +25,9 @@ class PaidEngine(FakeServer):
     - ``garbage``: streams what is no stream.
     - ``uncounted``: tells no usage.
     - ``endless``: streams without an end.
-    - ``greedy``: says that it counted a hundred times as many tokens.
+    - ``greedy``: says that it counted three times as many tokens; ``absurd``, a million times.
+    - ``reasoning``: refuses ``max_tokens`` and a temperature, and says nothing but that it ended.
+    - a number: answers with that HTTP status.
     - ``cut``: breaks the connection in the stream.
     - ``full``: has no room (429).
     - ``telltale``: refuses and repeats every header that it was sent.
@@ -53,7 +55,13 @@ class PaidEngine(FakeServer):
         chat = "messages" in asked
         prompt = asked["messages"][0]["content"] if chat else asked["prompt"]
         # Words of letters: the dearest tokenizer has a token for each byte.
-        tokens, output = len(prompt), asked["max_tokens"]
+        if self.mode.isdecimal():
+            return JSONResponse({"error": "no"}, int(self.mode))
+        wrong = [name for name in ("max_tokens", "temperature") if name in asked]
+        if self.mode == "reasoning" and wrong:
+            return JSONResponse({"error": f"Unsupported parameter: '{wrong[0]}'"}, 400)
+        tokens = len(prompt)
+        output = asked["max_completion_tokens" if "max_tokens" not in asked else "max_tokens"]
         self.bill += tokens + output
         if self.mode == "silent":
             await asyncio.sleep(PATIENCE_S)
@@ -69,12 +77,15 @@ class PaidEngine(FakeServer):
             return
         token = event({"choices": [{"delta": {"content": "x"}} if chat else {"text": "x"}]})
         for place in range(10**9 if self.mode == "endless" else output):
-            yield token
+            if self.mode != "reasoning":
+                yield token
             if self.mode == "cut" and place == 0:
                 raise RuntimeError("as asked")
             await asyncio.sleep(0)
         if self.mode != "uncounted":
-            factor = 100 if self.mode == "greedy" else 1
+            if self.mode == "reasoning":
+                yield event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+            factor = {"greedy": 3, "absurd": 10**6}.get(self.mode, 1)
             counts = {"prompt_tokens": factor * prompt, "completion_tokens": factor * output}
             yield event({"choices": [], "usage": counts})
         yield b"data: [DONE]\n\n"

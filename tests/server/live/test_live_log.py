@@ -76,7 +76,7 @@ def test_nothing_is_spent_that_would_be_forgotten(
     """Nor is an episode begun or a window added to a log that nobody would find again."""
     log = LiveLog(tmp_path / "sessions.sqlite3", 100)
     log.spend(10)
-    episode = log.begin("s", "mine", "{}", False)
+    episode = log.begin("s", "mine", "{}")
     assert log.fault() is None
     # Nothing is written in the same tick of the file system's clock.
     time.sleep(0.02)
@@ -85,8 +85,8 @@ def test_nothing_is_spent_that_would_be_forgotten(
     step = LiveStep((1.0,), Window({}, 0.0, False, {}, 0.0, 0.0, 0.0), {})
     writes: list[Callable[[], Any]] = [
         lambda: log.spend(1),
-        lambda: log.add_unforeseen(1),
-        lambda: log.begin("s", "mine", "{}", False),
+        lambda: log.adjust(1),
+        lambda: log.begin("s", "mine", "{}"),
         lambda: log.add(episode.number, 0, step),
     ]
     for write in writes:

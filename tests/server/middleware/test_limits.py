@@ -5,12 +5,30 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from server.middleware.limits import LimitBody, LimitRate, LimitSockets
+import pytest
+
+from server.middleware.limits import LimitBody, LimitRate, LimitSockets, client_of
 from server.server_settings import Rate
 from tests.server.middleware.asgi import Player, call, refusal, scope
 
 _ASK = {"type": "websocket.receive", "text": "{}"}
 _LEAVE = {"type": "websocket.disconnect", "code": 1000}
+
+
+@pytest.mark.parametrize(
+    ("address", "client"),
+    [
+        ("10.0.0.1", "10.0.0.1"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2:ffff::", "2001:db8:1:2::/64"),
+        ("::ffff:10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("unix", "unix"),
+    ],
+)
+def test_a_client_is_a_network_of_ipv6(address: str, client: str) -> None:
+    """Who has one address there has them all; IPv4 counts by the address."""
+    assert client_of(scope(client=(address, 1))) == client
 
 
 def test_opening_a_websocket_counts() -> None:

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import jaxserve
+from jaxserve.client import ServeClient
 from jaxserve.env import ServeEnv
 from jaxserve.grading import grade_actions
 from jaxserve.seeds import episode_key
 from jaxserve.spaces import KNOBS, OBSERVATION_BOUNDS
 from jaxserve.tasks.spec import task_names
+from server.local import LocalServer
 from tests.server.routes.episode_calls import post, random_actions
 
 HORIZON = 200
@@ -78,6 +80,53 @@ def test_without_a_session_id_the_last_reset_is_meant(http: httpx.Client) -> Non
     assert stepped["session_id"] == begun["session_id"]
     assert http.get("/state").json()["step_count"] == 1
     assert post(http, "/grader")["steps"] == 1
+
+
+def test_nobody_plays_another_clients_default_session(
+    http: httpx.Client, server: LocalServer
+) -> None:
+    """It is of the address that began it over HTTP; sessions of WebSockets, of MCP and of
+    ServeClient are nobody's."""
+    mine = post(http, "/reset", task_id=1, seed=1)["session_id"]
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+    call = {"name": "reset", "arguments": {"task_id": 2}}
+    with (
+        ServeClient(server.url) as socket,
+        httpx.Client(base_url=server.url, transport=elsewhere, timeout=600.0) as other,
+    ):
+        socket.reset(task_id=2, seed=1)
+        rpc = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        assert "session_id" in post(http, "/mcp", **rpc)["result"]
+        apart = http.post("/reset", headers={"X-Default-Session": "no"}).json()["session_id"]
+        assert other.post("/step", json={"action": {}}).status_code == 404
+        theirs = post(other, "/reset", task_id=3, seed=1)["session_id"]
+        assert post(other, "/step", action={})["session_id"] == theirs
+        assert post(http, "/step", action={"batch_cap": 1})["session_id"] == mine
+        assert socket.step({}).info["step"] == 1
+    assert http.get("/state", params={"session_id": apart}).json()["step_count"] == 0
+
+
+def test_two_names_of_a_session_that_differ_are_refused(http: httpx.Client) -> None:
+    """Wherever they stand, and neither session changes."""
+    one, other = (post(http, "/reset", task_id=1, seed=1)["session_id"] for _ in range(2))
+    twice = [("X-Session-Id", one), ("X-Session-Id", other)]
+    for body, query, headers in (
+        ({"session_id": one}, {"session_id": other}, []),
+        ({"session_id": one}, {}, twice[1:]),
+        ({}, {"session_id": one}, twice[1:]),
+        ({}, {}, twice),
+    ):
+        step = {"action": {}} | body
+        answer = http.post("/step", json=step, params=query, headers=headers)
+        assert answer.status_code == 422 and "name one session" in answer.json()["error"]
+    answer = http.get(f"/state?session_id={one}&session_id={other}")
+    assert answer.json()["error"] == "query 'session_id' is given twice; name it once"
+    graded = http.post("/grader", json={"task_id": 1, "seed": 1, "actions": []}, headers=twice[:1])
+    assert "a session is named beside actions" in graded.json()["error"]
+    for name in (one, other):
+        assert http.get("/state", params={"session_id": name}).json()["step_count"] == 0
+    same = {"session_id": one, "action": {}}
+    assert http.post("/step", json=same, headers=twice[:1]).status_code == 200
 
 
 def test_a_session_can_be_named_in_body_query_and_header(http: httpx.Client) -> None:

@@ -54,6 +54,15 @@ def test_a_session_is_graded_as_what_it_is(http: httpx.Client) -> None:
         assert f"{name} is {other!r}, but the session's is" in refused.json()["error"]
 
 
+def test_more_windows_than_an_episode_has_are_refused(http: httpx.Client) -> None:
+    """Those beyond would not count, in actions or in a log."""
+    for name, entry in (("actions", {}), ("episode_log", {"action": {}})):
+        body = {"task_id": 1, "seed": 4, name: [entry] * 201}
+        refused = http.post("/grader", json=body)
+        said = "201 actions are given; an episode of static_workload has 200 windows"
+        assert (refused.status_code, refused.json()["error"]) == (422, said)
+
+
 @pytest.mark.slow
 def test_a_baseline_plays_every_task_and_is_remembered(http: httpx.Client) -> None:
     """The same figures as an agent that drives a session of the same seed."""

@@ -16,10 +16,11 @@ import pytest
 from server.request_errors import StorageFailure
 from server.server_settings import IN_MEMORY
 from server.sessions import store as store_module
+from server.sessions.session import DefaultSession
 from server.sessions.store import (
     LoggedStep,
     MovedSession,
-    NewDefault,
+    NewNote,
     NewStep,
     Record,
     open_store,
@@ -29,10 +30,10 @@ from tests.server.small_disk import fill
 
 
 def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
-    """Episodes, steps in order, the default session."""
+    """Episodes, steps in order, notes."""
     path = str(tmp_path / "new" / "log.sqlite3")
     store = open_store(path)
-    store.commit([begin(), step(0), NewDefault("s")])
+    store.commit([begin(), step(0), NewNote("a", "b")])
     store.commit([step(1)])
     store.close()
     store = open_store(path)
@@ -41,7 +42,7 @@ def test_what_is_committed_is_there_after_reopening(tmp_path: Path) -> None:
     assert store.episode(1) == ("mine", '{"task": "x"}')
     assert store.steps("s", 1) == [STEP, STEP]
     assert store.steps("s", 1, 1) == [STEP]
-    assert store.default_session() == "s"
+    assert store.note("a") == "b"
     assert store.heads(["other", "s"]).keys() == {"s"}
 
 
@@ -112,6 +113,8 @@ def test_expired_sessions_are_forgotten_but_known(
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     store.commit([begin("old", 1), step(0, "old", 1), begin("new", 2), step(0, "new", 2)])
+    defaults = [DefaultSession("10.0.0.1").key, DefaultSession("10.0.0.2").key]
+    store.commit([NewNote(key, id) for key, id in zip(defaults, ("old", "new"), strict=True)])
     store.commit([step(1, "old", 1), begin("old", 3), step(0, "old", 3)])
     now += 100.0
     store.commit([step(1, "new", 2)])
@@ -119,6 +122,7 @@ def test_expired_sessions_are_forgotten_but_known(
     heads = store.heads(["old", "new"])
     old, new = heads["old"], heads["new"]
     assert (old.episode, new.episode, new.steps) == (0, 2, 2)
+    assert [store.note(key) for key in defaults] == [None, "new"]
     assert store.steps("new", 2) == [STEP, STEP]
     assert store.steps("old", 1) == store.steps("old", 3) == []
     assert store.expire(50.0) == 0
