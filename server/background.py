@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,8 @@ from server.request_errors import ClientLeft, OutOfTime, Overloaded
 _THREADS = 2
 _QUEUED = 64
 """Computations that wait for a thread at most; further ones are refused."""
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The client of the request under way; the middleware sets it."""
 
 T = TypeVar("T")
 
@@ -56,39 +59,72 @@ class StopSignal:
 
 
 class BackgroundExecutor:
-    """A thread pool of its own, so that long computations occupy no thread of other requests."""
+    """A thread pool of its own, so that long computations occupy no thread of other requests.
+
+    Clients that wait take turns, so that many computations of one do not delay those of others.
+    """
 
     def __init__(self, threads: int = _THREADS, queued: int = _QUEUED) -> None:
-        """Args: computations at once, and computations that wait for a thread."""
+        """Args: computations at once, and computations that wait for a thread, of which one client
+        may have half."""
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="jaxserve-background")
-        self._limit = threads + queued
-        self._pending = 0
+        self._limit, self._share = threads + queued, threads + (queued + 1) // 2
+        self._waiting: OrderedDict[str, deque[tuple[Future[Any], Callable[[], None]]]] = (
+            OrderedDict()
+        )
+        """jobs by client; the client whose turn is next comes first."""
+        self._pending: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result; a queued call never begins once its caller is cancelled.
 
         Raises:
-          Overloaded: too many computations wait already.
+          Overloaded: too many computations wait already, of this client or in all.
         """
+        client, future = CLIENT.get(), Future()
+
+        def done(_: Future[T]) -> None:
+            with self._lock:
+                self._pending[client] -= 1
+
+        def job() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*arguments))
+                except BaseException as error:
+                    future.set_exception(error)
+
         with self._lock:
-            if self._pending >= self._limit:
-                raise Overloaded(
-                    f"{self._pending} long computations are under way; try again later"
-                )
-            self._pending += 1
-        future = self._pool.submit(function, *arguments)
-        future.add_done_callback(self._done)
+            for count, limit in (
+                (self._pending.total(), self._limit),
+                (self._pending[client], self._share),
+            ):
+                if count >= limit:
+                    raise Overloaded(f"{count} long computations are under way; try again later")
+            self._pending[client] += 1
+            self._waiting.setdefault(client, deque()).append((future, job))
+        future.add_done_callback(done)
+        self._pool.submit(self._run_next)
         return await asyncio.wrap_future(future)
+
+    def _run_next(self) -> None:
+        """Runs a job of the client whose turn it is."""
+        with self._lock:
+            client, jobs = self._waiting.popitem(last=False)
+            _, job = jobs.popleft()
+            if jobs:
+                self._waiting[client] = jobs
+            self._pending += Counter()  # forgets clients without a job
+        job()
 
     def close(self) -> None:
         """Cancels queued computations; running ones go on."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _done(self, future: Future[Any]) -> None:
-        del future
         with self._lock:
-            self._pending -= 1
+            waiting = [future for jobs in self._waiting.values() for future, _ in jobs]
+        for future in waiting:
+            future.cancel()
 
 
 @dataclass

@@ -38,6 +38,9 @@ from server.sessions.sessions import Sessions
 from server.sessions.store import Store, open_store
 from server.sessions.worker import Worker
 
+_RESETS_QUEUED = 10_000
+"""Resets that wait at most: as many WebSockets as there may be begin together."""
+
 
 class SimulatedService:
     """See ``Service``, whose methods these are."""
@@ -65,6 +68,9 @@ class SimulatedService:
         self._worker = Worker(self._sessions)
         self._compiler: Compiler | None = None
         self.background = BackgroundExecutor()
+        # Work of a tenth of a second does not wait for work of seconds.
+        self._short = BackgroundExecutor(threads=1)
+        self._resets = BackgroundExecutor(queued=_RESETS_QUEUED)
         self.model_budget = ModelBudget(self, settings.model_tokens)
         self._comparison_agents = ComparisonAgents(self.agents, self.background)
 
@@ -76,7 +82,8 @@ class SimulatedService:
 
     async def stop(self) -> None:
         """See ``Service.stop``."""
-        self.background.close()
+        for executor in (self.background, self._short, self._resets):
+            executor.close()
         await asyncio.to_thread(self._worker.stop)
 
     @property
@@ -123,7 +130,7 @@ class SimulatedService:
             return new_session(own_id, episode_id, episode)
 
         assert self._compiler is not None
-        while not isinstance(made := await asyncio.to_thread(begun), Session):
+        while not isinstance(made := await self._resets.run(begun), Session):
             await asyncio.wrap_future(self._compiler.compiled(made, together=False))
         is_new = own_id is None
         return await self._worker.run(
@@ -188,7 +195,7 @@ class SimulatedService:
 
     async def windows(self, history: History) -> list[Window]:
         """The reset and every window of a log, computed again."""
-        return await self.background.run(_replayed, history)
+        return await self._short.run(_replayed, history)
 
     async def grade_session(self, session: SessionName) -> tuple[View, Grade]:
         """See ``Service.grade_session``."""
@@ -200,7 +207,7 @@ class SimulatedService:
                 "only the task as it is has a score"
             )
         actions = _stacked([step.knobs for step in history.steps])
-        grade = await self.background.run(
+        grade = await self._short.run(
             grade_actions, episode.task, episode.seed, actions, episode.split, episode.weights
         )
         # The log is the server's own, so the grade is verified.
@@ -210,14 +217,14 @@ class SimulatedService:
         """See ``Service.grade_actions``."""
         _check_windows(episode, len(knobs))
         actions = _stacked(knobs)
-        return await self.background.run(
+        return await self._short.run(
             grade_actions, episode.task, episode.seed, actions, episode.split
         )
 
     async def grade_log(self, episode: Episode, log: Sequence[Mapping[str, Any]]) -> Grade:
         """See ``Service.grade_log``."""
         _check_windows(episode, len(read_log(log)[0]))
-        return await self.background.run(
+        return await self._short.run(
             grade_log, episode.task, episode.seed, log, episode.split, episode.weights
         )
 
@@ -234,7 +241,7 @@ class SimulatedService:
         episode = history.view.episode
         check_unchanged(episode)
         actions = _stacked([step.knobs for step in history.steps])
-        timesteps = await self.background.run(
+        timesteps = await self._short.run(
             replay_actions, episode.task, episode.seed, actions, episode.split
         )
         return history.view, timesteps

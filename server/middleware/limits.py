@@ -12,6 +12,7 @@ from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from throttled import RateLimiterType, Throttled, rate_limiter, store
 
+from server.background import CLIENT
 from server.json_responses import problem
 from server.server_settings import Rate
 
@@ -71,6 +72,7 @@ class LimitRate:
             await self._app(scope, receive, send)
             return
         client = client_of(scope)
+        CLIENT.set(client)
         if wait_s := self._wait_s(client):
             per = f"{self._rate.count} per {self._rate.period_s:g} s"
             answer = problem(429, f"too many requests from {client}; allowed are {per}")

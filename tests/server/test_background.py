@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from server.background import Abandoned, BackgroundExecutor, SharedResults, StopSignal
+from server.background import CLIENT, Abandoned, BackgroundExecutor, SharedResults, StopSignal
 from server.request_errors import OutOfTime, Overloaded
 
 
@@ -17,14 +17,41 @@ def test_more_than_may_wait_are_told_to_come_back() -> None:
 
     async def play() -> None:
         executor = BackgroundExecutor(threads=1, queued=2)
-        gate = threading.Event()
-        running = [asyncio.ensure_future(executor.run(gate.wait, 60.0)) for _ in range(3)]
+        gate, running = threading.Event(), []
+        for client in ("one", "one", "other"):
+            CLIENT.set(client)
+            running.append(asyncio.create_task(executor.run(gate.wait, 60.0)))
         await asyncio.sleep(0)
         with pytest.raises(Overloaded, match="3 long computations are under way"):
             await executor.run(gate.wait)
         gate.set()
         assert await asyncio.gather(*running) == [True] * 3
         assert await executor.run(gate.wait) is True
+
+    asyncio.run(play())
+
+
+def test_clients_take_turns() -> None:
+    """Many computations of one do not delay those of others, and one has half of the places."""
+
+    async def play() -> None:
+        executor, gate, order = BackgroundExecutor(threads=1, queued=8), threading.Event(), []
+
+        async def ask(client: str, count: int) -> list[asyncio.Task[None]]:
+            CLIENT.set(client)
+            tasks = [asyncio.create_task(executor.run(order.append, client)) for _ in range(count)]
+            await asyncio.sleep(0)
+            return tasks
+
+        first = asyncio.create_task(executor.run(gate.wait, 60.0))
+        await asyncio.sleep(0)
+        waiting = [*await ask("many", 5), *await ask("few", 2)]
+        CLIENT.set("many")
+        with pytest.raises(Overloaded, match="5 long computations are under way"):
+            await executor.run(gate.wait)
+        gate.set()
+        await asyncio.gather(first, *waiting)
+        assert order == ["many", "few", "many", "few", "many", "many", "many"]
 
     asyncio.run(play())
 
