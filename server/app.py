@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WORKER_CANNOT_START = 3
 """Exit code at which uvicorn ends all workers."""
 _MAX_CONNECTIONS = 4096
-"""Open HTTP connections per port at most."""
+"""Open HTTP connections per port at most, of which one address may have three quarters."""
 _MAX_HEAD_BYTES = 64 * 2**10
 _HEAD_S = 15.0
 """Seconds of silence on a connection, and until a request's head is complete, at most."""
@@ -82,7 +82,8 @@ def _build() -> FastAPI:
 def _connections() -> type[asyncio.Protocol]:
     from jaxserve.runtime.limited_http import HttpLimits, limited_protocol
 
-    return limited_protocol(HttpLimits(_MAX_CONNECTIONS, _MAX_HEAD_BYTES, _HEAD_S))
+    limits = HttpLimits(_MAX_CONNECTIONS, _MAX_HEAD_BYTES, _HEAD_S, _MAX_CONNECTIONS * 3 // 4)
+    return limited_protocol(limits)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,11 +29,17 @@ class HttpLimits:
     """bytes of the request line and the headers."""
     head_s: float
     """seconds until a head is complete, silence before it included."""
+    max_per_address: int | None = None
+    """open connections per port of one address; None: as many as the port has."""
 
 
 def limited_protocol(limits: HttpLimits) -> type[HttpToolsProtocol]:
     """A protocol class for uvicorn with these limits."""
-    return type("LimitedProtocol", (_LimitedProtocol,), {"limits": limits, "open_at": Counter()})
+    return type(
+        "LimitedProtocol",
+        (_LimitedProtocol,),
+        {"limits": limits, "open_at": Counter(), "open_of": Counter()},
+    )
 
 
 class _LimitedProtocol(HttpToolsProtocol):
@@ -42,6 +48,8 @@ class _LimitedProtocol(HttpToolsProtocol):
     limits: HttpLimits
     open_at: Counter[int | None]
     """open connections by port."""
+    open_of: Counter[tuple[int | None, str | None]]
+    """open connections by port and address of the peer, of those that have any."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -53,20 +61,26 @@ class _LimitedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._port = self.server[1] if self.server else None
+        self._peer = self._port, self.client[0] if self.client else None
         self.open_at[self._port] += 1
-        if self.open_at[self._port] > self.limits.max_connections:
+        self.open_of[self._peer] += 1
+        most_of_one = self.limits.max_per_address or self.limits.max_connections
+        if (
+            self.open_at[self._port] > self.limits.max_connections
+            or self.open_of[self._peer] > most_of_one
+        ):
             self._refuse(b"503 Service Unavailable", b"too many connections")
         else:
             self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.open_at[self._port] -= 1
+        self._uncount()
         self._stop_timer()
         super().connection_lost(exc)
 
     def handle_websocket_upgrade(self) -> None:
         """Hands the connection to a WebSocket protocol, which hears of its end instead."""
-        self.open_at[self._port] -= 1
+        self._uncount()
         super().handle_websocket_upgrade()
 
     def data_received(self, data: bytes) -> None:
@@ -106,6 +120,12 @@ class _LimitedProtocol(HttpToolsProtocol):
             self._restart_keep_alive()
         else:
             super().timeout_keep_alive_handler()
+
+    def _uncount(self) -> None:
+        self.open_at[self._port] -= 1
+        self.open_of[self._peer] -= 1
+        if not self.open_of[self._peer]:
+            del self.open_of[self._peer]
 
     def _restart_keep_alive(self) -> None:
         if self.timeout_keep_alive_task is not None:
