@@ -13,7 +13,10 @@ async function ask(method, path, body) {
     throw new Error("the server does not answer; try again in a moment");
   }
   const data = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(data?.error ?? `the server answered with status ${answer.status}`);
+  if (!answer.ok) {
+    const said = data?.error ?? `the server answered with status ${answer.status}`;
+    throw Object.assign(new Error(said), { status: answer.status });
+  }
   return data;
 }
 
@@ -29,7 +32,9 @@ export const reset = (task, seed, split, session) =>
     ...(seed === null ? {} : { seed }),
     ...(session ? { session_id: session } : {}),
   });
-export const step = (session, action) => ask("POST", "/step", { session_id: session, action });
+// `number` is how many windows were played before, so that none is played where others played.
+export const step = (session, action, number) =>
+  ask("POST", "/step", { session_id: session, action: { ...action, metadata: { step: number } } });
 export const drive = (session, agent, windows) =>
   ask("POST", "/agent", { session_id: session, agent, windows });
 export const operate = (session) => ask("POST", "/operator", { session_id: session });

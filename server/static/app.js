@@ -23,16 +23,16 @@ let mostWindows = 1; // of an episode here
 let fields = {}; // what the server says of each knob
 let shown = null; // the task whose charts are built
 let watched = { task: null, name: "", windows: [], ghosts: {}, byClass: false }; // what the live tab shows
+const taskOf = (name) => known.find((one) => one.task_id === name);
 const board = new Board();
 const knobs = new Knobs(find("knobs"));
-const play = new Play((isNew) => (isNew ? begun() : tab() === "play" && board.draw()));
+const play = new Play((isNew) => (isNew ? begun() : tab() === "play" && board.draw()), taskOf);
 const choice = new Choice(() => during("Starting an episode", chosen));
 const live = new Live(showLive, (text, failed) => {
   find("live_status").textContent = text;
   find("live_status").classList.toggle("error", Boolean(failed));
 });
 
-const taskOf = (name) => known.find((one) => one.task_id === name);
 const tab = () => (find("play").hidden ? "live" : "play");
 
 // Runs what a button asks for; no other button works meanwhile. `work` returns what is to be said.
@@ -186,19 +186,21 @@ async function start() {
   find("agent").value = "heuristic";
   explainAgent();
   const id = location.hash.slice(1);
+  let gone = "";
   if (id) {
     try {
-      await play.resume(id, taskOf);
+      await play.resume(id);
       play.look();
       return "";
-    } catch {
-      // The session is gone: begin another.
+    } catch (error) {
+      if (error.status !== 404) throw error; // the session may answer later: the address stays
+      gone = `${error.message}. `;
     }
   }
-  if (!play.isLive) return reset();
+  if (!play.isLive) return `${gone}${await reset()}`;
   // A reset is played on the engine: not before somebody asks for it.
   turnTo("live");
-  return "";
+  return gone;
 }
 
 function explainAgent() {

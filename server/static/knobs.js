@@ -62,11 +62,12 @@ export class Knobs {
     let value = low;
     const controls = field.names.length === 2 ? toggle(knob)
       : sliderAndNumber(knob, field, scaleOf(field, low, high), low, high);
+    let wrong = null; // what a person wrote that no knob can have
     const write = (to) => {
-      value = to;
+      [value, wrong] = [to, null];
       controls.show(to);
     };
-    controls.changed((to) => write(to));
+    controls.changed(write, (text) => (wrong = text));
     for (const element of controls.elements) {
       element.disabled = locked;
       element.setAttribute("aria-describedby", hint.id);
@@ -81,7 +82,13 @@ export class Knobs {
     };
     row.append(label, state, ...controls.elements, hint);
     this.fieldset.append(row);
-    return { read: () => value, write };
+    const read = () => {
+      if (wrong === null) return value;
+      const [least, most] = shares(field, low, high);
+      const what = field.type === "integer" ? "a whole number" : "a share in %";
+      throw new Error(`${field.title} is ${wrong || "empty"}; it must be ${what} from ${least} to ${most}`);
+    };
+    return { read, write };
   }
 }
 
@@ -94,7 +101,12 @@ function toggle(knob) {
   };
 }
 
-// The slider comes near a value, the number is exact; a share is written in per cent.
+// Values as a person writes them: a share in per cent.
+function shares(field, ...values) {
+  return values.map((value) => Number(((field.type === "integer" ? 1 : 100) * value).toFixed(2)));
+}
+
+// The slider comes near a value, the number is exact.
 function sliderAndNumber(knob, field, scale, low, high) {
   const factor = field.type === "integer" ? 1 : 100;
   const slider = input("range", { id: knob, min: scale.min, max: scale.max, step: scale.step });
@@ -107,14 +119,16 @@ function sliderAndNumber(knob, field, scale, low, high) {
     show: (value) => {
       slider.value = scale.position(value);
       slider.setAttribute("aria-valuetext", knobValue(field, value));
-      exact.value = Number((factor * value).toFixed(2));
+      [exact.value] = shares(field, value);
     },
-    changed: (write) => {
+    changed: (write, refuse) => {
       slider.addEventListener("input", () => write(scale.value(Number(slider.value))));
       exact.addEventListener("change", () => {
-        const asked = Number(exact.value) / factor;
-        const bounded = Math.min(Math.max(Number.isFinite(asked) ? asked : low, low), high);
-        write(field.type === "integer" ? Math.round(bounded) : bounded);
+        const asked = exact.value === "" ? NaN : Number(exact.value);
+        const [least, most] = shares(field, low, high);
+        const fits = asked >= least && asked <= most && (factor === 100 || Number.isInteger(asked));
+        if (fits) write(Math.min(Math.max(asked / factor, low), high));
+        else refuse(exact.value);
       });
     },
   };

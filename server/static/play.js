@@ -5,12 +5,15 @@ import * as server from "./api.js";
 export const LANGUAGE_MODEL = "language_model";
 const CHUNK = 10; // windows that an agent plays between two pictures
 const BETWEEN_MS = 1500; // two looks at the classes, while windows come
+const CONFLICT = 409;
 const SHARE = 5; // at least so many times as long as a look takes is between two
 
 export class Play {
-  // `onChange` is called when there is something new to show.
-  constructor(onChange) {
+  // `onChange` is called when there is something new to show; `taskOf` gives what is known of a
+  // task by its name.
+  constructor(onChange, taskOf) {
     this.onChange = onChange;
+    this.taskOf = taskOf;
     this.stopped = false;
     this.session = null;
     this.lookAgain = 0; // not before
@@ -38,13 +41,13 @@ export class Play {
     return answer.info.seed;
   }
 
-  // Takes up a session; `taskOf` gives what is known of a task by its name.
-  async resume(id, taskOf) {
+  // Takes up a session.
+  async resume(id) {
     const log = await server.log(id);
     const [first, ...rest] = log.episode_log;
     const windows = [{ ...first, reward: 0, done: false }, ...rest];
     const chosen = { task: log.task_id, seed: log.seed, split: log.split };
-    this.#begin(id, taskOf(log.task_id), chosen, windows);
+    this.#begin(id, this.taskOf(log.task_id), chosen, windows);
   }
 
   // `action` gives the knobs of the next window. Returns how many were played.
@@ -52,7 +55,7 @@ export class Play {
     return this.#playing(async (left) => {
       for (let done = 0; done < count && left(); done += 1) {
         const chosen = action();
-        this.#add(await server.step(this.session, chosen), chosen, "you");
+        this.#add(await server.step(this.session, chosen, this.played), chosen, "you");
       }
     });
   }
@@ -76,6 +79,10 @@ export class Play {
     const begun = this.played;
     try {
       await work(() => !this.stopped && !this.over);
+    } catch (error) {
+      if (error.status !== CONFLICT) throw error;
+      await this.resume(this.session);
+      throw new Error(`${error.message}. The page shows the episode as it is now.`);
     } finally {
       this.look();
     }
@@ -142,6 +149,11 @@ export class Play {
   }
 
   #add(answer, action, driver, reason) {
+    const window = this.played + 1;
+    if (answer.info.step !== window) {
+      const said = `others play this episode: window ${answer.info.step} came in place of ${window}`;
+      throw Object.assign(new Error(said), { status: CONFLICT });
+    }
     this.windows.push({ observation: answer.observation, reward: answer.reward, done: answer.done, action, driver, reason });
     this.onChange();
     if (performance.now() > this.lookAgain) this.look();

@@ -188,7 +188,7 @@ def test_odd_numbers_are_answered(page: Any) -> None:
 
 
 def test_numbers_are_those_of_the_last_window(page: Any, server: LocalServer) -> None:
-    """BackgroundExecutor those of the best static setting; and classes add up."""
+    """With those of the best static setting beside; and classes add up."""
     begin(page, "bursty_workload", 42)
     page.fill("#windows", "12")
     press(page, "run")
@@ -280,3 +280,47 @@ def test_an_error_is_said(page: Any) -> None:
     assert "seed is -5; it must be a whole number from 0" in page.inner_text("#status")
     begin(page, "static_workload", 5)
     assert page.inner_text("#status") == ""
+    for odd in ("9999", "", "2.5"):
+        page.fill("#batch_cap_exact", odd)
+        page.press("#batch_cap_exact", "Tab")
+        press(page, "step")
+        said = f"is {odd or 'empty'}; it must be a whole number from 1 to 512"
+        assert said in page.inner_text("#status") and window(page) == 0
+    page.fill("#batch_cap_exact", "64")
+    press(page, "step")
+    assert window(page) == 1
+
+
+def test_two_play_one_episode(page: Any, server: LocalServer) -> None:
+    """Windows that another played are neither overlooked nor mistaken for the page's own."""
+    begin(page, "static_workload", 5)
+    there = {"session_id": session(page)}
+    httpx.post(f"{server.url}/step", json={"action": {}, **there}).raise_for_status()
+    press(page, "step")
+    assert window(page) == 1
+    assert "The page shows the episode as it is now." in page.inner_text("#status")
+    press(page, "step")
+    assert window(page) == 2
+    httpx.post(f"{server.url}/step", json={"action": {}, **there}).raise_for_status()
+    press(page, "drive")
+    assert window(page) == 13
+    assert "window 4 came in place of 3" in page.inner_text("#status")
+
+
+def test_a_session_is_lost_only_where_it_is_gone(page: Any) -> None:
+    """A server that is busy keeps its place in the address; a session that is gone is said to be."""
+    begin(page, "static_workload", 5)
+    kept = session(page)
+    page.route("**/episode_log*", lambda route: route.fulfill(status=503, json={"error": "busy"}))
+    page.reload()
+    page.wait_for_function("document.getElementById('status').innerText === 'busy'")
+    assert session(page) == kept
+    page.unroute("**/episode_log*")
+    page.reload()
+    wait_until_idle(page)
+    assert session(page) == kept
+    page.evaluate("location.hash = 'nobody'")
+    page.reload()
+    page.wait_for_function("location.hash !== '#nobody'")
+    wait_until_idle(page)
+    assert "nobody" in page.inner_text("#status")
