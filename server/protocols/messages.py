@@ -193,7 +193,8 @@ def _invalid_call(text: str | bytes | None) -> dict[str, Any] | None:
     try:
         call = read_object(text)
     except InputError as error:
-        return _rpc_error(error, _PARSE_ERROR, None)
+        is_json = not str(error).startswith("the request is no JSON")
+        return _rpc_error(error, _INVALID_REQUEST if is_json else _PARSE_ERROR, None)
     return _refusal(call)
 
 

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.routing import APIRoute
 
 from jaxserve.errors import InputError
 from server.json_responses import OrjsonResponse
 from server.middleware.limits import client_of
 from server.middleware.query_names import known_query
 from server.sessions.session import DefaultSession, SessionName
+from server.wire.error_sentences import read_json
 from server.wire.request_bodies import SessionId
 
 
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        return read_json(await self.body())
+
+
+class _JsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
 def json_router(tag: str) -> APIRouter:
-    """A router whose routes answer JSON and refuse unknown names in a query."""
+    """A router whose routes answer JSON, and refuse unknown names in a query and repeated ones in a
+    body."""
     return APIRouter(
-        tags=[tag], default_response_class=OrjsonResponse, dependencies=[Depends(known_query)]
+        tags=[tag],
+        default_response_class=OrjsonResponse,
+        dependencies=[Depends(known_query)],
+        route_class=_JsonRoute,
     )
 
 

@@ -6,6 +6,7 @@ HTTP, WebSocket and MCP use the same sentences.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
@@ -103,6 +104,23 @@ def sentence(errors: Sequence[Any]) -> str:
     return f"{field} is {given!r:.60}; it must be {allowed}"
 
 
+def read_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+      InputError: an object has a name twice. ValueError, RecursionError: the text is no JSON.
+    """
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+        raise InputError(f"{twice!r:.60} is given twice in one object of the request")
+    return values
+
+
 def read_object(text: str | bytes | None) -> dict[str, Any]:
     """The JSON object of a message; models refuse NaN and Infinity.
 
@@ -112,7 +130,7 @@ def read_object(text: str | bytes | None) -> dict[str, Any]:
     if text is None:
         raise InputError("the request is binary; it must be the text of a JSON object")
     try:
-        found = json.loads(text)
+        found = read_json(text)
         # JSON allows half a surrogate pair, which no answer could repeat.
         json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -124,6 +142,8 @@ def read_object(text: str | bytes | None) -> dict[str, Any]:
 
 def unreadable(error: BaseException | None) -> str:
     """Sentence for text that is no JSON, by the parser's exception."""
+    if isinstance(error, InputError):
+        return str(error)
     if isinstance(error, json.JSONDecodeError):
         reason = f"{error.msg.lower()} at character {error.pos}"
     elif isinstance(error, UnicodeError):

@@ -308,7 +308,7 @@ def test_two_play_one_episode(page: Any, server: LocalServer) -> None:
 
 
 def test_a_session_is_lost_only_where_it_is_gone(page: Any) -> None:
-    """A server that is busy keeps its place in the address; a session that is gone is said to be."""
+    """The address keeps it while the server is busy; a session that is gone is said to be."""
     begin(page, "static_workload", 5)
     kept = session(page)
     page.route("**/episode_log*", lambda route: route.fulfill(status=503, json={"error": "busy"}))

@@ -75,8 +75,9 @@ def test_all_doors_say_the_same_of_a_wrong_action(
         ("[" * 100_000, "the request is no JSON: it nests too deeply"),
         (f'{{"type": {"9" * 5000}}}', "the request is no JSON: a number in it has thousands"),
         ('{"type": "\\ud800"}', "the request is no JSON: its text is not Unicode"),
+        ('{"data": {"a": 1, "a": 2}}', "'a' is given twice in one object of the request"),
     ],
-    ids=["list", "null", "empty", "binary", "deep", "long number", "half a pair"],
+    ids=["list", "null", "empty", "binary", "deep", "long number", "half a pair", "twice"],
 )
 def test_a_message_that_cannot_be_read_ends_nothing(
     socket: ClientConnection, frame: str | bytes, said: str
@@ -86,6 +87,18 @@ def test_a_message_that_cannot_be_read_ends_nothing(
         answer = ask(socket, frame)
         error = answer["data"] if "type" in answer else answer["error"]
         assert error["message"].startswith(said)
+        if "code" in error and isinstance(error["code"], int):
+            assert error["code"] == (-32700 if "no JSON" in said else -32600)
+
+
+def test_a_body_names_each_field_once(http: httpx.Client) -> None:
+    """JSON leaves open which of two values counts."""
+    session_id = http.post("/reset", json={"task_id": 1, "seed": 1}).json()["session_id"]
+    body = f'{{"session_id": "{session_id}", "action": {{"batch_cap": 1, "batch_cap": 512}}}}'
+    answer = http.post("/step", content=body, headers={"Content-Type": "application/json"})
+    said = "'batch_cap' is given twice in one object of the request"
+    assert (answer.status_code, answer.json()["error"]) == (400, said)
+    assert http.get("/state", params={"session_id": session_id}).json()["step_count"] == 0
 
 
 @pytest.mark.parametrize(
