@@ -104,6 +104,7 @@ def main() -> None:
     raise_file_limit(_MAX_CONNECTIONS + settings.max_connections + _FILES_BESIDE)
     sockets = [_listen(chosen.host, port) for port in ports]
     host = "localhost" if chosen.host in ("0.0.0.0", "::") else chosen.host
+    host = f"[{host}]" if ":" in host else host
     for port in ports:
         print(f"server: http://{host}:{port} answers in a few seconds", file=sys.stderr, flush=True)
     try:

@@ -63,8 +63,7 @@ def connect(
         path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
     )
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
+        # Nothing is written, the mode included, before the file is known to be the program's own.
         (found,) = connection.execute("PRAGMA user_version").fetchone()
         if found not in (0, version):
             raise sqlite3.DatabaseError(f"it has schema version {found}, not {version}")
@@ -72,6 +71,8 @@ def connect(
             (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
             if state != "ok":
                 raise sqlite3.DatabaseError(state)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
         # The version is written last: a file that has one has all tables, and can be read even
         # from a full disk.
         if found != version:

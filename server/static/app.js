@@ -123,10 +123,15 @@ async function drive() {
   return `${find("agent").selectedOptions[0].textContent} played ${done} windows; the knobs are where it left them.`;
 }
 
+function measured(found) {
+  const inside = found.slo_attainment === null ? "" : `, ${(100 * found.slo_attainment).toFixed(1)} % of requests good`;
+  return `: mean reward ${found.mean_reward.toFixed(4)}, ${found.goodput_rps.toFixed(2)} good requests/s${inside}`;
+}
+
 async function grade() {
   const found = await play.grade();
   find("graded").textContent = found.score?.toFixed(3) ?? "–"; // a live episode has none
-  find("feedback").textContent = found.feedback;
+  find("feedback").textContent = found.feedback + (play.isLive ? measured(found) : "");
   return "";
 }
 
@@ -152,12 +157,17 @@ function emptyIf(isEmpty) {
   find("board").hidden = isEmpty;
 }
 
+// Measured rewards have no scale.
+function hideScores(areMeasured) {
+  for (const one of document.querySelectorAll(".scored")) one.hidden = areMeasured || play.isLive;
+}
+
 function turnTo(which) {
   const toLive = which === "live";
   find("play").hidden = toLive;
   find("live").hidden = !toLive;
   find("first_steps").hidden = toLive;
-  for (const one of document.querySelectorAll(".scored")) one.hidden = toLive; // measured rewards have no scale
+  hideScores(toLive);
   find("tab_play").setAttribute("aria-pressed", String(!toLive));
   find("tab_live").setAttribute("aria-pressed", String(toLive));
   shown = null;
@@ -175,6 +185,7 @@ async function start() {
   const { tasks, action_schema: schema } = await server.tasks();
   const runtime = await server.runtime();
   play.isLive = runtime.mode === "live";
+  hideScores(play.isLive);
   mostWindows = runtime.max_windows;
   find("windows").max = mostWindows;
   known = tasks;

@@ -126,7 +126,8 @@ export class Play {
   #begin(session, task, chosen, windows) {
     this.session = session;
     this.chosen = chosen;
-    this.episode = { task, windows, ghosts: {}, meanRate: null, byClass: !this.isLive };
+    const shown = this.isLive ? { ...task, mean_reward_anchors: null } : task; // of simulated rewards
+    this.episode = { task: shown, windows, ghosts: {}, meanRate: null, byClass: !this.isLive };
     this.onChange(true);
     if (!this.isLive) this.#compare().catch(() => {}); // without it the episode is as good
   }

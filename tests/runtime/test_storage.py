@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from jaxserve.runtime.storage import lock_file, state_folder
+from jaxserve.runtime.storage import connect, lock_file, state_folder
 
 HOLDS = """
 import sys
@@ -32,6 +33,18 @@ def test_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert state_folder({}) == tmp_path / ".local" / "state" / "jaxserve"
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert state_folder({}) is None
+
+
+def test_a_file_of_another_version_stays_as_it_is(tmp_path: Path) -> None:
+    """To the byte: it may be another program's."""
+    path = tmp_path / "theirs.sqlite3"
+    theirs = sqlite3.connect(path)
+    theirs.executescript("CREATE TABLE things (name TEXT); PRAGMA user_version = 7;")
+    theirs.close()
+    before = path.read_bytes()
+    with pytest.raises(sqlite3.DatabaseError, match="schema version 7, not 2"):
+        connect(path, "", 2, "NORMAL", check=True)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

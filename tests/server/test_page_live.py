@@ -85,6 +85,13 @@ def test_a_session_on_an_engine_is_followed(
         assert head.split() == ["class", "TTFT", "SLO", "TPOT", "SLO"]
         assert page.locator("#charts .chart", has_text="by class").count() == 0
         assert page.inner_text("#about").startswith("Chat traffic with log-normal prompts")
+        page.goto(f"{live.url}/dashboard/#{step['session_id']}")
+        page.reload()
+        page.wait_for_function("!document.getElementById('grade').disabled")
+        page.click("#grade")
+        page.wait_for_function("document.getElementById('feedback').textContent")
+        assert "measured figures: mean reward " in page.inner_text("#feedback")
+        assert page.is_hidden("#so_far") and page.is_hidden("#score")
 
 
 def test_a_log_of_a_controller_is_opened(browser: Any, server: LocalServer, log: Path) -> None:
