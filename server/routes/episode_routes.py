@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Body, Header, Request
 from fastapi.responses import Response
@@ -70,10 +70,10 @@ class _EpisodeHandlers:
         self,
         named: NamedSession,
         body: Annotated[ResetBody, Body(default_factory=ResetBody.model_construct)],
-        x_default_session: Annotated[Literal["no"] | None, Header()] = None,
+        x_default_session: Annotated[bool, Header()] = True,
     ) -> Response:
         session: SessionName | None = one_session(body.session_id, named)
-        if x_default_session is not None and not isinstance(session, str):
+        if not x_default_session and not isinstance(session, str):
             session = None
         arguments = request_bodies.reset_arguments(body, session)
         return OrjsonResponse(schemas.step_answer(await self._service.reset(**arguments)))
