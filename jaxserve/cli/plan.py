@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, optional
+from jaxserve.cli.arguments import File, Name, Number, Real, TimeUnit, needing, optional
 from jaxserve.errors import InputError
 
 _Files = Annotated[tuple[str, ...], optional("[GPU/TP/FORMAT=]FILE ...")]
@@ -32,6 +33,7 @@ def plan_deployment(
     prices: File = None,
     load_test: _Files = (),
     table: File = None,
+    check: Annotated[str | None, optional("URL")] = None,
     processes: Number = None,
 ) -> None:
     """Find the cheapest deployment that meets your objectives, and write the files that start it.
@@ -55,6 +57,9 @@ def plan_deployment(
         load_test: Load tests of your engines, see table fit; GPU/TP/FORMAT= says of which engine,
             such as h100-sxm-80gb/2/fp8=test.jsonl, where --hardware names more than one GPU.
         table: Latency table of one of the engines, for example from table fit.
+        check: Address of the started deployment, with the options of its plan: sends it the busiest
+            part of the traffic, says how far the plan in --out was off, and plans again with the
+            measured times; its API key is read from OPENAI_API_KEY.
         processes: Runs at a time; by default one for each core.
     """
     from jaxserve.plan.answer import certainty, headline
@@ -98,13 +103,26 @@ def plan_deployment(
     )
     options, excluded = engine_options(inputs)
     options = measured_options(options, inputs, load_test, table)
+    found = None
+    console = result_console()
+    if check is not None:
+        with needing("gateway", "plan --check"):
+            from jaxserve.plan.check import check_json, check_server, options_as_checked, planned_in
+        planned = planned_in(out, inputs, options)
+        with progress_bars() as progress:
+            checked = check_server(check, inputs, planned, progress)
+        found = check_json(checked)
+        for sentence in checked.sentences():
+            console.print(sentence, soft_wrap=True)
+        inputs = dataclasses.replace(inputs, frontend_s=checked.frontend_s)
+        options = options_as_checked(options, checked, inputs)
     lanes = processes or _cores()
     player = Player(inputs, kept_file(out))
     with progress_bars() as progress, player.processes(lanes):
         plan = make_plan(inputs, options, excluded, player, lanes, progress)
+    plan = dataclasses.replace(plan, check=found)
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
-    console = result_console()
     for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
         console.print(sentence, soft_wrap=True)
     for each in plan.neighbours:

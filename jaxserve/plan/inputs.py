@@ -69,6 +69,8 @@ class PlanInputs:
     """number formats of the KV cache that are allowed, the most precise first."""
     unpriced: tuple[str, ...] = ()
     """GPU kinds that were left out because no price of them was given."""
+    frontend_s: float = 0.0
+    """delay between client and engine, part of TTFT, s."""
 
     def __post_init__(self) -> None:
         checks.whole("--max-gpus", self.max_gpus, 1, MOST_GPUS)
@@ -194,7 +196,8 @@ def inputs_digest(inputs: PlanInputs) -> str:
     """Digest of the traffic and the objectives: results of one belong to no other."""
     import hashlib
 
-    digest = hashlib.sha256(json.dumps(dataclasses.astuple(inputs.objective)).encode())
+    limits = (*dataclasses.astuple(inputs.objective), inputs.frontend_s)
+    digest = hashlib.sha256(json.dumps(limits).encode())
     trace = inputs.trace
     for values in (trace.arrival_s, trace.prompt_tokens, trace.output_tokens):
         digest.update(np.ascontiguousarray(values).tobytes())

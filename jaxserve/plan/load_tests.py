@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import numpy as np
 
 from jaxserve import checks
 from jaxserve.errors import InputError
+from jaxserve.plan.as_played import fit_as_played
 from jaxserve.plan.capacity import usual_in_flight
 from jaxserve.plan.doubt import Doubt
 from jaxserve.plan.inputs import PlanInputs
@@ -193,7 +195,14 @@ def fit_load_test(test: LoadTest, inputs: PlanInputs, options: Sequence[EngineOp
     sweep = _joined([read_sweep(path, test.tensor_parallel) for path in test.paths])
     _check_times(sweep, option, named)
     engine = MeasuredEngine(test.tensor_parallel, option.tier)
-    report = fit_sweep(sweep, *option.machine, source=named, engine=engine)
+    report = fit_as_played(
+        sweep,
+        option,
+        engine.token_budget,
+        partial(
+            fit_sweep, gpu=option.machine[0], model=option.machine[1], source=named, engine=engine
+        ),
+    )
     _check_fit(report, named)
     return Measured(
         option=option,

@@ -112,6 +112,12 @@ class Played:
     crowded: float
     """share of the missed requests that arrived in windows busier than the mean."""
 
+    @property
+    def chance(self) -> float:
+        """Half width of a 95 % interval of the attainment from the chance of arrivals alone: misses
+        are a Poisson count."""
+        return 1.96 * math.sqrt(max((1.0 - self.attainment) * self.requests, 1.0)) / self.requests
+
 
 def judge(
     log: np.ndarray, objective: PlanObjective, replicas: int, total: int, busy: NDArray[np.bool_]
@@ -149,6 +155,18 @@ def judge(
         unserved=int((~served).sum()),
         crowded=float((missed & busy).sum()) / max(int(missed.sum()), 1),
     )
+
+
+def interval(results: Sequence[Played]) -> tuple[float, float]:
+    """95 % interval of the attainment.
+
+    Args:
+      results: whole runs of one deployment at the expected times and at both ends of their doubt.
+        A shorter time does not always mean fewer misses, so the extremes count.
+    """
+    low = min(results, key=lambda each: each.attainment)
+    high = max(results, key=lambda each: each.attainment)
+    return max(low.attainment - low.chance, 0.0), min(high.attainment + high.chance, 1.0)
 
 
 def _quantile(values: NDArray[np.float64], percent: float) -> float:
@@ -281,19 +299,25 @@ def _play(inputs: PlanInputs, play: Play) -> Played:
     if play.traffic_scale != 1.0:
         trace = dataclasses.replace(trace, arrival_s=trace.arrival_s / play.traffic_scale)
     timer = TabulatedTimer(by.option.cost, by.option.tier, play.slowdown)
-    served_by = ServedBy(
+    engines = served_by(by, trace, inputs.frontend_s)
+    busy = _in_busy_windows(trace)
+    parts = busiest(trace) if play.slices else [np.ones(len(trace), bool)]
+    logs = [simulate(trace.chosen(part), timer, engines) for part in parts]
+    chosen = np.concatenate([busy[part] for part in parts])
+    return judge(np.concatenate(logs), inputs.objective, by.replicas, len(trace), chosen)
+
+
+def served_by(by: PlannedDeployment, trace: Trace, frontend_s: float = 0.0) -> ServedBy:
+    """Settings of the engines of a deployment; prefixes are cached where the trace tells them."""
+    return ServedBy(
         kv_tokens=by.kv_tokens,
         gpus=by.replicas,
         batch_cap=by.batch_cap,
         token_budget=by.token_budget,
         tier=by.option.tier,
         prefix_caching=trace.blocks is not None,
+        frontend_s=frontend_s,
     )
-    busy = _in_busy_windows(trace)
-    parts = busiest(trace) if play.slices else [np.ones(len(trace), bool)]
-    logs = [simulate(trace.chosen(part), timer, served_by) for part in parts]
-    chosen = np.concatenate([busy[part] for part in parts])
-    return judge(np.concatenate(logs), inputs.objective, by.replicas, len(trace), chosen)
 
 
 def _in_busy_windows(trace: Trace, window_s: float = 60.0) -> NDArray[np.bool_]:

@@ -65,6 +65,7 @@ def report_html(plan: Plan, commands: dict[str, str]) -> str:
         "<h2>How sure</h2>",
         _list(certainty(plan)),
         *_measurements(plan),
+        *([] if plan.check is None else ["<h2>Checked</h2>", _list(plan.check["sentences"])]),
         "<h2>Cost and attainment</h2>",
         front_svg(plan),
         '<p class="soft">Filled: the whole traffic was played. Hollow: the busiest parts were, '

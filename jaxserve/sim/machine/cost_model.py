@@ -127,6 +127,19 @@ class CostModel:
     """terms of many GPUs, experts, windows and the engine; None for a table without a
     stack, unless its GPUs' collectives were measured."""
 
+    def slower(self, factor: float) -> "CostModel":
+        """The model with ``factor`` times all iteration times."""
+        changed = _longer(self, factor)
+        if self.beyond is not None:
+            lines = tuple(
+                (largest, factor * fixed_s, factor * per_token_s)
+                for largest, fixed_s, per_token_s in self.beyond.collectives
+            )
+            changed["beyond"] = dataclasses.replace(
+                self.beyond, collectives=lines, **_longer(self.beyond, factor)
+            )
+        return dataclasses.replace(self, **changed)
+
     @classmethod
     def of(cls, gpu: Gpu, model: LlmModel, tensor_parallel: int = 1) -> "CostModel":
         """Cost model of ``model`` on ``tensor_parallel`` GPUs of one kind.
@@ -436,3 +449,17 @@ class CostModel:
 
 
 _DIVISORS = ("linear_p", "attention_q", "draft_flat_depth")
+
+
+def _longer(constants: CostModel | Beyond, factor: float) -> dict[str, Any]:
+    """Fields in seconds or seconds per unit, multiplied, by name."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(constants):
+        if field.name.endswith("_s") or "_s_per_" in field.name:
+            value = getattr(constants, field.name)
+            changed[field.name] = (
+                tuple(factor * each for each in value)
+                if isinstance(value, tuple)
+                else factor * value
+            )
+    return changed
