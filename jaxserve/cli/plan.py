@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -35,6 +34,7 @@ def plan_deployment(
     table: File = None,
     check: Annotated[str | None, optional("URL")] = None,
     processes: Number = None,
+    backend: Literal["loky", "ray"] = "loky",
 ) -> None:
     """Find the cheapest deployment that meets your objectives, and write the files that start it.
 
@@ -61,6 +61,8 @@ def plan_deployment(
             part of the traffic, says how far the plan in --out was off, and plans again with the
             measured times; its API key is read from OPENAI_API_KEY.
         processes: Runs at a time; by default one for each core.
+        backend: joblib's backend of the runs: loky starts processes here, ray uses the cluster of
+            RAY_ADDRESS, or starts one here.
     """
     from jaxserve.plan.answer import certainty, headline
     from jaxserve.plan.folder import check_folder, kept_file, write_folder
@@ -75,6 +77,7 @@ def plan_deployment(
     from jaxserve.plan.options import engine_options
     from jaxserve.plan.plan import make_plan
     from jaxserve.plan.play import Player
+    from jaxserve.runtime.process_pool import cores, on_backend
     from jaxserve.show.terminal import progress_bars, result_console
 
     objective = PlanObjective(ttft, tpot, attainment)
@@ -116,10 +119,9 @@ def plan_deployment(
             console.print(sentence, soft_wrap=True)
         inputs = dataclasses.replace(inputs, frontend_s=checked.frontend_s)
         options = options_as_checked(options, checked, inputs)
-    lanes = processes or _cores()
-    player = Player(inputs, kept_file(out))
-    with progress_bars() as progress, player.processes(lanes):
-        plan = make_plan(inputs, options, excluded, player, lanes, progress)
+    with progress_bars() as progress, on_backend(backend):
+        player = Player(inputs, kept_file(out), processes or cores())
+        plan = make_plan(inputs, options, excluded, player, progress)
     plan = dataclasses.replace(plan, check=found)
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
@@ -141,9 +143,3 @@ def _words(option: str, text: str) -> tuple[str, ...]:
     if not found:
         raise InputError(f"{option} is empty; name at least one")
     return found
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

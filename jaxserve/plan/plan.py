@@ -133,18 +133,14 @@ def make_plan(
     options: list[EngineOption],
     excluded: list[Excluded],
     player: Player,
-    lanes: int = 1,
     progress: Progress | None = None,
 ) -> Plan:
     """Searches, and plays what the answer needs beside the search.
 
-    Args:
-      lanes: runs at a time.
-
     Raises:
       InputError: no deployment meets the objectives.
     """
-    found = search(inputs, options, player, lanes, progress)
+    found = search(inputs, options, player, progress)
     best, target = found.best.deployment, inputs.objective.attainment
     beside, cheap = neighbours(best, found), _near_misses(found, target)
     runs = _Runs(inputs, player, best, progress)
