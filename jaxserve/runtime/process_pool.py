@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import joblib
+from joblib.parallel import get_active_backend
 
 from jaxserve.errors import InputError
 from jaxserve.runtime.jax_setup import enable_compilation_cache
@@ -35,7 +36,10 @@ def in_processes(
     if workers == 1 or not jobs:
         yield from (function(*job) for job in jobs)
         return
-    parallel = joblib.Parallel(workers or -1, return_as="generator", batch_size=1)
+    # Ray's backend gives all results at the end.
+    as_they_come = get_active_backend()[0].supports_return_generator
+    return_as = "generator" if as_they_come else "list"
+    parallel = joblib.Parallel(workers or -1, return_as=return_as)
     with _deaf_children():
         results: Any = parallel(joblib.delayed(_prepared)(function, job) for job in jobs)
     yield from results
