@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -96,15 +97,16 @@ def plan_deployment(
         kv_formats=_words("--kv-format", kv_format),
         unpriced=unpriced,
     )
+    console = result_console()
     options, excluded = engine_options(inputs)
-    options = measured_options(options, inputs, load_test, table)
+    tell = partial(console.print, soft_wrap=True)
+    options = measured_options(options, inputs, load_test, table, tell)
     lanes = processes or _cores()
     player = Player(inputs, kept_file(out))
     with progress_bars() as progress, player.processes(lanes):
         plan = make_plan(inputs, options, excluded, player, lanes, progress)
     names = write_folder(out, plan)
     kept_file(out).unlink(missing_ok=True)
-    console = result_console()
     for sentence in (headline(plan), *certainty(plan), _growth(plan.bears)):
         console.print(sentence, soft_wrap=True)
     for each in plan.neighbours:
