@@ -19,9 +19,11 @@ from jaxserve.errors import InputError
 
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units of times, in seconds."""
+_RATES = {"per second": 1.0, "per minute": 1.0 / 60.0}
 _TIMES = {
     **dict.fromkeys(("TPOT", "TTFT", "mean TTFT", "mean latency"), "ms"),
     **dict.fromkeys(("duration", "start"), "s"),
+    "rate": "per second",
 }
 """Units of times where a format does not declare another."""
 GIVES = {
@@ -84,7 +86,7 @@ class FileFormat:
     """lengths are those asked for, and mean lengths follow from latencies and throughputs."""
 
     def unit_s(self, what: str, row: Mapping[str, Any], path: str, where: str) -> float:
-        """Seconds of a quantity's unit; 1 for what is no time.
+        """Seconds of a quantity's unit, or per second of a rate's; 1 for what is neither.
 
         Raises:
           InputError: the file has to say the unit, and says none that is known.
@@ -95,7 +97,7 @@ class FileFormat:
         if unit == "in file":
             place = f"{path.rpartition('.')[0]}.unit"
             unit = checks.one_of(f"{where}, column {place}", find(row, place), SECONDS)
-        return SECONDS[unit]
+        return (SECONDS | _RATES)[unit]
 
     @property
     def free(self) -> bool:
