@@ -74,7 +74,7 @@ class Measured:
     name: str
     """name of the measurement."""
     note: str = ""
-    """what was read, in a line for each file."""
+    """what was understood of the files, in one line."""
 
     def doubt(self, inputs: PlanInputs, in_flight: float, published: Doubt | None) -> Doubt:
         """Doubt where a plan runs.

@@ -143,7 +143,7 @@ class FitReport:
     table: TableFile
     """the filled table."""
     note: str = ""
-    """description of the files, in a line for each."""
+    """what was understood of the files, in one line."""
     left_out: int = 0
     """requests that failed or were cut off, which the times leave out."""
 

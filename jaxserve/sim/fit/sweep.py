@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +42,7 @@ class Sweep:
     ttft_s: Array | None
     """time to first token; None where it was not recorded."""
     note: str = ""
-    """description of the files, in a line for each."""
+    """what was understood of the files, in one line."""
     left_out: int = 0
     """requests that failed or were cut off, which the times leave out."""
 
@@ -93,7 +94,7 @@ def read_sweep(
         steady state of a plain engine; the message names file, row (from 1) and column.
     """
     several = [paths] if isinstance(paths, Path | str) else list(paths)
-    files, engine = [], {}
+    files, facts, engine = [], [], {}
     for path in map(Path, several):
         runs = read_runs(path)
         try:
@@ -101,7 +102,9 @@ def read_sweep(
             for what in (each for each in own if own[each] != engine.get(each, own[each])):
                 raise InputError(f"{what} is {own[what]}, and {engine[what]} in a file before")
             engine |= own
-            files.append(_read(runs, path.name))
+            points = _points(runs)
+            files.append(points)
+            facts.append(_Facts.of(runs, path.name, check_steady(runs, points.concurrency)))
         except InputError as error:
             raise InputError(f"sweep file {path}: {error}") from None
     sweep = _joined(files)
@@ -111,7 +114,33 @@ def read_sweep(
             f"sweep file {named}: it has {_rows_text(len(sweep))}; at least {MIN_ROWS} are required"
             f"{', in one file or several' if len(files) == 1 else ''}"
         )
-    return sweep
+    left_out = sum(each.failed + each.cut_off for each in facts)
+    return replace(sweep, note=_note(sweep, facts), left_out=left_out)
+
+
+class _Facts(NamedTuple):
+    """What the points of a file do not hold."""
+
+    name: str
+    format: str
+    requests: float | None
+    """completed; None where a run does not tell."""
+    duration_s: float | None
+    """of all runs; None likewise."""
+    failed: int
+    cut_off: int
+
+    @classmethod
+    def of(cls, runs: Runs, name: str, failed: int) -> "_Facts":
+        done, spans_s = runs.counted("completed"), runs.values("duration", None, gaps=True)
+        return cls(
+            name,
+            runs.format.name,
+            sum(done.values()) if len(done) == len(runs) else None,
+            None if spans_s is None or np.isnan(spans_s).any() else float(spans_s.sum()),
+            failed,
+            round(sum(runs.counted("unfinished").values())),
+        )
 
 
 def _joined(sweeps: Sequence[Sweep]) -> Sweep:
@@ -128,13 +157,11 @@ def _joined(sweeps: Sequence[Sweep]) -> Sweep:
             InputWarning,
             stacklevel=3,
         )
-    note = "\n".join(sweep.note for sweep in sweeps)
-    left_out = sum(sweep.left_out for sweep in sweeps)
-    return Sweep(**{"ttft_s": None, **arrays}, note=note, left_out=left_out)
+    return Sweep(**{"ttft_s": None, **arrays})
 
 
-def _read(runs: Runs, name: str) -> Sweep:
-    """The points of a file's runs, checked."""
+def _points(runs: Runs) -> Sweep:
+    """The points of a file's runs, whose times agree with each other."""
     if not len(runs):
         raise InputError(f"it has no rows; at least {MIN_ROWS} are required")
     prompt = _needed(runs, "prompt length", runs.lengths("prompt length", 1.0))
@@ -146,10 +173,9 @@ def _read(runs: Runs, name: str) -> Sweep:
     tpot_s = _needed(runs, "TPOT", tpot_s)
     if runs.format.nominal_lengths:
         prompt, output = _mean_lengths(runs, prompt, output, tpot_s)
-    sweep = Sweep(concurrency, prompt, output, tpot_s, runs.values("TTFT", None))
-    left_out = check_steady(runs, concurrency)
-    check_times(runs, concurrency, output, tpot_s, sweep.ttft_s)
-    return replace(sweep, note=_note(runs, sweep, name, left_out), left_out=sum(left_out.values()))
+    ttft_s = runs.values("TTFT", None)
+    check_times(runs, concurrency, output, tpot_s, ttft_s)
+    return Sweep(concurrency, prompt, output, tpot_s, ttft_s)
 
 
 def _needed(runs: Runs, what: str, values: Array | None) -> Array:
@@ -203,22 +229,28 @@ def _mean_lengths(runs: Runs, prompt: Array, output: Array, tpot_s: Array) -> tu
     return means["prompt length"][1], means["output length"][1]
 
 
-def _note(runs: Runs, sweep: Sweep, name: str, left_out: dict[str, int]) -> str:
-    """Description of a file in one line."""
-    done, duration_s = runs.counted("completed"), runs.values("duration", None, gaps=True)
+def _note(sweep: Sweep, facts: Sequence[_Facts]) -> str:
+    """What was understood, in one line."""
+    others = f" and {len(facts) - 1} more" if len(facts) > 1 else ""
+    formats = ", ".join(dict.fromkeys(each.format for each in facts))
     text = (
-        f"{name}: {_rows_text(len(runs))} ({runs.format.name}), {_span(sweep.concurrency)} in "
-        f"flight, prompts of {_span(sweep.prompt_tokens)} and outputs of "
-        f"{_span(sweep.output_tokens)} tokens, TPOT {_span(1e3 * sweep.tpot_s)} ms"
+        f"{facts[0].name}{others}: {_rows_text(len(sweep))} ({formats}), "
+        f"{_span(sweep.concurrency)} in flight, prompts of {_span(sweep.prompt_tokens)} and "
+        f"outputs of {_span(sweep.output_tokens)} tokens, TPOT {_span(1e3 * sweep.tpot_s)} ms"
     )
     if sweep.ttft_s is not None:
         text += f", TTFT {_span(1e3 * sweep.ttft_s)} ms"
-    if done:
-        text += f", {sum(done.values()):,.0f} requests"
-    if duration_s is not None and not np.isnan(duration_s).any() and len(done) == len(runs):
-        span_s = float(duration_s.sum())
-        text += f" in {span_s:,.0f} s, {sum(done.values()) / span_s:.3g}/s"
-    lost = " and ".join(f"{count:,} that {why}" for why, count in left_out.items() if count)
+    requests = [each.requests for each in facts if each.requests is not None]
+    spans_s = [each.duration_s for each in facts if each.duration_s is not None]
+    if len(requests) == len(facts):
+        text += f", {sum(requests):,.0f} requests"
+        if len(spans_s) == len(facts):
+            text += f" in {sum(spans_s):,.0f} s, {sum(requests) / sum(spans_s):.3g}/s"
+    counts = {
+        "failed": sum(each.failed for each in facts),
+        "were cut off": sum(each.cut_off for each in facts),
+    }
+    lost = " and ".join(f"{count:,} that {why}" for why, count in counts.items() if count)
     return f"{text}; {lost} are left out" if lost else text
 
 

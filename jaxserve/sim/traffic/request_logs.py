@@ -6,7 +6,7 @@ Read are, told apart by their fields:
 - JSON lines with ``queued_ts``, ``first_token_ts`` and ``last_token_ts``, as vLLM's own request
   statistics are commonly written down;
 - JSON lines of ``jaxserve gateway --records``;
-- JSON of GuideLLM and JSON lines of AIPerf, see ``jaxserve.file_formats``;
+- GuideLLM's JSON and AIPerf's JSON lines of single requests;
 - every trace that ``jaxserve.sim.traffic.traces`` reads, which tells no latencies.
 
 Requests that failed are left out, and counted. Times are seconds unless their unit is named.
@@ -25,14 +25,15 @@ from numpy.typing import NDArray
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.file_formats import normal, recognise, refusal
-from jaxserve.sim.traffic.tool_logs import MAX_S, chosen_requests
+from jaxserve.file_formats import recognise
+from jaxserve.sim.traffic.tool_logs import refuse_unread, tool_requests
 from jaxserve.sim.traffic.trace_files import MAX_TOKENS, MAX_TRACE_BYTES, TIME_UNITS
 from jaxserve.sim.traffic.traces import Trace, load_trace
 
 Array = NDArray[np.float64]
 _Row = tuple[float, int, int, float, float]
 """Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
+_MAX_S = 1e12
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,29 +72,20 @@ def load_request_log(
         raise InputError(f"{name} cannot be read: {error.strerror}") from None
     first = _object(data.lstrip().split(b"\n", 1)[0])
     whole = _object(data) if first is None else first
-    head = whole or _first_of_list(data)
-    row = {normal(key): value for key, value in head.items()}
-    found = recognise(row)
-    if whole is not None and found is not None and found.requests:
-        if time_unit is not None:
-            raise InputError(f"{name} has times of known units ({found.name}); name no unit")
-        objects = [row] if first is None else [*_lines(name, data)]
-        return _log(name, chosen_requests(name, found, objects, run))
     reader = _reader(whole)
-    if reader is None and found is not None and not {"trace", "log"} & {*found.gives}:
-        raise InputError(f"{name}: {refusal(row, 'trace')}")
+    if reader is None and whole is not None:
+        refuse_unread(name, whole)
     if reader is _of_benchmark:
         whole = _chosen_run(name, whole, data, run)
+    elif reader is _of_tool:
+        objects = [whole or {}] if first is None else _lines(name, data)
+        whole = tool_requests(name, objects, run, time_unit)
     elif run is not None:
         raise InputError(f"{name} holds no runs of vllm bench serve, of which run {run} is one")
     if reader is None:
         return RequestLog(load_trace(path, time_unit=time_unit), None, None)
     second = TIME_UNITS[checks.one_of("time_unit", time_unit or "s", tuple(TIME_UNITS))]
-    return _log(name, list(reader(name, whole, data)), second)
-
-
-def _log(name: str, rows: list[_Row | None], second: float = 1.0) -> RequestLog:
-    """The log of rows whose clock has ``second`` to a second; None for requests that failed."""
+    rows = list(reader(name, whole, data))
     served = [row for row in rows if row is not None]
     if not served:
         raise InputError(f"{name} holds no request that was served")
@@ -121,7 +113,14 @@ def _reader(first: dict[str, Any] | None) -> _Reader | None:
     ):
         if first is not None and field in first:
             return reader
-    return None
+    found = None if first is None else recognise(first)
+    return _of_tool if found is not None and found.requests else None
+
+
+def _of_tool(name: str, rows: Any, data: bytes) -> Iterator[_Row | None]:
+    """Requests that ``tool_requests`` has read."""
+    del name, data
+    return iter(rows)
 
 
 def _object(text: bytes) -> dict[str, Any] | None:
@@ -130,15 +129,6 @@ def _object(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def _first_of_list(text: bytes) -> dict[str, Any]:
-    """First object of a JSON list; empty where the file is none."""
-    try:
-        value = json.loads(text) if text.lstrip().startswith(b"[") else []
-    except (ValueError, RecursionError):
-        return {}
-    return value[0] if value and isinstance(value[0], dict) else {}
 
 
 def _chosen_run(name: str, first: Any, data: bytes, run: int | None) -> Any:
@@ -187,12 +177,12 @@ def _of_benchmark(name: str, result: Any, data: bytes) -> Iterator[_Row | None]:
             f"{name}, request {i + 1}",
         )
         tokens = row.whole("output_lens", 1, MAX_TOKENS)
-        decode_s = row.number("itls", 0, MAX_S)
+        decode_s = row.number("itls", 0, _MAX_S)
         yield (
-            row.number("start_times", 0, MAX_S),
+            row.number("start_times", 0, _MAX_S),
             row.whole("input_lens", 1, MAX_TOKENS),
             tokens,
-            row.number("ttfts", 0, MAX_S),
+            row.number("ttfts", 0, _MAX_S),
             decode_s / (tokens - 1) if tokens > 1 else float("nan"),
         )
 
@@ -213,7 +203,7 @@ def _of_engine(name: str, first: Any, data: bytes) -> Iterator[_Row | None]:
             continue
         prompt, output = _either(row, "input_toks"), _either(row, "output_toks")
         queued_s, first_s, last_s = (
-            row.number(field, 0, MAX_S)
+            row.number(field, 0, _MAX_S)
             for field in ("queued_ts", "first_token_ts", "last_token_ts")
         )
         yield _row(row, queued_s, prompt, output, first_s, last_s)
@@ -238,7 +228,7 @@ def _of_gateway(name: str, first: Any, data: bytes) -> Iterator[_Row | None]:
             row.whole(field, 1, MAX_TOKENS) for field in ("prompt_tokens", "output_tokens")
         )
         start_s, first_s, last_s = (
-            row.number(field, 0, MAX_S) for field in ("arrival_s", "first_token_s", "last_token_s")
+            row.number(field, 0, _MAX_S) for field in ("arrival_s", "first_token_s", "last_token_s")
         )
         yield _row(row, start_s, prompt, output, first_s, last_s)
 

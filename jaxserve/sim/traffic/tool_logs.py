@@ -3,43 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxserve import checks
 from jaxserve.errors import InputError
-from jaxserve.file_formats import FileFormat, find
+from jaxserve.file_formats import FileFormat, find, recognise, recognise_as, refusal
 from jaxserve.sim.traffic.trace_files import MAX_TOKENS
 
-MAX_S = 1e12
-"""Longest time that a log may have, seconds."""
+_MAX_S = 1e12
+
+Request = tuple[float, int, int, float, float]
+"""Arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token)."""
 
 
-def chosen_requests(
-    name: str, found: FileFormat, objects: Sequence[Mapping[str, Any]], run: int | None
-) -> list[tuple[float, int, int, float, float] | None]:
+def refuse_unread(name: str, first: Mapping[str, Any]) -> None:
+    """Raises InputError where a file's first object is of a format without single requests."""
+    found = recognise(first)
+    if found is not None and not {"trace", "log"} & {*found.gives}:
+        raise InputError(f"{name}: {refusal(first, 'log')}")
+
+
+def tool_requests(
+    name: str, objects: Iterable[Mapping[str, Any]], run: int | None, time_unit: str | None
+) -> list[Request | None]:
     """Requests of a file, or of one of its runs; None for one that was not served.
 
     Args:
       name: of the file.
-      found: its format, which declares ``requests``.
-      objects: the file's JSON objects.
+      objects: its JSON objects, of a format that declares ``requests``.
       run: number of the run, from 1 on.
-
-    Returns:
-      arrival (s), prompt and output tokens, TTFT (s), TPOT (s; NaN for one token) of each.
+      time_unit: that the user has named, which these files say themselves.
 
     Raises:
       InputError: there are several runs and none is named, or a request lacks a quantity.
     """
+    rows = list(objects)
+    found = recognise_as(rows[0], "log")
+    if time_unit is not None:
+        raise InputError(f"{name} has times of known units ({found.name}); leave --time-unit out")
     if not found.served:
         if run is not None:
             raise InputError(f"{name} holds single requests and no runs; leave --run out")
-        return list(_requests(name, found, objects))
-    runs = [each for whole in objects for each in find(whole, found.rows) or ()]
+        return list(_requests(name, found, rows))
+    runs = [each for whole in rows for each in _listed(whole, found.rows)]
     if run is None and len(runs) != 1:
         raise InputError(f"{name} holds {len(runs)} runs; say which (--run 1 to {len(runs)})")
-    chosen = runs[checks.whole("run", run or 1, 1, len(runs)) - 1]
+    chosen = runs[checks.whole("run", 1 if run is None else run, 1, len(runs)) - 1]
     lost = [each for path in found.lost for each in _listed(chosen, path)]
     return [*_requests(name, found, _listed(chosen, found.served)), *(None for _ in lost)]
 
@@ -51,7 +61,7 @@ def _listed(run: Mapping[str, Any], path: str) -> list[Any]:
 
 def _requests(
     name: str, found: FileFormat, rows: Sequence[Mapping[str, Any]]
-) -> Iterator[tuple[float, int, int, float, float] | None]:
+) -> Iterator[Request | None]:
     for number, row in enumerate(rows, 1):
         if any(find(row, path) not in (None, False, checks.MISSING) for path in found.lost_if):
             yield None
@@ -80,4 +90,4 @@ def _value(found: FileFormat, row: Mapping[str, Any], what: str, where: str) -> 
     if what == "TPOT" and value in (None, checks.MISSING):
         return math.nan
     second = found.unit_s(what, row, path, where)
-    return second * checks.number(place, value, 0, MAX_S / second)
+    return second * checks.number(place, value, 0, _MAX_S / second)
