@@ -61,11 +61,12 @@ def format_table() -> str:
             code(each.name),
             each.written_by,
             ", ".join(each.gives) or "nothing",
-            f"{each.cannot_tell}{each.note and '; '}{each.note}",
+            each.cannot_tell,
+            each.note,
         ]
         for each in file_formats()
     ]
-    return table(["format", "written by", "gives", "cannot tell"], rows)
+    return table(["format", "written by", "gives", "cannot tell", "note"], rows)
 
 
 def feature_list() -> str:

@@ -92,6 +92,22 @@ def test_refusals_of_nested_fields(row: dict[str, Any], message: str, tmp_path: 
         read_sweep(path)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Metric,avg,min,max\nInter Token Latency (ms),8.00,7.50,9.10\n\nMetric,Value\nCount,160\n",
+        "Run Info,Run Info,Timings\nModel,Backend,Duration\n,,Sec\nllama,openai_http,30.1\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4808,10\n",
+    ],
+)
+def test_tables_that_are_no_load_test(text: str, tmp_path: Path) -> None:
+    """They are named, with what to use instead, and not read as columns."""
+    path = tmp_path / "export.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"JSON file of the same run|a trace and no load test"):
+        read_runs(path)
+
+
 def test_a_name_twice_is_refused(tmp_path: Path) -> None:
     """Fields that mean the same column do not hide each other."""
     path = tmp_path / "twice.json"
