@@ -177,7 +177,7 @@ def fit(
     gpu = rescale(load_gpu(gpu_name), peaks or GpuPeaks())
     model = load_model(model_name)
     files = [Path(each) for each in ([path] if isinstance(path, Path | str) else path)]
-    sweep = read_sweep(files, engine.tensor_parallel, engine.token_budget, model.name)
+    sweep = read_sweep(files, engine.tensor_parallel, engine.token_budget, model.name, engine.tier)
     named = ", ".join(each.name for each in files)
     source = f"fitted to {named}, {len(sweep)} rows, prior {gpu_name}"
     if sweep.left_out:

@@ -105,8 +105,11 @@ class Runs:
     def counted(self, what: str) -> dict[int, float]:
         """A count by number of the run, for the runs that have it."""
         path = self.path(what)
-        cells = () if path is None else self.cells(path)
-        return {i: checks.number(f"row {i}, column {path}", to_number("", v), 0) for i, v in cells}
+        found = {}
+        for number, value in () if path is None else self.cells(path):
+            where = f"row {number}, column {path}"
+            found[number] = checks.number(where, to_number(where, value), 0)
+        return found
 
     def lengths(self, what: str, low: float) -> NDArray[np.float64] | None:
         """Mean lengths of prompts or outputs: what was counted comes before what was asked for."""

@@ -79,6 +79,7 @@ def read_sweep(
     tensor_parallel: int = 1,
     token_budget: int | None = None,
     model: str | None = None,
+    tier: int | None = None,
 ) -> Sweep:
     """Reads and checks a sweep measured on ``tensor_parallel`` GPUs.
 
@@ -87,6 +88,7 @@ def read_sweep(
       tensor_parallel: what the fit is for; a file that says otherwise is refused.
       token_budget: tokens of an iteration that the fit is for, likewise; None for any.
       model: name of the model that the fit is for, likewise; None for any.
+      tier: quantisation tier that the fit is for, likewise; None for any.
 
     Raises:
       InputError: unreadable, too large, fewer than ``MIN_ROWS`` runs, of no known format, a column
@@ -98,7 +100,7 @@ def read_sweep(
     for path in map(Path, several):
         runs = read_runs(path)
         try:
-            own = check_engine(runs, tensor_parallel, token_budget, model)
+            own = check_engine(runs, tensor_parallel, token_budget, model, tier)
             for what in (each for each in own if own[each] != engine.get(each, own[each])):
                 raise InputError(f"{what} is {own[what]}, and {engine[what]} in a file before")
             engine |= own

@@ -53,6 +53,20 @@ def test_rows_of_several_engines_are_refused(tmp_path: Path) -> None:
         read_sweep(half)
 
 
+@pytest.mark.parametrize(("precision", "tier"), [("bf16", 0), ("fp8", 1), ("nvfp4", 2), ("?", 7)])
+def test_the_precision_is_that_of_the_fit(precision: str, tier: int, tmp_path: Path) -> None:
+    """An engine with weights of fewer bits is not taken for one in FP16."""
+    rows = [inferencex(run, random.Random(4)) for run in drawn(random.Random(4))]
+    path = tmp_path / "agg.json"
+    path.write_text(json.dumps([row | {"precision": precision} for row in rows]))
+    for other in (0, 1, 2):
+        if tier in (other, 7):
+            assert len(read_sweep(path, tier=other)) == len(rows)
+        else:
+            with pytest.raises(InputError, match=f"precision {precision}, .* name tier {tier}"):
+                read_sweep(path, tier=other)
+
+
 @pytest.mark.parametrize(("share", "warns"), [(4.0, True), (6.0, False)])
 def test_short_runs_are_said(share: float, warns: bool, tmp_path: Path) -> None:
     """A run of few requests for each one in flight is filled and emptied for much of its time."""
