@@ -128,14 +128,14 @@ def normal(name: str) -> str:
     return re.sub(r"[\s\-]+", "_", name.strip().lower())
 
 
-def find(row: Mapping[str, Any], path: str) -> Any:
-    """Value under a path, ``checks.MISSING`` where there is none.
+def find(row: Any, path: str) -> Any:
+    """Value under a path of an object, ``checks.MISSING`` where there is none.
 
     A list on the way stands for its only entry that counts in the results.
     """
-    if path in row:
+    if isinstance(row, Mapping) and path in row:
         return row[path]
-    value: Any = row
+    value = row
     for key in path.split("."):
         if isinstance(value, list):
             counted = [each for each in value if not _excluded(each)]

@@ -106,7 +106,7 @@ def check_engine(
 def _texts(runs: Runs, path: str | None) -> list[str]:
     """Different texts under a path, sorted."""
     cells = () if path is None else runs.cells(path)
-    return sorted({", ".join(v) if isinstance(v, list) else str(v) for _, v in cells})
+    return sorted({", ".join(map(str, v)) if isinstance(v, list) else str(v) for _, v in cells})
 
 
 def _sizes(name: str) -> set[str]:
@@ -254,5 +254,5 @@ def _is_endless(value: Any) -> bool:
     """Whether a request rate is infinite."""
     try:
         return float(value) == float("inf")
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return False

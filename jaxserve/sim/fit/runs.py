@@ -103,12 +103,14 @@ class Runs:
         return np.array(found)
 
     def counted(self, what: str) -> dict[int, float]:
-        """A count by number of the run, for the runs that have it."""
+        """A count by number of the run, for the runs that have it; of a run without any completed
+        request nothing is known."""
         path = self.path(what)
         found = {}
         for number, value in () if path is None else self.cells(path):
             where = f"row {number}, column {path}"
-            found[number] = checks.number(where, to_number(where, value), 0)
+            low = 1.0 if what == "completed" else 0.0
+            found[number] = checks.number(where, to_number(where, value), low)
         return found
 
     def lengths(self, what: str, low: float) -> NDArray[np.float64] | None:

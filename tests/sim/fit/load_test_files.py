@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -208,6 +209,21 @@ WRITERS: dict[str, Callable[[Run, random.Random], dict[str, Any]]] = {
 }
 TABLES = ("vllm-bench", "vllm-sweep", "sglang-bench", "columns")
 DAMAGE = {"failed": {"failed": 200}, "open loop": {"rate": 4.0}, "unit": {"slip": 1e3}}
+
+
+JUNK = (None, True, "x", "", [], [1], {}, {"a": 1}, [{}], -1, 0, math.inf, math.nan, 10**400, "nan")
+
+
+def with_junk(document: Any, draw: random.Random) -> Any:
+    """The document with something else in one of its places."""
+    keys = [*document] if isinstance(document, dict) else [*range(len(document))]
+    key = draw.choice(keys)
+    inside = document[key]
+    deeper = isinstance(inside, dict | list) and inside and draw.random() < 0.9
+    changed = with_junk(inside, draw) if deeper else draw.choice(JUNK)
+    if isinstance(document, dict):
+        return document | {key: changed}
+    return [*document[:key], changed, *document[key + 1 :]]
 
 
 def shuffled(row: dict[str, Any], draw: random.Random, extra: bool) -> dict[str, Any]:

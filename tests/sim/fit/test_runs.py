@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from pathlib import Path
@@ -16,7 +17,9 @@ from jaxserve.errors import InputError
 from jaxserve.file_formats import file_formats
 from jaxserve.sim.fit.runs import read_runs
 from jaxserve.sim.fit.sweep import Sweep, read_sweep
-from tests.sim.fit.load_test_files import DAMAGE, WRITERS, Run, aiperf, drawn, written
+from jaxserve.sim.traffic.request_logs import load_request_log
+from tests.examples_drawn import MANY
+from tests.sim.fit.load_test_files import DAMAGE, WRITERS, Run, aiperf, drawn, with_junk, written
 
 
 def test_every_format_has_a_writer() -> None:
@@ -44,6 +47,24 @@ def test_truth_or_refusal(
             read_sweep(paths)
         return
     check(read_sweep(paths), runs)
+
+
+@pytest.mark.filterwarnings("ignore::jaxserve.errors.InputWarning")
+@pytest.mark.parametrize("name", WRITERS)
+@given(seed=st.integers(0, 2**32))
+@MANY
+def test_junk_is_refused_in_a_sentence(
+    name: str, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Or stands where nothing is read."""
+    draw = random.Random(seed)
+    rows = [WRITERS[name](run, random.Random(seed)) for run in drawn(draw)]
+    path = tmp_path_factory.mktemp("junk") / "runs.json"
+    document = {"benchmarks": rows} if name == "guidellm" else rows
+    path.write_text(json.dumps(with_junk(document, draw)), encoding="utf-8")
+    for read in (read_sweep, load_request_log):
+        with contextlib.suppress(InputError):
+            read(path)
 
 
 def check(sweep: Sweep, runs: list[Run]) -> None:
